@@ -1,0 +1,1 @@
+"""The toolkit's package: everything that the scripts beside it call."""
