@@ -1,0 +1,1 @@
+"""The networks: the autoencoder, its layers and first weights, and the discriminator."""

@@ -1,0 +1,189 @@
+"""The autoencoder, with diffusers' AutoencoderKL parameter names: its state_dict is the diffusers file.
+
+Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent channels.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from vae.config.errors import UserError
+from vae.config.options import ModelConfig
+from vae.model.layers import Attention, Conv2d, Downsample, NormSiLU, ResnetBlock, Upsample
+
+IMAGE_CHANNELS = 3
+LOGVAR_RANGE = (-30.0, 20.0)  # AutoencoderKL's clamp: keeps exp() finite
+
+
+@dataclass
+class Posterior:
+    """Diagonal Gaussian over the latent of each image; mean and logvar are (B, Z, H/f, W/f)."""
+
+    mean: torch.Tensor
+    logvar: torch.Tensor
+
+    def mode(self) -> torch.Tensor:
+        return self.mean
+
+    def sample(self, noise: torch.Tensor) -> torch.Tensor:
+        """Reparametrised sample from standard normal `noise` of the latent's shape."""
+        return self.mean + torch.exp(0.5 * self.logvar) * noise
+
+
+class MidBlock(nn.Module):
+    """Residual block, attention, residual block at the lowest resolution."""
+
+    def __init__(self, channels: int, groups: int):
+        super().__init__()
+        self.attentions = nn.ModuleList([Attention(channels, groups)])
+        self.resnets = nn.ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        h = self.resnets[0](h)
+        h = self.attentions[0](h)
+        return self.resnets[1](h)
+
+
+class DownBlock(nn.Module):
+    """Residual blocks of one encoder level, then half the resolution unless it is the last level."""
+
+    def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, last: bool):
+        super().__init__()
+        widths = [in_channels] + [out_channels] * blocks
+        self.resnets = nn.ModuleList(
+            ResnetBlock(a, b, groups) for a, b in zip(widths[:-1], widths[1:], strict=True)
+        )
+        if not last:
+            self.downsamplers = nn.ModuleList([Downsample(out_channels)])
+        self.last = last
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        for block in self.resnets:
+            h = block(h)
+        return h if self.last else self.downsamplers[0](h)
+
+
+class UpBlock(nn.Module):
+    """Residual blocks of one decoder level, then twice the resolution unless it is the last level."""
+
+    def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, last: bool):
+        super().__init__()
+        widths = [in_channels] + [out_channels] * blocks
+        self.resnets = nn.ModuleList(
+            ResnetBlock(a, b, groups) for a, b in zip(widths[:-1], widths[1:], strict=True)
+        )
+        if not last:
+            self.upsamplers = nn.ModuleList([Upsample(out_channels)])
+        self.last = last
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        for block in self.resnets:
+            h = block(h)
+        return h if self.last else self.upsamplers[0](h)
+
+
+class Encoder(nn.Module):
+    """(B, 3, H, W) images in [-1, 1] to (B, 2Z, H/f, W/f) mean and log-variance."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        widths, groups = config.channels, config.norm_groups
+        self.conv_in = Conv2d(IMAGE_CHANNELS, widths[0], 3, padding=1)
+        inputs = (widths[0], *widths[:-1])
+        self.down_blocks = nn.ModuleList(
+            DownBlock(a, b, config.layers_per_block, groups, last=level == len(widths) - 1)
+            for level, (a, b) in enumerate(zip(inputs, widths, strict=True))
+        )
+        self.mid_block = MidBlock(widths[-1], groups)
+        self.conv_norm_out = NormSiLU(groups, widths[-1])
+        self.conv_out = Conv2d(widths[-1], 2 * config.z_channels, 3, padding=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        h = self.conv_in(images)
+        for level in self.down_blocks:
+            h = level(h)
+        h = self.mid_block(h)
+        return self.conv_out(self.conv_norm_out(h))
+
+
+class Decoder(nn.Module):
+    """(B, Z, H/f, W/f) latents to (B, 3, H, W) images."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        widths, groups = config.channels[::-1], config.norm_groups
+        self.conv_in = Conv2d(config.z_channels, widths[0], 3, padding=1)
+        self.mid_block = MidBlock(widths[0], groups)
+        inputs = (widths[0], *widths[:-1])
+        self.up_blocks = nn.ModuleList(
+            UpBlock(a, b, config.layers_per_block + 1, groups, last=level == len(widths) - 1)
+            for level, (a, b) in enumerate(zip(inputs, widths, strict=True))
+        )
+        self.conv_norm_out = NormSiLU(groups, widths[-1])
+        self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS, 3, padding=1)
+
+    def forward(self, latents: torch.Tensor) -> torch.Tensor:
+        h = self.mid_block(self.conv_in(latents))
+        for level in self.up_blocks:
+            h = level(h)
+        return self.conv_out(self.conv_norm_out(h))
+
+
+class AutoencoderKL(nn.Module):
+    """Variational autoencoder of latent diffusion (Rombach et al. 2022), any aspect ratio.
+
+    Computes in the dtype of the images; parameters stay as they are. Image sides must be multiples of
+    `downsampling`.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        check_widths(config)
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        z = config.z_channels
+        self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
+        self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv else None
+
+    @property
+    def downsampling(self) -> int:
+        """Image sides divided by latent sides."""
+        return downsampling(self.config)
+
+    def encode(self, images: torch.Tensor) -> Posterior:
+        """Posterior of images (B, 3, H, W) in [-1, 1]; its mean and logvar are at least fp32."""
+        moments = self.encoder(images)
+        if self.quant_conv is not None:
+            moments = self.quant_conv(moments)
+        moments = moments if moments.dtype == torch.float64 else moments.float()
+        mean, logvar = moments.chunk(2, dim=1)
+        return Posterior(mean, logvar.clamp(*LOGVAR_RANGE))
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Images (B, 3, H, W), about [-1, 1] and not clamped, in the dtype of `latents`."""
+        if self.post_quant_conv is not None:
+            latents = self.post_quant_conv(latents)
+        return self.decoder(latents)
+
+    def forward(self, images: torch.Tensor, noise: torch.Tensor | None = None):
+        """Reconstruction, posterior mean and log-variance; without `noise` the posterior's mode is decoded."""
+        posterior = self.encode(images)
+        latents = posterior.mode() if noise is None else posterior.sample(noise)
+        return self.decode(latents.to(images.dtype)), posterior.mean, posterior.logvar
+
+
+def downsampling(config: ModelConfig) -> int:
+    """Image sides divided by latent sides."""
+    return 2 ** (len(config.channels) - 1)
+
+
+def check_widths(config: ModelConfig) -> None:
+    """Raise UserError where the groups of the norms do not divide a width."""
+    for width in config.channels:
+        if width % config.norm_groups:
+            raise UserError(
+                f"--channels has the width {width}, which --norm_groups {config.norm_groups} does not divide: "
+                f"choose widths that are multiples of it, or other groups"
+            )

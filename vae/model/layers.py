@@ -1,0 +1,104 @@
+"""Layers that keep fp32 parameters and compute in the dtype of their input.
+
+Casting here, at the few places that compute, keeps the master weights whole and needs no autocast.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vae.ops.attention import attention
+from vae.ops.norm import group_norm, group_norm_silu
+from vae.ops.resample import downsample_conv, upsample_conv
+
+NORM_EPS = 1e-6  # AutoencoderKL's own, in diffusers and CompVis alike
+
+
+class Conv2d(nn.Conv2d):
+    """Convolution in the dtype of its input."""
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(h.dtype)
+        return F.conv2d(h, self.weight.to(h.dtype), bias, self.stride, self.padding)
+
+
+class Linear(nn.Linear):
+    """Matrix product in the dtype of its input."""
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return F.linear(h, self.weight.to(h.dtype), self.bias.to(h.dtype))
+
+
+class GroupNorm(nn.GroupNorm):
+    """Normalisation in the dtype of its input, fp32 statistics."""
+
+    def __init__(self, groups: int, channels: int):
+        super().__init__(groups, channels, eps=NORM_EPS)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return group_norm(h, self.weight, self.bias, self.num_groups, self.eps)
+
+
+class NormSiLU(GroupNorm):
+    """GroupNorm followed by SiLU."""
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return group_norm_silu(h, self.weight, self.bias, self.num_groups, self.eps)
+
+
+class ResnetBlock(nn.Module):
+    """norm-SiLU-conv twice, added to the input; a 1x1 convolution carries a change of width."""
+
+    def __init__(self, in_channels: int, out_channels: int, groups: int):
+        super().__init__()
+        self.norm1 = NormSiLU(groups, in_channels)
+        self.conv1 = Conv2d(in_channels, out_channels, 3, padding=1)
+        self.norm2 = NormSiLU(groups, out_channels)
+        self.conv2 = Conv2d(out_channels, out_channels, 3, padding=1)
+        self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.conv1(self.norm1(x))
+        h = self.conv2(self.norm2(h))
+        return (x if self.conv_shortcut is None else self.conv_shortcut(x)) + h
+
+
+class Attention(nn.Module):
+    """One-head self-attention over all positions, added to the input."""
+
+    def __init__(self, channels: int, groups: int):
+        super().__init__()
+        self.group_norm = GroupNorm(groups, channels)
+        self.to_q = Linear(channels, channels)
+        self.to_k = Linear(channels, channels)
+        self.to_v = Linear(channels, channels)
+        self.to_out = nn.ModuleList([Linear(channels, channels)])  # diffusers' name: to_out.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = x.shape
+        tokens = self.group_norm(x).permute(0, 2, 3, 1).reshape(batch, height * width, channels)
+        h = attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
+        h = self.to_out[0](h)  # (B, N, C)
+        return x + h.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+class Downsample(nn.Module):
+    """Halves both sides."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return downsample_conv(h, self.conv.weight, self.conv.bias)  # (B, C, H/2, W/2)
+
+
+class Upsample(nn.Module):
+    """Doubles both sides."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return upsample_conv(h, self.conv.weight, self.conv.bias)  # (B, C, 2H, 2W)
