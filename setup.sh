@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes the Python environment and, with --test, runs the tests; --help lists the flags.
+# This file finds a Python; everything else stands in launchers/environment.py, shared with setup_windows.bat.
+set -u
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" || exit 1
+export PYTHONUTF8=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+too_old='' incomplete=''
+for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do
+    "$name" -c 'import sys' >/dev/null 2>&1 || continue
+    if ! "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10) or sys.maxsize < 2**32)'; then
+        too_old=$name
+    elif ! "$name" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+        incomplete=$name
+    else
+        exec "$name" launchers/environment.py "$@"
+    fi
+done
+
+{
+    if [ -n "$incomplete" ]; then
+        echo "Set-up stopped: $incomplete lacks venv or ensurepip. What mends it:"
+    elif [ -n "$too_old" ]; then
+        echo "Set-up stopped: $("$too_old" --version 2>&1) is too old or 32-bit; Python 3.10 or newer, 64-bit, is needed:"
+    else
+        echo "Set-up stopped: no Python found; 3.10 or newer is needed:"
+    fi
+    echo "  Debian, Ubuntu, WSL:  sudo apt install python3 python3-venv"
+    echo "  Fedora:               sudo dnf install python3"
+    echo "  Arch:                 sudo pacman -S python"
+    echo "  openSUSE:             sudo zypper install python312"
+    echo "  macOS:                brew install python@3.12"
+} >&2
+exit 1
