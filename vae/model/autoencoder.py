@@ -45,15 +45,19 @@ class MidBlock(nn.Module):
         return self.resnets[1](h)
 
 
+def _resnets(in_channels: int, out_channels: int, blocks: int, groups: int) -> nn.ModuleList:
+    """`blocks` residual blocks in a row, the first of which changes the width."""
+    return nn.ModuleList(
+        ResnetBlock(in_channels if i == 0 else out_channels, out_channels, groups) for i in range(blocks)
+    )
+
+
 class DownBlock(nn.Module):
     """Residual blocks of one encoder level, then half the resolution unless it is the last level."""
 
     def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, last: bool):
         super().__init__()
-        widths = [in_channels] + [out_channels] * blocks
-        self.resnets = nn.ModuleList(
-            ResnetBlock(a, b, groups) for a, b in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.resnets = _resnets(in_channels, out_channels, blocks, groups)
         if not last:
             self.downsamplers = nn.ModuleList([Downsample(out_channels)])
         self.last = last
@@ -69,10 +73,7 @@ class UpBlock(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, last: bool):
         super().__init__()
-        widths = [in_channels] + [out_channels] * blocks
-        self.resnets = nn.ModuleList(
-            ResnetBlock(a, b, groups) for a, b in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.resnets = _resnets(in_channels, out_channels, blocks, groups)
         if not last:
             self.upsamplers = nn.ModuleList([Upsample(out_channels)])
         self.last = last
@@ -168,7 +169,7 @@ class AutoencoderKL(nn.Module):
         return self.decoder(latents)
 
     def forward(self, images: torch.Tensor, noise: torch.Tensor | None = None):
-        """Reconstruction, posterior mean and log-variance; without `noise` the posterior's mode is decoded."""
+        """Reconstruction, posterior mean and log-variance; without `noise` the mode is decoded."""
         posterior = self.encode(images)
         latents = posterior.mode() if noise is None else posterior.sample(noise)
         return self.decode(latents.to(images.dtype)), posterior.mean, posterior.logvar
@@ -184,6 +185,6 @@ def check_widths(config: ModelConfig) -> None:
     for width in config.channels:
         if width % config.norm_groups:
             raise UserError(
-                f"--channels has the width {width}, which --norm_groups {config.norm_groups} does not divide: "
-                f"choose widths that are multiples of it, or other groups"
+                f"--channels width {width} is not a multiple of --norm_groups {config.norm_groups}: "
+                "choose other widths or groups"
             )

@@ -1,0 +1,104 @@
+"""The command line and the JSON file of the trainer: both give option values by name, nothing more."""
+
+import argparse
+import json
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from vae.config.errors import EXIT_USAGE, UsageError, UserError
+from vae.config.options import Config, all_options
+from vae.config.values import base_type, check, from_json, is_list, nearest
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says a mistake in one line and names the nearest known flag."""
+
+    def error(self, message: str):
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (--help lists every flag)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The trainer's parser, made from the declared options; only given flags appear in its result."""
+    parser = _Parser(
+        prog="train_vae.py",
+        description="Train a high-resolution image VAE (AutoencoderKL) on a folder of pictures.",
+        epilog="Order of settings: flag, JSON file, checkpoint, profile, card, default.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=108),
+    )
+    parser.add_argument("--list_profiles", action="store_true", help="list the profiles and stop")
+    for section in fields(Config):
+        title = section.default_factory.__doc__.strip()
+        group = parser.add_argument_group(section.name, title)
+        for item in fields(section.default_factory):
+            _add(group, item)
+    return parser
+
+
+def _add(group: argparse._ArgumentGroup, item: Field) -> None:
+    help_text = f"{item.metadata['help']} (default: {shown_default(item)})".replace("%", "%%")
+    if base_type(item) is bool:
+        group.add_argument(f"--{item.name}", action=argparse.BooleanOptionalAction, help=help_text)
+        return
+    group.add_argument(
+        f"--{item.name}",
+        type=base_type(item),
+        choices=item.metadata["choices"],
+        nargs="+" if is_list(item) else None,
+        metavar=item.metadata["metavar"] or (None if item.metadata["choices"] else base_type(item).__name__),
+        help=help_text,
+    )
+
+
+def shown_default(item: Field) -> str:
+    """An option's default as the help and docs/flags.md print it."""
+    if item.default is None:
+        return "none"
+    if isinstance(item.default, bool):
+        return "on" if item.default else "off"
+    if is_list(item):
+        return " ".join(map(str, item.default))
+    return str(item.default)
+
+
+def parse_flags(argv: list[str]) -> dict[str, Any]:
+    """Option values given on the command line, merged over those of its --config file.
+
+    Raises UsageError for an unknown flag and UserError for a value outside its limits.
+    """
+    parser = build_parser()
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        word = unknown[0].split("=")[0]
+        raise UsageError(f"unknown flag {word}{nearest(word, known)} (--help lists every flag)")
+    values = vars(given)
+    options = all_options()
+    for name, value in values.items():
+        if name in options:
+            check(options[name][1], value)
+    if values.get("config"):
+        values = {**read_json(Path(values["config"])), **values}
+    return values
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Option values from a JSON file of one object; an unknown key is an error."""
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--config {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"--config {path} is not valid JSON: {error}") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f'--config {path} must hold one object, like {{"image_size": 1024}}')
+    options = all_options()
+    values = {}
+    for name, value in loaded.items():
+        if name not in options or name == "config":
+            raise UserError(f'--config {path} has the unknown key "{name}"{nearest(name, options)}')
+        values[name] = from_json(options[name][1], value)
+        check(options[name][1], values[name])
+    return values

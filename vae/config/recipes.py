@@ -1,0 +1,84 @@
+"""Named recipes: what is trained. How fast a card can do it is found elsewhere and never changes these."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vae.config.errors import UserError
+from vae.config.values import nearest
+
+# Every profile for a card uses these; none of them changes what is trained.
+_FAST = {
+    "mixed_precision": True,
+    "use_bf16": True,
+    "enable_tf32": True,
+    "channels_last": True,
+    "use_torch_compile": True,
+    "persistent_workers": True,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Option values under one name, and what they are for."""
+
+    purpose: str
+    values: dict[str, Any]
+
+
+RECIPES = {
+    "ultra": Recipe("maximum quality", {**_FAST, "image_size": 2048, "batch_size": 4}),
+    "high": Recipe("production", {**_FAST, "image_size": 1536, "batch_size": 8}),
+    "standard": Recipe("recommended", {**_FAST, "image_size": 1024, "batch_size": 16}),
+    "fast": Recipe("prototyping", {**_FAST, "image_size": 768, "batch_size": 24}),
+    "small": Recipe("first stage of a progressive run", {**_FAST, "image_size": 512, "batch_size": 32}),
+    "maximum": Recipe(
+        "experimental", {**_FAST, "image_size": 2560, "batch_size": 2, "accumulation_steps": 2}
+    ),
+    "demo": Recipe(
+        "a first look, a few minutes on 2 CPU cores",
+        {
+            "channels": [32, 64, 64, 64],
+            "layers_per_block": 1,
+            "norm_groups": 8,
+            "image_size": 128,
+            "batch_size": 4,
+            "num_epochs": 30,
+            "learning_rate": 1e-3,
+            "perceptual_weight": 0.0,  # so that nothing is downloaded
+            "use_bf16": True,
+            "val_freq": 5,
+            "checkpoint_freq": 10,
+        },
+    ),
+    "demo-gpu": Recipe(
+        "a first look on a graphics card",
+        {
+            "image_size": 512,
+            "batch_size": 4,
+            "num_epochs": 50,
+            "learning_rate": 2e-4,
+            "perceptual_weight": 0.0,
+            "mixed_precision": True,
+            "val_freq": 5,
+            "checkpoint_freq": 25,
+        },
+    ),
+}
+
+
+def recipe_values(name: str, has_gpu: bool) -> dict[str, Any]:
+    """Option values of the profile `name`; `demo` takes the size this machine bears."""
+    if name == "demo" and has_gpu:
+        name = "demo-gpu"
+    if name not in RECIPES:
+        raise UserError(f"--profile {name} is unknown{nearest(name, RECIPES)} ({', '.join(RECIPES)})")
+    return RECIPES[name].values
+
+
+def profile_table() -> str:
+    """One line per profile: name, image size, batch size, purpose."""
+    lines = []
+    for name, recipe in RECIPES.items():
+        size, batch = recipe.values["image_size"], recipe.values["batch_size"]
+        lines.append(f"{name:<10} {size:>4} px   batch {batch:>2}   {recipe.purpose}")
+    return "\n".join(lines)

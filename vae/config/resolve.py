@@ -1,0 +1,106 @@
+"""From given values, checkpoint, profile and card to one Config; pure functions of plain data."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vae.config.errors import UserError
+from vae.config.options import Config, LossConfig, ModelConfig, build
+
+# What one command says of itself; the next command does not inherit it from a checkpoint.
+PER_COMMAND = frozenset(
+    [
+        *("config", "profile", "output_dir", "resume_from", "new_stage", "progressive", "max_steps"),
+        *("profile_steps", "device", "num_workers", "micro_batch_size", "vram_margin", "init_from"),
+    ]
+)
+SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in ("init", "init_from"))
+_DISCRIMINATOR_SHAPE = ("disc_channels", "disc_layers")
+
+
+def resolve(
+    given: dict[str, Any],
+    checkpoint: dict[str, Any] | None = None,
+    profile: dict[str, Any] | None = None,
+    card: dict[str, Any] | None = None,
+) -> Config:
+    """One Config: given flags and JSON beat the checkpoint, which beats the profile, the card, the default.
+
+    Raises UserError where values contradict each other or the checkpoint.
+    """
+    inherited = {k: v for k, v in (checkpoint or {}).items() if k not in PER_COMMAND}
+    if checkpoint is not None:
+        check_same_model(given, checkpoint)
+    config = build({**(card or {}), **(profile or {}), **inherited, **given})
+    check_together(config)
+    return config
+
+
+def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
+    """Raise UserError where a given value contradicts the shape of the checkpoint's networks."""
+    names = SHAPE
+    if checkpoint["adversarial_weight"] > 0:
+        names = (*SHAPE, *_DISCRIMINATOR_SHAPE)
+    for name in names:
+        if name in given and list_or_value(given[name]) != list_or_value(checkpoint[name]):
+            raise UserError(
+                f"--{name} {shown(given[name])} contradicts the checkpoint of --resume_from, which has "
+                f"{shown(checkpoint[name])}: leave the flag out, or start a new run"
+            )
+    if given.get("init_from"):
+        raise UserError("--init_from and --resume_from are two starts: give one of them")
+
+
+def list_or_value(value: Any) -> Any:
+    """Tuples and lists compare alike."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed after its flag."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def check_together(config: Config) -> None:
+    """Raise UserError where options that are each fine do not fit together."""
+    check_image_size(config.data.image_size, config.model)
+    loss: LossConfig = config.loss
+    if loss.reconstruction_weight == 0 and loss.perceptual_weight == 0:
+        raise UserError(
+            "--reconstruction_weight 0 and --perceptual_weight 0 leave nothing to learn: raise one of them"
+        )
+    if loss.perceptual_net == "random" and loss.perceptual_weights:
+        raise UserError("--perceptual_weights names a file, but --perceptual_net random uses none: drop one")
+
+
+def check_image_size(image_size: int, model: ModelConfig) -> None:
+    """Raise UserError where the crop's side does not divide into latent pixels."""
+    step = 2 ** (len(model.channels) - 1)
+    if image_size % step:
+        lower = max(step, image_size // step * step)
+        raise UserError(
+            f"--image_size {image_size} is not a multiple of {step}: try {lower} or {lower + step}"
+        )
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    """One stage as --progressive writes it: image size in px, epochs, batch per device."""
+
+    image_size: int
+    num_epochs: int
+    batch_size: int
+
+
+def parse_progressive(text: str, model: ModelConfig) -> list[StageRequest]:
+    """Stages of a --progressive list such as 512:25:32,1024:50:16."""
+    stages = []
+    for part in text.split(","):
+        numbers = part.strip().split(":")
+        if len(numbers) != 3 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
+            raise UserError(
+                f"--progressive {text}: {part!r} is not SIZE:EPOCHS:BATCH; an example is 512:25:32,1024:50:16"
+            )
+        stage = StageRequest(*map(int, numbers))
+        check_image_size(stage.image_size, model)
+        stages.append(stage)
+    return stages

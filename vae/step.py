@@ -1,0 +1,227 @@
+"""One optimizer step: micro-batches, losses first, one backward; the discriminator's block; the update.
+
+Shapes: B images of this process and step, b images of one micro-batch, Z latent channels.
+Every loss is a mean over the images of all processes, so that how they are cut changes no gradient.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vae.config.options import LossConfig, OptimConfig
+from vae.losses.adversarial import generator_loss, hinge_discriminator_loss
+from vae.losses.kl import kl_divergence
+from vae.losses.reconstruction import reconstruction_loss
+
+LOSS_SCALE_START = 2.0**16  # fp16: PyTorch's GradScaler starts, grows and shrinks by the same figures
+LOSS_SCALE_GROWTH_STEPS = 2000
+
+
+@dataclass
+class Networks:
+    """What one step runs: networks (wrapped for several processes or not), and their compute dtype."""
+
+    autoencoder: nn.Module
+    discriminator: nn.Module | None
+    perceptual: nn.Module | None
+    dtype: torch.dtype
+    channels_last: bool
+
+
+@dataclass
+class StepInputs:
+    """One step's pictures and everything random or running that it needs, so the step is a function."""
+
+    images: torch.Tensor  # (B, 3, H, W) uint8 on the device
+    noise: torch.Tensor  # (B, Z, H/f, W/f), one draw per image whatever the micro-batches
+    image_share: float  # weight of one image: processes / images of all processes
+    loss_scale: torch.Tensor  # () fp32; 1 unless fp16
+    adversarial_factor: torch.Tensor | None  # () weight of the adversarial term; None: not begun
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The network inside its wrapper for several processes."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def to_float(images: torch.Tensor, networks: Networks) -> torch.Tensor:
+    """uint8 images to [-1, 1] in the compute dtype."""
+    layout = torch.channels_last if networks.channels_last else torch.contiguous_format
+    wide = torch.float64 if networks.dtype == torch.float64 else torch.float32
+    return (images.to(wide) / 127.5 - 1).to(dtype=networks.dtype, memory_format=layout)
+
+
+def micro_batch_sizes(images: int, micro_batch: int, distributed: bool) -> list[int]:
+    """Sizes that cut `images` into passes of at most `micro_batch`.
+
+    Among several processes the last pass is at most half of the largest: its backward carries the
+    collective sum, in which no process may run out of memory alone.
+    """
+    sizes = [micro_batch] * (images // micro_batch)
+    if images % micro_batch:
+        sizes.append(images % micro_batch)
+    half = (sizes[0] + 1) // 2
+    if distributed and sizes[-1] > half:
+        sizes[-1:] = [half, sizes[-1] - half]
+    return sizes
+
+
+def compute_gradients(
+    networks: Networks,
+    inputs: StepInputs,
+    sizes: list[int],
+    loss: LossConfig,
+    before_last: Callable[[], None] = lambda: None,
+) -> dict[str, torch.Tensor]:
+    """Add this step's gradients to every trained parameter's .grad; returns sums over images, on the device.
+
+    `before_last` is called before the pass whose backward sums over processes. The discriminator's block
+    runs before any weight changes: it sees the same detached reconstructions either way, and a step that
+    ran out of memory anywhere can be taken again from the start.
+    """
+    sums, recons = autoencoder_gradients(networks, inputs, sizes, loss, before_last)
+    if inputs.adversarial_factor is not None:
+        sums |= discriminator_gradients(networks, inputs, recons, sizes)
+    return sums
+
+
+def autoencoder_gradients(networks, inputs, sizes, loss, before_last):
+    """The autoencoder's block: gradients of all its losses; returns sums and detached reconstructions."""
+    sums: dict[str, torch.Tensor] = {}
+    recons = []
+    image_parts, noise_parts = inputs.images.split(sizes), inputs.noise.split(sizes)
+    for index, (part, noise) in enumerate(zip(image_parts, noise_parts, strict=True)):
+        last = index == len(sizes) - 1
+        if last:
+            before_last()
+        with _gradient_sum(networks.autoencoder, last):
+            images = to_float(part, networks)
+            recon, mean, logvar = networks.autoencoder(images, noise)  # recon (b, 3, H, W)
+            grad_recon, terms = reconstruction_gradient(networks, recon.detach(), images, inputs, loss)
+            if inputs.adversarial_factor is not None:
+                recons.append(recon.detach())
+            kl = kl_divergence(mean, logvar)  # (b,)
+            kl_term = kl.sum() * (loss.kl_weight * inputs.image_share) * inputs.loss_scale
+            torch.autograd.backward([recon, kl_term], [grad_recon, torch.ones_like(kl_term)])
+        _accumulate(sums, terms | {"kl": kl.detach()})
+    return sums, recons
+
+
+def reconstruction_gradient(networks, recon, images, inputs, loss):
+    """Gradient, at the reconstruction, of the losses on it: their graph is gone before the decoder's runs.
+
+    `recon` (b, 3, H, W) is detached. Returns the gradient and the terms, each (b,) or () for norms.
+    """
+    recon.requires_grad_()
+    pixel = reconstruction_loss(recon, images, loss.reconstruction_loss)
+    total = loss.reconstruction_weight * pixel
+    terms = {"reconstruction": pixel.detach()}
+    with torch.no_grad():
+        terms["mse"] = reconstruction_loss(recon, images, "mse")
+    if networks.perceptual is not None:
+        perceptual = networks.perceptual(recon, images)
+        total = total + loss.perceptual_weight * perceptual
+        terms["perceptual"] = perceptual.detach()
+    scale = inputs.image_share * inputs.loss_scale
+    (grad,) = torch.autograd.grad((total * scale).sum(), recon)
+    if inputs.adversarial_factor is None:
+        return grad, terms
+    logits = unwrapped(networks.discriminator)(recon)  # no parameter's gradient is asked for
+    adversarial = generator_loss(logits)
+    (adversarial_grad,) = torch.autograd.grad((adversarial * scale).sum(), recon)
+    terms["adversarial"] = adversarial.detach()
+    terms["reconstruction_sq_norm"] = _sq_norm(grad, inputs.loss_scale)
+    terms["adversarial_sq_norm"] = _sq_norm(adversarial_grad, inputs.loss_scale)
+    return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), terms
+
+
+def discriminator_gradients(networks, inputs, recons, sizes):
+    """The discriminator's block: hinge loss of real images and detached reconstructions."""
+    sums: dict[str, torch.Tensor] = {}
+    for index, (part, recon) in enumerate(zip(inputs.images.split(sizes), recons, strict=True)):
+        with _gradient_sum(networks.discriminator, index == len(sizes) - 1):
+            images = to_float(part, networks)
+            real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
+            hinge = hinge_discriminator_loss(real, fake)  # (b,)
+            ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()
+        terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
+        _accumulate(sums, {k: v.detach().float().reshape(len(part), -1).mean(1) for k, v in terms.items()})
+    return sums
+
+
+def _gradient_sum(module: nn.Module, last: bool):
+    """Gradients of several processes are summed in the backward of the last pass only."""
+    if isinstance(module, DistributedDataParallel) and not last:
+        return module.no_sync()
+    return nullcontext()
+
+
+def _sq_norm(grad: torch.Tensor, loss_scale: torch.Tensor) -> torch.Tensor:
+    return (grad.to(torch.promote_types(grad.dtype, torch.float32)) / loss_scale).square().sum()
+
+
+def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
+    for name, value in terms.items():
+        sums[name] = sums.get(name, 0) + value.sum()
+
+
+@dataclass
+class UpdateState:
+    """What updates carry from step to step, as tensors on the device so that no step waits for the host."""
+
+    loss_scale: torch.Tensor  # () fp32
+    finite_steps: torch.Tensor  # () steps since the scale last changed
+    nonfinite_streak: torch.Tensor  # () skipped steps in a row
+    nonfinite_total: torch.Tensor  # () skipped steps of the run
+
+    @classmethod
+    def begin(cls, device: torch.device, fp16: bool) -> "UpdateState":
+        start = LOSS_SCALE_START if fp16 else 1.0
+        values = (start, 0.0, 0.0, 0.0)
+        return cls(*(torch.tensor(value, dtype=torch.float32, device=device) for value in values))
+
+
+def apply_update(
+    optimizers: list[torch.optim.Optimizer], state: UpdateState, optim: OptimConfig, fp16: bool, empty: bool
+) -> list[torch.Tensor]:
+    """Clip, step and clear the gradients; returns each optimizer's gradient norm before clipping, ().
+
+    A step with a non-finite gradient on any process, or with no image at all (`empty`), changes no weight
+    of any network: the fused optimizers read `found_inf` on the device. Then the fp16 loss scale follows.
+    """
+    norms = [_clip(optimizer, state.loss_scale, optim.gradient_clip, fp16) for optimizer in optimizers]
+    skipped = torch.stack([~torch.isfinite(norm) for norm in norms]).any().float()
+    if empty:
+        skipped = torch.ones_like(skipped)
+    for optimizer in optimizers:
+        optimizer.found_inf = skipped
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    if not empty:
+        _follow(state, skipped, fp16)
+    return norms
+
+
+def _clip(optimizer: torch.optim.Optimizer, loss_scale: torch.Tensor, limit: float, fp16: bool):
+    """Take the loss scale out of the gradients and shorten them to `limit`; returns their norm before."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if fp16:
+        torch._foreach_div_(grads, loss_scale)
+    norm = torch.nn.utils.get_total_norm(grads)
+    if limit > 0:
+        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def _follow(state: UpdateState, skipped: torch.Tensor, fp16: bool) -> None:
+    state.nonfinite_total += skipped
+    state.nonfinite_streak = (state.nonfinite_streak + skipped) * skipped
+    if fp16:
+        steps = (state.finite_steps + 1) * (1 - skipped)
+        grow = (steps >= LOSS_SCALE_GROWTH_STEPS).float()
+        state.loss_scale = state.loss_scale * torch.where(skipped > 0, 0.5, 1.0) * (1 + grow)
+        state.finite_steps = steps * (1 - grow)

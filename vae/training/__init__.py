@@ -1,0 +1,1 @@
+"""A run: from given options to checkpoints, through stages, steps, validation and signals."""

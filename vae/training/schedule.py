@@ -1,0 +1,36 @@
+"""The course of the learning rate and of the weight averaging: pure functions of the position."""
+
+import math
+
+WARMUP_SHARE = 0.2  # a stage shorter than five times --warmup_epochs still spends most steps at full rate
+
+
+def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -> int:
+    """Optimizer steps of linear warm-up in a stage of `total_steps`."""
+    return min(round(warmup_epochs * steps_per_epoch), int(total_steps * WARMUP_SHARE))
+
+
+def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_steps: int) -> float:
+    """Share of the peak learning rate at optimizer step `step` (from 0) of a stage of `total_steps`.
+
+    cosine: linear warm-up, then half a cosine to 0. constant: warm-up, then 1. onecycle: half a cosine up
+    from 1/25 over the warm-up, half a cosine down to 1e-4 of the start (Smith & Topin 2018, PyTorch's
+    defaults).
+    """
+    progress = min(1.0, max(0, step - warmup_steps) / max(1, total_steps - warmup_steps))
+    rise = min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
+    if schedule == "constant":
+        return rise
+    if schedule == "cosine":
+        return rise * 0.5 * (1 + math.cos(math.pi * progress))
+    assert schedule == "onecycle"
+    if step < warmup_steps:
+        return 1 / 25 + (1 - 1 / 25) * 0.5 * (1 - math.cos(math.pi * rise))
+    last = 1 / 25 * 1e-4
+    return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def ema_decay(decay: float, step: int) -> float:
+    """Decay of the averaged weights after optimizer step `step` (from 0): short at first, so that the
+    average leaves the initial weights behind (TensorFlow's ExponentialMovingAverage)."""
+    return min(decay, (1 + step) / (10 + step))
