@@ -1,0 +1,167 @@
+"""Batches from decoding processes: any epoch from any step to train on, every picture once to validate."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch.utils.data import DataLoader
+
+from vae.config.errors import DataError
+from vae.data.dataset import Batch, FolderDataset, collate
+from vae.data.sampling import StepSampler, steps_per_epoch
+from vae.data.workers import start_worker
+
+# A batch that takes longer is taken for a hang. Generous: a large batch over a slow share is no error.
+TIMEOUT_SECONDS = 600
+
+
+class TrainLoader:
+    """Training batches of one rank; the same ones for any number of workers and after any resume."""
+
+    def __init__(
+        self,
+        dataset: FolderDataset,
+        *,
+        local_batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 0,
+        prefetch_factor: int = 4,
+        persistent_workers: bool = True,
+        pin_memory: bool = False,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        start_method: str | None = None,
+    ):
+        """`local_batch`: pictures of one optimizer step on one device; `pin_memory`: where that is a GPU."""
+        self.steps_per_epoch = steps_per_epoch(len(dataset), local_batch, world_size)
+        self._sampler = StepSampler(len(dataset), local_batch, rank, world_size, dataset.seed)
+        self._persistent = persistent_workers
+        self._iterator = None
+        self._loader = _open_loader(
+            dataset,
+            self._sampler,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            timeout_seconds=timeout_seconds,
+            start_method=start_method,
+        )
+
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The rest of `epoch` from `first_step` on; only one such iterator may be in use at a time."""
+        assert self._loader is not None, "the loader is closed"
+        self._sampler.start_at(epoch, first_step)
+        self._iterator = iter(self._loader)
+        try:
+            yield from _plain_errors(self._iterator)
+        finally:
+            if not self._persistent:
+                self._end_workers()
+
+    def close(self) -> None:
+        """End the decoding processes and wait for them."""
+        self._end_workers()
+        self._loader = None
+
+    def __enter__(self) -> "TrainLoader":
+        return self
+
+    def __exit__(self, *_exception) -> None:
+        self.close()
+
+    def _end_workers(self) -> None:
+        _end_workers(self._iterator)
+        self._iterator = None
+
+
+def load_validation(
+    root: str | os.PathLike,
+    names: Sequence[str],
+    *,
+    image_size: int,
+    batch_size: int,
+    upscale: bool = False,
+    background: str = "white",
+    max_pixels: int = 300_000_000,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[Batch]:
+    """Centre crops of all `names`, once each and in order; the last batch may be smaller.
+
+    `indices` are positions in `names`; pictures that cannot be used are in each batch's `rejected`.
+    """
+    dataset = FolderDataset(
+        root,
+        names,
+        image_size=image_size,
+        crop="center",
+        horizontal_flip=False,
+        upscale=upscale,
+        background=background,
+        max_pixels=max_pixels,
+    )
+    keys = [(0, index) for index in range(len(names))]
+    batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
+    workers = min(num_workers, len(batches))
+    iterator = iter(_open_loader(dataset, batches, num_workers=workers, pin_memory=pin_memory))
+    try:
+        yield from _plain_errors(iterator)
+    finally:
+        _end_workers(iterator)
+
+
+def _open_loader(
+    dataset: FolderDataset,
+    batches: Iterable,
+    *,
+    num_workers: int,
+    pin_memory: bool,
+    prefetch_factor: int = 2,
+    persistent_workers: bool = False,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    start_method: str | None = None,
+) -> DataLoader:
+    settings = {}
+    if num_workers > 0:
+        settings = {
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "timeout": timeout_seconds,
+            "worker_init_fn": start_worker,
+            "multiprocessing_context": start_method,
+        }
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=num_workers,
+        collate_fn=partial(collate, image_size=dataset.image_size),
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # without it each epoch would draw from the training's own random state
+        **settings,
+    )
+
+
+def _plain_errors(iterator: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches; a decoding process that hangs or dies becomes a DataError that says what to try."""
+    try:
+        yield from iterator
+    except RuntimeError as error:
+        text = str(error)
+        if "timed out" in text:
+            raise DataError(
+                "a decoding process hangs: check the disk or share of --data_path, or use --num_workers 0"
+            ) from error
+        if "exited unexpectedly" in text or "killed by signal" in text:
+            raise DataError(
+                "a decoding process died, most often for lack of memory or of /dev/shm: lower --num_workers"
+            ) from error
+        raise
+
+
+def _end_workers(iterator: Iterator[Batch] | None) -> None:
+    # what DataLoader's own __del__ calls: there is no public way to end its processes at a chosen moment
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is not None:
+        shut_down()

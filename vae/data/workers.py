@@ -1,0 +1,62 @@
+"""How many decoding processes there are, and how each of them begins."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from PIL import AvifImagePlugin
+
+from vae.config.errors import UserError
+
+# Two cores stay for the training process; more than 12 would cost host memory for prefetched batches.
+SPARE_CORES, MOST_WORKERS = 2, 12
+MOST_WORKERS_WINDOWS = 4  # no fork there: each starts afresh and holds its own copy of PyTorch
+
+
+def resolve_num_workers(
+    num_workers: str | int, *, processes_here: int = 1, flag: str = "--num_workers"
+) -> int:
+    """Number of decoding processes: `auto`, or a whole number from 0 on; raises UserError for anything else.
+
+    `processes_here`: training processes that share this machine's cores.
+    """
+    text = str(num_workers).strip()
+    if text == "auto":
+        most = MOST_WORKERS_WINDOWS if sys.platform == "win32" else MOST_WORKERS
+        return min(max(usable_cores() // processes_here - SPARE_CORES, 1), most)
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"{flag} {num_workers} is not a number of processes: give auto, 0, 1, 2, ...")
+    return int(text)
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and its container's CPU quota where there is one."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = _container_quota(Path("/sys/fs/cgroup"))
+    return max(1, min(cores, int(quota)) if quota else cores)
+
+
+def _container_quota(cgroup: Path) -> float | None:
+    """Cores' worth of CPU time a container is given (cgroup v2 cpu.max, or v1), None without a limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
+        period = int((cgroup / "cpu/cpu.cfs_period_us").read_text())
+        return quota / period if quota > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def start_worker(_worker_id: int) -> None:
+    """First act of a decoding process: Ctrl-C is left to the training process, which saves and ends us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits the trainer's handler
+    torch.set_num_threads(1)
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # its own default is one thread per core in each process
