@@ -1,0 +1,1 @@
+"""How good reconstructions are: metrics, baselines and the sums of a validation."""

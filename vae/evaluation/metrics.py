@@ -1,0 +1,74 @@
+"""Distances between pictures as a viewer gets them: 8-bit values, one number per picture.
+
+Shapes: B images of H x W px, three channels, floats in [-1, 1].
+"""
+
+import torch
+from torch import Tensor
+
+from vae.config.errors import UserError
+
+PEAK = 255.0
+SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian of deviation 1.5
+SSIM_SIGMA = 1.5
+SSIM_C1 = (0.01 * PEAK) ** 2
+SSIM_C2 = (0.03 * PEAK) ** 2
+
+
+def psnr(recon: Tensor, images: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each picture in dB over its 8-bit values: -> (B,) fp64, inf if equal."""
+    assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
+    error = to_8_bit(recon) - to_8_bit(images)
+    mse = error.square().flatten(1).mean(1, dtype=torch.float64)
+    return 10 * torch.log10(PEAK**2 / mse)
+
+
+def ssim(recon: Tensor, images: Tensor) -> Tensor:
+    """Structural similarity of each picture (Wang et al. 2004) over its 8-bit values: -> (B,) fp64.
+
+    Gaussian window, mean over channels, population covariance. Only windows that lie wholly in the picture
+    count, so its outer 5 px are seen but are no centres; scikit-image gives the same with
+    `gaussian_weights=True, use_sample_covariance=False`. Raises UserError below 11 px a side.
+    """
+    assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
+    height, width = images.shape[2:]
+    if min(height, width) < SSIM_WINDOW:
+        raise UserError(f"SSIM needs pictures of at least {SSIM_WINDOW} px a side, not {width} x {height}")
+    values = []
+    for one, other in zip(
+        recon.flatten(0, 1), images.flatten(0, 1), strict=True
+    ):  # one channel: little memory
+        values.append(_ssim_of_channel(to_8_bit(one).double(), to_8_bit(other).double()))
+    return torch.stack(values).view(images.shape[:2]).mean(1)
+
+
+def to_8_bit(images: Tensor) -> Tensor:
+    """The values 0..255 of a picture in [-1, 1] when it is saved: clamped and rounded, at least fp32."""
+    wide = images.to(torch.promote_types(images.dtype, torch.float32))
+    return ((wide.clamp(-1, 1) + 1) * (PEAK / 2)).round()
+
+
+def _ssim_of_channel(x: Tensor, y: Tensor) -> Tensor:
+    """Structural similarity of two (H, W) channels; fp64: variances are differences of large numbers."""
+    mean_x, mean_y = _blur(x), _blur(y)
+    variance_x = _blur(x * x) - mean_x * mean_x
+    variance_y = _blur(y * y) - mean_y * mean_y
+    covariance = _blur(x * y) - mean_x * mean_y
+    luminance = (2 * mean_x * mean_y + SSIM_C1) / (mean_x * mean_x + mean_y * mean_y + SSIM_C1)
+    structure = (2 * covariance + SSIM_C2) / (variance_x + variance_y + SSIM_C2)
+    return (luminance * structure).mean()
+
+
+def _blur(channel: Tensor) -> Tensor:
+    """Gaussian mean over every whole window: (H, W) -> (H - 10, W - 10)."""
+    offsets = torch.arange(SSIM_WINDOW, dtype=torch.float64) - SSIM_WINDOW // 2
+    weights = torch.exp(-0.5 * (offsets / SSIM_SIGMA) ** 2)
+    weights = (weights / weights.sum()).tolist()
+    for dim in (0, 1):
+        # shifted sums, not conv2d: fp64 convolutions unfold the picture 11 times on a CPU
+        length = channel.shape[dim] - SSIM_WINDOW + 1
+        blurred = channel.narrow(dim, 0, length) * weights[0]
+        for offset in range(1, SSIM_WINDOW):
+            blurred.add_(channel.narrow(dim, offset, length), alpha=weights[offset])
+        channel = blurred
+    return channel

@@ -1,0 +1,92 @@
+"""Metrics over a set of pictures, as sums that the processes of a distributed run can add.
+
+Shapes: B images of H x W px, three channels, in [-1, 1].
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from vae.evaluation.baselines import bicubic_8x, mean_colour
+from vae.evaluation.metrics import psnr, ssim
+
+Sums = dict[str, tuple[float, int]]  # metric -> (sum over images, number of images)
+Perceptual = Callable[[Tensor, Tensor], Tensor]
+
+# One 8-bit value off by one in 33 megapixels. Exact copies count as this: a mean with infinity says nothing.
+MAX_PSNR_DB = 128.0
+
+
+def validate(
+    reconstruct: Callable[[Tensor], Tensor], batches: Iterable[Tensor], perceptual: Perceptual | None
+) -> Sums:
+    """Sums of psnr, ssim and lpips over all images of `batches`; no lpips where `perceptual` is None.
+
+    `reconstruct` and `perceptual` work on the device of the batches, (B, 3, H, W) in [-1, 1]. Reconstructions
+    of any dtype are measured in fp32 or wider; lpips has the precision of the trunk handed in.
+    """
+    return _sums_of({"recon": reconstruct}, batches, perceptual)["recon"]
+
+
+def baseline_sums(
+    batches: Iterable[Tensor], perceptual: Perceptual | None, factor: int = 8
+) -> dict[str, Sums]:
+    """The sums of `validate` for the baselines mean_colour and bicubic_8x, by their names.
+
+    `factor` is the autoencoder's downsampling factor.
+    """
+    baselines = {"mean_colour": mean_colour, "bicubic_8x": lambda images: bicubic_8x(images, factor)}
+    return _sums_of(baselines, batches, perceptual)
+
+
+def add_sums(*parts: Sums) -> Sums:
+    """The sums of several processes or sets as one."""
+    total: Sums = {}
+    for part in parts:
+        for name, (value, count) in part.items():
+            before, images = total.get(name, (0.0, 0))
+            total[name] = (before + value, images + count)
+    return total
+
+
+def means(sums: Sums) -> dict[str, float]:
+    """Mean of each metric over its images, and `images`, their number; metrics without any are left out."""
+    found: dict[str, float] = {name: value / count for name, (value, count) in sums.items() if count}
+    found["images"] = max((count for _, count in sums.values()), default=0)
+    return found
+
+
+@torch.no_grad()
+def _sums_of(
+    reconstructions: dict[str, Callable[[Tensor], Tensor]],
+    batches: Iterable[Tensor],
+    perceptual: Perceptual | None,
+) -> dict[str, Sums]:
+    metrics = ["psnr", "ssim"] + (["lpips"] if perceptual is not None else [])
+    kept: dict[tuple[str, str], list[Tensor]] = {
+        (name, metric): [] for name in reconstructions for metric in metrics
+    }
+    for images in batches:
+        images = images.float()
+        for name, reconstruct in reconstructions.items():
+            recon = reconstruct(images).float().clamp(-1, 1)  # what a saved picture can show
+            for metric, values in _measure(recon, images, perceptual).items():
+                kept[name, metric].append(values.double())
+    return {name: {metric: _total(kept[name, metric]) for metric in metrics} for name in reconstructions}
+
+
+def _measure(recon: Tensor, images: Tensor, perceptual: Perceptual | None) -> dict[str, Tensor]:
+    """Every metric of each image: name -> (B,)."""
+    values = {"psnr": psnr(recon, images).clamp(max=MAX_PSNR_DB), "ssim": ssim(recon, images)}
+    if perceptual is not None:
+        values["lpips"] = perceptual(recon, images)
+    return values
+
+
+def _total(values: list[Tensor]) -> tuple[float, int]:
+    """Sum and number; the one place where the host waits for the device."""
+    if not values:
+        return 0.0, 0
+    whole = torch.cat(values)
+    return whole.sum().item(), whole.numel()

@@ -1,0 +1,1 @@
+"""The terms of the training loss: pure functions of tensors, one value per image."""

@@ -1,0 +1,240 @@
+"""LPIPS (Zhang et al. 2018), written for training: its value, a finite gradient, and little memory.
+
+What costs the package its memory is left out: the target's features have no graph, normalised features are
+recomputed in bounded pieces instead of kept, pooling keeps no indices, and the trunk may be bf16 or fp16.
+
+Shapes: B images, C channels of a feature map, h x w its sides.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torchvision import models
+
+from vae.config.errors import UserError
+from vae.losses.trunk_weights import find_trunk_weights, read_trunk_weights, wrong_network
+
+# The root of the eps bounds the gradient of features that are all zero; the package divides by norm + 1e-10,
+# whose gradient is NaN there. At a norm of 1 the two values differ in the 11th digit.
+EPS = 1e-10
+# Elements of a feature map normalised at once: 32 MiB for each of a few fp32 temporaries.
+PIECE_ELEMENTS = 1 << 23
+# Mean and spread of ImageNet's colours, for images in [-1, 1]: the constants LPIPS was calibrated with.
+SHIFT = (-0.030, -0.088, -0.188)
+SCALE = (0.458, 0.448, 0.450)
+RANDOM_TRUNK_SEED = 20180611
+
+
+class Trunk(NamedTuple):
+    """A torchvision classifier whose `features` LPIPS reads at the end of some layers."""
+
+    model: Callable[..., nn.Module]
+    ends: tuple[int, ...]
+    widths: tuple[int, ...]
+    smallest_side: int  # px; below it nothing is left for the last layer
+
+
+TRUNKS = {
+    "vgg": Trunk(models.vgg16, (4, 9, 16, 23, 30), (64, 128, 256, 512, 512), 16),
+    "alex": Trunk(models.alexnet, (2, 5, 8, 10, 12), (64, 192, 384, 256, 256), 31),
+    "squeeze": Trunk(models.squeezenet1_1, (2, 5, 8, 10, 11, 12, 13), (64, 128, 256, 384, 384, 512, 512), 17),
+}
+
+
+class PerceptualLoss(nn.Module):
+    """LPIPS distance of each image; frozen, and the same in training and evaluation."""
+
+    def __init__(
+        self, trunk: Trunk, features: nn.Sequential, linears: list[Tensor], dtype: torch.dtype
+    ) -> None:
+        """Cut `features` at `trunk.ends` and hold them in `dtype`; `linears` are (C,) weights per cut."""
+        super().__init__()
+        self.smallest_side = trunk.smallest_side
+        starts = (0, *trunk.ends[:-1])
+        self.slices = nn.ModuleList(
+            nn.Sequential(*(_lean(layer) for layer in features[start:end]))
+            for start, end in zip(starts, trunk.ends, strict=True)
+        )
+        self.slices.to(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        device = linears[0].device
+        for index, linear in enumerate(linears):
+            self.register_buffer(f"linear{index}", linear.to(wide))
+        self.register_buffer("shift", torch.tensor(SHIFT, dtype=wide, device=device).view(1, 3, 1, 1))
+        self.register_buffer("scale", torch.tensor(SCALE, dtype=wide, device=device).view(1, 3, 1, 1))
+        self.dtype = dtype
+        self.requires_grad_(False).eval()
+
+    def forward(self, recon: Tensor, images: Tensor) -> Tensor:
+        """Distance of (B, 3, H, W) `recon` from `images`, both in [-1, 1]: -> (B,), at least fp32.
+
+        The gradient goes to `recon` alone. The trunk computes in its own dtype. Raises UserError below the
+        trunk's smallest side.
+        """
+        assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
+        height, width = recon.shape[2:]
+        if min(height, width) < self.smallest_side:
+            raise UserError(
+                f"pictures of {width} x {height} px are too small for this --perceptual_net, which needs "
+                f"{self.smallest_side} px a side: raise --image_size or take another network"
+            )
+        features = self._scaled(recon)
+        with torch.no_grad():
+            target = self._scaled(images)
+        distance = torch.zeros((), dtype=self.scale.dtype, device=recon.device)
+        for index, piece in enumerate(self.slices):
+            with torch.no_grad():
+                target = piece(target)  # (B, C, h, w)
+            features = piece(features)  # (B, C, h, w)
+            distance = distance + FeatureDistance.apply(features, target, getattr(self, f"linear{index}"))
+        return distance  # (B,)
+
+    def _scaled(self, images: Tensor) -> Tensor:
+        return ((images - self.shift) / self.scale).to(self.dtype)
+
+
+def build_perceptual(
+    net: str, weights_path: str | None, dtype: torch.dtype, device: torch.device | str
+) -> PerceptualLoss:
+    """LPIPS with trunk `net` (vgg, alex, squeeze, random) held and computed in `dtype` on `device`.
+
+    Raises UserError where the weights are missing, damaged or another network's. On the meta device no file
+    is looked for. `random` is vgg with fixed random weights: say so wherever its values are shown.
+    """
+    name = "vgg" if net == "random" else net
+    trunk = TRUNKS[name]
+    with torch.device("meta"):
+        features = trunk.model(weights=None).features
+    if torch.device(device).type == "meta":
+        linears = [torch.empty(width, device="meta") for width in trunk.widths]
+        return PerceptualLoss(trunk, features, linears, dtype)
+    if net == "random":
+        features.load_state_dict(_random_weights(features), assign=True)
+    else:
+        path = find_trunk_weights(net, weights_path)
+        weights = read_trunk_weights(path, net)
+        try:
+            features.load_state_dict(weights, assign=True)
+        except RuntimeError as error:  # names or shapes
+            raise wrong_network(path, net) from error
+    return PerceptualLoss(trunk, features, _linear_weights(name, trunk.widths), dtype).to(device)
+
+
+class FeatureDistance(torch.autograd.Function):
+    """Weighted squared distance of unit-length features, mean over positions; keeps its inputs alone."""
+
+    @staticmethod
+    def forward(ctx, features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
+        """(B, C, h, w) twice and (C,) -> (B,) in the dtype of `linear`."""
+        ctx.save_for_backward(features, target, linear)
+        distance = linear.new_zeros(features.shape[0])
+        for part in _pieces(features.shape):
+            difference = _unit(features[part], linear.dtype)[0] - _unit(target[part], linear.dtype)[0]
+            distance[part[0]] += torch.einsum("bchw,c->b", difference.square_(), linear)
+        return distance / (features.shape[2] * features.shape[3])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        features, target, linear = ctx.saved_tensors
+        grad_features = torch.empty_like(features)
+        per_image = 2 * grad / (features.shape[2] * features.shape[3])  # (B,)
+        for part in _pieces(features.shape):
+            unit, inverse_norm = _unit(features[part], linear.dtype)
+            slope = unit - _unit(target[part], linear.dtype)[0]
+            slope *= linear.view(1, -1, 1, 1)
+            # d(f/n)/df = (1 - u u^T)/n, with u = f/n
+            slope -= unit * (unit * slope).sum(1, keepdim=True)
+            slope *= inverse_norm * per_image[part[0]].view(-1, 1, 1, 1)
+            grad_features[part] = slope
+        return grad_features, None, None
+
+
+class _MaxPool(torch.autograd.Function):
+    """Max pooling that finds its indices again in backward: stock keeps 8 bytes for each output."""
+
+    @staticmethod
+    def forward(ctx, images: Tensor, window: int, stride: int, ceil_mode: bool) -> Tensor:
+        ctx.save_for_backward(images)
+        ctx.shape = (window, stride, 0, 1, ceil_mode)  # window, stride, padding, dilation
+        return F.max_pool2d(images, *ctx.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (images,) = ctx.saved_tensors
+        window, stride, padding, dilation, ceil_mode = ctx.shape
+        _, indices = F.max_pool2d(images, *ctx.shape, return_indices=True)
+        backward = torch.ops.aten.max_pool2d_with_indices_backward
+        sides = ([window, window], [stride, stride], [padding, padding], [dilation, dilation])
+        return backward(grad, images, *sides, ceil_mode, indices), None, None, None
+
+
+class LeanMaxPool(nn.Module):
+    """nn.MaxPool2d without padding, whose graph holds its input alone."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        assert (pool.padding, pool.dilation) == (0, 1)
+        self.window, self.stride, self.ceil_mode = pool.kernel_size, pool.stride, pool.ceil_mode
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, h, w) -> (B, C, h', w')."""
+        return _MaxPool.apply(images, self.window, self.stride, self.ceil_mode)
+
+
+def _lean(layer: nn.Module) -> nn.Module:
+    return LeanMaxPool(layer) if isinstance(layer, nn.MaxPool2d) else layer
+
+
+def _pieces(shape: torch.Size) -> list[tuple[slice, slice, slice]]:
+    """Cuts of a (B, C, h, w) tensor by image and rows, each of about PIECE_ELEMENTS at most."""
+    batch, channels, height, width = shape
+    if batch * channels * height * width <= PIECE_ELEMENTS:
+        return [(slice(None), slice(None), slice(None))]
+    rows = max(PIECE_ELEMENTS // (channels * width), 1)
+    return [
+        (slice(image, image + 1), slice(None), slice(top, top + rows))
+        for image in range(batch)
+        for top in range(0, height, rows)
+    ]
+
+
+def _unit(features: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Features of unit length at each position, and one over their length: (b, C, h, w), (b, 1, h, w)."""
+    norm = torch.linalg.vector_norm(features, dim=1, keepdim=True, dtype=dtype)
+    inverse_norm = (norm.square() + EPS).rsqrt()
+    return features * inverse_norm, inverse_norm
+
+
+def _random_weights(features: nn.Module) -> dict[str, Tensor]:
+    """Normal weights (He et al. 2015) and zero biases, from a generator of their own: always the same."""
+    generator = torch.Generator().manual_seed(RANDOM_TRUNK_SEED)
+    weights = {}
+    for name, parameter in features.state_dict().items():
+        weights[name] = torch.zeros(parameter.shape)
+        if parameter.dim() == 4:
+            spread = (2 / parameter[0].numel()) ** 0.5
+            weights[name].normal_(0, spread, generator=generator)
+    return weights
+
+
+def _linear_weights(name: str, widths: tuple[int, ...]) -> list[Tensor]:
+    """The calibrated (C,) weights per cut, version 0.1, from the files of the installed lpips package."""
+    package = importlib.util.find_spec("lpips")
+    if package is None or package.origin is None:
+        raise UserError("LPIPS needs the lpips package for its weights: pip install lpips")
+    path = Path(package.origin).parent / "weights" / "v0.1" / f"{name}.pth"
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        linears = [state[f"lin{index}.model.1.weight"].flatten() for index in range(len(widths))]
+    except (OSError, RuntimeError, KeyError, EOFError) as error:
+        raise UserError(f"{path} is missing or damaged: pip install --force-reinstall lpips") from error
+    assert tuple(len(linear) for linear in linears) == widths
+    return linears

@@ -1,0 +1,133 @@
+"""The ImageNet weights of LPIPS' networks: which file, where it is found, how it is read.
+
+Every way this can fail ends in one UserError that names the file, the place for it, and the alternatives.
+"""
+
+import hashlib
+import http.client
+import os
+import re
+import urllib.request
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torchvision import models
+from tqdm import tqdm
+
+from vae.config.errors import UserError
+
+URLS = {
+    "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
+    "alex": models.AlexNet_Weights.IMAGENET1K_V1.url,
+    "squeeze": models.SqueezeNet1_1_Weights.IMAGENET1K_V1.url,
+}
+TIMEOUT_SECONDS = 5  # of each address tried and of each read: a person waits for the error
+CHUNK_BYTES = 1 << 18
+
+
+def find_trunk_weights(net: str, weights_path: str | os.PathLike | None) -> Path:
+    """The verified weights file of `net` (vgg, alex, squeeze): the given one, PyTorch's cache, or a download.
+
+    Raises UserError where there is none. Call it before training starts, first in one process.
+    """
+    url = URLS[net]
+    if weights_path is not None:
+        path = Path(weights_path).expanduser()
+        if not path.is_file():
+            raise UserError(f"--perceptual_weights {weights_path} is not a file; {_alternatives(net)}")
+    else:
+        path = Path(torch.hub.get_dir(), "checkpoints", _file_name(url))
+        if not path.is_file():
+            try:
+                download(url, path)
+            except (OSError, http.client.HTTPException) as error:  # no network, refused, timed out, disk full
+                raise UserError(
+                    f"the {net} weights of LPIPS are missing and could not be downloaded ({error}); "
+                    f"put {url} at {path}, or {_alternatives(net)}"
+                ) from error
+    _verify(path, net)
+    return path
+
+
+def read_trunk_weights(path: Path, net: str) -> dict[str, Tensor]:
+    """The `features.*` tensors, without that prefix, of a classifier's .pth, .pt or .safetensors file."""
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises anything: RuntimeError, KeyError, struct.error, ...
+        raise _unusable(path, net, "is not a readable weights file") from error
+    tensors = state if isinstance(state, dict) else {}
+    found = {
+        name.removeprefix("features."): value
+        for name, value in tensors.items()
+        if isinstance(name, str) and name.startswith("features.") and isinstance(value, Tensor)
+    }
+    if not found:
+        raise _unusable(path, net, "holds no tensors named features.*")
+    return found
+
+
+def wrong_network(path: Path, net: str) -> UserError:
+    """The error for a file that can be read and holds some other network."""
+    return _unusable(path, net, f"holds another network than {Path(_file_name(URLS[net])).stem}")
+
+
+def download(url: str, path: Path) -> None:
+    """Fetch `url` into `path` whole or not at all; raises OSError, also for a wrong SHA-256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open(partial, "wb") as file:
+            expected = int(response.headers.get("Content-Length") or 0)
+            with tqdm(total=expected or None, unit="B", unit_scale=True, desc=path.name) as bar:
+                while chunk := response.read(CHUNK_BYTES):
+                    file.write(chunk)
+                    bar.update(len(chunk))
+        if expected and partial.stat().st_size != expected:
+            raise OSError(f"the connection ended after {partial.stat().st_size} of {expected} bytes")
+        if not matches_name(partial, path.name):
+            raise OSError("the SHA-256 of what arrived is wrong")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def matches_name(path: Path, name: str) -> bool:
+    """Whether a file's SHA-256 begins as its name says (vgg16-397923af.pth); True where that says nothing."""
+    stated = re.search(r"-([0-9a-f]{8})\.pth$", name)
+    if stated is None:
+        return True
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest().startswith(stated[1])
+
+
+def _verify(path: Path, net: str) -> None:
+    try:
+        intact = matches_name(path, path.name)
+    except OSError as error:
+        raise _unusable(path, net, f"cannot be read ({error.strerror})") from error
+    if not intact:
+        raise _unusable(path, net, "is damaged: its SHA-256 is not the one in its name")
+
+
+def _unusable(path: Path, net: str, reason: str) -> UserError:
+    return UserError(f"{path} {reason}; replace it by {URLS[net]}, or {_alternatives(net)}")
+
+
+def _alternatives(net: str) -> str:
+    others = ", ".join(name for name in URLS if name != net)
+    return (
+        f"give the file as --perceptual_weights FILE, take another network with --perceptual_net ({others}; "
+        "random is for trials), or train without LPIPS by --perceptual_weight 0"
+    )
+
+
+def _file_name(url: str) -> str:
+    return url.rsplit("/", 1)[-1]
