@@ -61,8 +61,9 @@ def read_trunk_weights(path: Path, net: str) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file raises anything: RuntimeError, KeyError, struct.error, ...
         raise _unusable(path, net, "is not a readable weights file") from error
     tensors = state if isinstance(state, dict) else {}
+    # cloned: safetensors' memory is not aligned, and other kernels round otherwise
     found = {
-        name.removeprefix("features."): value
+        name.removeprefix("features."): value.clone()
         for name, value in tensors.items()
         if isinstance(name, str) and name.startswith("features.") and isinstance(value, Tensor)
     }

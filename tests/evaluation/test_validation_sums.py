@@ -1,0 +1,85 @@
+"""Validation: sums over batches and processes give the mean over images, and lpips is never made up."""
+
+import math
+
+import pytest
+import torch
+
+from vae.evaluation.baselines import bicubic_8x, mean_colour
+from vae.evaluation.metrics import psnr, ssim
+from vae.evaluation.validation import MAX_PSNR_DB, add_sums, baseline_sums, means, validate
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.rand(count, 3, 16, 24, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def darker(batch: torch.Tensor) -> torch.Tensor:
+    return batch * 0.8
+
+
+def distance(recon: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return (recon - batch).abs().mean((1, 2, 3))
+
+
+def test_mean_is_over_images_not_batches():
+    whole = images(5)
+    found = means(validate(darker, whole.split([1, 4]), distance))
+    assert set(found) == {"psnr", "ssim", "lpips", "images"}
+    assert found["images"] == 5
+    assert math.isclose(found["psnr"], psnr(darker(whole), whole).mean().item(), rel_tol=1e-12)
+    assert math.isclose(found["ssim"], ssim(darker(whole), whole).mean().item(), rel_tol=1e-12)
+    assert math.isclose(found["lpips"], distance(darker(whole), whole).mean().item(), rel_tol=1e-6)
+
+
+def test_processes_add_up_even_when_one_has_no_images():
+    whole = images(5)
+    parts = [validate(darker, [part], distance) for part in whole.split([2, 3])] + [
+        validate(darker, [], distance)
+    ]
+    together, alone = means(add_sums(*parts)), means(validate(darker, [whole], distance))
+    assert together.keys() == alone.keys()
+    assert all(math.isclose(together[name], alone[name], rel_tol=1e-6) for name in alone)
+    assert all(type(total) is float and type(count) is int for total, count in parts[0].values())
+
+
+def test_without_lpips_there_is_no_lpips():
+    sums = validate(darker, [images(2)], None)
+    assert "lpips" not in sums
+    assert set(means(sums)) == {"psnr", "ssim", "images"}
+    assert means(validate(darker, [], None)) == {"images": 0}
+
+
+def test_exact_copies_leave_the_mean_finite():
+    found = means(validate(lambda batch: batch, [images(2)], None))
+    assert found["psnr"] == MAX_PSNR_DB
+    assert math.isclose(found["ssim"], 1.0, rel_tol=1e-12)
+
+
+def test_a_reconstruction_that_is_not_finite_shows():
+    assert math.isnan(means(validate(lambda batch: batch * math.nan, [images(2)], None))["psnr"])
+
+
+def test_bf16_reconstructions_and_no_graph():
+    weight = torch.ones((), requires_grad=True)
+    graphs = []
+
+    def reconstruct(batch: torch.Tensor) -> torch.Tensor:
+        recon = (batch * weight).bfloat16()
+        graphs.append(recon.requires_grad)
+        return recon
+
+    found = means(validate(reconstruct, [images(2)], distance))
+    assert graphs == [False]
+    rounded = images(2).bfloat16().float()
+    assert math.isclose(found["psnr"], psnr(rounded, images(2)).mean().item(), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("perceptual", [None, distance])
+def test_baselines_are_measured_like_reconstructions(perceptual):
+    batches = images(3).split(2)
+    found = baseline_sums(iter(batches), perceptual, factor=8)
+    assert found == {
+        "mean_colour": validate(mean_colour, batches, perceptual),
+        "bicubic_8x": validate(lambda batch: bicubic_8x(batch, 8), batches, perceptual),
+    }

@@ -1,0 +1,98 @@
+"""The adversarial terms by hand, and the weight that balances them: its formula, its start, its cuts."""
+
+import math
+
+import pytest
+import torch
+
+from vae.losses.adversarial import (
+    adaptive_weight,
+    generator_loss,
+    hinge_discriminator_loss,
+    ramp,
+    squared_norm,
+    update_running,
+)
+
+
+def test_hinge_by_hand():
+    real = torch.tensor([[2.0, 0.5], [1.0, -1.0]])
+    fake = torch.tensor([[-2.0, 0.0], [1.0, -0.5]])
+    # image 0: real (0 + 0.5)/2, fake (0 + 1)/2; image 1: real (0 + 2)/2, fake (2 + 0.5)/2; half of each sum
+    assert hinge_discriminator_loss(real, fake).tolist() == [0.375, 1.125]
+    assert generator_loss(fake).tolist() == [1.0, -0.25]
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 5), (3, 1, 4, 6)])
+def test_one_value_per_image_whatever_the_shape(shape):
+    generator = torch.Generator().manual_seed(0)
+    real, fake = (torch.randn(shape, generator=generator) for _ in range(2))
+    whole = hinge_discriminator_loss(real, fake)
+    singles = torch.cat([hinge_discriminator_loss(real[i : i + 1], fake[i : i + 1]) for i in range(3)])
+    assert whole.shape == (3,)
+    assert torch.allclose(whole, singles)
+    assert generator_loss(fake.bfloat16()).dtype == torch.float32
+
+
+def test_adaptive_weight_by_hand():
+    rec, adv = torch.tensor(0.09), torch.tensor(0.01)
+    assert math.isclose(adaptive_weight(rec, adv, 100.0).item(), 3.0, rel_tol=1e-6)
+    assert adaptive_weight(rec, adv, 2.0).item() == 2.0
+
+
+def test_without_history_the_weight_is_zero():
+    zero = torch.zeros(())
+    assert adaptive_weight(zero, zero, 100.0).item() == 0.0
+    assert adaptive_weight(torch.tensor(1.0), zero, 100.0).item() == 0.0  # adversarial term not yet measured
+
+
+def test_balances_the_two_gradients():
+    generator = torch.Generator().manual_seed(0)
+    rec, adv = (
+        torch.randn(2, 3, 8, 8, generator=generator),
+        1e-3 * torch.randn(2, 3, 8, 8, generator=generator),
+    )
+    weight = adaptive_weight(squared_norm(rec), squared_norm(adv), 1e9)
+    assert torch.allclose((weight * adv).norm(), rec.norm())
+
+
+def test_running_ratio_is_right_from_the_first_step_and_free_of_a_common_scale():
+    running = torch.zeros(2)
+    for scale in (1.0, 2.0**16, 2.0**15):  # a loss scale multiplies both norms alike
+        running = update_running(running, torch.tensor([0.09, 0.01]) * scale)
+        assert math.isclose(adaptive_weight(*running, 100.0).item(), 3.0, rel_tol=1e-6)
+
+
+def test_running_value_by_hand():
+    running = update_running(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0]), decay=0.75)
+    assert torch.allclose(running, torch.tensor([1.5, 3.0]))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_non_finite_step_changes_nothing(bad):
+    running = torch.tensor([1.0, 2.0])
+    assert torch.equal(update_running(running, torch.tensor([5.0, bad])), running)
+
+
+def test_squared_norms_of_micro_batches_add_up():
+    gradient = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parts = sum(squared_norm(part) for part in gradient.split([1, 3]))
+    assert torch.allclose(parts, squared_norm(gradient), rtol=1e-13)
+    assert squared_norm(gradient.bfloat16()).dtype == torch.float32
+
+
+def test_ramp():
+    assert [ramp(step, 10, 4) for step in (0, 9, 10, 11, 12, 13, 14, 99)] == [0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
+    assert [ramp(step, 10, 0) for step in (9, 10)] == [0, 1]
+    assert ramp(torch.tensor([9, 10, 20]), 10, 4).tolist() == [0, 0.25, 1]
+
+
+def test_nothing_asks_for_a_value():
+    """On the meta device a value cannot be read: whatever runs there waits for no GPU."""
+    norms = torch.zeros(2, device="meta")
+    weight = adaptive_weight(*update_running(norms, norms), 100.0)
+    logits = torch.zeros(2, 1, 4, 4, device="meta")
+    total = hinge_discriminator_loss(logits, logits) + weight * generator_loss(logits)
+    assert total.shape == (2,)
+    assert squared_norm(logits).is_meta
+    assert ramp(torch.zeros((), device="meta"), 10, 4).is_meta

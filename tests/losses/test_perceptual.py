@@ -1,0 +1,195 @@
+"""LPIPS: the package's value, a gradient where it belongs, nothing shared between images, little kept."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from vae.config.errors import UserError
+from vae.losses import perceptual
+from vae.losses.perceptual import FeatureDistance, LeanMaxPool, PerceptualLoss, build_perceptual
+
+NETS = ("vgg", "alex", "squeeze")
+
+
+def pictures(batch: int = 3, height: int = 48, width: int = 35) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(batch, 3, height, width, generator=generator) * 2 - 1
+    recon = (images + 0.2 * torch.randn(images.shape, generator=generator)).clamp(-1, 1)
+    return recon, images
+
+
+def gradient(loss, recon: Tensor, images: Tensor) -> Tensor:
+    leaf = recon.clone().requires_grad_()
+    loss(leaf, images).sum().backward()
+    return leaf.grad
+
+
+@pytest.fixture(scope="module")
+def small(weights_files) -> PerceptualLoss:
+    return build_perceptual("alex", weights_files["alex"], torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_equals_the_package(net, packages, weights_files):
+    ours = build_perceptual(net, weights_files[net], torch.float32, "cpu")
+    recon, images = pictures()
+    expected = packages[net](recon, images).flatten()
+    assert expected.min() > 0.005
+    assert (ours(recon, images) - expected).abs().max() < 1e-6
+    theirs = gradient(packages[net], recon, images)
+    assert (gradient(ours, recon, images) - theirs).norm() < 1e-5 * theirs.norm()
+
+
+def test_equals_the_package_where_features_are_cut_into_pieces(packages, small, monkeypatch):
+    recon, images = pictures(2, 64, 64)
+    whole = gradient(small, recon, images)
+    monkeypatch.setattr(perceptual, "PIECE_ELEMENTS", 1500)  # several rows, one row, and less than one
+    assert (small(recon, images) - packages["alex"](recon, images).flatten()).abs().max() < 1e-6
+    assert (gradient(small, recon, images) - whole).norm() < 1e-5 * whole.norm()
+
+
+def test_gives_gradient_to_the_reconstruction_alone(small):
+    recon, images = (each.requires_grad_() for each in pictures())
+    small.train()(recon, images).sum().backward()
+    assert (recon.grad.flatten(1).norm(dim=1) > 0).all()
+    assert images.grad is None
+    assert not any(weight.requires_grad for weight in small.parameters())
+    assert not list(module for module in small.modules() if isinstance(module, torch.nn.Dropout))
+
+
+def test_equal_pictures_and_dead_features_have_a_finite_gradient(small):
+    _, images = pictures()
+    assert small(images, images).tolist() == [0.0, 0.0, 0.0]
+    assert torch.equal(gradient(small, images, images), torch.zeros_like(images))
+
+    features = torch.zeros(1, 4, 2, 2, requires_grad=True)
+    distance = FeatureDistance.apply(features, torch.ones(1, 4, 2, 2), torch.ones(4))
+    distance.sum().backward()
+    assert torch.allclose(distance, torch.ones(1))  # a unit vector from nothing
+    assert torch.isfinite(features.grad).all()
+
+
+def test_distance_has_the_gradient_of_its_value():
+    generator = torch.Generator().manual_seed(0)
+    features, target = (torch.randn(2, 5, 3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    linear = torch.rand(5, generator=generator, dtype=torch.float64)
+    assert torch.autograd.gradcheck(FeatureDistance.apply, (features.requires_grad_(), target, linear))
+
+
+@pytest.mark.parametrize(("window", "ceil_mode"), [(2, False), (3, False), (3, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pooling_equals_stock_with_ties(window, ceil_mode, dtype):
+    stock = torch.nn.MaxPool2d(window, 2, ceil_mode=ceil_mode)
+    images = torch.randint(0, 3, (2, 4, 9, 10), generator=torch.Generator().manual_seed(0)).to(dtype)
+    found, expected = (images.clone().requires_grad_() for _ in range(2))
+    ours, theirs = LeanMaxPool(stock)(found), stock(expected)
+    assert torch.equal(ours, theirs)
+    upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ours.backward(upstream)
+    theirs.backward(upstream)
+    assert torch.equal(found.grad, expected.grad)
+
+
+def test_images_do_not_touch_each_other(weights_files):
+    loss = build_perceptual("squeeze", weights_files["squeeze"], torch.float64, "cpu")
+    recon, images = (each.double() for each in pictures())
+    whole, whole_gradient = loss(recon, images), gradient(loss, recon, images)
+    for index in range(3):
+        one = slice(index, index + 1)
+        assert torch.allclose(loss(recon[one], images[one]), whole[one], rtol=1e-12)
+        part = gradient(loss, recon[one], images[one])
+        assert (part - whole_gradient[one]).norm() < 1e-12 * part.norm()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
+def test_half_precision_is_close(small, weights_files, dtype, tolerance):
+    """8 and 11 bits of each feature (2^-8, 2^-11) through a few layers; the sum itself is fp32."""
+    half = build_perceptual("alex", weights_files["alex"], dtype, "cpu")
+    recon, images = pictures()
+    recon = recon.to(dtype)
+    found, expected = half(recon, images), small(recon.float(), images)
+    assert found.dtype == torch.float32
+    assert (found / expected - 1).abs().max() < tolerance
+    slope, exact = gradient(half, recon, images), gradient(small, recon.float(), images)
+    assert slope.dtype == dtype
+    assert torch.nn.functional.cosine_similarity(slope.float().flatten(), exact.flatten(), dim=0) > 0.99
+
+
+def test_channels_last_changes_nothing(small, weights_files):
+    loss = build_perceptual("alex", weights_files["alex"], torch.float32, "cpu")
+    loss = loss.to(memory_format=torch.channels_last)
+    recon, images = pictures()
+    nhwc = recon.to(memory_format=torch.channels_last)
+    assert torch.allclose(loss(nhwc, images.to(memory_format=torch.channels_last)), small(recon, images))
+    slope = gradient(loss, nhwc, images)
+    assert slope.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(slope, gradient(small, recon, images), atol=1e-7)
+
+
+@pytest.mark.parametrize("net", ["vgg", "alex", "squeeze", "random"])
+def test_runs_on_the_meta_device_without_any_file(net, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    loss = build_perceptual(net, None, torch.bfloat16, "meta")
+    recon = torch.empty(2, 3, 64, 64, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    distance = loss(recon, torch.empty(2, 3, 64, 64, device="meta"))
+    distance.sum().backward()
+    assert distance.shape == (2,)
+    assert recon.grad.shape == recon.shape
+
+
+def test_keeps_little_for_its_backward():
+    """850 bytes per pixel in bf16, computed; the package keeps 1,351 in the same dtype."""
+    loss = build_perceptual("vgg", None, torch.bfloat16, "meta")
+    side = 256
+    recon = torch.empty(1, 3, side, side, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    weights = {value.untyped_storage()._cdata for value in loss.state_dict().values()}
+    kept = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        distance = loss(recon, torch.empty(1, 3, side, side, device="meta"))
+    assert distance.requires_grad
+    assert sum(kept.values()) / side**2 <= 850
+
+
+def test_random_trunk_is_the_same_anywhere_and_leaves_the_generator_alone():
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    one = build_perceptual("random", None, torch.float32, "cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(8)
+    other = build_perceptual("random", None, torch.float32, "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    recon, images = pictures()
+    assert (one(recon, images) > 0.01).all()
+    assert (gradient(one, recon, images).flatten(1).norm(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize(("net", "smallest"), [("vgg", 16), ("alex", 31), ("squeeze", 17)])
+def test_smallest_side_is_the_true_one(net, smallest):
+    loss = build_perceptual(net, None, torch.float32, "meta")
+    fits = torch.empty(1, 3, smallest, 64, device="meta")
+    assert loss(fits, fits).shape == (1,)
+    small = fits[:, :, 1:]
+    with pytest.raises(UserError, match=f"{smallest} px a side"):
+        loss(small, small)
+    loss.smallest_side = 0
+    with pytest.raises(RuntimeError):
+        loss(small, small)
+
+
+def test_importing_it_imports_no_code_of_the_package():
+    code = (
+        "import sys, torch; from vae.losses.perceptual import build_perceptual; "
+        "build_perceptual('random', None, torch.float32, 'cpu'); sys.exit('lpips' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

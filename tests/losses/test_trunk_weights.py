@@ -1,0 +1,186 @@
+"""Where the weights of LPIPS come from, and the one clear error if they do not: real files, real servers."""
+
+import functools
+import hashlib
+import http.server
+import socket
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vae.config.errors import UserError
+from vae.losses import trunk_weights
+from vae.losses.perceptual import build_perceptual
+from vae.losses.trunk_weights import URLS, download, find_trunk_weights, matches_name
+
+ALTERNATIVES = ("--perceptual_weights FILE", "--perceptual_net", "--perceptual_weight 0")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of PyTorch's; downloads go nowhere unless a test serves them."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(urllib.request, "_opener", None)  # urllib reads the proxies once
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens at the discard port: refused at once
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return tmp_path / "torch" / "hub" / "checkpoints"
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A web server on this machine: (its folder, its address)."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args) -> None:
+            pass
+
+    serving = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    threading.Thread(target=serving.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{serving.server_address[1]}"
+    serving.shutdown()
+    serving.server_close()
+
+
+def named_by_its_hash(content: bytes) -> str:
+    return f"tiny-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+
+
+@pytest.mark.parametrize("net", ["vgg", "alex", "squeeze"])
+def test_no_network_is_one_clear_message_at_once(net, cache):
+    started = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        build_perceptual(net, None, torch.float32, "cpu")
+    assert time.monotonic() - started < 10
+    message = str(caught.value)
+    name = URLS[net].rsplit("/", 1)[-1]
+    assert "\n" not in message
+    for part in (net, URLS[net], str(cache / name), *ALTERNATIVES):
+        assert part in message
+    assert not list(cache.iterdir())  # nothing half made
+
+
+def test_a_silent_server_does_not_hold_the_start_for_minutes(cache, monkeypatch):
+    """A socket that accepts and never answers."""
+    monkeypatch.setattr(trunk_weights, "TIMEOUT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/alexnet-owt-7be5be79.pth"
+        monkeypatch.setitem(trunk_weights.URLS, "alex", url)
+        started = time.monotonic()
+        with pytest.raises(UserError, match="timed out"):
+            find_trunk_weights("alex", None)
+    assert time.monotonic() - started < 5
+
+
+def test_download_lands_in_the_cache_and_is_not_repeated(cache, server, monkeypatch):
+    folder, address = server
+    content = b"weights" * 1000
+    name = named_by_its_hash(content)
+    (folder / name).write_bytes(content)
+    monkeypatch.setitem(trunk_weights.URLS, "alex", f"{address}/{name}")
+    assert find_trunk_weights("alex", None) == cache / name
+    (folder / name).unlink()
+    assert find_trunk_weights("alex", None).read_bytes() == content
+    assert [path.name for path in cache.iterdir()] == [name]
+
+
+def test_a_download_damaged_on_the_way_leaves_nothing(tmp_path, cache, server):
+    folder, address = server
+    (folder / "tiny-00000000.pth").write_bytes(b"something else")
+    with pytest.raises(OSError, match="SHA-256"):
+        download(f"{address}/tiny-00000000.pth", tmp_path / "new" / "tiny-00000000.pth")
+    with pytest.raises(OSError, match="404"):
+        download(f"{address}/absent.pth", tmp_path / "new" / "absent.pth")
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_damaged_file_in_the_cache_is_named(cache):
+    cache.mkdir(parents=True)
+    path = cache / URLS["squeeze"].rsplit("/", 1)[-1]
+    path.write_bytes(b"half a download")
+    with pytest.raises(UserError, match="SHA-256") as caught:
+        find_trunk_weights("squeeze", None)
+    assert str(path) in str(caught.value)
+
+
+def test_hashes_are_only_asked_of_names_that_state_one(tmp_path):
+    content = b"1234"
+    for name, expected in [(named_by_its_hash(content), True), ("a-00000000.pth", False), ("mine.pth", True)]:
+        (tmp_path / name).write_bytes(content)
+        assert matches_name(tmp_path / name, name) is expected
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"--perceptual_weights .*absent\.pth is not a file"):
+        find_trunk_weights("vgg", tmp_path / "absent.pth")
+    with pytest.raises(UserError, match="is not a file"):
+        find_trunk_weights("vgg", tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("damage", ["empty", "text", "half", "altered head"])
+def test_an_unreadable_file_is_one_clear_message(damage, suffix, weights_files, tmp_path):
+    whole = as_file(weights_files["squeeze"], tmp_path / f"whole{suffix}").read_bytes()
+    content = {
+        "empty": b"",
+        "text": b"<html>not found</html>" * 10,
+        "half": whole[: len(whole) // 2],
+        "altered head": b"\xff" * 64 + whole[64:],
+    }[damage]
+    path = tmp_path / f"bad{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="not a readable weights file") as caught:
+        build_perceptual("squeeze", str(path), torch.float32, "cpu")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(part in message for part in (str(path), *ALTERNATIVES))
+
+
+def test_another_network_or_other_contents_are_one_clear_message(weights_files, tmp_path):
+    with pytest.raises(UserError, match="another network than vgg16"):
+        build_perceptual("vgg", weights_files["alex"], torch.float32, "cpu")
+    for number, content in enumerate(({"x": torch.zeros(1)}, [1, 2], {1: 2})):
+        path = tmp_path / f"{number}.pth"
+        torch.save(content, path)
+        with pytest.raises(UserError, match=r"no tensors named features"):
+            build_perceptual("vgg", path, torch.float32, "cpu")
+
+
+def test_code_in_a_file_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"features.0.weight": Evil()}, tmp_path / "evil.pth")
+    with pytest.raises(UserError, match="not a readable weights file"):
+        build_perceptual("vgg", tmp_path / "evil.pth", torch.float32, "cpu")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_safetensors_and_half_precision_files_are_read(weights_files, tmp_path):
+    images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    expected = build_perceptual("squeeze", weights_files["squeeze"], torch.float32, "cpu")(images, -images)
+    path = as_file(weights_files["squeeze"], tmp_path / "squeeze.safetensors")
+    assert torch.equal(build_perceptual("squeeze", path, torch.float32, "cpu")(images, -images), expected)
+    half = {name: value.half() for name, value in torch.load(path.parent / "copy.pth").items()}
+    torch.save(half, tmp_path / "half.pt")
+    found = build_perceptual("squeeze", tmp_path / "half.pt", torch.float32, "cpu")(images, -images)
+    assert torch.allclose(found, expected, rtol=0.01)
+
+
+def as_file(source: Path, target: Path) -> Path:
+    """The weights of `source` in the format that the name of `target` says."""
+    weights = torch.load(source, weights_only=True)
+    torch.save(weights, target.parent / "copy.pth")
+    if target.suffix == ".safetensors":
+        save_file({name: value.contiguous() for name, value in weights.items()}, target)
+    else:
+        torch.save(weights, target)
+    return target
