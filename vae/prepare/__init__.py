@@ -1,0 +1,1 @@
+"""The verbs of prepare_data.py."""
