@@ -2,7 +2,11 @@
 rem Makes the Python environment and, with --test, runs the tests; --help lists the flags.
 rem This file finds a Python; everything else stands in launchers\environment.py, shared with setup.sh.
 setlocal EnableExtensions DisableDelayedExpansion
-cd /d "%~dp0" || exit /b 1
+cd /d "%~dp0"
+if not exist launchers\environment.py (
+    echo Cannot work in "%~dp0": a network path needs a drive letter, and the folder launchers beside this file. 1>&2
+    exit /b 1
+)
 set "PYTHONUTF8=1"
 set "PIP_DISABLE_PIP_VERSION_CHECK=1"
 set "TOO_OLD="
@@ -40,7 +44,8 @@ rem Exit code 0 when the Python that is called by %* will do; otherwise remember
 rem The Store's stub exists but runs nothing: it opens the Store and exits with 9009.
 %* -c "import sys" >nul 2>nul
 if errorlevel 1 (
-    where %1 2>nul | findstr /i "WindowsApps" >nul && set "STUB=%1"
+    where %1 2>nul | findstr /i "WindowsApps" >nul
+    if not errorlevel 1 set "STUB=%1"
     exit /b 1
 )
 %* -c "import sys; sys.exit(not ((3, 10) <= sys.version_info and 2**32 < sys.maxsize))"

@@ -2,7 +2,11 @@
 rem Starts a training run; --help lists the choices.
 rem This file finds the environment; everything else stands in launchers\training.py, shared with train_rtx5090.sh.
 setlocal EnableExtensions DisableDelayedExpansion
-cd /d "%~dp0" || exit /b 1
+cd /d "%~dp0"
+if not exist launchers\training.py (
+    echo Cannot work in "%~dp0": a network path needs a drive letter, and the folder launchers beside this file. 1>&2
+    exit /b 1
+)
 set "PYTHONUTF8=1"
 rem Short, because compiled kernels have long names and Windows stops at 260 characters.
 if not defined TORCHINDUCTOR_CACHE_DIR set "TORCHINDUCTOR_CACHE_DIR=%LOCALAPPDATA%\ti"

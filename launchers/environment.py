@@ -22,6 +22,7 @@ STAMP = ".setup-stamp.json"  # the launchers look for it
 BEGUN = ".setup-begun.json"  # in its place while an installation is under way
 PYTORCH_INDEX = "https://download.pytorch.org/whl"  # VAE_TORCH_INDEX names a mirror of it
 INDEX_TIMEOUT_SECONDS = 5
+NVIDIA_SMI_TIMEOUT_SECONDS = 15  # it may take seconds to wake a card
 
 # Driver branch from which a CUDA runtime works: the table "CUDA Toolkit and Minimum Required Driver
 # Version for CUDA Minor Version Compatibility" (CUDA release notes: 13.x needs 580, 12.x needs 525).
@@ -93,7 +94,7 @@ def nvidia_driver() -> int | None:
         return None
     query = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=15)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         say("nvidia-smi gives no answer: going on as on a machine without an NVIDIA card.")
         return None
@@ -144,10 +145,19 @@ def read_index(build: str, timeout: float = INDEX_TIMEOUT_SECONDS) -> str | None
         return None
 
 
+def newest(versions: list[str]) -> str | None:
+    return max(versions, key=lambda version: [int(number) for number in version.split(".")], default=None)
+
+
+def newest_torch(page: str) -> str | None:
+    """Newest torch on a page of wheels, without its build: 2.11.0 for torch-2.11.0+cu128."""
+    return newest(re.findall(r"\btorch-(\d+(?:\.\d+)+)(?:%2B|\+|-)", page))
+
+
 def newest_rocm(page: str) -> str | None:
     """Newest ROCm build of torch on PyTorch's page of all wheels, such as rocm7.1."""
-    versions = set(re.findall(r"torch-[\d.]+(?:%2B|\+)rocm(\d+(?:\.\d+)+)-", page))
-    return "rocm" + max(versions, key=lambda v: [int(n) for n in v.split(".")]) if versions else None
+    version = newest(re.findall(r"\btorch-[\d.]+(?:%2B|\+)rocm(\d+(?:\.\d+)+)-", page))
+    return version and f"rocm{version}"
 
 
 def torch_source(build: str) -> tuple[list[str], str]:
@@ -156,14 +166,17 @@ def torch_source(build: str) -> tuple[list[str], str]:
     if build == "index":
         return [], "the general Python index"
     if build == "rocm":
-        build = newest_rocm(read_index("") or "") or ""
-        if not build:
+        found = newest_rocm(read_index("") or "")
+        if not found:
             raise ValueError(f"--torch rocm: {base} lists no ROCm build, or cannot be reached from here")
-        return ["--index-url", f"{base}/{build}"], f"{base}/{build}"
-    if read_index(build) is not None:
-        return ["--index-url", f"{base}/{build}"], f"{base}/{build}"
+        build = found
+    address = f"{base}/{build}"
+    version = newest_torch(read_index(build) or "")
+    if version:
+        # The bound keeps pip from a newer build that a machine's own settings (find-links) may offer.
+        return ["--index-url", address, f"torch<={version}"], address
     cost = " (on Windows its builds are without CUDA)" if WINDOWS and build != "cpu" else ""
-    say(f"{base}/{build} cannot be reached: the general Python index serves instead{cost}.")
+    say(f"{address} cannot be reached: the general Python index serves instead{cost}.")
     below = GENERAL_INDEX_BELOW.get(build)
     return [f"torch<{below}"] if below else [], "the general Python index"
 
@@ -175,14 +188,13 @@ def python_of(venv: Path) -> Path:
     return venv / ("Scripts/python.exe" if WINDOWS else "bin/python")
 
 
-def digest(*names: str) -> str:
+def digest(name: str) -> str:
     # Line ends differ between checkouts; what is asked for does not.
-    text = b"\0".join((ROOT / name).read_bytes().replace(b"\r\n", b"\n") for name in names)
-    return hashlib.sha256(text).hexdigest()
+    return hashlib.sha256((ROOT / name).read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
 def wanted(test: bool) -> dict[str, str]:
-    wants = {"training": digest("requirements-torch.txt", "requirements.txt")}
+    wants = {"torch_pair": digest("requirements-torch.txt"), "training": digest("requirements.txt")}
     return wants | {"tests": digest("requirements-test.txt")} if test else wants
 
 
@@ -237,7 +249,8 @@ def create(venv: Path) -> None:
 
 def pip(venv: Path, verb: str, *arguments: str) -> None:
     environ = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_USER": "0"}
-    command = [str(python_of(venv)), "-m", "pip", verb, "--quiet", *arguments]
+    # Twice quiet: errors only; warnings about a machine's own pip settings are not ours to repeat.
+    command = [str(python_of(venv)), "-m", "pip", verb, "--quiet", "--quiet", *arguments]
     if subprocess.run(command, env=environ).returncode != 0:
         raise ValueError(f"pip stopped (its message stands above); {SETUP} goes on from here when run again")
 
@@ -255,17 +268,20 @@ def torch_version(venv: Path) -> str:
 
 def install(venv: Path, build: str, test: bool) -> None:
     create(venv)
-    before = build_of(venv)
-    write_stamp(venv, BEGUN, {"build": before or build})
+    before = read_stamp(venv) or read_stamp(venv, BEGUN)
+    pair = {"torch_pair": digest("requirements-torch.txt")}
+    has_pair = before.get("build") == build and before.items() >= pair.items()
+    write_stamp(venv, BEGUN, {"build": before.get("build", build), **(pair if has_pair else {})})
     (venv / STAMP).unlink(missing_ok=True)
-    if before not in (None, build):
-        say(f"Removing the {before} build of torch and torchvision.")
+    if before.get("build", build) != build:
+        say(f"Removing the {before['build']} build of torch and torchvision.")
         pip(venv, "uninstall", "--yes", "torch", "torchvision")
         write_stamp(venv, BEGUN, {"build": build})
-
-    source, name = torch_source(build)
-    say(f"Installing torch and torchvision from {name}; a CUDA build is a download of some gigabytes.")
-    pip(venv, "install", *source, "-r", "requirements-torch.txt")
+    if not has_pair:
+        source, name = torch_source(build)
+        say(f"Installing torch and torchvision from {name}; a CUDA build is a download of some gigabytes.")
+        pip(venv, "install", *source, "-r", "requirements-torch.txt")
+        write_stamp(venv, BEGUN, {"build": build, **pair})
     say("Installing the other requirements.")
     pip(venv, "install", "-r", "requirements-test.txt" if test else "requirements.txt")
     write_stamp(venv, STAMP, {"build": build, "torch": torch_version(venv), **wanted(test)})

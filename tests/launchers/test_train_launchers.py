@@ -1,0 +1,206 @@
+"""train_rtx5090.sh and .bat: one table of choices, one list of arguments from both."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pty")
+import pty
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RUN = ["--output_dir", "./outputs/rtx5090_training"]
+DEMO = ["--profile", "demo", "--output_dir", "./outputs/demo"]
+
+# arguments of the launcher, arguments of train_vae.py
+CHOICES = [
+    ([], ["--profile", "standard", *RUN]),
+    (["--profile", "ultra"], [*RUN, "--profile", "ultra"]),
+    (["--profile=fast", "--no-use_torch_compile"], [*RUN, "--profile=fast", "--no-use_torch_compile"]),
+    (["--max_steps", "5"], ["--profile", "standard", *RUN, "--max_steps", "5"]),
+    (["--config", "my file.json"], [*RUN, "--config", "my file.json"]),
+    (["--resume_from", "latest"], [*RUN, "--resume_from", "latest"]),
+    (["--output_dir", "./o ü'x"], ["--profile", "standard", "--output_dir", "./o ü'x"]),
+    (["--demo"], [*DEMO, "--data_path", "./data/demo"]),
+    (["--demo", "--data_path", "p"], [*DEMO, "--data_path", "p"]),
+    (
+        ["--demo", "--output_dir=o", "--seed", "1"],
+        ["--profile", "demo", "--data_path", "./data/demo", "--output_dir=o", "--seed", "1"],
+    ),
+]
+
+
+def batch_command(arguments: list[str]) -> list[str]:
+    """The command that train_rtx5090.bat ends with, its variables filled in as cmd would."""
+    lines = (ROOT / "train_rtx5090.bat").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith('"%PYTHON%"')]
+    words = []
+    for word in shlex.split(line.replace("\\", "/")):
+        words += arguments if word == "%*" else [word.replace("%PYTHON%", sys.executable)]
+    return words
+
+
+@pytest.mark.parametrize(("arguments", "expected"), CHOICES)
+def test_both_launchers_give_the_trainer_the_same_arguments(project, arguments, expected):
+    assert project.train(*arguments).returncode == 0
+    from_sh = project.calls()
+    assert from_sh[-1] == ["train_vae.py", *expected]
+
+    shutil.rmtree(project.folder / "data", ignore_errors=True)  # so that a demo draws again
+    ran = subprocess.run(
+        batch_command(arguments), cwd=project.folder, env=project.environ(), stdin=subprocess.DEVNULL
+    )
+    assert ran.returncode == 0
+    assert project.calls() == from_sh
+
+
+def test_menu_offers_the_same_numbers_as_the_guide(training):
+    assert training.MENU == {"1": "ultra", "2": "high", "3": "standard", "4": "fast"}
+
+
+def test_launchers_hold_no_numbers_of_a_recipe():
+    text = "".join((ROOT / name).read_text() for name in ("train_rtx5090.sh", "train_rtx5090.bat"))
+    text += (ROOT / "launchers" / "training.py").read_text()
+    assert not re.findall(r"\b(?:512|768|1024|1536|2048|2560)\b", text)
+
+
+# --- demo ----------------------------------------------------------------------------------------
+
+
+def test_demo_draws_pictures_once_and_takes_the_next_free_folder(project):
+    project.train("--demo")
+    drawn, trained = project.calls()
+    assert drawn == ["prepare_data.py", "--mode", "demo", "--output_dir", "./data/demo"]
+    assert trained[3:5] == ["--output_dir", "./outputs/demo"]
+
+    (project.folder / "outputs/demo/vae").mkdir(parents=True)
+    (project.folder / "outputs/demo-2").mkdir()  # empty: free
+    project.train("--demo")
+    (trained,) = project.calls()
+    assert trained[3:5] == ["--output_dir", "./outputs/demo-2"]
+
+    project.train("--demo", "--resume_from", "latest")
+    assert project.calls()[-1][3:5] == ["--output_dir", "./outputs/demo"]
+
+
+def test_demo_trains_on_the_users_pictures_where_there_are_some(project):
+    (project.folder / "data/train/deep").mkdir(parents=True)
+    (project.folder / "data/train/deep/1.jpg").touch()
+    project.train("--demo")
+    (trained,) = project.calls()
+    assert trained[-2:] == ["--data_path", "./data/train"]
+
+
+def test_demo_that_cannot_draw_stops_and_leaves_no_half_set(project):
+    assert project.train("--demo", STUB_PREPARE_CODE="9").returncode == 9
+    assert [call[0] for call in project.calls()] == ["prepare_data.py"]
+    assert not (project.folder / "data/demo").exists()
+
+
+def test_demo_with_a_profile_is_one_line(project):
+    done = project.train("--demo", "--profile", "fast")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "--profile" in done.stderr
+
+
+# --- exit codes, signals, the menu ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 75, 77])
+def test_exit_code_is_the_trainers(project, code):
+    assert project.train("--profile", "fast", STUB_CODE=str(code)).returncode == code
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, -signal.SIGINT)])
+def test_a_signal_to_the_launcher_reaches_the_trainer(project, sent, code):
+    """The stand-in answers SIGTERM with 75 and leaves SIGINT to Python, which dies of it."""
+    launcher = subprocess.Popen(
+        [project.folder / "train_rtx5090.sh", "--profile", "fast"],
+        env=project.environ(STUB_WAITS="1"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with launcher:
+        assert launcher.stdout.readline() == b"waiting\n"
+        launcher.send_signal(sent)
+        assert launcher.wait(timeout=10) == code
+
+
+def type_into(project, typed: str) -> tuple[int, str]:
+    """Exit code and screen of the launcher, run in a terminal in which something is typed."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir("/")
+        os.execve(project.folder / "train_rtx5090.sh", ["train_rtx5090.sh"], project.environ())
+    os.write(terminal, typed.encode())
+    screen = b""
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if not part:
+            break
+        screen += part
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), screen.decode()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("1\n", ["--profile", "ultra"]),
+        ("\n", ["--profile", "standard"]),
+        ("9\nx\n4\n", ["--profile", "fast"]),
+        ("5\nbig\n640\n0\n3\n", ["--profile", "standard", "--image_size", "640", "--batch_size", "3"]),
+    ],
+)
+def test_menu_in_a_terminal(project, typed, expected):
+    code, screen = type_into(project, typed)
+    assert code == 0
+    assert project.calls() == [["train_vae.py", *RUN, *expected]]
+    assert "1  ultra  2048 px  batch 4  maximum quality" in screen  # the trainer's own line
+
+
+def test_menu_left_by_end_of_input_starts_nothing(project):
+    code, screen = type_into(project, "\x04")
+    assert code == 130
+    assert "Traceback" not in screen
+    assert project.calls() == []
+
+
+# --- the environment -----------------------------------------------------------------------------
+
+
+def test_missing_environment_is_made_first_and_a_failure_ends_there(project):
+    made = f"import os; os.makedirs('.venv/bin'); os.symlink({sys.executable!r}, '.venv/bin/python')"
+    (project.folder / "launchers/environment.py").write_text(
+        f"import sys; print(*sys.argv[1:]); {made}; open('.venv/.setup-stamp.json', 'w')"
+    )
+    done = project.train("--profile", "fast", VAE_PYTHON="")
+    assert done.returncode == 0
+    assert done.stdout == "--yes\n"
+    assert project.calls() == [["train_vae.py", *RUN, "--profile", "fast"]]
+    assert project.train("--profile", "fast", VAE_PYTHON="").stdout == ""  # complete: no set-up
+
+    (project.folder / ".venv/.setup-stamp.json").unlink()
+    (project.folder / "launchers/environment.py").write_text("import sys; sys.exit(3)")
+    project.calls()
+    assert project.train("--profile", "fast", VAE_PYTHON="").returncode == 3
+    assert project.calls() == []
+
+
+def test_help_needs_nothing_and_starts_nothing(project):
+    done = project.train("--help")
+    assert done.returncode == 0
+    assert "--demo" in done.stdout
+    assert project.calls() == []
