@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vae.config.options import LossConfig, OptimConfig
-from vae.losses.adversarial import generator_loss, hinge_discriminator_loss
+from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
 from vae.losses.kl import kl_divergence
 from vae.losses.reconstruction import reconstruction_loss
 
@@ -134,8 +134,8 @@ def reconstruction_gradient(networks, recon, images, inputs, loss):
     adversarial = generator_loss(logits)
     (adversarial_grad,) = torch.autograd.grad((adversarial * scale).sum(), recon)
     terms["adversarial"] = adversarial.detach()
-    terms["reconstruction_sq_norm"] = _sq_norm(grad, inputs.loss_scale)
-    terms["adversarial_sq_norm"] = _sq_norm(adversarial_grad, inputs.loss_scale)
+    terms["reconstruction_sq_norm"] = squared_norm(grad)
+    terms["adversarial_sq_norm"] = squared_norm(adversarial_grad)
     return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), terms
 
 
@@ -158,10 +158,6 @@ def _gradient_sum(module: nn.Module, last: bool):
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()
     return nullcontext()
-
-
-def _sq_norm(grad: torch.Tensor, loss_scale: torch.Tensor) -> torch.Tensor:
-    return (grad.to(torch.promote_types(grad.dtype, torch.float32)) / loss_scale).square().sum()
 
 
 def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:

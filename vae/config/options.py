@@ -193,7 +193,7 @@ class RunConfig:
     )
     checkpoint_freq: int = option(1, "epochs between checkpoints", at_least=1)
     checkpoint_steps: int = option(0, "optimizer steps between extra checkpoints; 0: none", at_least=0)
-    keep_checkpoints: int = option(3, "checkpoints kept besides the best and each stage's last", at_least=0)
+    keep_checkpoints: int = option(3, "checkpoints kept besides the best and each stage's last", at_least=2)
     save_samples_freq: int = option(100, "optimizer steps between sample sheets; 0: none", at_least=0)
     val_freq: int = option(1, "epochs between validations", at_least=1)
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)

@@ -1,0 +1,82 @@
+"""The run's records: one dictionary each, to metrics.jsonl, TensorBoard and the console."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+METRICS_NAME = "metrics.jsonl"
+REJECTED_NAME = "rejected_images.txt"
+
+
+class Logbook:
+    """Writes records of one run; made on the main process only, inert on the others."""
+
+    def __init__(self, folder: Path, first_step: int, active: bool):
+        """Records after `first_step`, left by a run that went further before it was resumed, are cut off."""
+        self.folder = folder
+        self.active = active
+        if not active:
+            return
+        _cut_records(folder / METRICS_NAME, first_step)
+        self._metrics = (folder / METRICS_NAME).open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "logs"), purge_step=first_step + 1)
+
+    def record(self, kind: str, step: int, values: dict[str, float]) -> None:
+        """Write one record; `kind` is train, validation, baseline or memory, and TensorBoard's group."""
+        if not self.active:
+            return
+        line = {"kind": kind, "step": step, **values}
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def picture(self, name: str, step: int, pixels: np.ndarray) -> None:
+        """Save uint8 `pixels` (H, W, 3) under samples/ and show them in TensorBoard."""
+        if not self.active:
+            return
+        path = self.folder / "samples" / f"{name}_step_{step:07d}.png"
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        Image.fromarray(pixels).save(temporary, format="PNG")
+        os.replace(temporary, path)
+        self._board.add_image(name, pixels, step, dataformats="HWC")
+
+    def rejected(self, line: str) -> None:
+        """Name one unusable picture on the console and in the list of them."""
+        say(f"skipped {line}")
+        with (self.folder / REJECTED_NAME).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        if self.active:
+            self._metrics.close()
+            self._board.close()
+
+
+def say(text: str) -> None:
+    """One line on the console that leaves a progress bar whole."""
+    tqdm.write(text)
+
+
+def _cut_records(path: Path, last_step: int) -> None:
+    """Keep the records up to `last_step`; a line torn by a crash goes too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            if json.loads(line)["step"] <= last_step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,251 @@
+"""The loop of a stage: a batch becomes a step, and between steps come records, validations, checkpoints."""
+
+import time
+from collections.abc import Iterator
+from enum import Enum
+
+import torch
+from tqdm import tqdm
+
+from vae.config.errors import DataError, UserError
+from vae.data.dataset import Batch
+from vae.data.loading import TrainLoader
+from vae.losses.adversarial import adaptive_weight, ramp, update_running
+from vae.step import StepInputs, apply_update, compute_gradients, micro_batch_sizes
+from vae.training.checkpoints import step_name
+from vae.training.logbook import Logbook, say
+from vae.training.milestones import Window, finish_epoch, log, save, save_here, save_samples
+from vae.training.noise import posterior_noise
+from vae.training.profiling import StepProfiler
+from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
+from vae.training.setup import Run
+from vae.training.signals import StopSignals
+from vae.training.stages import Stage
+
+
+class Outcome(Enum):
+    """Why a stage's loop came back."""
+
+    FINISHED = "the stage's epochs are done"
+    ENOUGH_STEPS = "--max_steps is reached"
+    SIGNALLED = "a signal asked to stop"
+
+
+class OutOfMemoryElsewhereError(Exception):
+    """Another process ran out of memory in this step: all take it again together."""
+
+
+def train_stage(run: Run, stage: Stage, logbook: Logbook, signals: StopSignals) -> Outcome:
+    """Train what is left of one stage."""
+    position, window = run.state.position, Window()
+    profiler = StepProfiler(run.config.speed.profile_steps, run.output_dir, run.processes)
+    outcome = None
+    with _open_loader(run, stage) as loader, _progress_bar(run, stage) as bar:
+        while outcome is None and position.epoch < stage.end_epoch:
+            first_step = position.images_in_epoch // run.images_per_step(stage)
+            for batch in _timed(loader.batches(position.epoch, first_step), window):
+                outcome = take_step(run, stage, batch, window, logbook, signals)
+                bar.update()
+                profiler.step()
+                stage = _between_steps(run, stage, window, logbook, bar)
+                if outcome is not None:
+                    save_here(run, stage)
+                    break
+                window.forget_pause()
+    profiler.close()
+    finished = position.epoch >= stage.end_epoch and outcome is not Outcome.SIGNALLED
+    return Outcome.FINISHED if finished else outcome
+
+
+def _between_steps(run: Run, stage: Stage, window: Window, logbook: Logbook, bar: tqdm) -> Stage:
+    """Records, samples, validation and checkpoints, each where it is due after this step."""
+    options, position = run.config.run, run.state.position
+    epoch_done = position.images_in_epoch >= run.steps_per_epoch(stage) * run.images_per_step(stage)
+    if position.step % options.log_freq == 0 or epoch_done:
+        log(run, window, logbook, bar)
+    if options.save_samples_freq and position.step % options.save_samples_freq == 0:
+        save_samples(run, stage, logbook)
+    if epoch_done:
+        position.epoch, position.images_in_epoch = position.epoch + 1, 0
+        return finish_epoch(run, stage, logbook)
+    if options.checkpoint_steps and position.step % options.checkpoint_steps == 0:
+        save(run, stage, step_name(position.step))
+    return stage
+
+
+def take_step(
+    run: Run, stage: Stage, batch: Batch, window: Window, logbook: Logbook, signals: StopSignals
+) -> Outcome | None:
+    """One optimizer step from one loaded batch; returns why training is to stop after it, if so."""
+    state, position = run.state, run.state.position
+    images, stop, save_asked = _agree(run, batch, logbook, signals)
+    inputs = _step_inputs(run, stage, batch, images)
+    sums = _gradients_within_memory(run, inputs)
+    if len(batch.images) == 0:  # the stand-in of a process without pictures is measured nowhere
+        sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+    _set_learning_rates(run, stage)
+    empty = images == 0
+    norms = apply_update(
+        state.optimizers[: 1 + (inputs.adversarial_factor is not None)],
+        state.update,
+        run.config.optim,
+        run.fp16,
+        empty,
+    )
+    if "adversarial_sq_norm" in sums:
+        measured = torch.stack([sums.pop("reconstruction_sq_norm"), sums.pop("adversarial_sq_norm")])
+        measured = run.processes.sum_tensor(measured)
+        state.running_sq_norms = update_running(state.running_sq_norms, measured)
+        sums["adversarial_factor"] = inputs.adversarial_factor * inputs.images.shape[0]
+    if state.averaged is not None and not empty:
+        weight = 1 - ema_decay(run.config.optim.ema_decay, position.step)
+        torch._foreach_lerp_(list(state.averaged.parameters()), list(state.autoencoder.parameters()), weight)
+    position.step += 1
+    position.images_in_epoch += run.images_per_step(stage)
+    position.images += run.images_per_step(stage)
+    window.add(sums, images, norms)
+    if save_asked:
+        save_here(run, stage)
+    if stop:
+        return Outcome.SIGNALLED
+    limit = run.config.run.max_steps
+    return Outcome.ENOUGH_STEPS if limit is not None and position.step >= limit else None
+
+
+def _agree(run: Run, batch: Batch, logbook: Logbook, signals: StopSignals) -> tuple[int, bool, bool]:
+    """Images of all processes in this step, and whether any process was asked to stop or to save.
+
+    Raises DataError where the share of unusable pictures has grown too large.
+    """
+    new = [r for r in batch.rejected if r.name not in run.rejected]
+    for rejection in new:
+        run.rejected.add(rejection.name)
+        logbook.rejected(str(rejection))
+    images, rejected, stop, save_asked = run.processes.sum_numbers(
+        len(batch.images), len(run.rejected), signals.stop, signals.save
+    )
+    signals.save = False
+    limit = run.config.data.max_bad_fraction * len(run.train_names)
+    if rejected > limit:
+        raise DataError(
+            f"{int(rejected)} of {len(run.train_names)} training pictures cannot be used, more than "
+            f"--max_bad_fraction {run.config.data.max_bad_fraction}: they are listed in {run.output_dir}; "
+            "mend or remove them"
+        )
+    return int(images), stop > 0, save_asked > 0
+
+
+def _step_inputs(run: Run, stage: Stage, batch: Batch, images: int) -> StepInputs:
+    """The batch on the device with its noise; a process left without a picture adds one of weight 0."""
+    device, model = run.processes.device, run.state.autoencoder
+    latent = stage.image_size // model.downsampling
+    shape = (run.config.model.z_channels, latent, latent)
+    pixels = batch.images.to(device, non_blocking=True)
+    noise = posterior_noise(batch.epochs, batch.indices, shape, run.config.run.seed, device)
+    share = run.processes.world / max(1, images)
+    if len(pixels) == 0:
+        pixels = torch.zeros(1, 3, stage.image_size, stage.image_size, dtype=torch.uint8, device=device)
+        noise = torch.zeros(1, *shape, device=device)
+        share = 0.0
+    loss, step = run.config.loss, run.state.position.step
+    factor = None
+    if run.state.discriminator is not None and step >= loss.disc_start:
+        adaptive = adaptive_weight(*run.state.running_sq_norms, loss.disc_max_weight)
+        factor = adaptive * (loss.adversarial_weight * ramp(step, loss.disc_start, loss.disc_ramp))
+    return StepInputs(pixels, noise, share, run.state.update.loss_scale, factor)
+
+
+def _gradients_within_memory(run: Run, inputs: StepInputs) -> dict[str, torch.Tensor]:
+    """Gradients of the step; where memory runs out, all processes take it again in smaller micro-batches."""
+    while True:
+        agreed = False
+
+        def before_last() -> None:
+            nonlocal agreed
+            if run.processes.sum_numbers(0)[0] > 0:
+                raise OutOfMemoryElsewhereError
+            agreed = True
+
+        try:
+            sizes = micro_batch_sizes(len(inputs.images), run.micro_batch, run.processes.world > 1)
+            return compute_gradients(run.networks, inputs, sizes, run.config.loss, before_last)
+        except OutOfMemoryElsewhereError:
+            failed_here = False
+        except torch.OutOfMemoryError:
+            failed_here = True
+        # outside the except clause: the exception holds the frames, and they the memory
+        _shrink_micro_batch(run, max(sizes), agreed, failed_here)
+
+
+def _shrink_micro_batch(run: Run, largest: int, agreed: bool, failed_here: bool) -> None:
+    several = run.processes.world > 1
+    if failed_here and several and not agreed:
+        run.processes.sum_numbers(1)
+    if failed_here and (largest == 1 or (agreed and several)):
+        raise UserError(
+            f"out of memory with --micro_batch_size {largest}: lower "
+            f"{'--image_size' if largest == 1 else '--micro_batch_size'} and go on with --resume_from latest"
+        )
+    for optimizer in run.state.optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    if run.processes.device.type == "cuda":
+        torch.cuda.empty_cache()
+    run.micro_batch = max(1, min(largest, run.micro_batch) // 2)
+    if run.processes.is_main:
+        say(f"out of memory: micro-batch lowered to {run.micro_batch}; same batch and gradients, more passes")
+
+
+def _set_learning_rates(run: Run, stage: Stage) -> None:
+    """Learning rates of this step, a function of the position within the stage."""
+    optim, position = run.config.optim, run.state.position
+    per_epoch = run.steps_per_epoch(stage)
+    total = stage.num_epochs * per_epoch
+    done = (position.epoch - stage.first_epoch) * per_epoch
+    done += position.images_in_epoch // run.images_per_step(stage)
+    factor = learning_rate_factor(
+        optim.lr_schedule, done, total, warmup_steps(optim.warmup_epochs, per_epoch, total)
+    )
+    peaks = (optim.learning_rate, run.config.loss.disc_learning_rate)
+    for optimizer, peak in zip(run.state.optimizers, peaks, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = peak * factor
+
+
+def _open_loader(run: Run, stage: Stage) -> TrainLoader:
+    data = run.config.data
+    return TrainLoader(
+        run.train_dataset(stage),
+        local_batch=stage.batch_size * run.config.run.accumulation_steps,
+        rank=run.processes.rank,
+        world_size=run.processes.world,
+        num_workers=run.num_workers,
+        prefetch_factor=data.prefetch_factor,
+        persistent_workers=data.persistent_workers,
+        pin_memory=run.processes.device.type == "cuda",
+    )
+
+
+def _timed(batches: Iterator[Batch], window: Window) -> Iterator[Batch]:
+    """The batches, with the time spent waiting for each added to `window`."""
+    while True:
+        started = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        window.waited += time.perf_counter() - started
+        yield batch
+
+
+def _progress_bar(run: Run, stage: Stage) -> tqdm:
+    position = run.state.position
+    per_epoch = run.steps_per_epoch(stage)
+    done = (position.epoch - stage.first_epoch) * per_epoch
+    done += position.images_in_epoch // run.images_per_step(stage)
+    return tqdm(
+        total=stage.num_epochs * per_epoch,
+        initial=done,
+        desc=f"{stage.image_size} px",
+        unit="step",
+        dynamic_ncols=True,
+        disable=not run.processes.is_main,
+    )

@@ -1,0 +1,253 @@
+"""What comes between steps: the log record, the sample sheet, the end of an epoch, the checkpoint."""
+
+import math
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from vae.config.errors import NonFiniteError, UserError
+from vae.config.options import flatten
+from vae.interop.checkpoint_file import save_checkpoint, verify_checkpoint
+from vae.training.checkpoints import epoch_name, prune, step_name
+from vae.training.logbook import Logbook, say
+from vae.training.setup import Run
+from vae.training.stages import Stage
+from vae.training.state import checkpoint_content
+from vae.training.validating import SHEET_IMAGES, baseline_metrics, sample_sheet, validation_metrics
+
+SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
+GIB = 2**30
+
+
+@dataclass
+class Window:
+    """What has been summed since the last record; tensors stay on the device until it is written."""
+
+    started: float = field(default_factory=time.perf_counter)
+    step_ended: float = field(default_factory=time.perf_counter)
+    waited: float = 0.0  # seconds without a batch
+    paused: float = 0.0  # seconds of validations, samples and checkpoints
+    images: float = 0.0  # of all processes
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)  # of this process
+    norms: list[torch.Tensor] = field(default_factory=list)  # of the last step
+
+    def add(self, sums: dict[str, torch.Tensor], images: float, norms: list[torch.Tensor]) -> None:
+        """Add one step's sums over images."""
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+        self.images += images
+        self.norms = norms
+        self.step_ended = time.perf_counter()
+
+    def forget_pause(self) -> None:
+        """Count what has passed since the last step as no training time."""
+        self.paused += time.perf_counter() - self.step_ended
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.__init__()
+
+
+def log(run: Run, window: Window, logbook: Logbook, bar: tqdm) -> None:
+    """Write the record of the steps since the last one; the only place of a step that waits for the device.
+
+    Raises NonFiniteError after too many skipped steps in a row.
+    """
+    names = sorted(window.sums)
+    stacked = run.processes.sum_tensor(torch.stack([window.sums[name] for name in names]))
+    means = dict(zip(names, (stacked / max(1.0, window.images)).tolist(), strict=True))
+    now = time.perf_counter()
+    seconds = max(1e-9, now - window.started - window.paused)
+    loss = run.config.loss
+    mse = means.pop("mse")
+    record = {
+        "epoch": run.state.position.epoch,
+        "loss": loss.reconstruction_weight * means["reconstruction"]
+        + loss.perceptual_weight * means.get("perceptual", 0.0)
+        + loss.kl_weight * means["kl"],
+        **means,
+        "psnr": 10 * math.log10(SQUARED_RANGE / mse) if mse > 0 else 0.0,
+        "learning_rate": run.state.optimizers[0].param_groups[0]["lr"],
+        "gradient_norm": float(window.norms[0]),
+        "images_per_second": window.images / seconds,
+        "data_wait_share": window.waited / seconds,
+        "nonfinite_steps": int(run.state.update.nonfinite_total),
+        **memory_in_use(run.processes.device),
+    }
+    if run.fp16:
+        record["loss_scale"] = float(run.state.update.loss_scale)
+    logbook.record("train", run.state.position.step, record)
+    bar.set_postfix_str(
+        f"{record['images_per_second']:.2f} images/s, loss {record['loss']:.4f}, PSNR {record['psnr']:.2f}"
+    )
+    _check_finite(run)
+    window.clear()
+
+
+def _check_finite(run: Run) -> None:
+    streak, limit = int(run.state.update.nonfinite_streak), run.config.optim.max_nonfinite_steps
+    if streak >= limit:
+        raise NonFiniteError(
+            f"{streak} steps in a row had a non-finite gradient (--max_nonfinite_steps {limit}): lower "
+            "--learning_rate or use --use_bf16, and go on with --resume_from latest"
+        )
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """Peak memory of this process so far, GiB: on the card, or of the process where there is none."""
+    if device.type == "cuda":
+        return {
+            "memory_peak_gib": torch.cuda.max_memory_allocated(device) / GIB,
+            "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
+        }
+    if sys.platform == "win32":
+        return {}
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes there, KiB on Linux
+    return {"memory_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB}
+
+
+def save_samples(run: Run, stage: Stage, logbook: Logbook) -> None:
+    """A sheet of the first held-out pictures: input, reconstruction, error x 8, trivial codec."""
+    if run.held is None or not run.processes.is_main:
+        return
+    names = run.held.names[:SHEET_IMAGES]
+    batches = replace(run.held, names=names).batches(
+        run.config.data, stage.image_size, SHEET_IMAGES, 0, replace(run.processes, world=1)
+    )
+    for images in batches:
+        sheet = sample_sheet(run.state.shipped, run.networks, images)
+        logbook.picture("samples", run.state.position.step, sheet)
+
+
+def begin_stage(run: Run, stage: Stage, logbook: Logbook) -> None:
+    """Baselines on the held-out pictures, and the state the stage begins with."""
+    if run.held is None:
+        return
+    batches = _held_batches(run, stage)
+    run.held.baselines = baseline_metrics(
+        run.networks, batches, run.state.autoencoder.downsampling, run.processes
+    )
+    for name, values in run.held.baselines.items():
+        logbook.record(
+            "baseline", run.state.position.step, {"codec": name, "image_size": stage.image_size} | values
+        )
+    if run.state.position.epoch == stage.first_epoch and run.state.position.images_in_epoch == 0:
+        logbook.record("validation", run.state.position.step, _validate(run, stage))
+
+
+def _held_batches(run: Run, stage: Stage):
+    return run.held.batches(
+        run.config.data, stage.image_size, run.micro_batch, run.num_workers, run.processes
+    )
+
+
+def _validate(run: Run, stage: Stage) -> dict[str, float]:
+    metrics = validation_metrics(run.state.shipped, run.networks, _held_batches(run, stage), run.processes)
+    return {"epoch": run.state.position.epoch, "image_size": stage.image_size, **metrics}
+
+
+def finish_epoch(run: Run, stage: Stage, logbook: Logbook) -> Stage:
+    """Validate and save where they are due; returns the stage, shorter where --early_stopping ends it."""
+    options, epochs = run.config.run, run.state.position.epoch
+    last = epochs == stage.end_epoch
+    save_due = epochs % options.checkpoint_freq == 0 or last
+    metrics = None
+    if run.held is not None and (epochs % options.val_freq == 0 or save_due):
+        metrics = _validate(run, stage)
+        logbook.record("validation", run.state.position.step, metrics)
+        _follow_history(run, metrics)
+        if run.processes.is_main:
+            say(validation_line(run, metrics))
+        if options.early_stopping and run.state.history.without_gain >= options.early_stopping and not last:
+            say(f"--early_stopping {options.early_stopping}: no better PSNR for so long, the stage ends here")
+            stage = _end_stage(run, stage)
+            save_due = True
+    if save_due:
+        history = run.state.history
+        if metrics and "psnr" in metrics and metrics["psnr"] > (history.best_checkpoint_psnr or -math.inf):
+            history.best_checkpoint, history.best_checkpoint_psnr = epoch_name(epochs), metrics["psnr"]
+        save(run, stage, epoch_name(epochs))
+    return stage
+
+
+def _follow_history(run: Run, metrics: dict[str, float]) -> None:
+    history = run.state.history
+    same_size = history.best.get("image_size") == metrics["image_size"]
+    if not same_size or metrics.get("psnr", -math.inf) > history.best.get("psnr", -math.inf):
+        if not same_size:  # another resolution is another measure
+            history.best_checkpoint_psnr = None
+        history.best, history.without_gain = metrics, 0
+    else:
+        history.without_gain += 1
+
+
+def _end_stage(run: Run, stage: Stage) -> Stage:
+    """The stage cut off at this epoch; those behind it move up."""
+    index = run.stages.index(stage)
+    short = replace(stage, num_epochs=run.state.position.epoch - stage.first_epoch)
+    saved = stage.end_epoch - short.end_epoch
+    later = [replace(s, first_epoch=s.first_epoch - saved) for s in run.stages[index + 1 :]]
+    run.stages = [*run.stages[:index], short, *later]
+    return short
+
+
+def validation_line(run: Run, metrics: dict[str, float]) -> str:
+    """One line: this validation beside the baselines."""
+
+    def shown(name: str, values: dict[str, float]) -> str:
+        parts = (
+            [f"PSNR {values['psnr']:.2f}", f"SSIM {values['ssim']:.4f}"] if "psnr" in values else ["nothing"]
+        )
+        if "lpips" in values:
+            parts.append(f"LPIPS {values['lpips']:.4f}")
+        return f"{name} " + " ".join(parts)
+
+    bicubic = run.held.baselines.get("bicubic_8x", {})
+    return f"epoch {int(metrics['epoch'])}: " + " | ".join(
+        [shown("VAE", metrics), shown("8x bicubic", bicubic)]
+    )
+
+
+def save_here(run: Run, stage: Stage) -> None:
+    """Save under the name of the current position, unless this very step is saved already."""
+    position = run.state.position
+    if run.saved_step != position.step:
+        between = position.images_in_epoch > 0
+        save(run, stage, step_name(position.step) if between else epoch_name(position.epoch), required=True)
+
+
+def save(run: Run, stage: Stage, name: str, required: bool = False) -> None:
+    """Write, verify and only then prune. A failure is said and training goes on, unless `required`."""
+    path, failure = run.output_dir / name, None
+    if run.processes.is_main:
+        failure = _write(run, stage, path)
+        if failure is None:
+            best = run.state.history.best_checkpoint
+            prune(run.output_dir, run.config.run.keep_checkpoints, run.stages, run.state.position, best)
+        else:
+            say(f"WARNING: {path} is not saved: {failure}; older checkpoints are untouched")
+    (failures,) = run.processes.sum_numbers(failure is not None)
+    if failures and required:
+        raise UserError(f"--output_dir {run.output_dir}: the last checkpoint could not be written: {failure}")
+    if not failures:
+        run.saved_step = run.state.position.step
+
+
+def _write(run: Run, stage: Stage, path: Path) -> str | None:
+    config = flatten(run.config) | {
+        "image_size": stage.image_size,
+        "batch_size": stage.batch_size,
+        "num_epochs": stage.num_epochs,
+    }
+    try:
+        save_checkpoint(path, checkpoint_content(run.state, config, run.stages, run.fingerprint))
+        verify_checkpoint(path)
+    except (OSError, UserError) as error:
+        return str(error)
+    return None

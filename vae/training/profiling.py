@@ -1,0 +1,44 @@
+"""A torch profiler trace of a few steps: where the time goes."""
+
+from pathlib import Path
+
+import torch
+
+from vae.training.logbook import say
+from vae.training.processes import Processes
+
+WARMUP_STEPS = 3  # compiling, algorithm search and the first allocations are not what is asked about
+TABLE_ROWS = 30
+
+
+class StepProfiler:
+    """Profiles `steps` steps after WARMUP_STEPS others; call step() after each. Inert for 0 steps."""
+
+    def __init__(self, steps: int, folder: Path, processes: Processes):
+        self._folder = folder / "profile"
+        self._profiler = None
+        if steps and processes.is_main:
+            self._profiler = torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=steps),
+                on_trace_ready=self._write,
+                profile_memory=True,
+                record_shapes=True,
+            )
+            self._profiler.start()
+
+    def step(self) -> None:
+        if self._profiler is not None:
+            self._profiler.step()
+
+    def close(self) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+
+    def _write(self, profiler: torch.profiler.profile) -> None:
+        self._folder.mkdir(exist_ok=True)
+        profiler.export_chrome_trace(str(self._folder / "trace.json"))
+        key = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
+        table = profiler.key_averages().table(sort_by=key, row_limit=TABLE_ROWS)
+        (self._folder / "table.txt").write_text(table + "\n", encoding="utf-8")
+        say(f"profile written to {self._folder}")

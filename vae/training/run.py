@@ -1,0 +1,104 @@
+"""A whole run, top to bottom: prepare, train stage after stage, ship, say what came out."""
+
+import json
+from typing import Any
+
+from vae.config.errors import EXIT_SAVED_RESUMABLE
+from vae.config.options import flatten
+from vae.memory.available import available_bytes
+from vae.memory.plan import StepMemory, StepSpec, choose_micro_batch
+from vae.training.logbook import Logbook, say
+from vae.training.loop import Outcome, train_stage
+from vae.training.milestones import begin_stage, memory_in_use, save_samples
+from vae.training.processes import Processes
+from vae.training.setup import Run, prepare_run
+from vae.training.shipping import LATENT_IMAGES, ship
+from vae.training.signals import StopSignals
+from vae.training.stages import Stage, current_stage
+from vae.training.summary import after_run, before_stage
+
+
+def train(given: dict[str, Any]) -> int:
+    """Train as the `given` option values say; returns the exit code, raises UserError for a mistake."""
+    processes = Processes.start(given.get("device", "auto"))
+    try:
+        with StopSignals() as signals:
+            run = prepare_run(given, processes)
+            return _train_stages(run, signals)
+    finally:
+        processes.close()
+
+
+def _train_stages(run: Run, signals: StopSignals) -> int:
+    stage = current_stage(run.stages, run.state.position.epoch)
+    if stage is None:
+        if run.processes.is_main:
+            say(f"{run.output_dir}: the run is finished ({run.state.position.epoch} epochs); nothing to do")
+        return 0
+    memory = _plan_memory(run, stage)
+    _open_folder(run)
+    logbook = Logbook(run.output_dir, run.state.position.step, run.processes.is_main)
+    try:
+        outcome = Outcome.FINISHED
+        while stage is not None and outcome is Outcome.FINISHED:
+            memory = memory or _plan_memory(run, stage)
+            if run.processes.is_main:
+                say(before_stage(run, stage, *memory))
+            begin_stage(run, stage, logbook)
+            outcome = train_stage(run, stage, logbook, signals)
+            memory, last = None, stage
+            stage = current_stage(run.stages, run.state.position.epoch)
+        if outcome is Outcome.SIGNALLED:
+            if run.processes.is_main:
+                say(f"stopped and saved at step {run.state.position.step}; go on with --resume_from latest")
+            return EXIT_SAVED_RESUMABLE
+        _finish(run, last, logbook)
+    finally:
+        logbook.close()
+    return 0
+
+
+def _plan_memory(run: Run, stage: Stage) -> tuple[StepMemory, int]:
+    """Predict the memory of the stage's step and choose its micro-batch."""
+    speed = run.config.speed
+    spec = StepSpec(
+        model=run.config.model,
+        loss=run.config.loss,
+        image_size=stage.image_size,
+        batch=stage.batch_size * run.config.run.accumulation_steps,
+        dtype=run.networks.dtype,
+        channels_last=speed.channels_last,
+        averaged=run.state.averaged is not None,
+    )
+    available = int(available_bytes(run.processes.device) * speed.vram_margin)
+    memory = choose_micro_batch(spec, available, speed.micro_batch_size)
+    run.micro_batch = memory.micro_batch
+    return memory, available
+
+
+def _open_folder(run: Run) -> None:
+    """Make the output folder and write down what the run is about."""
+    if run.processes.is_main:
+        folder = run.output_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(
+            json.dumps(flatten(run.config), indent=2) + "\n", encoding="utf-8"
+        )
+        held = run.held.names if run.held else []
+        split = {"train": run.train_names, "validation": held}
+        (folder / "split.json").write_text(json.dumps(split, indent=1) + "\n", encoding="utf-8")
+    run.processes.wait()
+
+
+def _finish(run: Run, stage: Stage, logbook: Logbook) -> None:
+    """Ship the weights and say what came out."""
+    save_samples(run, stage, logbook)
+    if run.processes.is_main:
+        dataset = run.train_dataset(stage)
+        crops = (dataset[0, index].image for index in range(min(LATENT_IMAGES, len(dataset))))
+        batches = (crop[None].to(run.processes.device) for crop in crops if crop is not None)
+        shipped = ship(run.output_dir / "vae", run.state.shipped, run.networks, batches, stage.image_size)
+        peak = memory_in_use(run.processes.device)
+        logbook.record("memory", run.state.position.step, peak)
+        say(after_run(run, shipped, peak))
+    run.processes.wait()

@@ -1,0 +1,249 @@
+"""From given options to a run that is ready to train: everything is checked before anything is written."""
+
+import hashlib
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vae.config.errors import DataError, UserError
+from vae.config.options import Config
+from vae.config.recipes import recipe_values
+from vae.config.resolve import SHAPE, check_image_size, check_same_model, resolve
+from vae.data.dataset import FolderDataset
+from vae.data.folder import list_images, split_names
+from vae.data.probing import probe
+from vae.data.sampling import steps_per_epoch
+from vae.data.workers import resolve_num_workers
+from vae.gpus import CPU_SETTINGS, match_card
+from vae.interop.diffusers_folder import load_weights, read_vae
+from vae.losses.perceptual import build_perceptual
+from vae.losses.trunk_weights import find_trunk_weights
+from vae.step import Networks
+from vae.training.checkpoints import list_checkpoints, load_named, load_newest
+from vae.training.logbook import METRICS_NAME, say
+from vae.training.precision import can_compile, compute_dtype, set_backends
+from vae.training.processes import Processes
+from vae.training.stages import Position, Stage, first_stages, resumed_stages
+from vae.training.state import TrainingState, begin_state, restore
+from vae.training.validating import Held
+
+
+@dataclass
+class Run:
+    """A run that is ready to train."""
+
+    config: Config
+    stages: list[Stage]
+    processes: Processes
+    state: TrainingState
+    networks: Networks
+    train_names: list[str]
+    held: Held | None
+    fingerprint: str
+    resumed_from: Path | None
+    num_workers: int
+    rejected: set[str] = field(default_factory=set)
+    micro_batch: int = 0  # set when a stage begins, lowered when memory runs out
+    saved_step: int = -1  # optimizer step of the newest checkpoint written by this command
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.config.run.output_dir)
+
+    @property
+    def fp16(self) -> bool:
+        return self.networks.dtype == torch.float16
+
+    def images_per_step(self, stage: Stage) -> int:
+        """Indices of one optimizer step over all processes."""
+        return stage.batch_size * self.config.run.accumulation_steps * self.processes.world
+
+    def steps_per_epoch(self, stage: Stage) -> int:
+        """Optimizer steps of one epoch of `stage`."""
+        local = stage.batch_size * self.config.run.accumulation_steps
+        return steps_per_epoch(len(self.train_names), local, self.processes.world)
+
+    def train_dataset(self, stage: Stage) -> FolderDataset:
+        """The training crops of `stage`."""
+        return train_dataset(self.config, self.train_names, stage.image_size)
+
+
+def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
+    """Check everything and build the run; UserError, with nothing written, where something is wrong."""
+    tell = say if processes.is_main else lambda _text: None
+    given, found = _find_checkpoint(given, tell)
+    path, content = found if found else (None, None)
+    config = _resolve(given, content, processes.device)
+    weights = None
+    if config.model.init_from:
+        shape, weights = read_vae(Path(config.model.init_from))
+        check_same_model({k: v for k, v in given.items() if k in SHAPE}, {**shape, "adversarial_weight": 0})
+        config = replace(
+            config, model=replace(config.model, **{**shape, "channels": tuple(shape["channels"])})
+        )
+    _check_output(config, resumed=content is not None)
+    stages, position = first_stages(config), Position()
+    if content:
+        saved = [Stage(**stage) for stage in content["stages"]]
+        stages, position = resumed_stages(saved, Position(**content["position"]), config, given)
+    dtype = compute_dtype(config.speed, processes.device)
+    train_names, held = _pictures(config)
+    fingerprint = hashlib.sha256("\n".join(train_names).encode("utf-8", "surrogateescape")).hexdigest()
+    _check_stages(config, stages, position, train_names, processes)
+    run = Run(
+        config=config,
+        stages=stages,
+        processes=processes,
+        state=_build_state(config, processes, dtype, weights),
+        networks=Networks(
+            None, None, _perceptual(config, processes, dtype), dtype, config.speed.channels_last
+        ),
+        train_names=train_names,
+        held=held,
+        fingerprint=fingerprint,
+        resumed_from=path,
+        num_workers=resolve_num_workers(config.data.num_workers),
+    )
+    if content:
+        restore(run.state, content)
+        run.state.position = position
+        if content["data_fingerprint"] != fingerprint:
+            tell("WARNING: the training pictures are not those of the checkpoint: their order differs now")
+    set_backends(config.speed)
+    _wrap(run, tell)
+    return run
+
+
+def _find_checkpoint(given, tell):
+    """The checkpoint that --resume_from names, and `given` with the output folder it implies."""
+    wanted = given.get("resume_from")
+    if wanted is None:
+        return given, None
+    if wanted == "latest":
+        folder = Path(given.get("output_dir", Config().run.output_dir))
+        found = load_newest(folder, tell) if folder.is_dir() else None
+        if found is None:
+            tell(f"--resume_from latest: {folder} holds no checkpoint yet, so a new run begins")
+        return given, found
+    path, content = load_named(Path(wanted), tell)
+    return {"output_dir": str(path.parent), **given}, (path, content)
+
+
+def _resolve(given: dict[str, Any], content: dict[str, Any] | None, device: torch.device) -> Config:
+    name = given.get("profile")
+    profile = recipe_values(name, has_gpu=device.type == "cuda") if name else None
+    card = CPU_SETTINGS
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        found = match_card(facts.name, facts.total_memory / 2**30)
+        card = found.settings if found else {}
+    return resolve(given, content["config"] if content else None, profile, card)
+
+
+def _check_output(config: Config, resumed: bool) -> None:
+    """Raise UserError where the output folder cannot be written or holds another run."""
+    folder = Path(config.run.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output_dir {folder} is a file: name a folder")
+    nearest = next(p for p in [folder, *folder.absolute().parents] if p.exists())
+    if not os.access(nearest, os.W_OK):
+        raise UserError(f"--output_dir {folder} cannot be written: {nearest} does not allow it")
+    if not resumed and (list_checkpoints(folder) or (folder / METRICS_NAME).exists()):
+        raise UserError(
+            f"--output_dir {folder} holds another run: go on with it by --resume_from latest, "
+            "or name a new folder"
+        )
+
+
+def _pictures(config: Config) -> tuple[list[str], Held | None]:
+    """Names to train on, and the held-out pictures."""
+    data = config.data
+    names = list_images(data.data_path)
+    if data.val_path:
+        held = Held(Path(data.val_path), list_images(data.val_path, flag="--val_path"))
+        train = names
+    else:
+        train, held_names = split_names(names, data.val_split, config.run.seed)
+        held = Held(Path(data.data_path), held_names) if held_names else None
+    if held and data.max_val_images:
+        held.names = held.names[: data.max_val_images]
+    return train, held
+
+
+def _check_stages(config, stages, position, train_names, processes) -> None:
+    """Raise UserError where a stage to come cannot make a single step."""
+    if not train_names:
+        raise DataError(
+            f"--data_path {config.data.data_path} leaves no picture to train on after --val_split "
+            f"{config.data.val_split}: add pictures, or use --val_split 0"
+        )
+    for stage in stages:
+        if stage.end_epoch <= position.epoch:
+            continue
+        check_image_size(stage.image_size, config.model)
+        step_images = stage.batch_size * config.run.accumulation_steps * processes.world
+        if len(train_names) < step_images:
+            factors = f"{config.run.accumulation_steps} accumulation x {processes.world} processes"
+            raise DataError(
+                f"--batch_size {stage.batch_size} (x {factors}) is more than the {len(train_names)} training "
+                "pictures: lower --batch_size or add pictures"
+            )
+        probe(train_dataset(config, train_names, stage.image_size))
+
+
+def train_dataset(config: Config, names: list[str], image_size: int) -> FolderDataset:
+    """The training crops of `image_size` px of the listed pictures."""
+    data = config.data
+    return FolderDataset(
+        data.data_path,
+        names,
+        image_size=image_size,
+        crop=data.crop,
+        horizontal_flip=data.horizontal_flip,
+        upscale=data.upscale,
+        background=data.background,
+        max_pixels=data.max_pixels,
+        seed=config.run.seed,
+    )
+
+
+def _perceptual(config: Config, processes: Processes, dtype: torch.dtype):
+    """LPIPS where it is in the loss; its weights are fetched by one process and then found by all."""
+    loss = config.loss
+    if loss.perceptual_weight == 0:
+        return None
+    if loss.perceptual_net != "random":
+        if processes.is_main:
+            find_trunk_weights(loss.perceptual_net, loss.perceptual_weights)
+        processes.wait()
+    elif processes.is_main:
+        say("WARNING: --perceptual_net random: LPIPS has random weights; its values compare with no other")
+    return build_perceptual(loss.perceptual_net, loss.perceptual_weights, dtype, processes.device)
+
+
+def _build_state(config, processes, dtype, weights) -> TrainingState:
+    state = begin_state(config, processes.device, fp16=dtype == torch.float16)
+    if weights is not None:
+        load_weights(state.autoencoder, weights, Path(config.model.init_from))
+        if state.averaged is not None:
+            state.averaged.load_state_dict(state.autoencoder.state_dict())
+    return state
+
+
+def _wrap(run: Run, tell) -> None:
+    """Compile and wrap the networks that a step runs."""
+    state, networks = run.state, run.networks
+    if run.config.speed.use_torch_compile:
+        reason = can_compile(run.processes.device)
+        if reason:
+            tell(f"--use_torch_compile: {reason}; training goes on without it, only slower")
+        else:
+            for module in (state.autoencoder, state.discriminator, networks.perceptual):
+                if module is not None:
+                    module.compile(dynamic=False)
+    networks.autoencoder = run.processes.wrap(state.autoencoder)
+    if state.discriminator is not None:
+        networks.discriminator = run.processes.wrap(state.discriminator)

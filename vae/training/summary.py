@@ -1,0 +1,105 @@
+"""What a run says of itself before it starts and after it has ended."""
+
+from vae.config.options import flatten
+from vae.memory.plan import GIB, StepMemory
+from vae.training.logbook import REJECTED_NAME
+from vae.training.schedule import warmup_steps
+from vae.training.setup import Run
+from vae.training.stages import Stage
+
+MILLION = 1e6
+
+
+def before_stage(run: Run, stage: Stage, memory: StepMemory, available: int) -> str:
+    """Model, data, memory and steps of the stage that begins."""
+    config, state = run.config, run.state
+    per_epoch = run.steps_per_epoch(stage)
+    total = stage.num_epochs * per_epoch
+    warm_up = warmup_steps(config.optim.warmup_epochs, per_epoch, total)
+    parameters = sum(p.numel() for p in state.autoencoder.parameters()) / MILLION
+    held = f"{len(run.held.names)} held out" if run.held else "none held out: no validation"
+    step_images = run.images_per_step(stage)
+    lines = [
+        f"model   {parameters:.1f} M parameters, widths {' '.join(map(str, config.model.channels))}, "
+        f"{config.model.z_channels} latent channels, {state.autoencoder.downsampling}x smaller; "
+        + _start(run),
+        f"data    {len(run.train_names)} pictures of {config.data.data_path}, {held}; "
+        f"{stage.image_size} px {config.data.crop} crops, {run.num_workers} workers",
+        f"loss    {_loss(run)}",
+        f"device  {_device(run)}",
+        f"memory  {memory.total / GIB:.2f} GiB predicted at micro-batch {run.micro_batch} "
+        f"({available / GIB:.1f} GiB may be used)",
+        f"steps   {total} of {step_images} images: epochs {stage.first_epoch + 1} to {stage.end_epoch}, "
+        f"{per_epoch} steps each; {warm_up} of warm-up, then {config.optim.lr_schedule} from "
+        f"{config.optim.learning_rate:g}",
+        f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
+    ]
+    return "\n".join(lines)
+
+
+def _start(run: Run) -> str:
+    if run.resumed_from:
+        return f"from {run.resumed_from}, step {run.state.position.step}"
+    if run.config.model.init_from:
+        return f"from {run.config.model.init_from}"
+    return f"{run.config.model.init} start"
+
+
+def _loss(run: Run) -> str:
+    loss = run.config.loss
+    parts = [f"{loss.reconstruction_weight:g} {loss.reconstruction_loss}", f"{loss.kl_weight:g} KL"]
+    if loss.perceptual_weight:
+        parts.insert(1, f"{loss.perceptual_weight:g} LPIPS ({loss.perceptual_net})")
+    if loss.adversarial_weight:
+        parts.append(f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start}")
+    return " + ".join(parts)
+
+
+def _device(run: Run) -> str:
+    import torch
+
+    device = run.processes.device
+    name = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    )
+    kind = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16 with loss scaling"}
+    speed = flatten(run.config)
+    extras = [n for n in ("enable_tf32", "channels_last", "use_torch_compile") if speed[n]]
+    world = f", {run.processes.world} processes" if run.processes.world > 1 else ""
+    return f"{device.type} ({name}){world}, {kind[run.networks.dtype]}, " + ", ".join(extras)
+
+
+def after_run(run: Run, shipped: tuple[float, float] | None, peak: dict[str, float]) -> str:
+    """Best metrics, files written and the next command to type."""
+    history, position = run.state.history, run.state.position
+    lines = [f"done: {position.epoch} epochs, {position.step} steps, {position.images} images"]
+    if "psnr" in history.best:
+        best = history.best
+        lines.append(_metrics_line(f"best, epoch {int(best['epoch'])}", best))
+        lines += [_metrics_line(name, values) for name, values in sorted(run.held.baselines.items())]
+        if "lpips" not in best:
+            lines.append("LPIPS was not measured: --perceptual_weight 0 loads no network for it")
+        elif run.config.loss.perceptual_net == "random":
+            lines.append("LPIPS is of random weights (--perceptual_net random): compare it with no other")
+    if peak:
+        lines.append(", ".join(f"{name} {value:.2f}" for name, value in peak.items()))
+    if run.rejected:
+        lines.append(f"{len(run.rejected)} pictures were skipped: {run.output_dir / REJECTED_NAME}")
+    if shipped:
+        lines.append(f"VAE     {run.output_dir / 'vae'} (scaling {shipped[0]:.4f}, shift {shipped[1]:.4f})")
+    if any((run.output_dir / "samples").glob("*.png")):
+        lines.append(f"samples {run.output_dir / 'samples'} (input, reconstruction, error x8, 8x bicubic)")
+    lines.append(f"next    python train_vae.py --resume_from {_newest_name(run)} --num_epochs 10")
+    return "\n".join(lines)
+
+
+def _metrics_line(name: str, values: dict[str, float]) -> str:
+    lpips = f"   LPIPS {values['lpips']:.4f}" if "lpips" in values else ""
+    return f"{name:<16} PSNR {values['psnr']:6.2f} dB   SSIM {values['ssim']:.4f}{lpips}"
+
+
+def _newest_name(run: Run) -> str:
+    from vae.training.checkpoints import list_checkpoints
+
+    found = list_checkpoints(run.output_dir)
+    return str(found[0]) if found else str(run.output_dir)

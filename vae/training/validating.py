@@ -1,0 +1,102 @@
+"""Validation of the shipped weights on held-out pictures, their baselines, and the sheets of samples."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vae.config.options import DataConfig
+from vae.data.loading import load_validation
+from vae.evaluation.baselines import bicubic_8x
+from vae.evaluation.validation import Sums, baseline_sums, means, validate
+from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL
+from vae.step import Networks, to_float
+from vae.training.processes import Processes
+
+SHEET_IMAGES = 4
+SHEET_SIDE = 512  # px: larger crops are shown by their middle
+ERROR_GAIN = 8
+
+
+@dataclass
+class Held:
+    """The held-out pictures of a run."""
+
+    root: Path
+    names: list[str]
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # of the current stage, by codec
+
+    def batches(
+        self, data: DataConfig, image_size: int, batch: int, workers: int, processes: Processes
+    ) -> Iterator[torch.Tensor]:
+        """uint8 (B, 3, S, S) centre crops of this process's share, on its device."""
+        names = self.names[processes.rank :: processes.world]
+        loader = load_validation(
+            self.root,
+            names,
+            image_size=image_size,
+            batch_size=batch,
+            upscale=data.upscale,
+            background=data.background,
+            max_pixels=data.max_pixels,
+            num_workers=workers,
+        )
+        for loaded in loader:
+            if len(loaded.images):
+                yield loaded.images.to(processes.device, non_blocking=True)
+
+
+def mode_reconstruction(model: AutoencoderKL, networks: Networks) -> Callable[[torch.Tensor], torch.Tensor]:
+    """images (B, 3, H, W) in [-1, 1] to reconstructions of the posterior's mode, in the compute dtype."""
+
+    @torch.no_grad()
+    def reconstruct(images: torch.Tensor) -> torch.Tensor:
+        layout = torch.channels_last if networks.channels_last else torch.contiguous_format
+        return model(images.to(networks.dtype, memory_format=layout))[0]
+
+    return reconstruct
+
+
+def validation_metrics(
+    model: AutoencoderKL, networks: Networks, batches: Iterator[torch.Tensor], processes: Processes
+) -> dict[str, float]:
+    """Means of PSNR, SSIM and, where LPIPS is in the loss, LPIPS, over the pictures of all processes."""
+    images = (batch.float() / 127.5 - 1 for batch in batches)
+    return means(
+        _over_all(validate(mode_reconstruction(model, networks), images, networks.perceptual), processes)
+    )
+
+
+def baseline_metrics(
+    networks: Networks, batches: Iterator[torch.Tensor], factor: int, processes: Processes
+) -> dict[str, dict[str, float]]:
+    """The same metrics of two trivial codecs: mean colour, and area reduction with bicubic enlargement."""
+    images = (batch.float() / 127.5 - 1 for batch in batches)
+    sums = baseline_sums(images, networks.perceptual, factor)
+    return {name: means(_over_all(sums[name], processes)) for name in sorted(sums)}
+
+
+def _over_all(sums: Sums, processes: Processes) -> Sums:
+    names = sorted(sums)
+    totals = processes.sum_numbers(*[number for name in names for number in sums[name]])
+    return {name: (totals[2 * i], int(totals[2 * i + 1])) for i, name in enumerate(names)}
+
+
+def sample_sheet(model: AutoencoderKL, networks: Networks, images: torch.Tensor) -> np.ndarray:
+    """uint8 (rows, columns, 3): per picture input, reconstruction, error x 8, 8x bicubic for comparison."""
+    images = images[:SHEET_IMAGES]
+    reconstruct = mode_reconstruction(model, networks)
+    truth = images.float() / 127.5 - 1
+    recon = torch.cat([reconstruct(to_float(one[None], networks)).float() for one in images]).clamp(-1, 1)
+    error = ((recon - truth).abs() / 2 * ERROR_GAIN).clamp(0, 1) * 2 - 1
+    small = bicubic_8x(truth, model.downsampling)
+    columns = torch.stack([truth, recon, error, small], dim=1)  # (N, 4, 3, S, S)
+    side = columns.shape[-1]
+    start = max(0, (side - SHEET_SIDE) // 2)
+    columns = columns[..., start : start + SHEET_SIDE, start : start + SHEET_SIDE]
+    count, kinds, _, height, width = columns.shape
+    pixels = ((columns + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    sheet = pixels.permute(0, 3, 1, 4, 2).reshape(count * height, kinds * width, IMAGE_CHANNELS)
+    return sheet.cpu().numpy()
