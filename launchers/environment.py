@@ -6,6 +6,7 @@ interrupted is taken up again, and a complete environment is left alone.
 
 import argparse
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -57,6 +58,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
         description="Makes the Python environment, or completes it; a complete one is left as it is. "
         "Without flags in a terminal it asks which PyTorch build to install.",
+        epilog=f"VAE_TORCH_INDEX names a mirror of {PYTORCH_INDEX}.",
     )
     parser.add_argument(
         "--torch",
@@ -141,7 +143,7 @@ def read_index(build: str, timeout: float = INDEX_TIMEOUT_SECONDS) -> str | None
     try:
         with urllib.request.urlopen(address, timeout=timeout) as page:
             return page.read().decode("utf-8", "replace")
-    except OSError:  # URLError, HTTPError, timeouts and TLS errors are all OSErrors
+    except (OSError, http.client.HTTPException):  # no connection, time-out, TLS, 404; a page cut short
         return None
 
 

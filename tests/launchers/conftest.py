@@ -78,6 +78,27 @@ class Project:
     def train(self, *arguments: str, **more: str) -> subprocess.CompletedProcess:
         return self.run(self.folder / "train_rtx5090.sh", *arguments, **more)
 
+    def type_into(self, script: str, typed: str) -> tuple[int, str]:
+        """Exit code and screen of a script that runs in a terminal, without arguments, while this is typed."""
+        import pty  # absent on Windows
+
+        child, terminal = pty.fork()
+        if child == 0:
+            os.chdir("/")
+            os.execve(self.folder / script, [script], self.environ())
+        os.write(terminal, typed.encode())
+        screen = b""
+        while True:
+            try:
+                part = os.read(terminal, 4096)
+            except OSError:  # Linux's way to say that the other end is closed
+                break
+            if not part:
+                break
+            screen += part
+        os.close(terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), screen.decode()
+
     def calls(self) -> list[list[str]]:
         """What the stand-ins were called with since the last look."""
         path = self.folder / "calls.jsonl"

@@ -46,6 +46,26 @@ def test_menu_is_the_guides_and_every_choice_exists(environment):
 
 
 @pytest.mark.parametrize(
+    ("answers", "driver", "build"),
+    [(["4"], 580, "cu128"), ([""], 570, "cu128"), ([""], None, "cpu"), (["0", "cu128", "3"], 560, "cu126")],
+)
+def test_menu_asks_until_it_is_answered(environment, monkeypatch, answers, driver, build):
+    monkeypatch.setattr(environment, "nvidia_driver", lambda: driver)
+    monkeypatch.setattr("builtins.input", lambda _: answers.pop(0))
+    assert environment.ask_build() == build
+    assert answers == []
+
+
+def test_set_up_in_a_terminal_asks_before_it_makes_anything(project):
+    code, screen = project.type_into("setup.sh", "x\n\x04")
+    assert code == 1
+    assert "4  CUDA 12.8" in screen
+    assert "'x' is none of" in screen
+    assert "Traceback" not in screen
+    assert not (project.folder / ".venv").exists()
+
+
+@pytest.mark.parametrize(
     ("answer", "driver"),
     [
         ("echo 575.51.03; echo 575.51.03", 575),

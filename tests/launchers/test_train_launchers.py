@@ -1,6 +1,5 @@
 """train_rtx5090.sh and .bat: one table of choices, one list of arguments from both."""
 
-import os
 import re
 import shlex
 import shutil
@@ -10,9 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pty")
-import pty
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,26 +131,6 @@ def test_a_signal_to_the_launcher_reaches_the_trainer(project, sent, code):
         assert launcher.wait(timeout=10) == code
 
 
-def type_into(project, typed: str) -> tuple[int, str]:
-    """Exit code and screen of the launcher, run in a terminal in which something is typed."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir("/")
-        os.execve(project.folder / "train_rtx5090.sh", ["train_rtx5090.sh"], project.environ())
-    os.write(terminal, typed.encode())
-    screen = b""
-    while True:
-        try:
-            part = os.read(terminal, 4096)
-        except OSError:  # Linux's way to say that the other end is closed
-            break
-        if not part:
-            break
-        screen += part
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), screen.decode()
-
-
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
@@ -165,14 +141,14 @@ def type_into(project, typed: str) -> tuple[int, str]:
     ],
 )
 def test_menu_in_a_terminal(project, typed, expected):
-    code, screen = type_into(project, typed)
+    code, screen = project.type_into("train_rtx5090.sh", typed)
     assert code == 0
     assert project.calls() == [["train_vae.py", *RUN, *expected]]
     assert "1  ultra  2048 px  batch 4  maximum quality" in screen  # the trainer's own line
 
 
 def test_menu_left_by_end_of_input_starts_nothing(project):
-    code, screen = type_into(project, "\x04")
+    code, screen = project.type_into("train_rtx5090.sh", "\x04")
     assert code == 130
     assert "Traceback" not in screen
     assert project.calls() == []
