@@ -79,7 +79,7 @@ class Project:
         return self.run(self.folder / "train_rtx5090.sh", *arguments, **more)
 
     def type_into(self, script: str, typed: str) -> tuple[int, str]:
-        """Exit code and screen of a script that runs in a terminal, without arguments, while this is typed."""
+        """Exit code and screen of a script that runs in a terminal, without arguments, this being typed."""
         import pty  # absent on Windows
 
         child, terminal = pty.fork()
