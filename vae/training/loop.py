@@ -78,7 +78,7 @@ def take_step(
 ) -> Outcome | None:
     """One optimizer step from one loaded batch; returns why training is to stop after it, if so."""
     state, position = run.state, run.state.position
-    images, stop, save_asked = _agree(run, batch, logbook, signals)
+    images, stop, save_asked = _agree(run, stage, batch, logbook, signals)
     inputs = _step_inputs(run, stage, batch, images)
     sums = _gradients_within_memory(run, inputs)
     if len(batch.images) == 0:  # the stand-in of a process without pictures is measured nowhere
@@ -112,10 +112,12 @@ def take_step(
     return Outcome.ENOUGH_STEPS if limit is not None and position.step >= limit else None
 
 
-def _agree(run: Run, batch: Batch, logbook: Logbook, signals: StopSignals) -> tuple[int, bool, bool]:
+def _agree(
+    run: Run, stage: Stage, batch: Batch, logbook: Logbook, signals: StopSignals
+) -> tuple[int, bool, bool]:
     """Images of all processes in this step, and whether any process was asked to stop or to save.
 
-    Raises DataError where the share of unusable pictures has grown too large.
+    Raises DataError, with a checkpoint saved, where the share of unusable pictures has grown too large.
     """
     new = [r for r in batch.rejected if r.name not in run.rejected]
     for rejection in new:
@@ -127,6 +129,7 @@ def _agree(run: Run, batch: Batch, logbook: Logbook, signals: StopSignals) -> tu
     signals.save = False
     limit = run.config.data.max_bad_fraction * len(run.train_names)
     if rejected > limit:
+        save_here(run, stage)
         raise DataError(
             f"{int(rejected)} of {len(run.train_names)} training pictures cannot be used, more than "
             f"--max_bad_fraction {run.config.data.max_bad_fraction}: they are listed in {run.output_dir}; "

@@ -208,10 +208,9 @@ def validation_line(run: Run, metrics: dict[str, float]) -> str:
             parts.append(f"LPIPS {values['lpips']:.4f}")
         return f"{name} " + " ".join(parts)
 
-    bicubic = run.held.baselines.get("bicubic_8x", {})
-    return f"epoch {int(metrics['epoch'])}: " + " | ".join(
-        [shown("VAE", metrics), shown("8x bicubic", bicubic)]
-    )
+    trivial = f"{run.state.autoencoder.downsampling}x bicubic"
+    values = run.held.baselines.get("bicubic_8x", {})
+    return f"epoch {int(metrics['epoch'])}: {shown('VAE', metrics)} | {shown(trivial, values)}"
 
 
 def save_here(run: Run, stage: Stage) -> None:

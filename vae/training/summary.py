@@ -72,11 +72,13 @@ def _device(run: Run) -> str:
 def after_run(run: Run, shipped: tuple[float, float] | None, peak: dict[str, float]) -> str:
     """Best metrics, files written and the next command to type."""
     history, position = run.state.history, run.state.position
+    factor = run.state.autoencoder.downsampling
     lines = [f"done: {position.epoch} epochs, {position.step} steps, {position.images} images"]
     if "psnr" in history.best:
         best = history.best
         lines.append(_metrics_line(f"best, epoch {int(best['epoch'])}", best))
-        lines += [_metrics_line(name, values) for name, values in sorted(run.held.baselines.items())]
+        shown = {"bicubic_8x": f"{factor}x bicubic", "mean_colour": "mean colour"}
+        lines += [_metrics_line(shown[name], values) for name, values in sorted(run.held.baselines.items())]
         if "lpips" not in best:
             lines.append("LPIPS was not measured: --perceptual_weight 0 loads no network for it")
         elif run.config.loss.perceptual_net == "random":
@@ -88,7 +90,9 @@ def after_run(run: Run, shipped: tuple[float, float] | None, peak: dict[str, flo
     if shipped:
         lines.append(f"VAE     {run.output_dir / 'vae'} (scaling {shipped[0]:.4f}, shift {shipped[1]:.4f})")
     if any((run.output_dir / "samples").glob("*.png")):
-        lines.append(f"samples {run.output_dir / 'samples'} (input, reconstruction, error x8, 8x bicubic)")
+        lines.append(
+            f"samples {run.output_dir / 'samples'} (input, reconstruction, error x8, {factor}x bicubic)"
+        )
     lines.append(f"next    python train_vae.py --resume_from {_newest_name(run)} --num_epochs 10")
     return "\n".join(lines)
 
