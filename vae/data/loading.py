@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from vae.config.errors import DataError
 from vae.data.dataset import Batch, FolderDataset, collate
 from vae.data.sampling import StepSampler, steps_per_epoch
-from vae.data.workers import start_worker
+from vae.data.workers import signals_held, start_worker
 
 # A batch that takes longer is taken for a hang. Generous: a large batch over a slow share is no error.
 TIMEOUT_SECONDS = 600
@@ -53,11 +53,19 @@ class TrainLoader:
         """The rest of `epoch` from `first_step` on; only one such iterator may be in use at a time."""
         assert self._loader is not None, "the loader is closed"
         self._sampler.start_at(epoch, first_step)
-        self._iterator = iter(self._loader)
+        if self._iterator is None:
+            self._iterator = _start(self._loader)
+        else:
+            self._iterator = iter(self._loader)  # the same processes go on
+        finished = False
         try:
             yield from _plain_errors(self._iterator)
+            finished = True
+        except GeneratorExit:  # the caller has enough of this epoch
+            finished = True
+            raise
         finally:
-            if not self._persistent:
+            if not (finished and self._persistent):
                 self._end_workers()
 
     def close(self) -> None:
@@ -105,7 +113,7 @@ def load_validation(
     keys = [(0, index) for index in range(len(names))]
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
     workers = min(num_workers, len(batches))
-    iterator = iter(_open_loader(dataset, batches, num_workers=workers, pin_memory=pin_memory))
+    iterator = _start(_open_loader(dataset, batches, num_workers=workers, pin_memory=pin_memory))
     try:
         yield from _plain_errors(iterator)
     finally:
@@ -143,6 +151,12 @@ def _open_loader(
     )
 
 
+def _start(loader: DataLoader) -> Iterator[Batch]:
+    context = loader.multiprocessing_context
+    with signals_held(context.get_start_method() if context else None):
+        return iter(loader)
+
+
 def _plain_errors(iterator: Iterator[Batch]) -> Iterator[Batch]:
     """The batches; a decoding process that hangs or dies becomes a DataError that says what to try."""
     try:
@@ -161,7 +175,11 @@ def _plain_errors(iterator: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _end_workers(iterator: Iterator[Batch] | None) -> None:
-    # what DataLoader's own __del__ calls: there is no public way to end its processes at a chosen moment
-    shut_down = getattr(iterator, "_shutdown_workers", None)
-    if shut_down is not None:
-        shut_down()
+    # What DataLoader's own __del__ calls: there is no public way to end its processes at a chosen moment.
+    processes = getattr(iterator, "_workers", [])
+    if processes:
+        iterator._shutdown_workers()
+    for process in processes:
+        if process.is_alive():  # it hangs
+            process.kill()
+        process.join()

@@ -1,8 +1,12 @@
 """How many decoding processes there are, and how each of them begins."""
 
+import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
@@ -12,6 +16,7 @@ from vae.config.errors import UserError
 
 # Two cores stay for the training process; more than 12 would cost host memory for prefetched batches.
 SPARE_CORES, MOST_WORKERS = 2, 12
+HELD_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 MOST_WORKERS_WINDOWS = 4  # no fork there: each starts afresh and holds its own copy of PyTorch
 
 
@@ -54,9 +59,32 @@ def _container_quota(cgroup: Path) -> float | None:
         return None
 
 
+@contextmanager
+def signals_held(start_method: str | None = None) -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back while processes are started.
+
+    Otherwise one that comes before `start_worker` has run would meet the wrong handler in the new process.
+    Ours gets them when the block ends, so none is lost. Windows has no such thing.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    if (start_method or multiprocessing.get_start_method()) != "fork":
+        resource_tracker.ensure_running()  # starting it lets the held signals go, so it must be there before
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def start_worker(_worker_id: int) -> None:
-    """First act of a decoding process: Ctrl-C is left to the training process, which saves and ends us."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits the trainer's handler
+    """First act of a decoding process: signals are left to the process that started it.
+
+    Terminals and schedulers signal the whole group. Were we to die of it, the trainer would fail for want of
+    batches where it should finish its step and save; it ends us when it is done.
+    """
+    for number in HELD_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # its own default is one thread per core in each process

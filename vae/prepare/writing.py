@@ -12,7 +12,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from vae.config.errors import UserError
-from vae.data.workers import start_worker
+from vae.data.workers import signals_held, start_worker
 from vae.prepare.demo import draw_picture
 
 SETTINGS_NAME = "demo_settings.json"
@@ -104,6 +104,8 @@ def _map(draw, indices: list[int], num_workers: int):
         workers, mp_context=get_context("spawn"), initializer=start_worker, initargs=(0,)
     )
     try:
-        yield from pool.map(draw, indices)
+        with signals_held("spawn"):
+            results = pool.map(draw, indices)  # starts the processes
+        yield from results
     finally:
         pool.shutdown(cancel_futures=True)

@@ -1,0 +1,107 @@
+"""Which files of a folder are pictures, and which side of the split each is on."""
+
+import os
+import sys
+
+import pytest
+
+from vae.config.errors import DataError, UserError
+from vae.data.folder import list_images, split_names
+
+
+def touch(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+
+
+def test_lists_pictures_of_any_depth_in_order(tmp_path):
+    for name in (
+        "b.PNG",
+        "a.jpg",
+        "sub/deep/c.tiff",
+        "sub/d.avif",
+        "Ümlaut é.webp",
+        "e.bmp",
+        "f.jpeg",
+        "g.tif",
+    ):
+        touch(tmp_path / name)
+    for name in ("._a.jpg", ".hidden.png", "Thumbs.db", "notes.txt", "list.json", ".cache/x.png", "g.gif"):
+        touch(tmp_path / name)
+    (tmp_path / "folder.jpg").mkdir()
+    touch(tmp_path / "folder.jpg" / "h.png")
+    found = list_images(tmp_path)
+    expected = "a.jpg|b.PNG|sub/deep/c.tiff|sub/d.avif|Ümlaut é.webp|e.bmp|f.jpeg|g.tif|folder.jpg/h.png"
+    assert found == sorted(expected.split("|"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights on Windows")
+def test_links_are_followed_once_and_special_files_passed_over(tmp_path):
+    touch(tmp_path / "data/a.png")
+    touch(tmp_path / "elsewhere/b.png")
+    (tmp_path / "data/loop").symlink_to(tmp_path / "data")
+    (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data/broken.png").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "data/pipe.png")
+    assert list_images(tmp_path / "data") == ["a.png", "broken.png", "linked/b.png"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux allows such names")
+def test_names_that_are_not_utf8(tmp_path):
+    with open(os.path.join(os.fsencode(tmp_path), b"caf\xe9.png"), "wb") as file:
+        file.write(b"x")
+    names = list_images(tmp_path)
+    assert len(names) == 1
+    assert os.path.exists(os.path.join(tmp_path, names[0]))
+    assert split_names([*names, "b.png"], 0.5, 0)
+
+
+def test_missing_empty_and_no_folder_name_the_flag_and_the_remedy(tmp_path):
+    touch(tmp_path / "file.png")
+    (tmp_path / "empty").mkdir()
+    for path, word in (("nothing", "does not exist"), ("file.png", "not a folder"), ("empty", "no pictures")):
+        with pytest.raises(DataError) as caught:
+            list_images(tmp_path / path)
+        message = str(caught.value)
+        assert "--data_path" in message
+        assert str(tmp_path / path) in message
+        assert word in message
+        assert "\n" not in message
+
+
+def test_small_sets_hold_out_the_rounded_share_at_least_one_never_all():
+    for count, share, held in (
+        (10, 0.1, 1),
+        (3, 0.01, 1),
+        (2, 0.9, 1),
+        (24, 0.3, 7),
+        (999, 0.05, 50),
+        (5, 0, 0),
+    ):
+        names = [f"{index}.png" for index in range(count)]
+        train, val = split_names(names, share, seed=0)
+        assert len(val) == held
+        assert sorted(train + val) == sorted(names)
+        assert val == [name for name in names if name in set(val)]
+    assert split_names(["only.png"], 0.5, 0) == (["only.png"], [])
+
+
+def test_large_sets_keep_every_side_when_pictures_are_added():
+    names = [f"folder/{index}.png" for index in range(4000)]
+    _, before = split_names(names, 0.1, seed=3)
+    _, after = split_names(sorted(names + [f"new/{index}.jpg" for index in range(400)]), 0.1, seed=3)
+    assert set(before) == set(after) & set(names)
+    assert 0.08 < len(before) / 4000 < 0.12
+    _, other = split_names(names, 0.1, seed=4)
+    assert len(set(before) & set(other)) < 100  # another seed, another choice
+
+
+def test_the_split_does_not_depend_on_the_order_of_names():
+    names = [f"{index}.png" for index in range(50)]
+    assert set(split_names(names, 0.2, 1)[1]) == set(split_names(names[::-1], 0.2, 1)[1])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 5])
+def test_impossible_share(share):
+    with pytest.raises(UserError, match="--val_split"):
+        split_names(["a", "b"], share, 0)

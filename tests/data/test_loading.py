@@ -1,0 +1,270 @@
+"""Crops and batches from real files: the same for any number of workers, without replacing what is bad."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vae.config.errors import DataError, UserError
+from vae.data.dataset import FolderDataset, Rejection, collate
+from vae.data.folder import list_images
+from vae.data.loading import TrainLoader, load_validation
+from vae.data.probing import probe
+from vae.data.workers import resolve_num_workers, usable_cores
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Twelve pictures of 40x48 whose pixels tell number and place, a torn one and a small one."""
+    for number in range(12):
+        y, x = np.mgrid[0:40, 0:48]
+        pixels = np.stack([np.full_like(x, number * 10), y, x], axis=-1).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number:02d}.png")
+    torn = (tmp_path / "03.png").read_bytes()
+    (tmp_path / "03.png").write_bytes(torn[: len(torn) // 2])
+    Image.new("RGB", (20, 64)).save(tmp_path / "07.png")
+    return tmp_path
+
+
+def dataset(folder, **options):
+    return FolderDataset(folder, list_images(folder), **{"image_size": 32, "seed": 9} | options)
+
+
+def same(left, right):
+    return (
+        torch.equal(left.images, right.images)
+        and torch.equal(left.epochs, right.epochs)
+        and torch.equal(left.indices, right.indices)
+        and left.rejected == right.rejected
+    )
+
+
+def test_crops_follow_the_key_and_nothing_else(pictures):
+    crops = dataset(pictures)
+    torch.manual_seed(0)
+    first = crops[4, 5].image
+    torch.manual_seed(1)
+    again = pickle.loads(pickle.dumps(crops))[4, 5].image
+    assert torch.equal(first, again)
+    places = {tuple(crops[epoch, 5].image[1:, 0, 0].tolist()) for epoch in range(40)}
+    assert len(places) > 15  # 9 x 17 offsets, mirrored or not
+    assert {tuple(crops[epoch, 5].image[0].unique().tolist()) for epoch in range(5)} == {(50,)}
+    tops, lefts = zip(*(place for place in places), strict=True)
+    assert max(tops) <= 8
+    assert max(lefts) <= 47
+
+
+def test_half_of_the_crops_are_mirrored(pictures):
+    crops = dataset(pictures)
+    mirrored = sum(bool(crops[e, 0].image[2, 0, 0] > crops[e, 0].image[2, 0, 1]) for e in range(200))
+    assert 70 < mirrored < 130
+    plain = dataset(pictures, horizontal_flip=False)
+    assert all(plain[e, 0].image[2, 0, 0] < plain[e, 0].image[2, 0, 1] for e in range(20))
+
+
+def test_center_crop_is_the_middle(pictures):
+    image = dataset(pictures, crop="center", horizontal_flip=False)[0, 2].image
+    assert image.shape == (3, 32, 32)
+    assert image.dtype == torch.uint8
+    assert image[:, 0, 0].tolist() == [20, 4, 8]
+
+
+def test_small_pictures_are_rejected_or_enlarged(pictures):
+    sample = dataset(pictures)[0, 7]
+    assert sample.image is None
+    assert sample.rejection.reason == "too_small"
+    for part in ("20x64", "--image_size 32", "--upscale"):
+        assert part in sample.rejection.detail
+    assert dataset(pictures, upscale=True)[0, 7].image.shape == (3, 32, 32)
+    flat = dataset(pictures, upscale=True, image_size=80, crop="center", horizontal_flip=False)[0, 2].image
+    assert flat.shape == (3, 80, 80)
+    assert abs(int(flat[2, 40, 40]) - 24) <= 1  # the middle stays the middle
+
+
+def test_bad_pictures_shrink_the_batch(pictures):
+    crops = dataset(pictures)
+    batch = collate([crops[1, index] for index in (2, 3, 7, 11)], image_size=32)
+    assert batch.images.shape == (2, 3, 32, 32)
+    assert batch.indices.tolist() == [2, 11]
+    assert batch.epochs.tolist() == [1, 1]
+    assert [rejection.name for rejection in batch.rejected] == ["03.png", "07.png"]
+    none = collate([crops[0, 3]], image_size=32)
+    assert none.images.shape == (0, 3, 32, 32)
+    assert none.indices.dtype == none.epochs.dtype == torch.int64
+    assert same(pickle.loads(pickle.dumps(batch)), batch)
+
+
+@pytest.mark.gpu
+def test_batches_can_be_pinned(pictures):
+    batch = collate([dataset(pictures)[0, 0]], image_size=32).pin_memory()
+    assert batch.images.is_pinned()
+
+
+def test_workers_and_resume_change_no_batch_and_no_random_state(pictures):
+    crops = dataset(pictures)
+    state = torch.random.get_rng_state()
+    with TrainLoader(crops, local_batch=3) as alone, TrainLoader(crops, local_batch=3, num_workers=2) as many:
+        assert alone.steps_per_epoch == 4
+        reference = {epoch: list(alone.batches(epoch)) for epoch in range(3)}
+        for epoch in (0, 1):
+            assert all(map(same, many.batches(epoch), reference[epoch]))
+        resumed = list(many.batches(1, first_step=2))
+        assert len(resumed) == 2
+        assert all(map(same, resumed, reference[1][2:]))
+        broken_off = many.batches(2)
+        next(broken_off)
+        broken_off.close()
+        again = list(many.batches(2))
+        assert len(again) == 4
+        assert all(map(same, again, reference[2]))
+    assert torch.equal(state, torch.random.get_rng_state())
+    seen = [i for b in reference[0] for i in b.indices.tolist()] + [
+        int(r.name[:2]) for b in reference[0] for r in b.rejected
+    ]
+    assert sorted(seen) == list(range(12))
+
+
+def children():
+    return subprocess.run(
+        ["ps", "-o", "pid=,stat=", "--ppid", str(os.getpid())], capture_output=True, text=True
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs ps")
+@pytest.mark.parametrize("persistent", [True, False])
+def test_closing_leaves_no_process(pictures, persistent):
+    before = len(children().stdout.splitlines())
+    loader = TrainLoader(dataset(pictures), local_batch=2, num_workers=2, persistent_workers=persistent)
+    batches = loader.batches(0)
+    next(batches)
+    assert len(children().stdout.splitlines()) == before + 2
+    loader.close()
+    assert len(children().stdout.splitlines()) == before
+
+
+@pytest.mark.slow
+def test_workers_can_be_spawned_as_on_windows(pictures):
+    crops = dataset(pictures)
+    with TrainLoader(crops, local_batch=4) as alone:
+        reference = list(alone.batches(0))
+    with TrainLoader(crops, local_batch=4, num_workers=1, start_method="spawn") as spawned:
+        assert all(map(same, spawned.batches(0), reference))
+
+
+class HangingDataset(FolderDataset):
+    def __getitem__(self, key):
+        time.sleep(60)
+
+
+class DyingDataset(FolderDataset):
+    def __getitem__(self, key):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+@pytest.mark.parametrize(("kind", "word"), [(HangingDataset, "hangs"), (DyingDataset, "died")])
+def test_a_hung_or_killed_worker_is_an_error(pictures, kind, word):
+    crops = kind(pictures, list_images(pictures), image_size=32)
+    loader = TrainLoader(crops, local_batch=2, num_workers=1, prefetch_factor=1, timeout_seconds=2)
+    try:
+        with pytest.raises(DataError, match=word):
+            list(loader.batches(0))
+    finally:
+        loader.close()
+
+
+INTERRUPTED = """
+import signal, sys
+from vae.data.dataset import FolderDataset
+from vae.data.folder import list_images
+from vae.data.loading import TrainLoader
+stopped = []
+signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
+root = sys.argv[1]
+loader = TrainLoader(FolderDataset(root, list_images(root), image_size=32), local_batch=1, num_workers=2)
+count = 0
+for epoch in range(10000):
+    for batch in loader.batches(epoch):
+        count += 1
+        if count == 20:
+            print("running", flush=True)
+        if stopped:
+            # every worker outlived the signal: whole epochs still come
+            assert len(list(loader.batches(epoch + 1))) == 12
+            loader.close()
+            print("closed", flush=True)
+            sys.exit(75)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a process group's Ctrl-C")
+def test_ctrl_c_reaches_the_main_process_only(pictures):
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(pictures)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "running\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (75, "closed\n", "")
+
+
+def test_validation_gives_every_picture_once_and_counts_the_bad(pictures):
+    names = list_images(pictures)
+    batches = list(load_validation(pictures, names, image_size=32, batch_size=5))
+    many = list(load_validation(pictures, names, image_size=32, batch_size=5, num_workers=2))
+    assert all(map(same, batches, many))
+    assert [i for batch in batches for i in batch.indices.tolist()] == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
+    assert sum(len(batch.rejected) for batch in batches) == 2
+    assert batches[0].images[2, :, 0, 0].tolist() == [20, 4, 8]
+
+
+def test_probe_names_reasons_example_and_remedy(pictures):
+    assert [rejection.name for rejection in probe(dataset(pictures))] == ["03.png", "07.png"]
+    with pytest.raises(DataError) as caught:
+        probe(dataset(pictures, image_size=64))
+    message = str(caught.value)
+    for part in ("--data_path", "11 too_small", "1 truncated", "00.png", "48x40", "--upscale"):
+        assert part in message
+    assert "\n" not in message
+
+
+def test_a_rejection_is_one_printable_line():
+    line = str(Rejection("caf\udce9\nline.png", "empty", "the file has no bytes"))
+    assert "\n" not in line
+    line.encode("utf-8")
+
+
+def test_num_workers():
+    assert resolve_num_workers("3") == 3
+    assert resolve_num_workers("0") == 0
+    assert 1 <= resolve_num_workers("auto") <= 12
+    assert resolve_num_workers("auto", processes_here=1000) == 1
+    assert 1 <= usable_cores() <= os.cpu_count()
+    for junk in ("-1", "two", "1.5", "", "²"):
+        with pytest.raises(UserError, match="--num_workers"):
+            resolve_num_workers(junk)
+
+
+def test_container_quota_is_read(tmp_path):
+    from vae.data.workers import _container_quota
+
+    assert _container_quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert _container_quota(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert _container_quota(tmp_path) is None
