@@ -106,16 +106,25 @@ def ask_number(question: str) -> str:
 
 
 def draw_demo_data(python: str) -> int:
-    """Draws the demo's pictures; a run that does not finish leaves none behind."""
-    finished = False
+    """Draws the demo's pictures; a run that does not finish leaves none, lest a demo trains on a few."""
+    drawing = subprocess.Popen([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
     try:
-        # A list, not a shell line: paths may hold spaces and quotes.
-        drawn = subprocess.run([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
-        finished = drawn.returncode == 0
-        return drawn.returncode
+        return drawing.wait()
     finally:
-        if not finished:
+        if drawing.poll() is None:
+            drawing.terminate()
+            drawing.wait()
+        if drawing.returncode != 0:
             shutil.rmtree(DEMO_DATA, ignore_errors=True)
+
+
+def leave_tidily_on_signals() -> None:
+    """Closing the terminal or SIGTERM while pictures are drawn ends in draw_demo_data's clean-up."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        # What nohup ignores stays ignored, also for the trainer that takes this process over.
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def become(command: list[str]) -> int:
@@ -151,8 +160,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # SIGTERM while the pictures are drawn: leave through draw_demo_data's clean-up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    leave_tidily_on_signals()
     try:
         sys.exit(main())
     except (ValueError, OSError) as error:

@@ -28,12 +28,15 @@ if os.environ.get("STUB_WAITS"):
 sys.exit(int(os.environ.get("STUB_CODE", "0")))
 """
 PREPARE = """
-import json, os, sys
+import json, os, sys, time
 with open("calls.jsonl", "a") as calls:
     calls.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 folder = sys.argv[sys.argv.index("--output_dir") + 1]
 os.makedirs(folder)
 open(os.path.join(folder, "1.png"), "w").close()
+if os.environ.get("STUB_WAITS"):
+    print("waiting", flush=True)
+    time.sleep(30)
 sys.exit(int(os.environ.get("STUB_PREPARE_CODE", "0")))
 """
 

@@ -1,5 +1,6 @@
 """train_rtx5090.sh and .bat: one table of choices, one list of arguments from both."""
 
+import os
 import re
 import shlex
 import shutil
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+if os.name == "nt":
+    pytest.skip("runs the shell scripts", allow_module_level=True)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,6 +102,24 @@ def test_demo_that_cannot_draw_stops_and_leaves_no_half_set(project):
     assert project.train("--demo", STUB_PREPARE_CODE="9").returncode == 9
     assert [call[0] for call in project.calls()] == ["prepare_data.py"]
     assert not (project.folder / "data/demo").exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_demo_that_is_stopped_while_it_draws_leaves_no_half_set(project, sent):
+    launcher = subprocess.Popen(
+        [project.folder / "train_rtx5090.sh", "--demo"],
+        env=project.environ(STUB_WAITS="1"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with launcher:
+        assert launcher.stdout.readline() == b"waiting\n"
+        launcher.send_signal(sent)
+        assert launcher.wait(timeout=10) == 128 + sent
+        assert b"Traceback" not in launcher.stderr.read()
+    assert not (project.folder / "data/demo").exists()
+    assert [call[0] for call in project.calls()] == ["prepare_data.py"]
 
 
 def test_demo_with_a_profile_is_one_line(project):
