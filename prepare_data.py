@@ -2,6 +2,7 @@
 """Make a training set: `--mode demo` draws one. The other modes are not built yet."""
 
 import argparse
+import signal
 import sys
 
 from vae.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, UserError
@@ -40,6 +41,7 @@ def read_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     """Run one mode; a user's mistake is one line and an exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
         arguments = read_arguments()
         from vae.data.workers import resolve_num_workers

@@ -172,7 +172,9 @@ class DyingDataset(FolderDataset):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-@pytest.mark.parametrize(("kind", "word"), [(HangingDataset, "hangs"), (DyingDataset, "died")])
+@pytest.mark.parametrize(
+    ("kind", "word"), [pytest.param(HangingDataset, "hangs", marks=pytest.mark.slow), (DyingDataset, "died")]
+)
 def test_a_hung_or_killed_worker_is_an_error(pictures, kind, word):
     crops = kind(pictures, list_images(pictures), image_size=32)
     loader = TrainLoader(crops, local_batch=2, num_workers=1, prefetch_factor=1, timeout_seconds=2)
@@ -189,7 +191,8 @@ from vae.data.dataset import FolderDataset
 from vae.data.folder import list_images
 from vae.data.loading import TrainLoader
 stopped = []
-signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: stopped.append(1))
 root = sys.argv[1]
 loader = TrainLoader(FolderDataset(root, list_images(root), image_size=32), local_batch=1, num_workers=2)
 count = 0
@@ -208,7 +211,8 @@ for epoch in range(10000):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a process group's Ctrl-C")
-def test_ctrl_c_reaches_the_main_process_only(pictures):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_the_group_leave_the_workers_alive(pictures, number):
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(pictures)],
         cwd=ROOT,
@@ -218,7 +222,7 @@ def test_ctrl_c_reaches_the_main_process_only(pictures):
         start_new_session=True,
     )
     assert process.stdout.readline() == "running\n"
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    os.killpg(process.pid, number)  # as terminals and schedulers do: to every process of the group
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (75, "closed\n", "")
 
@@ -268,3 +272,21 @@ def test_container_quota_is_read(tmp_path):
     assert _container_quota(tmp_path) == 1.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert _container_quota(tmp_path) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs ps and SIGKILL")
+def test_workers_end_with_a_killed_main_process(pictures):
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(pictures)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "running\n"
+    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+    workers = [int(line) for line in listing.stdout.split()]
+    assert len(workers) == 2
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30  # DataLoader's processes look for their parent every 5 s
+    while any(os.path.exists(f"/proc/{worker}") for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -118,8 +118,8 @@ def test_mistakes_are_one_line(tmp_path, arguments, code, word):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a process group's Ctrl-C")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ctrl_c_leaves_whole_pictures_only(tmp_path, workers):
+@pytest.mark.parametrize(("workers", "number"), [(0, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)])
+def test_signals_leave_whole_pictures_only(tmp_path, workers, number):
     command = [sys.executable, str(ROOT / "prepare_data.py"), "--mode", "demo", "--output_dir", str(tmp_path)]
     process = subprocess.Popen(
         [*command, "--count", "5000", "--target_size", "64", "--num_workers", str(workers)],
@@ -133,7 +133,7 @@ def test_ctrl_c_leaves_whole_pictures_only(tmp_path, workers):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err

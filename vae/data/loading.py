@@ -65,7 +65,9 @@ class TrainLoader:
             finished = True
             raise
         finally:
-            if not (finished and self._persistent):
+            if not finished:
+                self.close()
+            elif not self._persistent:
                 self._end_workers()
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-import torch
 from PIL import AvifImagePlugin
 
 from vae.config.errors import UserError
@@ -86,5 +85,5 @@ def start_worker(_worker_id: int) -> None:
     """
     for number in HELD_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    # DataLoader has set PyTorch to one thread already.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # its own default is one thread per core in each process

@@ -2,10 +2,11 @@
 
 import json
 import os
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from PIL import Image
@@ -94,15 +95,23 @@ def _replace_whole(path: Path, write) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _start_drawing() -> None:
+    start_worker(0)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent_process().join()  # returns when it was killed, too
+    os._exit(1)
+
+
 def _map(draw, indices: list[int], num_workers: int):
     workers = min(num_workers, len(indices))
     if workers <= 1:
         yield from map(draw, indices)
         return
     # spawn, as on Windows: forking a process that runs threads may lock up
-    pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=start_worker, initargs=(0,)
-    )
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_drawing)
     try:
         with signals_held("spawn"):
             results = pool.map(draw, indices)  # starts the processes
