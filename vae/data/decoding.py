@@ -125,7 +125,8 @@ def _to_srgb(
     picture = _apply_profile(picture, profile) if profile else picture
     if picture.mode == "LAB":
         picture = _lab_to_srgb(picture)
-    picture = picture.convert("RGB")
+    if picture.mode != "RGB":  # converting to the same mode would copy
+        picture = picture.convert("RGB")
     if alpha is not None:
         darkest, lightest = alpha.getextrema()
         if lightest == 0:
