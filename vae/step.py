@@ -48,22 +48,29 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
-def to_float(images: torch.Tensor, networks: Networks) -> torch.Tensor:
-    """uint8 images to [-1, 1] in the compute dtype."""
+def to_float(images: torch.Tensor) -> torch.Tensor:
+    """uint8 images to fp32 in [-1, 1]: what losses compare with, whatever dtype the networks compute in."""
+    return images.float() / 127.5 - 1
+
+
+def network_input(images: torch.Tensor, networks: Networks) -> torch.Tensor:
+    """Float images in the networks' dtype and memory layout."""
     layout = torch.channels_last if networks.channels_last else torch.contiguous_format
-    wide = torch.float64 if networks.dtype == torch.float64 else torch.float32
-    return (images.to(wide) / 127.5 - 1).to(dtype=networks.dtype, memory_format=layout)
+    return images.to(dtype=networks.dtype, memory_format=layout)
 
 
 def micro_batch_sizes(images: int, micro_batch: int, distributed: bool) -> list[int]:
     """Sizes that cut `images` into passes of at most `micro_batch`.
 
-    Among several processes the last pass is at most half of the largest: its backward carries the
-    collective sum, in which no process may run out of memory alone.
+    Among several processes the last pass is at most half of the largest, rounded up: its backward carries
+    the collective sum, in which no process may run out of memory alone.
     """
     sizes = [micro_batch] * (images // micro_batch)
     if images % micro_batch:
         sizes.append(images % micro_batch)
+    if distributed and len(sizes) == 1 and images > 1:
+        tail = max(1, images // 3)
+        return [images - tail, tail]
     half = (sizes[0] + 1) // 2
     if distributed and sizes[-1] > half:
         sizes[-1:] = [half, sizes[-1] - half]
@@ -99,8 +106,8 @@ def autoencoder_gradients(networks, inputs, sizes, loss, before_last):
         if last:
             before_last()
         with _gradient_sum(networks.autoencoder, last):
-            images = to_float(part, networks)
-            recon, mean, logvar = networks.autoencoder(images, noise)  # recon (b, 3, H, W)
+            images = to_float(part)
+            recon, mean, logvar = networks.autoencoder(network_input(images, networks), noise)
             grad_recon, terms = reconstruction_gradient(networks, recon.detach(), images, inputs, loss)
             if inputs.adversarial_factor is not None:
                 recons.append(recon.detach())
@@ -144,7 +151,7 @@ def discriminator_gradients(networks, inputs, recons, sizes):
     sums: dict[str, torch.Tensor] = {}
     for index, (part, recon) in enumerate(zip(inputs.images.split(sizes), recons, strict=True)):
         with _gradient_sum(networks.discriminator, index == len(sizes) - 1):
-            images = to_float(part, networks)
+            images = network_input(to_float(part), networks)
             real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
             hinge = hinge_discriminator_loss(real, fake)  # (b,)
             ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()

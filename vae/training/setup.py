@@ -1,7 +1,7 @@
 """From given options to a run that is ready to train: everything is checked before anything is written."""
 
 import hashlib
-import os
+import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,13 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
         config = replace(
             config, model=replace(config.model, **{**shape, "channels": tuple(shape["channels"])})
         )
-    _check_output(config, resumed=content is not None)
+    _check_output(config, path, latest=given.get("resume_from") == "latest")
     stages, position = first_stages(config), Position()
     if content:
+        if given.get("profile"):
+            tell(
+                f"note: --profile {given['profile']} does not change a run that goes on: give flags for that"
+            )
         saved = [Stage(**stage) for stage in content["stages"]]
         stages, position = resumed_stages(saved, Position(**content["position"]), config, given)
     dtype = compute_dtype(config.speed, processes.device)
@@ -143,15 +147,27 @@ def _resolve(given: dict[str, Any], content: dict[str, Any] | None, device: torc
     return resolve(given, content["config"] if content else None, profile, card)
 
 
-def _check_output(config: Config, resumed: bool) -> None:
-    """Raise UserError where the output folder cannot be written or holds another run."""
+def _check_output(config: Config, resumed_from: Path | None, latest: bool) -> None:
+    """Raise UserError where the output folder cannot be written or holds another run.
+
+    With --resume_from latest records without a checkpoint are those of this run, stopped before it saved one.
+    """
     folder = Path(config.run.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--output_dir {folder} is a file: name a folder")
     nearest = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    if not os.access(nearest, os.W_OK):
-        raise UserError(f"--output_dir {folder} cannot be written: {nearest} does not allow it")
-    if not resumed and (list_checkpoints(folder) or (folder / METRICS_NAME).exists()):
+    if not nearest.is_dir():
+        where = "is a file" if nearest == folder else f"lies in {nearest}, which is a file"
+        raise UserError(f"--output_dir {folder} {where}: name a folder")
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"--output_dir {folder} cannot be written ({nearest}: {error.strerror}): "
+            "mend its permissions or name another folder"
+        ) from None
+    if resumed_from and resumed_from.parent.resolve() == folder.resolve():
+        return
+    if list_checkpoints(folder) or (not latest and (folder / METRICS_NAME).exists()):
         raise UserError(
             f"--output_dir {folder} holds another run: go on with it by --resume_from latest, "
             "or name a new folder"

@@ -7,7 +7,7 @@ import torch
 
 from vae.interop.diffusers_folder import save_diffusers_folder
 from vae.model.autoencoder import AutoencoderKL
-from vae.step import Networks, to_float
+from vae.step import Networks, network_input, to_float
 
 LATENT_IMAGES = 256  # crops that the latent statistics are taken over
 
@@ -22,7 +22,7 @@ def latent_statistics(
     """
     count, total, squares = 0, 0.0, 0.0
     for images in batches:
-        posterior = model.encode(to_float(images, networks))
+        posterior = model.encode(network_input(to_float(images), networks))
         mean = posterior.mean.double()
         count += mean.numel()
         total += mean.sum().item()

@@ -12,12 +12,14 @@ from vae.data.loading import load_validation
 from vae.evaluation.baselines import bicubic_8x
 from vae.evaluation.validation import Sums, baseline_sums, means, validate
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL
-from vae.step import Networks, to_float
+from vae.step import Networks, network_input, to_float
+from vae.training.logbook import say
 from vae.training.processes import Processes
 
 SHEET_IMAGES = 4
 SHEET_SIDE = 512  # px: larger crops are shown by their middle
 ERROR_GAIN = 8
+FEW_PICTURES = 32  # up to here starting processes takes longer than decoding
 
 
 @dataclass
@@ -27,6 +29,7 @@ class Held:
     root: Path
     names: list[str]
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # of the current stage, by codec
+    rejected: set[str] = field(default_factory=set)
 
     def batches(
         self, data: DataConfig, image_size: int, batch: int, workers: int, processes: Processes
@@ -41,9 +44,13 @@ class Held:
             upscale=data.upscale,
             background=data.background,
             max_pixels=data.max_pixels,
-            num_workers=workers,
+            num_workers=workers if len(names) > FEW_PICTURES else 0,
         )
         for loaded in loader:
+            for rejection in loaded.rejected:
+                if rejection.name not in self.rejected:
+                    self.rejected.add(rejection.name)
+                    say(f"held-out picture skipped: {rejection}")
             if len(loaded.images):
                 yield loaded.images.to(processes.device, non_blocking=True)
 
@@ -53,8 +60,7 @@ def mode_reconstruction(model: AutoencoderKL, networks: Networks) -> Callable[[t
 
     @torch.no_grad()
     def reconstruct(images: torch.Tensor) -> torch.Tensor:
-        layout = torch.channels_last if networks.channels_last else torch.contiguous_format
-        return model(images.to(networks.dtype, memory_format=layout))[0]
+        return model(network_input(images, networks))[0]
 
     return reconstruct
 
@@ -63,7 +69,7 @@ def validation_metrics(
     model: AutoencoderKL, networks: Networks, batches: Iterator[torch.Tensor], processes: Processes
 ) -> dict[str, float]:
     """Means of PSNR, SSIM and, where LPIPS is in the loss, LPIPS, over the pictures of all processes."""
-    images = (batch.float() / 127.5 - 1 for batch in batches)
+    images = map(to_float, batches)
     return means(
         _over_all(validate(mode_reconstruction(model, networks), images, networks.perceptual), processes)
     )
@@ -73,7 +79,7 @@ def baseline_metrics(
     networks: Networks, batches: Iterator[torch.Tensor], factor: int, processes: Processes
 ) -> dict[str, dict[str, float]]:
     """The same metrics of two trivial codecs: mean colour, and area reduction with bicubic enlargement."""
-    images = (batch.float() / 127.5 - 1 for batch in batches)
+    images = map(to_float, batches)
     sums = baseline_sums(images, networks.perceptual, factor)
     return {name: means(_over_all(sums[name], processes)) for name in sorted(sums)}
 
@@ -88,8 +94,8 @@ def sample_sheet(model: AutoencoderKL, networks: Networks, images: torch.Tensor)
     """uint8 (rows, columns, 3): per picture input, reconstruction, error x 8, 8x bicubic for comparison."""
     images = images[:SHEET_IMAGES]
     reconstruct = mode_reconstruction(model, networks)
-    truth = images.float() / 127.5 - 1
-    recon = torch.cat([reconstruct(to_float(one[None], networks)).float() for one in images]).clamp(-1, 1)
+    truth = to_float(images)
+    recon = torch.cat([reconstruct(one[None]).float() for one in truth]).clamp(-1, 1)
     error = ((recon - truth).abs() / 2 * ERROR_GAIN).clamp(0, 1) * 2 - 1
     small = bicubic_8x(truth, model.downsampling)
     columns = torch.stack([truth, recon, error, small], dim=1)  # (N, 4, 3, S, S)
