@@ -81,7 +81,7 @@ def verify_checkpoint(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    except Exception as error:  # a flipped bit in the archive's own fields raises one of seven kinds
         raise DamagedCheckpointError(f"{path} is truncated or no checkpoint: {error}") from None
     if bad:
         raise DamagedCheckpointError(f"{path} is damaged: the checksum of its part {bad} is wrong")
@@ -92,6 +92,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises DamagedCheckpointError for a damaged file and UserError for one that is not ours.
     """
+    if path.is_dir():
+        raise UserError(
+            f"--resume_from {path} is a folder: name a checkpoint in it, or use --output_dir {path} "
+            "--resume_from latest"
+        )
     if not path.is_file():
         raise UserError(f"--resume_from {path}: there is no such file")
     verify_checkpoint(path)
@@ -102,7 +107,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"--resume_from {path} is not a checkpoint of this toolkit: {reason}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(
-            f"--resume_from {path} is not a checkpoint of this toolkit: to start from weights, use --init_from"
+            f"--resume_from {path} is not a checkpoint of this toolkit: weights are read by --init_from"
         )
     return content
 
