@@ -1,6 +1,7 @@
 """Reading one option's value from text or JSON, and saying what is wrong with it."""
 
 import difflib
+import math
 import types
 import typing
 from dataclasses import Field
@@ -34,8 +35,8 @@ def check(item: Field, value: Any) -> None:
             return
         value = _whole_number(item, value)
     for part in value if is_list(item) else [value]:
-        if isinstance(part, float) and part != part:
-            raise UserError(f"--{item.name} {part} is not a number")
+        if isinstance(part, float) and not math.isfinite(part):
+            raise UserError(f"--{item.name} {part} is not a finite number: give one such as 0.001")
         if part is None:
             continue
         if limits["at_least"] is not None and part < limits["at_least"]:
