@@ -72,7 +72,10 @@ def resumed_stages(
     --new_stage says so: a run that is finished then has no current stage.
     """
     if given.get("progressive"):
-        return _same_beginning(first_stages(config), stages, position), position
+        planned = first_stages(config)
+        if config.run.early_stopping:
+            planned = _stopped_early(planned, stages, position)
+        return _same_beginning(planned, stages, position), position
     latest = given["resume_from"] == "latest"
     stage = current_stage(stages, position.epoch)
     size = given.get("image_size", (stage or stages[-1]).image_size)
@@ -113,6 +116,16 @@ def _with_flags(stages, stage, position, given):
         changed.end_epoch, [(s.num_epochs, s.image_size, s.batch_size) for s in stages[index + 1 :]]
     )
     return [*stages[:index], changed, *later]
+
+
+def _stopped_early(plan: list[Stage], stages: list[Stage], position: Position) -> list[Stage]:
+    """The given plan, with finished stages as short as --early_stopping has left them."""
+    lengths = [stage.num_epochs for stage in plan]
+    for index, (planned, done) in enumerate(zip(plan, stages, strict=False)):
+        if done.end_epoch <= position.epoch:
+            lengths[index] = min(planned.num_epochs, done.num_epochs)
+    parts = [(n, s.image_size, s.batch_size) for n, s in zip(lengths, plan, strict=True)]
+    return _chain(0, parts)
 
 
 def _same_beginning(plan: list[Stage], stages: list[Stage], position: Position) -> list[Stage]:
