@@ -76,13 +76,17 @@ def load_named(path: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, 
 
 
 def prune(folder: Path, keep: int, stages: list[Stage], position: Position, best: str | None) -> list[Path]:
-    """Remove all but the newest `keep`, the best and each finished stage's last; returns the removed."""
+    """Remove all but the newest `keep`, the best and each finished stage's last; returns the removed.
+
+    Checkpoints further on, left by a run that was taken up again before them, neither go nor count. What a
+    process killed within a save has left goes too.
+    """
     last = {epoch_name(stage.end_epoch) for stage in stages if stage.end_epoch <= position.epoch}
     others = [path for path in list_checkpoints(folder) if path.name not in last and path.name != best]
-    removed = []
-    for path in others[keep:]:
-        if saved_step(path) < position.step:
-            path.unlink(missing_ok=True)
-            record_path(path).unlink(missing_ok=True)
-            removed.append(path)
+    removed = [path for path in others if saved_step(path) <= position.step][keep:]
+    for path in removed:
+        path.unlink(missing_ok=True)
+        record_path(path).unlink(missing_ok=True)
+    for torn in folder.glob("checkpoint_*.tmp"):
+        torn.unlink(missing_ok=True)
     return removed
