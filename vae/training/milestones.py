@@ -127,6 +127,9 @@ def save_samples(run: Run, stage: Stage, logbook: Logbook) -> None:
 
 def begin_stage(run: Run, stage: Stage, logbook: Logbook) -> None:
     """Baselines on the held-out pictures, and the state the stage begins with."""
+    first = run.state.position.epoch == stage.first_epoch and run.state.position.images_in_epoch == 0
+    if first:
+        run.state.history.without_gain = 0
     if run.held is None:
         return
     batches = _held_batches(run, stage)
@@ -137,7 +140,7 @@ def begin_stage(run: Run, stage: Stage, logbook: Logbook) -> None:
         logbook.record(
             "baseline", run.state.position.step, {"codec": name, "image_size": stage.image_size} | values
         )
-    if run.state.position.epoch == stage.first_epoch and run.state.position.images_in_epoch == 0:
+    if first:
         logbook.record("validation", run.state.position.step, _validate(run, stage))
 
 
