@@ -43,6 +43,9 @@ def train_stage(run: Run, stage: Stage, logbook: Logbook, signals: StopSignals) 
     with _open_loader(run, stage) as loader, _progress_bar(run, stage) as bar:
         while outcome is None and position.epoch < stage.end_epoch:
             first_step = position.images_in_epoch // run.images_per_step(stage)
+            if first_step >= run.steps_per_epoch(stage):  # resumed after its last step, or in larger steps
+                stage = _end_epoch(run, stage, logbook)
+                continue
             for batch in _timed(loader.batches(position.epoch, first_step), window):
                 outcome = take_step(run, stage, batch, window, logbook, signals)
                 bar.update()
@@ -53,8 +56,7 @@ def train_stage(run: Run, stage: Stage, logbook: Logbook, signals: StopSignals) 
                     break
                 window.forget_pause()
     profiler.close()
-    finished = position.epoch >= stage.end_epoch and outcome is not Outcome.SIGNALLED
-    return Outcome.FINISHED if finished else outcome
+    return outcome or Outcome.FINISHED
 
 
 def _between_steps(run: Run, stage: Stage, window: Window, logbook: Logbook, bar: tqdm) -> Stage:
@@ -66,11 +68,16 @@ def _between_steps(run: Run, stage: Stage, window: Window, logbook: Logbook, bar
     if options.save_samples_freq and position.step % options.save_samples_freq == 0:
         save_samples(run, stage, logbook)
     if epoch_done:
-        position.epoch, position.images_in_epoch = position.epoch + 1, 0
-        return finish_epoch(run, stage, logbook)
+        return _end_epoch(run, stage, logbook)
     if options.checkpoint_steps and position.step % options.checkpoint_steps == 0:
         save(run, stage, step_name(position.step))
     return stage
+
+
+def _end_epoch(run: Run, stage: Stage, logbook: Logbook) -> Stage:
+    position = run.state.position
+    position.epoch, position.images_in_epoch = position.epoch + 1, 0
+    return finish_epoch(run, stage, logbook)
 
 
 def take_step(

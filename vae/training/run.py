@@ -31,10 +31,9 @@ def train(given: dict[str, Any]) -> int:
 
 def _train_stages(run: Run, signals: StopSignals) -> int:
     stage = current_stage(run.stages, run.state.position.epoch)
-    if stage is None:
-        if run.processes.is_main:
-            say(f"{run.output_dir}: the run is finished ({run.state.position.epoch} epochs); nothing to do")
-        return 0
+    done = _why_done(run, stage)
+    if done:
+        return _already_done(run, done)
     memory = _plan_memory(run, stage)
     _open_folder(run)
     logbook = Logbook(run.output_dir, run.state.position.step, run.processes.is_main)
@@ -55,6 +54,32 @@ def _train_stages(run: Run, signals: StopSignals) -> int:
         _finish(run, last, logbook)
     finally:
         logbook.close()
+    return 0
+
+
+def _why_done(run: Run, stage: Stage | None) -> str | None:
+    """Why there is no step to make; None where there is one."""
+    position, limit = run.state.position, run.config.run.max_steps
+    if stage is None:
+        return f"the run is finished ({position.epoch} epochs)"
+    if limit is not None and position.step >= limit:
+        return f"the run has made {position.step} steps, which --max_steps {limit} allows: raise it to go on"
+    return None
+
+
+def _already_done(run: Run, reason: str) -> int:
+    """Say so; only where the run was stopped after its last step, before it shipped, it ships now."""
+    record, checkpoint = run.output_dir / "vae" / "config.json", run.resumed_from
+    shipped = record.exists() and record.stat().st_mtime >= checkpoint.stat().st_mtime
+    if run.processes.is_main:
+        say(f"{run.output_dir}: {reason}; {'nothing to do' if shipped else 'writing its vae folder'}")
+    if not shipped:
+        _open_folder(run)
+        logbook = Logbook(run.output_dir, run.state.position.step, run.processes.is_main)
+        try:
+            _finish(run, current_stage(run.stages, run.state.position.epoch) or run.stages[-1], logbook)
+        finally:
+            logbook.close()
     return 0
 
 
