@@ -21,6 +21,7 @@ class Processes:
     rank: int
     world: int
     device: torch.device
+    on_this_host: int = 1  # processes that share this host's cores
 
     @classmethod
     def start(cls, device: str) -> "Processes":
@@ -35,7 +36,7 @@ class Processes:
         if world > 1:
             backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
             dist.init_process_group(backend, timeout=TIMEOUT)
-        return cls(rank, world, chosen)
+        return cls(rank, world, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
     @property
     def is_main(self) -> bool:

@@ -109,7 +109,7 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
         held=held,
         fingerprint=fingerprint,
         resumed_from=path,
-        num_workers=resolve_num_workers(config.data.num_workers),
+        num_workers=resolve_num_workers(config.data.num_workers, processes_here=processes.on_this_host),
     )
     if content:
         restore(run.state, content)
