@@ -1,0 +1,111 @@
+"""Changes of resolution equal their plain formulas, forward and backward, at odd sizes and in each dtype."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vae.ops.resample import downsample_conv, upsample_conv, upsample_conv_reference
+
+# (B, C, H, W) and C'
+SHAPES = [((1, 3, 5, 7), 4), ((2, 5, 1, 3), 2), ((3, 2, 8, 6), 7), ((2, 6, 9, 1), 6)]
+
+
+def tensors(shape, out_channels, dtype=torch.float64, size=3):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (shape, (out_channels, shape[1], size, size), (out_channels,))
+    return [
+        torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes
+    ]
+
+
+def results(function, inputs):
+    """Output and gradients of a random projection of it."""
+    out = function(*inputs)
+    projection = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [out, *torch.autograd.grad((out * projection.to(out.dtype)).sum(), inputs)]
+
+
+def plain_downsample(h, weight, bias):
+    """The formula with explicit sums over the taps of a picture padded by a row below and a column right."""
+    batch, _, height, width = h.shape
+    out = bias.view(1, -1, 1, 1).expand(batch, -1, height // 2, width // 2)
+    padded = torch.cat([h, h.new_zeros(*h.shape[:3], 1)], 3)
+    padded = torch.cat([padded, h.new_zeros(*padded.shape[:2], 1, padded.shape[3])], 2)
+    for row in range(3):
+        for column in range(3):
+            taken = padded[:, :, row : row + 2 * (height // 2) : 2, column : column + 2 * (width // 2) : 2]
+            out = out + torch.einsum("bchw,oc->bohw", taken, weight[:, :, row, column])
+    return out
+
+
+@pytest.mark.parametrize(("shape", "out_channels"), SHAPES)
+def test_upsample_equals_its_reference_in_fp64(shape, out_channels):
+    inputs = tensors(shape, out_channels)
+    for found, expected in zip(
+        results(upsample_conv, inputs), results(upsample_conv_reference, inputs), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "out_channels"), SHAPES)
+def test_upsample_reference_is_the_formula(shape, out_channels):
+    h, weight, bias = tensors(shape, out_channels)
+    enlarged = h.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    torch.testing.assert_close(
+        upsample_conv_reference(h, weight, bias), F.conv2d(enlarged, weight, bias, padding=1), rtol=0, atol=0
+    )
+
+
+# Folding adds up to four taps before the product instead of after: a few roundings of the dtype's unit,
+# relative to the largest value. The fold is made in the parameters' dtype, so only one rounding is bf16's.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_upsample_in_lower_precision(dtype, tolerance, layout):
+    exact = tensors((2, 16, 7, 5), 16)
+    h, weight, bias = exact
+    low = [
+        h.detach().to(dtype).contiguous(memory_format=layout),
+        weight.float().detach(),
+        bias.float().detach(),
+    ]
+    for value in low:
+        value.requires_grad_()
+    expected = results(upsample_conv_reference, exact)
+    found = results(upsample_conv, low)
+    assert found[0].dtype == dtype
+    assert [g.dtype for g in found[1:]] == [dtype, torch.float32, torch.float32]
+    for mine, plain in zip(found, expected, strict=True):
+        assert (mine.double() - plain).abs().max() < tolerance * plain.abs().max()
+
+
+def test_upsample_keeps_only_its_input():
+    # nearest enlargement would keep four times as much for backward
+    h, weight, bias = tensors((1, 4, 8, 8), 4, torch.float32)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        upsample_conv(h, weight, bias)
+    assert max(kept) <= max(h.numel(), 4 * 4 * 4 * 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "out_channels"), [((1, 3, 4, 6), 4), ((3, 2, 10, 2), 5), ((2, 4, 2, 14), 4)]
+)
+def test_downsample_equals_the_plain_formula(shape, out_channels):
+    inputs = tensors(shape, out_channels)
+    for found, expected in zip(
+        results(downsample_conv, inputs), results(plain_downsample, inputs), strict=True
+    ):
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_downsample_in_lower_precision(dtype, tolerance):
+    exact = tensors((2, 8, 8, 6), 8)
+    low = [exact[0].detach().to(dtype), *(v.detach().float() for v in exact[1:])]
+    for value in low:
+        value.requires_grad_()
+    found = results(downsample_conv, low)
+    assert found[0].dtype == dtype
+    for mine, plain in zip(found, results(plain_downsample, exact), strict=True):
+        assert (mine.double() - plain).abs().max() < tolerance * plain.abs().max()

@@ -1,0 +1,148 @@
+"""The order of the house: a room imports only from rooms below its line, and the lowest only from Python."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+# Lines of the house from the ground up; rooms of one line do not know each other.
+LINES = [
+    {"config", "gpus"},
+    {"ops"},
+    {"losses", "data", "model"},
+    {"step", "interop", "inference"},
+    {"memory", "evaluation", "prepare"},
+    {"training"},
+]
+LINE_OF = {room: line for line, rooms in enumerate(LINES) for room in rooms}
+FILES = sorted((ROOT / "vae").rglob("*.py"))
+STDLIB_ONLY = [
+    p for p in FILES if p.relative_to(ROOT / "vae").parts[0] in ("config", "gpus.py", "__init__.py")
+]
+
+
+def room_of(path) -> str:
+    """The room a file of vae/ belongs to; '' for vae/__init__.py."""
+    first = path.relative_to(ROOT / "vae").parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def imports_of(path) -> list[str]:
+    """Full dotted names of the modules a file imports, anywhere in it."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_rooms_import_only_from_below(path):
+    room = room_of(path)
+    assert room in LINE_OF or room == "", f"{room} has no line in the house"
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] != "vae" or parts[1] == room:
+            continue
+        assert room, f"vae/__init__.py imports {name}"
+        assert LINE_OF[parts[1]] < LINE_OF[room], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", STDLIB_ONLY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_ground_needs_only_the_standard_library(path):
+    for name in imports_of(path):
+        top = name.split(".")[0]
+        assert top in sys.stdlib_module_names or name.startswith("vae.config."), f"{path} imports {name}"
+
+
+def test_nothing_below_imports_a_script_or_a_launcher():
+    scripts = {path.stem for path in ROOT.glob("*.py")} | {"launchers", "tests"}
+    for path in FILES:
+        for name in imports_of(path):
+            assert name.split(".")[0] not in scripts, f"{path} imports {name}"
+
+
+def test_scripts_define_little_and_import_no_library():
+    for path in ROOT.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for name in imports_of(path):
+            top = name.split(".")[0]
+            assert top in sys.stdlib_module_names or top in ("vae", "launchers"), f"{path} imports {name}"
+        top_level = [
+            n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) and n.col_offset == 0
+        ]
+        for node in top_level:
+            module = getattr(node, "module", None) or node.names[0].name
+            allowed = module.startswith(("vae.config", "vae.gpus", "launchers")) or not module.startswith(
+                "vae"
+            )
+            assert allowed, f"{path} imports {module} before --help could answer"
+
+
+BLOCKED = """
+import builtins, runpy, sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "torchvision", "numpy", "PIL", "safetensors", "tqdm", "lpips"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
+sys.meta_path.insert(0, Block())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def without_libraries(*words):
+    """A script of the project run where no library is installed."""
+    return subprocess.run([sys.executable, "-c", BLOCKED, *words], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("flag", ["--help", "--list_profiles"])
+def test_the_trainer_answers_without_pytorch(flag):
+    found = without_libraries("train_vae.py", flag)
+    assert found.returncode == 0, found.stderr
+    assert "batch" in found.stdout
+
+
+def test_a_mistake_is_named_and_a_missing_pytorch_too():
+    found = without_libraries("train_vae.py", "--batchsize", "4")
+    assert found.returncode == 2
+    assert "--batch_size" in found.stderr
+    found = without_libraries("train_vae.py")
+    assert found.returncode == 1
+    assert len(found.stderr.splitlines()) == 1, found.stderr
+    assert "is not installed" in found.stderr
+    assert "setup.sh" in found.stderr
+
+
+def test_gpus_and_config_import_without_libraries(tmp_path):
+    script = tmp_path / "imports.py"
+    modules = ["vae.gpus", *(f"vae.config.{p.stem}" for p in (ROOT / "vae" / "config").glob("[!_]*.py"))]
+    script.write_text("".join(f"import {name}\n" for name in modules))
+    found = without_libraries(str(script))
+    assert found.returncode == 0, found.stderr
+
+
+def test_importing_does_nothing(tmp_path):
+    modules = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in FILES if p.name != "__init__.py"]
+    script = "\n".join(
+        [
+            "import sys, threading, logging, os, torch",
+            f"sys.path.insert(0, {str(ROOT)!r})",
+            "random, threads = torch.random.get_rng_state(), torch.get_num_threads()",
+            *(f"import {name}" for name in modules),
+            "assert torch.equal(random, torch.random.get_rng_state()), 'random numbers were drawn'",
+            "assert torch.get_num_threads() == threads",
+            "assert threading.active_count() == 1, 'a thread was started'",
+            "assert not logging.getLogger().handlers, 'logging was set up'",
+            "assert not torch.cuda.is_initialized()",
+            "assert os.listdir('.') == [], 'a file was made'",
+        ]
+    )
+    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,277 @@
+"""The step: its gradients are those of the plain formulas, however the batch is cut; and the update."""
+
+import math
+
+import pytest
+import torch
+
+from tests.toy_networks import ALL_LOSSES, gradients, relative_difference, toy_inputs, toy_networks
+from vae.config.options import LossConfig, OptimConfig
+from vae.ops.attention import attention_reference
+from vae.ops.resample import upsample_conv_reference
+from vae.step import (
+    LOSS_SCALE_GROWTH_STEPS,
+    LOSS_SCALE_START,
+    UpdateState,
+    apply_update,
+    compute_gradients,
+    micro_batch_sizes,
+    network_input,
+    to_float,
+)
+
+
+def step_gradients(sizes, loss=ALL_LOSSES, inputs=None, **networks):
+    """Gradients of the autoencoder and the discriminator, and the sums, of one step cut into `sizes`."""
+    nets = toy_networks(**networks)
+    inputs = inputs or toy_inputs(sum(sizes))
+    sums = compute_gradients(nets, inputs, sizes, loss)
+    return gradients(nets.autoencoder), gradients(nets.discriminator), sums
+
+
+@pytest.mark.parametrize("sizes", [[2, 2], [1, 1, 1, 1], [3, 1]])
+@pytest.mark.parametrize("pixel_loss", ["l1", "mse"])
+def test_cut_into_micro_batches_changes_no_gradient(sizes, pixel_loss):
+    loss = LossConfig(**{**vars(ALL_LOSSES), "reconstruction_loss": pixel_loss})
+    whole_vae, whole_disc, whole_sums = step_gradients([4], loss)
+    vae, disc, sums = step_gradients(sizes, loss)
+    assert relative_difference(vae, whole_vae) < 1e-12
+    assert relative_difference(disc, whole_disc) < 1e-12
+    for name, value in whole_sums.items():
+        rtol = 1e-5 if value.dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(sums[name], value, rtol=rtol, atol=1e-9)
+
+
+def plain_losses(nets, inputs, loss):
+    """The same losses written as one graph of plain formulas; returns the autoencoder's and the other's."""
+    model, trunk = nets.autoencoder, nets.perceptual
+    images = (inputs.images.float() / 127.5 - 1).double()  # pictures are fp32 on the way in
+    mean, logvar = model.encoder(images).chunk(2, dim=1)
+    latents = mean + (logvar / 2).exp() * inputs.noise
+    recon = model.decoder(latents)
+    pixel = (recon - images).abs().mean()
+
+    lpips = 0
+    a, b = ((x - trunk.shift) / trunk.scale for x in (recon, images))
+    for index, piece in enumerate(trunk.slices):
+        a, b = piece(a), piece(b)
+        unit_a, unit_b = (x / (x.square().sum(1, keepdim=True) + 1e-10).sqrt() for x in (a, b))
+        weight = getattr(trunk, f"linear{index}")[:, None, None]
+        lpips = lpips + ((unit_a - unit_b) ** 2 * weight).sum(1).mean()
+
+    kl = (0.5 * (mean**2 + logvar.exp() - 1 - logvar)).sum(dim=(1, 2, 3)).mean()
+    fooled = -nets.discriminator(recon).mean()
+    total = (
+        loss.reconstruction_weight * pixel
+        + loss.perceptual_weight * lpips
+        + loss.kl_weight * kl
+        + inputs.adversarial_factor * fooled
+    )
+    real, fake = nets.discriminator(images), nets.discriminator(recon.detach())
+    hinge = ((1 - real).clamp(min=0).mean() + (1 + fake).clamp(min=0).mean()) / 2
+    return total, hinge
+
+
+def test_gradients_equal_plain_autograd_of_the_formulas(monkeypatch):
+    inputs = toy_inputs(4)
+    vae, disc, sums = step_gradients([2, 2], inputs=inputs)
+    monkeypatch.setattr("vae.model.layers.attention", attention_reference)
+    monkeypatch.setattr("vae.model.layers.upsample_conv", upsample_conv_reference)
+    nets = toy_networks()
+    total, hinge = plain_losses(nets, inputs, ALL_LOSSES)
+    names = dict(nets.autoencoder.named_parameters())
+    plain_vae = dict(zip(names, torch.autograd.grad(total, list(names.values())), strict=True))
+    names = dict(nets.discriminator.named_parameters())
+    plain_disc = dict(zip(names, torch.autograd.grad(hinge, list(names.values())), strict=True))
+    assert relative_difference(vae, plain_vae) < 1e-10  # fp64; other kernels, other order of sums
+    assert relative_difference(disc, plain_disc) < 1e-10
+    assert float(sums["discriminator"]) / 4 == pytest.approx(float(hinge.detach()), rel=1e-6)
+
+
+def test_sums_are_over_images():
+    _, _, sums = step_gradients([4])
+    nets, inputs = toy_networks(), toy_inputs(4)
+    with torch.no_grad():
+        images = to_float(inputs.images).double()
+        recon, mean, logvar = nets.autoencoder(images, inputs.noise)
+        kl = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum()
+    assert float(sums["reconstruction"]) == pytest.approx(4 * float((recon - images).abs().mean()), rel=1e-12)
+    assert float(sums["mse"]) == pytest.approx(4 * float((recon - images).square().mean()), rel=1e-12)
+    assert float(sums["kl"]) == pytest.approx(float(kl), rel=1e-9)
+
+
+def test_squared_norms_add_up_to_those_of_the_batch():
+    # what the adaptive weight runs on: the norms must not depend on the cut either
+    _, _, whole = step_gradients([4])
+    _, _, cut = step_gradients([1, 1, 1, 1])
+    for name in ("reconstruction_sq_norm", "adversarial_sq_norm"):
+        assert float(cut[name]) == pytest.approx(float(whole[name]), rel=1e-12)
+        assert float(whole[name]) > 0
+
+
+def test_gradients_add_to_those_already_there():
+    nets, inputs = toy_networks(), toy_inputs(2)
+    compute_gradients(nets, inputs, [2], ALL_LOSSES)
+    once = gradients(nets.autoencoder)
+    compute_gradients(nets, inputs, [2], ALL_LOSSES)
+    assert relative_difference(gradients(nets.autoencoder), {n: 2 * g for n, g in once.items()}) < 1e-12
+
+
+def test_before_last_is_called_once_before_the_last_pass():
+    nets, inputs = toy_networks(), toy_inputs(3)
+    seen = []
+    nets.autoencoder.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
+    compute_gradients(nets, inputs, [2, 1], ALL_LOSSES, lambda: seen.append("last"))
+    assert seen == [2, "last", 1]
+
+
+def test_pictures_stay_whole_until_the_networks_take_them():
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
+    images = to_float(levels)
+    assert images.dtype == torch.float32  # bf16 holds no 256 levels: what losses compare with is not rounded
+    assert len(images.unique()) == 256
+    assert (images.min(), images.max()) == (-1, 1)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        assert network_input(images, toy_networks(dtype, perceptual=False)).dtype == dtype
+    nets = toy_networks(torch.float32, perceptual=False, channels_last=True)
+    assert network_input(images, nets).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_micro_batch_sizes_cover_the_batch(distributed):
+    for images in range(1, 20):
+        for micro_batch in range(1, 22):
+            sizes = micro_batch_sizes(images, micro_batch, distributed)
+            assert sum(sizes) == images
+            assert min(sizes) >= 1
+            assert max(sizes) <= micro_batch
+            if distributed:  # the pass that carries the collective sum is never the largest
+                assert sizes[-1] <= (max(sizes) + 1) // 2
+
+
+# --- the update -----------------------------------------------------------------------------------
+
+
+def toy_optimizer(values=(1.0, -2.0), learning_rate=0.1):
+    parameter = torch.nn.Parameter(torch.tensor(values))
+    return parameter, torch.optim.AdamW([parameter], learning_rate, fused=True)
+
+
+def update(parameter, optimizer, grad, state, *, clip=0.0, fp16=False, empty=False):
+    parameter.grad = torch.tensor(grad)
+    return apply_update([optimizer], state, OptimConfig(gradient_clip=clip), fp16, empty)
+
+
+def test_update_is_adamw():
+    parameter, optimizer = toy_optimizer()
+    reference, plain = toy_optimizer()
+    state = UpdateState.begin(torch.device("cpu"), fp16=False)
+    for grad in ([0.3, -0.2], [0.1, 0.5]):
+        (norm,) = update(parameter, optimizer, grad, state)
+        assert float(norm) == pytest.approx(math.hypot(*grad))
+        reference.grad = torch.tensor(grad)
+        plain.step()
+    assert torch.equal(parameter, reference)
+    assert parameter.grad is None
+
+
+def test_clipping_shortens_the_whole_gradient():
+    state = UpdateState.begin(torch.device("cpu"), fp16=False)
+    parameter, optimizer = toy_optimizer()
+    (norm,) = update(parameter, optimizer, [3.0, 4.0], state, clip=1.0)
+    assert float(norm) == pytest.approx(5.0)
+    moment = optimizer.state[parameter]["exp_avg"]
+    torch.testing.assert_close(
+        moment, 0.1 * torch.tensor([0.6, 0.8]), rtol=1e-5, atol=0
+    )  # 1e-6 guards the norm
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_gradient_changes_no_weight_of_any_network(bad):
+    state = UpdateState.begin(torch.device("cpu"), fp16=False)
+    one, first = toy_optimizer()
+    two, second = toy_optimizer((5.0, 6.0))
+    one.grad, two.grad = torch.tensor([bad, 1.0]), torch.tensor([1.0, 1.0])
+    apply_update([first, second], state, OptimConfig(), fp16=False, empty=False)
+    assert one.tolist() == [1.0, -2.0]
+    assert two.tolist() == [5.0, 6.0]
+    assert (int(state.nonfinite_total), int(state.nonfinite_streak)) == (1, 1)
+    for parameter, optimizer in ((one, first), (two, second)):
+        found = optimizer.state[parameter]
+        assert float(found["step"]) == 0  # the skipped step is no step of the bias correction either
+        assert torch.equal(found["exp_avg"], torch.zeros(2))
+    update(one, first, [0.1, 0.1], state)
+    assert (int(state.nonfinite_total), int(state.nonfinite_streak)) == (1, 0)
+    assert one.tolist() != [1.0, -2.0]
+
+
+def test_empty_step_changes_nothing_and_counts_as_no_failure():
+    state = UpdateState.begin(torch.device("cpu"), fp16=False)
+    parameter, optimizer = toy_optimizer()
+    update(parameter, optimizer, [0.0, 0.0], state, empty=True)
+    assert parameter.tolist() == [1.0, -2.0]
+    assert (int(state.nonfinite_total), int(state.nonfinite_streak)) == (0, 0)
+
+
+def test_loss_scale_halves_on_overflow_and_grows_after_enough_finite_steps():
+    state = UpdateState.begin(torch.device("cpu"), fp16=True)
+    parameter, optimizer = toy_optimizer()
+    assert float(state.loss_scale) == LOSS_SCALE_START
+    update(parameter, optimizer, [math.inf, 0.0], state, fp16=True)
+    assert float(state.loss_scale) == LOSS_SCALE_START / 2
+    for _ in range(LOSS_SCALE_GROWTH_STEPS - 1):
+        update(parameter, optimizer, [1.0, 0.0], state, fp16=True)
+    assert float(state.loss_scale) == LOSS_SCALE_START / 2
+    update(parameter, optimizer, [1.0, 0.0], state, fp16=True)
+    assert float(state.loss_scale) == LOSS_SCALE_START
+    assert float(state.finite_steps) == 0
+
+
+def test_overflow_begins_the_count_of_finite_steps_anew():
+    state = UpdateState.begin(torch.device("cpu"), fp16=True)
+    parameter, optimizer = toy_optimizer()
+    state.finite_steps += LOSS_SCALE_GROWTH_STEPS - 1
+    update(parameter, optimizer, [math.nan, 0.0], state, fp16=True)
+    update(parameter, optimizer, [1.0, 0.0], state, fp16=True)
+    assert float(state.loss_scale) == LOSS_SCALE_START / 2
+
+
+def test_loss_scale_stays_one_without_fp16():
+    state = UpdateState.begin(torch.device("cpu"), fp16=False)
+    parameter, optimizer = toy_optimizer()
+    for grad in ([math.inf, 0.0], [1.0, 0.0]):
+        update(parameter, optimizer, grad, state)
+    assert float(state.loss_scale) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gradients_are_near_fp32s(dtype):
+    scale = LOSS_SCALE_START / 64 if dtype == torch.float16 else 1.0
+    found, _, _ = step_gradients([2, 2], inputs=toy_inputs(4, loss_scale=scale), dtype=dtype)
+    expected, _, _ = step_gradients([2, 2], dtype=torch.float32)
+    assert all(g.dtype == torch.float32 for g in found.values())
+    found = {name: g / scale for name, g in found.items()}
+    # roundings of 2**-11 (fp16) or 2**-8 (bf16) over some twenty layers; what weighs most is that the sign in
+    # the gradient of L1 flips where the error is near zero
+    assert relative_difference(found, expected) < (0.05 if dtype == torch.float16 else 0.25)
+
+
+def test_loss_scale_keeps_small_gradients_of_fp16_alive():
+    inputs = toy_inputs(2, factor=None)
+    tiny = LossConfig(reconstruction_weight=1e-6, perceptual_weight=0.0, kl_weight=0.0)
+    options = {"dtype": torch.float16, "perceptual": False}
+    lost, _, _ = step_gradients([2], tiny, inputs, **options)
+    inputs.loss_scale = torch.tensor(LOSS_SCALE_START)
+    kept, _, _ = step_gradients([2], tiny, inputs, **options)
+    assert sum(float(g.abs().sum()) for g in lost.values()) == 0
+    assert sum(float(g.abs().sum()) for g in kept.values()) > 0
+
+
+def test_memory_layout_changes_only_rounding():
+    plain, plain_disc, _ = step_gradients([2, 2], dtype=torch.float32)
+    nets, inputs = toy_networks(torch.float32, channels_last=True), toy_inputs(4)
+    nets.autoencoder.to(memory_format=torch.channels_last)
+    nets.discriminator.to(memory_format=torch.channels_last)
+    compute_gradients(nets, inputs, [2, 2], ALL_LOSSES)
+    assert relative_difference(gradients(nets.autoencoder), plain) < 1e-4  # fp32 sums in another order
+    assert relative_difference(gradients(nets.discriminator), plain_disc) < 1e-4
