@@ -1,0 +1,59 @@
+"""The course of the learning rate and of the averaging, at exact values."""
+
+import math
+
+import pytest
+
+from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
+
+
+def test_warm_up_is_counted_in_epochs_and_capped_at_a_fifth_of_the_stage():
+    assert warmup_steps(5, steps_per_epoch=10, total_steps=1000) == 50
+    assert warmup_steps(0.25, steps_per_epoch=10, total_steps=1000) == 2
+    assert warmup_steps(5, steps_per_epoch=10, total_steps=100) == 20
+    assert warmup_steps(5, steps_per_epoch=1, total_steps=4) == 0
+    assert warmup_steps(0, steps_per_epoch=10, total_steps=1000) == 0
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_linear_warm_up_reaches_the_peak_with_its_last_step(schedule):
+    rates = [learning_rate_factor(schedule, step, 100, 4) for step in range(5)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_cosine_falls_from_the_peak_to_zero():
+    assert learning_rate_factor("cosine", 0, 100, 0) == 1.0
+    assert learning_rate_factor("cosine", 60, 100, 20) == pytest.approx(0.5, abs=1e-15)
+    assert learning_rate_factor("cosine", 40, 100, 20) == pytest.approx(0.5 * (1 + math.sqrt(0.5)), abs=1e-15)
+    assert 0 < learning_rate_factor("cosine", 99, 100, 20) < 1e-3
+    assert learning_rate_factor("cosine", 100, 100, 20) == 0.0
+
+
+def test_constant_stays():
+    assert {learning_rate_factor("constant", step, 100, 10) for step in range(10, 100)} == {1.0}
+
+
+def test_onecycle_begins_at_a_25th_and_ends_at_a_ten_thousandth_of_that():
+    rates = [learning_rate_factor("onecycle", step, 1000, 200) for step in range(1001)]
+    assert 1 / 25 < rates[0] < 1 / 25 + 1e-3
+    assert rates[199] == rates[200] == pytest.approx(1.0, abs=1e-15)
+    assert rates[600] == pytest.approx(0.5, abs=1e-5)
+    assert rates[1000] == pytest.approx(1 / 25 * 1e-4, rel=1e-9)
+    assert rates[:200] == sorted(rates[:200])
+    assert rates[200:] == sorted(rates[200:], reverse=True)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant", "onecycle"])
+@pytest.mark.parametrize("total", [1, 2, 7])
+def test_short_stages_have_a_rate_at_every_step(schedule, total):
+    warm_up = warmup_steps(5, 1, total)
+    rates = [learning_rate_factor(schedule, step, total, warm_up) for step in range(total)]
+    assert all(0 < rate <= 1 for rate in rates)
+
+
+def test_averaging_is_short_at_first_and_then_as_asked():
+    assert ema_decay(0.999, 0) == 0.1
+    assert ema_decay(0.999, 8) == 0.5
+    assert ema_decay(0.999, 90) == 0.91
+    assert ema_decay(0.999, 10_000) == 0.999
+    assert ema_decay(0.0, 5) == 0.0
