@@ -44,8 +44,8 @@ def load_newest(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[st
 
     Raises UserError where there are checkpoints and none is valid.
     """
-    paths = list_checkpoints(folder)
-    for path in paths:
+    paths = sorted(list_checkpoints(folder), key=lambda path: saved_step(path) >= 0)
+    for path in paths:  # first those that cannot be opened: they may be the newest, and are to be named
         try:
             return path, load_checkpoint(path)
         except UserError as error:
