@@ -1,0 +1,234 @@
+"""A checkpoint file is whole or named as damaged, whatever happened to it or to the process writing it."""
+
+import hashlib
+import multiprocessing
+import os
+import random
+import resource
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vae.config.errors import UserError
+from vae.interop import checkpoint_file
+from vae.interop.checkpoint_file import (
+    DamagedCheckpointError,
+    load_checkpoint,
+    record_path,
+    save_checkpoint,
+    sha256,
+    verify_checkpoint,
+)
+from vae.training.checkpoints import epoch_name, load_newest
+
+FILLED = torch.arange(200_000, dtype=torch.float32)
+
+
+def content(step: int = 1) -> dict:
+    return {"position": {"step": step}, "model": {"weight": FILLED + step}}
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    save_checkpoint(path, content())
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_loaded_is_what_was_saved(saved):
+    loaded = load_checkpoint(saved)
+    assert loaded["position"] == {"step": 1}
+    assert torch.equal(loaded["model"]["weight"], FILLED + 1)
+    assert names(saved.parent) == ["checkpoint_epoch_1.pt", "checkpoint_epoch_1.pt.sha256"]
+
+
+def test_the_record_is_what_sha256sum_writes(saved):
+    digest = hashlib.sha256(saved.read_bytes()).hexdigest()
+    assert sha256(saved) == digest
+    assert record_path(saved).read_text() == f"{digest}  checkpoint_epoch_1.pt\n"
+
+
+def test_order_of_system_calls(tmp_path, monkeypatch):
+    """Both files reach the disk before either name appears; the folder is flushed last."""
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(handle):
+        calls.append("flush " + os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def recorded_replace(source, target):
+        calls.append(f"rename {os.path.basename(source)} to {os.path.basename(target)}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    save_checkpoint(tmp_path / "c.pt", content())
+    assert calls == [
+        "flush c.pt.tmp",
+        "flush c.pt.sha256.tmp",
+        "rename c.pt.tmp to c.pt",
+        "rename c.pt.sha256.tmp to c.pt.sha256",
+        f"flush {tmp_path.name}",
+    ]
+
+
+def test_a_refused_rename_leaves_the_old_file(saved, monkeypatch):
+    before = saved.read_bytes()
+
+    def refuse(_source, target):
+        raise PermissionError(13, "Access is denied", str(target))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError):
+        save_checkpoint(saved, content(2))
+    assert saved.read_bytes() == before
+    assert load_checkpoint(saved)["position"]["step"] == 1
+    assert [name for name in names(saved.parent) if name.endswith(".tmp")] == []
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 300_000], ids=["nothing", "a_little", "most"])
+def test_a_full_disk_leaves_the_old_file_and_no_other(saved, limit):
+    """The kernel refuses to let any file of this process grow further."""
+    before = saved.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint_epoch_1|File too large"):
+            save_checkpoint(saved, content(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert saved.read_bytes() == before
+    assert load_checkpoint(saved)["position"]["step"] == 1
+    assert [name for name in names(saved.parent) if name.endswith(".tmp")] == []
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.7, 0.999, 1])
+def test_one_flipped_bit_anywhere_is_damage(saved, share):
+    flip(saved, round(share * (saved.stat().st_size - 1)), bit=3)
+    with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is damaged: its SHA-256"):
+        load_checkpoint(saved)
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["with_record", "without_record"])
+@pytest.mark.parametrize("share", [0, 0.0001, 0.5, 0.99, 0.9999])
+def test_a_truncated_file_is_damage(saved, share, record):
+    os.truncate(saved, int(share * saved.stat().st_size))
+    if not record:
+        record_path(saved).unlink()
+    with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is (empty|damaged|truncated)"):
+        load_checkpoint(saved)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "0" * 64 + "  checkpoint_epoch_1.pt\n", "\udcff\x00"])
+def test_a_record_that_says_something_else_is_damage(saved, text):
+    record_path(saved).write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DamagedCheckpointError, match="SHA-256 is not the one in"):
+        load_checkpoint(saved)
+
+
+def test_without_its_record_a_whole_file_is_valid(saved):
+    record_path(saved).unlink()
+    verify_checkpoint(saved)
+    assert load_checkpoint(saved)["position"]["step"] == 1
+
+
+def test_without_its_record_no_flipped_bit_changes_what_is_loaded(saved):
+    """The archive's own checksums find it, or it stands where nothing is read from."""
+    record_path(saved).unlink()
+    good = saved.read_bytes()
+    chosen = random.Random(0)
+    ends = [chosen.choice([*range(600), *range(len(good) - 1200, len(good))]) for _ in range(120)]
+    said = []
+    for position in [*ends, *chosen.sample(range(len(good)), 40)]:
+        saved.write_bytes(good)
+        flip(saved, position, chosen.randrange(8))
+        try:
+            loaded = load_checkpoint(saved)
+        except UserError as error:
+            said.append(str(error))
+        else:
+            assert loaded["position"] == {"step": 1}
+            assert torch.equal(loaded["model"]["weight"], FILLED + 1)
+    assert len(said) > 80
+    assert "\n" not in "".join(said)
+
+
+class Stranger:
+    """What a pickle may hold and a checkpoint never does."""
+
+
+def test_files_of_others_are_named(tmp_path):
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    writers = {
+        "text": lambda: path.write_text("hello\n" * 1000),
+        "noise": lambda: path.write_bytes(random.Random(0).randbytes(5000)),
+        "list": lambda: torch.save([1, 2, 3], path),
+        "weights": lambda: torch.save({"weight": torch.ones(3)}, path),
+        "class": lambda: torch.save({"format": checkpoint_file.FORMAT, "model": Stranger()}, path),
+        "old_format": lambda: torch.save([1], path, _use_new_zipfile_serialization=False),
+    }
+    for kind, write in writers.items():
+        write()
+        with pytest.raises(UserError) as caught:
+            load_checkpoint(path)
+        assert str(path) in str(caught.value), kind
+        assert "checkpoint" in str(caught.value).replace(str(path), ""), kind
+        assert "\n" not in str(caught.value), kind
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"--resume_from \S+nothing\.pt: there is no such file"):
+        load_checkpoint(tmp_path / "nothing.pt")
+    with pytest.raises(
+        UserError, match=r"is a folder: name a checkpoint in it, or use .*--resume_from latest"
+    ):
+        load_checkpoint(tmp_path)
+
+
+def _save_for_ever(folder: Path, pipe) -> None:
+    torch.set_num_threads(1)
+    step = 0
+    while True:
+        step += 1
+        save_checkpoint(folder / epoch_name(step % 3), content(step))
+        pipe.send(step)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the killed process is a fork")
+def test_killed_at_any_moment_a_valid_checkpoint_remains(tmp_path):
+    """The killed process does little else than save; the last save that it announced must load."""
+    context, chosen, said = multiprocessing.get_context("fork"), random.Random(1), []
+    for attempt in range(25):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_save_for_ever, args=(folder, send))
+        process.start()
+        send.close()
+        announced = receive.recv()
+        time.sleep(chosen.uniform(0, 0.06))
+        process.kill()
+        process.join()
+        while receive.poll():
+            try:
+                announced = receive.recv()
+            except EOFError:
+                break
+        _path, loaded = load_newest(folder, said.append)
+        step = loaded["position"]["step"]
+        assert step in (announced, announced + 1)
+        assert torch.equal(loaded["model"]["weight"], FILLED + step)
+    assert said == []  # a kill tears temporary files only
