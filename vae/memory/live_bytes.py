@@ -23,18 +23,18 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, torch.Tensor):
-                self._known.setdefault(value.untyped_storage()._cdata, 0)  # came from outside
+                self._follow(value.untyped_storage(), from_outside=True)
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor):
                 self._follow(value.untyped_storage())
         return result
 
-    def _follow(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+    def _follow(self, storage: torch.UntypedStorage, from_outside: bool = False) -> None:
+        key = storage._cdata  # an address: free for another storage as soon as this one is gone
         if key in self._known:
             return
-        size = storage.nbytes()
+        size = 0 if from_outside else storage.nbytes()
         self._known[key] = size
         weakref.finalize(storage, self._release, key)
         self.current += size

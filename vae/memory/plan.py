@@ -75,12 +75,16 @@ def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
     )
     with LiveBytes() as counter:
         compute_gradients(networks, inputs, [micro_batch] * passes, spec.loss)
+    working = counter.peak
+    if adversarial:  # the discriminator's block runs last, on the reconstructions of all passes
+        pixels = inputs.images.numel() // images * spec.dtype.itemsize
+        working += pixels * max(0, spec.batch - images)
     weights = _bytes(autoencoder)
     trained = weights + (_bytes(discriminator) if discriminator else 0)
     resident = trained * (1 + ADAM_COPIES) + (weights if spec.averaged else 0)
     resident += _bytes(perceptual) if perceptual is not None else 0
     resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch
-    return resident, counter.peak
+    return resident, working
 
 
 def _bytes(module: torch.nn.Module) -> int:
@@ -100,14 +104,17 @@ def choose_micro_batch(spec: StepSpec, available: int, wanted: str) -> StepMemor
             f"--image_size {spec.image_size} needs {one.total / GIB:.1f} GiB for a single image, and "
             f"{available / GIB:.1f} GiB may be used: lower --image_size, or try it with --micro_batch_size 1"
         )
-    if spec.batch == 1:
-        return one
-    two = step_memory(spec, 2)
-    per_image = max(1, two.total - one.total)
-    micro_batch = min(spec.batch, 1 + (available - one.total) // per_image)
-    while micro_batch > 1:
-        memory = step_memory(spec, micro_batch)
-        if memory.total <= available:
-            return memory
-        micro_batch -= 1
-    return one
+    whole = step_memory(spec, spec.batch)  # alone in that no pass finds gradients of an earlier one
+    if whole.total <= available or spec.batch <= 2:
+        return whole if whole.total <= available else one
+    per_image = max(1, step_memory(spec, 2).total - one.total)
+    guess = 1 + (available - one.total) // per_image
+    best = step_memory(spec, min(spec.batch - 1, guess))
+    while best.total > available:
+        best = step_memory(spec, best.micro_batch - 1)
+    while best.micro_batch < spec.batch - 1:
+        larger = step_memory(spec, best.micro_batch + 1)
+        if larger.total > available:
+            break
+        best = larger
+    return best
