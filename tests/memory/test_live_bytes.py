@@ -1,0 +1,101 @@
+"""Live bytes of sequences that can be counted by hand."""
+
+import torch
+
+from vae.memory.live_bytes import LiveBytes
+
+KIB = 1024  # bytes of 256 fp32 values
+
+
+def block(count: int = 1) -> torch.Tensor:
+    return torch.empty(256 * count, device="meta")
+
+
+def test_storages_count_while_they_live():
+    with LiveBytes() as counter:
+        a = block()
+        b = block(2)
+        assert counter.current == 3 * KIB
+        del a
+        assert counter.current == 2 * KIB
+        c = b + 1
+        assert counter.current == 4 * KIB
+        del b
+        assert counter.current == 2 * KIB
+    assert counter.peak == 4 * KIB
+    assert c.numel() == 512
+
+
+def test_views_and_in_place_results_count_once():
+    with LiveBytes() as counter:
+        a = block(4)
+        view = a.view(2, 512)[1].reshape(16, 32).t()
+        a.add_(1)
+        a.relu_()
+        assert counter.current == counter.peak == 4 * KIB
+        del a
+        assert counter.current == 4 * KIB  # a view keeps its storage
+        del view
+        assert counter.current == 0
+
+
+def test_what_was_there_before_does_not_count():
+    outside = block(8)
+    with LiveBytes() as counter:
+        view = outside[:256]
+        outside.mul_(2)
+        assert counter.current == 0
+        inside = view + 1
+        assert counter.current == KIB
+    assert inside.numel() == 256
+
+
+def test_an_outside_tensor_that_goes_hides_no_later_one():
+    # an address is used again as soon as its storage is freed
+    outside = [block() for _ in range(50)]
+    with LiveBytes() as counter:
+        for tensor in outside:
+            tensor.add_(1)
+        del tensor
+        outside.clear()
+        kept = [block() for _ in range(50)]
+        assert counter.current == 50 * KIB
+    assert len(kept) == 50
+
+
+def test_dtype_decides_the_bytes():
+    with LiveBytes() as counter:
+        kept = [block().to(dtype) for dtype in (torch.bfloat16, torch.float64, torch.uint8)]
+    assert counter.current == KIB // 2 + 2 * KIB + KIB // 4
+    assert counter.peak == counter.current + KIB  # the source of the last conversion
+    assert len(kept) == 3
+
+
+def test_a_small_graph_forward_and_backward():
+    x = block().requires_grad_()
+    with LiveBytes() as counter:
+        h = x * 2  # 1: keeps only the number
+        y = h.exp()  # 2: keeps its result
+        del h  # 1
+        loss = y.sum()  # 1 and a scalar
+        assert counter.current == KIB + 4
+        assert counter.peak == 2 * KIB
+        loss.backward()
+        # alive at most: y, the scalar, its gradient of ones, and grad y expanded (a view), its product with y
+    assert x.grad.untyped_storage().nbytes() == KIB
+    del y, loss
+    assert counter.current == KIB  # x.grad
+    assert 2 * KIB <= counter.peak <= 3 * KIB + 8
+
+
+def test_the_count_on_the_cpu_is_that_on_meta():
+    peaks = []
+    for device in ("meta", "cpu"):
+        layer = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.SiLU(), torch.nn.Linear(64, 8)).to(
+            device
+        )
+        x = torch.empty(16, 32, device=device)
+        with LiveBytes() as counter:
+            layer(x).square().mean().backward()
+        peaks.append(counter.peak)
+    assert peaks[0] == peaks[1] > 0

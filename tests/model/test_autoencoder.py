@@ -1,0 +1,145 @@
+"""The autoencoder is diffusers' AutoencoderKL in names and numbers, at any aspect ratio."""
+
+import pytest
+import torch
+from diffusers import AutoencoderKL as DiffusersVAE
+
+from vae.config.errors import UserError
+from vae.config.options import ModelConfig
+from vae.interop.diffusers_folder import diffusers_config
+from vae.model.autoencoder import LOGVAR_RANGE, AutoencoderKL, Posterior
+
+# The published models at a quarter of their widths: quant convolutions as in SD 1.x, none as in FLUX.
+SD1_LIKE = ModelConfig(channels=(32, 64, 128, 128), z_channels=4, use_quant_conv=True)
+FLUX_LIKE = ModelConfig(channels=(32, 64, 128, 128), z_channels=16, use_quant_conv=False)
+OTHER = ModelConfig(channels=(24, 48, 40), layers_per_block=1, z_channels=3, norm_groups=8)
+CONFIGS = {"SD 1": SD1_LIKE, "FLUX": FLUX_LIKE, "other": OTHER}
+
+
+def theirs(config: ModelConfig) -> DiffusersVAE:
+    torch.manual_seed(0)
+    plain = diffusers_config(config, sample_size=64, scaling_factor=1.0, shift_factor=0.0)
+    plain = {name: value for name, value in plain.items() if not name.startswith("_")}
+    return DiffusersVAE(**plain).eval()
+
+
+@pytest.fixture(params=CONFIGS, scope="module")
+def pair(request) -> tuple[AutoencoderKL, DiffusersVAE]:
+    """Our model and diffusers' with the same weights."""
+    reference = theirs(CONFIGS[request.param])
+    model = AutoencoderKL(CONFIGS[request.param])
+    model.load_state_dict(reference.state_dict())  # strict: names and shapes are the same
+    return model, reference
+
+
+def test_parameter_names_and_shapes_are_diffusers(pair):
+    model, reference = pair
+    assert {n: p.shape for n, p in model.state_dict().items()} == {
+        n: p.shape for n, p in reference.state_dict().items()
+    }
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
+    """Differences below `share` of the range of values."""
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < share * (expected.max() - expected.min())
+
+
+# fp32: sums in another order over up to 9 x 128 products a layer; fp64: the formulas are the same
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+@pytest.mark.parametrize(("height", "width"), [(64, 32), (24, 72)])
+def test_outputs_are_diffusers(pair, height, width, dtype, share):
+    model, reference = (network.to(dtype) for network in pair)
+    images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(1), dtype=dtype) * 2 - 1
+    with torch.no_grad():
+        expected, found = reference.encode(images).latent_dist, model.encode(images)
+        assert_near(found.mean, expected.mean, share)
+        assert_near(found.logvar, expected.logvar, share)
+        assert_near(model.decode(expected.mean), reference.decode(expected.mean).sample, share)
+        recon, mean, logvar = model(images)
+        assert_near(recon, reference(images).sample, share)
+        assert torch.equal(mean, found.mean)
+        assert torch.equal(logvar, found.logvar)
+
+
+def test_gradients_are_diffusers(pair):
+    model, reference = (network.double() for network in pair)
+    images = torch.rand(1, 3, 32, 48, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2 - 1
+    noise = torch.randn(
+        model.encode(images).mean.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
+    recon, mean, logvar = model(images, noise)
+    ((recon - images).square().mean() + logvar.mean() + mean.square().mean()).backward()
+    posterior = reference.encode(images).latent_dist
+    expected = reference.decode(posterior.mean + posterior.std * noise).sample
+    (
+        (expected - images).square().mean() + posterior.logvar.mean() + posterior.mean.square().mean()
+    ).backward()
+    for (name, mine), (_, plain) in zip(
+        sorted(model.named_parameters()), sorted(reference.named_parameters()), strict=True
+    ):
+        torch.testing.assert_close(mine.grad, plain.grad, rtol=1e-8, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 120), (104, 16), (56, 24)])
+def test_any_aspect_ratio(height, width):
+    model = AutoencoderKL(ModelConfig(channels=(8, 8, 16, 16), layers_per_block=1, norm_groups=4))
+    assert model.downsampling == 8
+    with torch.no_grad():
+        images = torch.rand(2, 3, height, width)
+        posterior = model.encode(images)
+        assert posterior.mean.shape == posterior.logvar.shape == (2, 16, height // 8, width // 8)
+        assert model(images)[0].shape == images.shape
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 5])
+def test_a_level_more_halves_the_latent_once_more(levels):
+    config = ModelConfig(channels=(8,) * levels, layers_per_block=1, norm_groups=2, z_channels=2)
+    model = AutoencoderKL(config)
+    side = 2 ** (levels - 1)
+    assert model.downsampling == side
+    with torch.no_grad():
+        assert model.encode(torch.rand(1, 3, 2 * side, 3 * side)).mean.shape == (1, 2, 2, 3)
+
+
+def test_posterior_sample_and_mode():
+    mean, logvar, noise = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
+    posterior = Posterior(mean, logvar)
+    assert torch.equal(posterior.mode(), mean)
+    torch.testing.assert_close(posterior.sample(noise), mean + noise * logvar.exp().sqrt())
+    assert torch.equal(posterior.sample(torch.zeros_like(noise)), mean)
+
+
+def test_logvar_is_clamped_as_in_diffusers():
+    model = AutoencoderKL(ModelConfig(channels=(8,), layers_per_block=1, norm_groups=2, z_channels=1))
+    with torch.no_grad():
+        model.encoder.conv_out.bias.copy_(torch.tensor([0.0, 1000.0]))
+        assert model.encode(torch.rand(1, 3, 4, 4)).logvar.max() == LOGVAR_RANGE[1]
+        model.encoder.conv_out.bias.copy_(torch.tensor([0.0, -1000.0]))
+        assert model.encode(torch.rand(1, 3, 4, 4)).logvar.min() == LOGVAR_RANGE[0]
+    assert LOGVAR_RANGE == (-30.0, 20.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_computes_in_the_dtype_of_the_images_over_fp32_weights(dtype):
+    model = AutoencoderKL(ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4))
+    images = torch.rand(1, 3, 32, 32) * 2 - 1
+    seen = set()
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda _m, _i, out: seen.add(out.dtype))
+    recon, mean, logvar = model(images.to(dtype))
+    assert seen == {dtype}
+    assert recon.dtype == dtype
+    assert mean.dtype == logvar.dtype == torch.float32
+    recon.float().mean().backward()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+    exact = model(images)[0]
+    # unit roundoff of the dtype through about ten residual layers
+    assert (recon.float() - exact).abs().max() < (0.1 if dtype == torch.bfloat16 else 0.02)
+
+
+def test_widths_that_the_groups_do_not_divide_are_named():
+    with pytest.raises(UserError, match=r"--channels width 100 .* --norm_groups 32"):
+        AutoencoderKL(ModelConfig(channels=(64, 100)))

@@ -1,0 +1,78 @@
+"""The discriminator: pix2pix' PatchGAN in shape, one picture's logits untouched by another's pixels."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vae.model.discriminator import Discriminator
+
+
+@pytest.mark.parametrize(("layers", "field"), [(1, 16), (2, 34), (3, 70)])
+def test_receptive_field_is_that_of_pix2pix(layers, field):
+    # Isola et al. 2017, appendix 6.1.2: PatchGANs of 16, 34 and 70 px for one, two and three strided layers.
+    # Norms spread every pixel everywhere, so only convolutions are followed here.
+    model = Discriminator(4, layers).double()
+    for norm in model.norms:
+        norm.forward = lambda h: h
+    side = 160
+    images = torch.randn(1, 3, side, side, dtype=torch.float64, requires_grad=True)
+    logits = model(images)
+    middle = logits.shape[2] // 2
+    (gradient,) = torch.autograd.grad(logits[0, 0, middle, middle], images)
+    rows = gradient[0].abs().sum(0).sum(1).nonzero()
+    assert rows.max() - rows.min() + 1 == field
+
+
+def test_widths_double_up_to_eight_times_the_first():
+    widths = [conv.out_channels for conv in Discriminator(4, 5).convs]
+    assert widths == [4, 8, 16, 32, 32, 32]
+
+
+def test_shape_and_dtype():
+    model = Discriminator(8, 3)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = model(torch.rand(2, 3, 64, 96).to(dtype))
+        assert logits.shape == (2, 1, 6, 10)
+        assert logits.dtype == dtype
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_equals_a_plain_stack():
+    torch.manual_seed(0)
+    model = Discriminator(8, 2)
+    stack = [model.convs[0], nn.LeakyReLU(0.2)]
+    for conv, norm in zip(model.convs[1:], model.norms, strict=True):
+        plain = nn.GroupNorm(norm.num_groups, norm.num_channels, eps=1e-6)
+        plain.load_state_dict(norm.state_dict())
+        stack += [conv, plain, nn.LeakyReLU(0.2)]
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(model(images), nn.Sequential(*stack, model.conv_out)(images))
+
+
+def test_first_weights_are_pix2pix():
+    torch.manual_seed(0)
+    weights = torch.cat([conv.weight.detach().flatten() for conv in Discriminator(32, 3).convs])
+    assert float(weights.std()) == pytest.approx(0.02, rel=0.02)
+    assert abs(float(weights.mean())) < 1e-3
+
+
+def test_pictures_do_not_touch_each_other():
+    model = Discriminator(8, 3).double()
+    images = torch.rand(3, 3, 32, 32, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(images)[1].sum(), images)
+    assert gradient[0].abs().max() == gradient[2].abs().max() == 0
+    assert gradient[1].abs().max() > 0
+
+
+def test_learns_to_tell_noise_from_flat_pictures():
+    torch.manual_seed(0)
+    model = Discriminator(8, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(20):
+        noise, flat = torch.rand(4, 3, 16, 16), torch.rand(4, 3, 1, 1).expand(-1, -1, 16, 16)
+        loss = F.relu(1 - model(noise)).mean() + F.relu(1 + model(flat)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 1
