@@ -87,7 +87,7 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """Option values from a JSON file of one object; an unknown key is an error."""
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
+        loaded = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows editors begin with a mark
     except OSError as error:
         raise UserError(f"--config {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -97,7 +97,9 @@ def read_json(path: Path) -> dict[str, Any]:
     options = all_options()
     values = {}
     for name, value in loaded.items():
-        if name not in options or name == "config":
+        if name == "config":
+            raise UserError(f'--config {path} names another "config": put all options into one file')
+        if name not in options:
             raise UserError(f'--config {path} has the unknown key "{name}"{nearest(name, options)}')
         values[name] = from_json(options[name][1], value)
         check(options[name][1], values[name])

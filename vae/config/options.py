@@ -6,6 +6,8 @@ Flags, JSON files, checkpoints and docs/flags.md all come from these fields.
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+LEAST_IMAGE_SIZE = 11  # px: the window of SSIM (Wang et al. 2004), which every validation measures
+
 
 def option(
     default: Any,
@@ -64,7 +66,7 @@ class DataConfig:
         at_most=0.9,
     )
     max_val_images: int = option(256, "at most this many pictures in one validation; 0: all", at_least=0)
-    image_size: int = option(512, "side of the square training crops, px", at_least=8)
+    image_size: int = option(512, "side of the square training crops, px", at_least=LEAST_IMAGE_SIZE)
     crop: str = option("random", "which part of a larger picture is trained on", choices=("random", "center"))
     horizontal_flip: bool = option(True, "mirror half of the training crops")
     upscale: bool = option(False, "enlarge pictures smaller than --image_size; otherwise they are rejected")
@@ -200,7 +202,7 @@ class RunConfig:
     early_stopping: int = option(
         0, "stop after this many validations without a better PSNR; 0: off", at_least=0
     )
-    seed: int = option(0, "seed of weights, order, crops and noise", at_least=0)
+    seed: int = option(0, "seed of weights, order, crops and noise", at_least=0, at_most=2**63 - 1)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vae.config.errors import UserError
-from vae.config.options import Config, LossConfig, ModelConfig, build
+from vae.config.options import LEAST_IMAGE_SIZE, Config, LossConfig, ModelConfig, build
 
 # What one command says of itself; the next command does not inherit it from a checkpoint.
 PER_COMMAND = frozenset(
@@ -72,8 +72,28 @@ def check_together(config: Config) -> None:
         raise UserError("--perceptual_weights names a file, but --perceptual_net random uses none: drop one")
 
 
+def check_discriminator(image_size: int, loss: LossConfig) -> None:
+    """Raise UserError where the discriminator's layers fit neither the crop nor its norms of 32 groups."""
+    if loss.adversarial_weight == 0:
+        return
+    least = 3 * 2**loss.disc_layers  # each strided layer halves the side, two more take a pixel each
+    if image_size < least:
+        raise UserError(
+            f"--disc_layers {loss.disc_layers} needs crops of at least {least} px, not {image_size}: "
+            "lower --disc_layers or raise --image_size"
+        )
+    widths = [loss.disc_channels * min(2**layer, 8) for layer in range(1, loss.disc_layers + 1)]
+    if any(width % min(32, width) for width in widths):
+        raise UserError(
+            f"--disc_channels {loss.disc_channels} gives widths of {shown(widths)}, which 32 groups do not "
+            "divide: take a multiple of 16"
+        )
+
+
 def check_image_size(image_size: int, model: ModelConfig) -> None:
-    """Raise UserError where the crop's side does not divide into latent pixels."""
+    """Raise UserError where the crop's side is too small or does not divide into latent pixels."""
+    if image_size < LEAST_IMAGE_SIZE:
+        raise UserError(f"--image_size {image_size} is too small: the least is {LEAST_IMAGE_SIZE}")
     step = 2 ** (len(model.channels) - 1)
     if image_size % step:
         lower = max(step, image_size // step * step)

@@ -1,6 +1,7 @@
 """Reading one option's value from text or JSON, and saying what is wrong with it."""
 
 import difflib
+import json
 import math
 import types
 import typing
@@ -28,6 +29,8 @@ def is_list(item: Field) -> bool:
 def check(item: Field, value: Any) -> None:
     """Raise UserError where `value` is outside what the option admits."""
     limits = item.metadata
+    if value == "":
+        raise UserError(f"--{item.name} is given without a value: give one or leave it out")
     if limits["choices"] and value not in limits["choices"]:
         raise UserError(f"--{item.name} {value} is unknown: choose one of {', '.join(limits['choices'])}")
     if limits["auto"]:
@@ -51,7 +54,9 @@ def from_json(item: Field, value: Any) -> Any:
         return None
     if is_list(item):
         if not isinstance(value, list) or not value:
-            raise UserError(f'"{item.name}" in the JSON file must be a list of numbers, not {value!r}')
+            raise UserError(
+                f'"{item.name}" in the JSON file must be a list of numbers, not {json.dumps(value)}'
+            )
         return [_scalar_from_json(item, part) for part in value]
     return _scalar_from_json(item, value)
 
@@ -63,7 +68,8 @@ def _scalar_from_json(item: Field, value: Any) -> Any:
     if item.metadata["auto"] and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if type(value) is not kind:
-        raise UserError(f'"{item.name}" in the JSON file must be {_KIND_NAMES[kind]}, not {value!r}')
+        wanted = 'a whole number or "auto"' if item.metadata["auto"] else _KIND_NAMES[kind]
+        raise UserError(f'"{item.name}" in the JSON file must be {wanted}, not {json.dumps(value)}')
     return value
 
 

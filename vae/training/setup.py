@@ -11,7 +11,7 @@ import torch
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
-from vae.config.resolve import SHAPE, check_image_size, check_same_model, resolve
+from vae.config.resolve import SHAPE, check_discriminator, check_image_size, check_same_model, resolve
 from vae.data.dataset import FolderDataset
 from vae.data.folder import list_images, split_names
 from vae.data.probing import probe
@@ -200,6 +200,7 @@ def _check_stages(config, stages, position, train_names, processes) -> None:
         if stage.end_epoch <= position.epoch:
             continue
         check_image_size(stage.image_size, config.model)
+        check_discriminator(stage.image_size, config.loss)
         step_images = stage.batch_size * config.run.accumulation_steps * processes.world
         if len(train_names) < step_images:
             factors = f"{config.run.accumulation_steps} accumulation x {processes.world} processes"
