@@ -75,44 +75,53 @@ def read_vae(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     config.json, or is 32, as in every published VAE of this family.
     """
     weights_path, config = _locate(path)
-    weights = _read_safetensors(weights_path)
+    weights = _read_safetensors(weights_path, path)
     weights = {_current_name(name): value for name, value in weights.items()}
     shape = shape_of(weights, path)
-    shape["norm_groups"] = config.get("norm_num_groups", 32)
-    return shape, weights
+    groups = config.get("norm_num_groups", 32)
+    if type(groups) is not int or groups < 1:
+        raise UserError(f"--init_from {path}: config.json says norm_num_groups {groups}, which is no count")
+    return {**shape, "norm_groups": groups}, weights
 
 
 def _locate(path: Path) -> tuple[Path, dict[str, Any]]:
     if path.is_file():
         if path.suffix != ".safetensors":
             raise UserError(
-                f"--init_from {path} is not a .safetensors file: other formats may run code when they are read;"
-                " save it as safetensors first"
+                f"--init_from {path} is not a .safetensors file: other formats may run code when they are"
+                " read; save it as safetensors first"
             )
-        return path, {}
+        config = path.with_name("config.json")
+        return path, _read_config(config, path) if path.name == WEIGHTS_NAME and config.is_file() else {}
     if not path.is_dir():
         raise UserError(f"--init_from {path}: there is no such file or folder")
-    if (path / "vae" / "config.json").is_file() and not (path / "config.json").is_file():
+    if (path / "vae" / "config.json").is_file() and not (path / WEIGHTS_NAME).is_file():
         path = path / "vae"  # a whole pipeline, or the output folder of a run
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--init_from {path} is no diffusers folder: config.json: {error}") from None
-    if config.get("_class_name") != "AutoencoderKL":
-        raise UserError(
-            f"--init_from {path} holds a {config.get('_class_name')}: only AutoencoderKL can be trained here"
-        )
+    config = _read_config(path / "config.json", path)
     if not (path / WEIGHTS_NAME).is_file():
         raise UserError(f"--init_from {path} has no {WEIGHTS_NAME}")
     return path / WEIGHTS_NAME, config
 
 
-def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_config(config_path: Path, path: Path) -> dict[str, Any]:
     try:
-        with safe_open(path, framework="pt") as file:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--init_from {path} is no diffusers folder: config.json: {error}") from None
+    name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
+    if name != "AutoencoderKL":
+        raise UserError(
+            f"--init_from {path}: its config.json is of {name}: only AutoencoderKL can be trained here"
+        )
+    return config
+
+
+def _read_safetensors(weights_path: Path, path: Path) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(weights_path, framework="pt") as file:
             return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise UserError(f"--init_from {path} cannot be read: {error}") from None
+        raise UserError(f"--init_from {path}: {weights_path.name} cannot be read: {error}") from None
 
 
 def _current_name(name: str) -> str:
@@ -132,10 +141,14 @@ def shape_of(weights: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
             f"--init_from {path} has not the parameter names of diffusers' AutoencoderKL (it begins {some})"
         )
     levels = 1 + max(level for level, _ in blocks)
+    widths = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
+    for name in (*widths, "encoder.conv_out.weight"):
+        if name not in weights:
+            raise UserError(f"--init_from {path} lacks {name}")
+        if weights[name].dim() != 4 or 0 in weights[name].shape:
+            raise UserError(f"--init_from {path} has another shape of {name}: it is no convolution")
     return {
-        "channels": [
-            weights[f"encoder.down_blocks.{level}.resnets.0.conv1.weight"].shape[0] for level in range(levels)
-        ],
+        "channels": [weights[name].shape[0] for name in widths],
         "layers_per_block": 1 + max(block for _, block in blocks),
         "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,
         "use_quant_conv": "quant_conv.weight" in weights,
@@ -150,7 +163,7 @@ def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor], path: P
     unequal = sorted(
         name
         for name in own.keys() & weights.keys()
-        if weights[name].numel() != own[name].numel() or weights[name].shape[0] != own[name].shape[0]
+        if weights[name].shape not in (own[name].shape, (*own[name].shape, 1, 1))  # old linears: 1x1 convs
     )
     for what, names in (("lacks", missing), ("has the unknown", surplus), ("has another shape of", unequal)):
         if names:
