@@ -9,10 +9,13 @@ CPU_SHARE = 0.5  # of the free memory: data workers and the system need theirs
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free bytes of a CUDA device (its context already paid), or CPU_SHARE of the free main memory."""
+    """Bytes of a CUDA device that are free or already ours, or CPU_SHARE of the free main memory.
+
+    A prediction counts the weights too, so what this process has reserved for them is not subtracted.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return free
+        return free + torch.cuda.memory_reserved(device)
     return int(_free_main_memory() * CPU_SHARE)
 
 

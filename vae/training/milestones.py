@@ -13,11 +13,11 @@ from vae.config.errors import NonFiniteError, UserError
 from vae.config.options import flatten
 from vae.interop.checkpoint_file import save_checkpoint, verify_checkpoint
 from vae.training.checkpoints import epoch_name, prune, step_name
+from vae.training.held_out import SHEET_IMAGES, baseline_metrics, sample_sheet, validation_metrics
 from vae.training.logbook import Logbook, say
 from vae.training.setup import Run
 from vae.training.stages import Stage
 from vae.training.state import checkpoint_content
-from vae.training.validating import SHEET_IMAGES, baseline_metrics, sample_sheet, validation_metrics
 
 SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
 GIB = 2**30

@@ -23,12 +23,12 @@ from vae.losses.perceptual import build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
 from vae.step import Networks
 from vae.training.checkpoints import list_checkpoints, load_named, load_newest
+from vae.training.held_out import Held
 from vae.training.logbook import METRICS_NAME, say
 from vae.training.precision import can_compile, compute_dtype, set_backends
 from vae.training.processes import Processes
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
 from vae.training.state import TrainingState, begin_state, restore
-from vae.training.validating import Held
 
 
 @dataclass
