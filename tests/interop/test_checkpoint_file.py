@@ -4,7 +4,6 @@ import hashlib
 import multiprocessing
 import os
 import random
-import resource
 import time
 from pathlib import Path
 
@@ -54,6 +53,7 @@ def test_the_record_is_what_sha256sum_writes(saved):
     assert record_path(saved).read_text() == f"{digest}  checkpoint_epoch_1.pt\n"
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="names of open files are read there")
 def test_order_of_system_calls(tmp_path, monkeypatch):
     """Both files reach the disk before either name appears; the folder is flushed last."""
     calls = []
@@ -97,6 +97,7 @@ def test_a_refused_rename_leaves_the_old_file(saved, monkeypatch):
 def test_a_full_disk_leaves_the_old_file_and_no_other(saved, limit):
     """The kernel refuses to let any file of this process grow further."""
     before = saved.read_bytes()
+    resource = pytest.importorskip("resource")  # Windows has no such limits
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:

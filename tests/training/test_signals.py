@@ -66,16 +66,19 @@ def send_at(monkeypatch, wanted: dict[int, int]) -> None:
     monkeypatch.setattr(loop, "apply_update", update)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-@pytest.mark.parametrize("step", [1, 4, 6], ids=["first_step", "within_an_epoch", "at_an_epoch_end"])
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [(signal.SIGTERM, 1), (signal.SIGINT, 4), (signal.SIGTERM, 6)],
+    ids=["first_step", "within_an_epoch", "at_an_epoch_end"],
+)
 def test_a_stop_is_saved_and_gone_on_from(tiny, tmp_path, monkeypatch, capsys, number, step):
-    """The step the signal comes in and, where it has already asked, the one after it are finished first."""
+    """The loop asks at the start of a step: the one after that in which the signal comes is the last."""
     folder, before = tmp_path / "run", signal.getsignal(number)
     send_at(monkeypatch, {step: number})
     assert train({**tiny, "num_epochs": 4}) == EXIT_SAVED_RESUMABLE
     assert "go on with --resume_from latest" in capsys.readouterr().out
     saved = [load_checkpoint(path)["position"]["step"] for path in folder.glob("*.pt")]
-    assert max(saved) in (step, step + 1)
+    assert max(saved) == step + 1
     assert not (folder / "vae").exists()
     assert signal.getsignal(number) is before
     assert train({**tiny, "num_epochs": 4, "resume_from": "latest"}) == 0
