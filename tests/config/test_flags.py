@@ -1,0 +1,214 @@
+"""The flags are a contract: their names and defaults, their forms, and the page that lists them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from vae.config.errors import EXIT_CONFIG, EXIT_USAGE, UsageError, UserError
+from vae.config.flags import build_parser, parse_flags
+from vae.config.flags_table import flags_markdown
+from vae.config.options import Config, all_options, build, flatten
+
+# What users were promised; a name or a default here changes for a new major version only.
+PROMISED = {
+    "data_path": "./data/train",
+    "output_dir": "./outputs",
+    "config": None,
+    "profile": None,
+    "resume_from": None,
+    "image_size": 512,
+    "batch_size": 4,
+    "num_epochs": 100,
+    "accumulation_steps": 1,
+    "learning_rate": 1e-4,
+    "weight_decay": 1e-5,
+    "warmup_epochs": 5,
+    "gradient_clip": 1.0,
+    "z_channels": 16,
+    "channels": (128, 256, 512, 512),
+    "reconstruction_weight": 1.0,
+    "perceptual_weight": 1.0,
+    "kl_weight": 1e-6,
+    "mixed_precision": False,
+    "use_bf16": False,
+    "max_steps": None,
+    "val_path": None,
+    "keep_checkpoints": 3,
+    "early_stopping": 0,
+    "perceptual_net": "vgg",
+    "perceptual_weights": None,
+    "prefetch_factor": 4,
+    "enable_tf32": True,
+    "channels_last": True,
+    "persistent_workers": True,
+    "use_torch_compile": False,
+    "num_workers": "auto",
+    "checkpoint_freq": 1,
+    "save_samples_freq": 100,
+    "val_split": 0.1,
+    "val_freq": 1,
+    # and what a run is also told by
+    "progressive": None,
+    "new_stage": False,
+    "init": "warm",
+    "init_from": None,
+    "use_quant_conv": False,
+    "reconstruction_loss": "l1",
+    "adversarial_weight": 0.0,
+    "micro_batch_size": "auto",
+    "lr_schedule": "cosine",
+    "max_bad_fraction": 0.05,
+    "checkpoint_steps": 0,
+    "profile_steps": 0,
+    "seed": 0,
+    "device": "auto",
+}
+SWITCHES = sorted(name for name, (_, item) in all_options().items() if isinstance(item.default, bool))
+
+
+def test_the_page_of_flags_is_up_to_date():
+    written = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    assert written == flags_markdown(), "run: python -m vae.config.flags_table > docs/flags.md"
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_promised_flags_have_their_defaults(name):
+    assert flatten(Config())[name] == (list(PROMISED[name]) if name == "channels" else PROMISED[name])
+    assert f"--{name}" in build_parser().format_help()
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_every_switch_has_both_forms(name):
+    assert parse_flags([f"--{name}"]) == {name: True}
+    assert parse_flags([f"--no-{name}"]) == {name: False}
+
+
+def test_every_flag_has_help_and_default():
+    help_text = " ".join(build_parser().format_help().split())
+    for name, (_, item) in all_options().items():
+        assert item.metadata["help"], name
+        assert f"--{name}" in help_text
+    assert help_text.count("(default:") >= len(all_options())
+
+
+def test_only_given_flags_are_values():
+    found = parse_flags(["--batch_size", "8", "--learning_rate", "3e-4", "--channels", "64", "128"])
+    assert found == {"batch_size": 8, "learning_rate": 3e-4, "channels": [64, 128]}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--batchsize", "--batch_size"), ("--image-size", "--image_size"), ("--lr_shedule", "--lr_schedule")],
+)
+def test_an_unknown_flag_names_the_nearest(typed, meant):
+    with pytest.raises(UsageError, match=rf"{typed}: did you mean {meant}\?") as caught:
+        parse_flags([typed, "8"])
+    assert caught.value.exit_code == EXIT_USAGE == 2
+
+
+def test_flags_are_not_abbreviated():
+    with pytest.raises(UsageError):
+        parse_flags(["--batch", "8"])
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--batch_size", "0"],
+        ["--batch_size", "-4"],
+        ["--learning_rate", "-1"],
+        ["--learning_rate", "nan"],
+        ["--learning_rate", "inf"],
+        ["--val_split", "1.5"],
+        ["--perceptual_weight", "-0.1"],
+        ["--micro_batch_size", "many"],
+        ["--micro_batch_size", "0"],
+        ["--num_workers", "-1"],
+        ["--channels", "128", "0"],
+        ["--max_steps", "-1"],
+    ],
+)
+def test_values_out_of_range_are_one_line(argv):
+    with pytest.raises(UserError, match=argv[0]) as caught:
+        parse_flags(argv)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == EXIT_CONFIG == 78
+
+
+@pytest.mark.parametrize("argv", [["--batch_size", "four"], ["--init", "hot"], ["--batch_size"]])
+def test_what_the_parser_refuses_is_one_line(argv):
+    found = subprocess.run([sys.executable, "train_vae.py", *argv], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == EXIT_USAGE
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert argv[0] in found.stderr
+
+
+# --- JSON ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def json_file(tmp_path):
+    def write(content) -> str:
+        path = tmp_path / "my.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+    return write
+
+
+def test_a_json_file_gives_values_and_a_flag_beats_it(json_file):
+    path = json_file(
+        {"channels": [192, 384, 768, 768], "z_channels": 32, "image_size": 1024, "batch_size": 12}
+    )
+    found = parse_flags(["--config", path, "--batch_size", "6"])
+    assert (found["channels"], found["z_channels"]) == ([192, 384, 768, 768], 32)
+    assert (found["image_size"], found["batch_size"]) == (1024, 6)
+    assert build(found).model.z_channels == 32
+
+
+def test_json_of_a_run_gives_that_run(json_file):
+    plain = flatten(Config())
+    del plain["config"]
+    found = parse_flags(["--config", json_file(plain)])
+    found.pop("config")
+    assert build(found) == Config()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"batchsize": 4}, 'unknown key "batchsize": did you mean batch_size'),
+        ({"batch_size": "4"}, '"batch_size" .* must be a whole number'),
+        ({"batch_size": 4.5}, '"batch_size" .* must be a whole number'),
+        ({"batch_size": True}, '"batch_size" .* must be a whole number'),
+        ({"use_bf16": 1}, '"use_bf16" .* must be true or false'),
+        ({"channels": 128}, '"channels" .* must be a list'),
+        ({"channels": []}, '"channels" .* must be a list'),
+        ({"batch_size": 0}, "--batch_size 0 is too small"),
+        ({"init": "hot"}, "--init hot is unknown"),
+        ({"config": "other.json"}, "names another .config."),
+        ([1], "must hold one object"),
+        ("{", "is not valid JSON"),
+        ('{"learning_rate": NaN}', "learning_rate"),
+    ],
+)
+def test_what_is_wrong_in_a_json_file_is_one_line(json_file, content, said):
+    with pytest.raises(UserError, match=said) as caught:
+        parse_flags(["--config", json_file(content)])
+    assert "\n" not in str(caught.value)
+
+
+def test_json_numbers_take_their_options_type(json_file):
+    found = parse_flags(["--config", json_file({"num_workers": 2, "learning_rate": 1, "max_steps": None})])
+    assert found["num_workers"] == "2"
+    assert found["learning_rate"] == 1.0
+    assert isinstance(found["learning_rate"], float)
+    assert found["max_steps"] is None
+
+
+def test_a_json_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"--config .* cannot be read"):
+        parse_flags(["--config", str(tmp_path / "nothing.json")])

@@ -1,0 +1,168 @@
+"""One Config from many sources: flag, JSON file, checkpoint, profile, card, default, in this order."""
+
+import json
+
+import pytest
+
+from vae.config.errors import UserError
+from vae.config.flags import parse_flags
+from vae.config.options import Config, build, flatten
+from vae.config.recipes import RECIPES, profile_table, recipe_values
+from vae.config.resolve import PER_COMMAND, parse_progressive, resolve
+
+# One option that every source may give, as the value each gives.
+SOURCES = {"given": 1, "checkpoint": 2, "profile": 3, "card": 4}
+
+
+def checkpoint(**values) -> dict:
+    return {**flatten(Config()), **values}
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_precedence(first):
+    layers = [{"prefetch_factor": value} for value in SOURCES.values()]
+    given, saved, profile, card = [{}] * first + layers[first:]
+    saved = {"adversarial_weight": 0.0, **saved} if saved else None
+    found = resolve(given, saved, profile, card)
+    expected = [*SOURCES.values(), Config().data.prefetch_factor][first]
+    assert found.data.prefetch_factor == expected
+
+
+def test_a_flag_beats_json_which_beats_a_profile(tmp_path):
+    path = tmp_path / "my.json"
+    path.write_text(json.dumps({"image_size": 256, "batch_size": 3}))
+    given = parse_flags(["--config", str(path), "--profile", "standard", "--batch_size", "2"])
+    found = resolve(given, profile=recipe_values("standard", has_gpu=True))
+    assert (found.run.batch_size, found.data.image_size, found.speed.use_bf16) == (2, 256, True)
+
+
+def test_a_card_never_beats_a_recipe():
+    found = resolve({}, profile={"use_torch_compile": True}, card={"use_torch_compile": False})
+    assert found.speed.use_torch_compile
+
+
+def test_what_one_command_says_of_itself_is_not_inherited():
+    saved = checkpoint(max_steps=7, output_dir="elsewhere", device="cuda", micro_batch_size="1", z_channels=4)
+    found = resolve({}, saved)
+    assert found.run.max_steps is None
+    assert found.run.output_dir == "./outputs"
+    assert found.speed.device == found.speed.micro_batch_size == "auto"
+    assert found.model.z_channels == 4
+    assert flatten(Config()).keys() >= PER_COMMAND
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "saved"),
+    [
+        ("z_channels", 8, 16),
+        ("channels", [64, 128], [128, 256, 512, 512]),
+        ("layers_per_block", 1, 2),
+        ("norm_groups", 16, 32),
+        ("use_quant_conv", True, False),
+    ],
+)
+def test_a_flag_that_contradicts_the_checkpoint_is_an_error(name, value, saved):
+    with pytest.raises(UserError, match=f"--{name} ") as caught:
+        resolve({name: value}, checkpoint())
+    assert "\n" not in str(caught.value)
+    resolve({name: saved}, checkpoint())  # the same value is no contradiction
+
+
+def test_the_discriminators_shape_counts_where_there_is_one():
+    resolve({"disc_channels": 32}, checkpoint())
+    with pytest.raises(UserError, match="--disc_channels 32"):
+        resolve({"disc_channels": 32}, checkpoint(adversarial_weight=0.5))
+
+
+def test_two_starts_are_an_error():
+    with pytest.raises(UserError, match="--init_from and --resume_from"):
+        resolve({"init_from": "somewhere"}, checkpoint())
+
+
+@pytest.mark.parametrize(("size", "remedy"), [(500, "try 496 or 504"), (513, "try 512 or 520")])
+def test_sides_that_do_not_divide_name_the_nearest(size, remedy):
+    with pytest.raises(UserError, match=f"--image_size {size} is not a multiple of 8: {remedy}"):
+        resolve({"image_size": size})
+    resolve({"image_size": 500, "channels": [128, 256, 512]})  # three levels: a multiple of 4
+
+
+def test_nothing_to_learn_is_an_error():
+    with pytest.raises(UserError, match="--reconstruction_weight 0 and --perceptual_weight 0"):
+        resolve({"reconstruction_weight": 0.0, "perceptual_weight": 0.0})
+    resolve({"reconstruction_weight": 0.0})
+    resolve({"perceptual_weight": 0.0})
+
+
+def test_a_weights_file_that_no_network_reads_is_an_error():
+    with pytest.raises(UserError, match="--perceptual_weights"):
+        resolve({"perceptual_net": "random", "perceptual_weights": "vgg.pth"})
+
+
+def test_flatten_and_build_are_inverse():
+    config = build({"channels": [64, 128], "learning_rate": 3e-4, "use_bf16": True, "max_steps": 5})
+    assert build(flatten(config)) == config
+    assert json.loads(json.dumps(flatten(config))) == flatten(config)
+
+
+# --- profiles -------------------------------------------------------------------------------------------
+
+GUIDE = {
+    "ultra": (2048, 4, 1),
+    "high": (1536, 8, 1),
+    "standard": (1024, 16, 1),
+    "fast": (768, 24, 1),
+    "small": (512, 32, 1),
+    "maximum": (2560, 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", GUIDE)
+def test_profiles_are_the_guides(name):
+    config = resolve({}, profile=recipe_values(name, has_gpu=True))
+    assert (config.data.image_size, config.run.batch_size, config.run.accumulation_steps) == GUIDE[name]
+    speed = config.speed
+    assert speed.use_bf16
+    assert speed.enable_tf32
+    assert speed.channels_last
+    assert speed.use_torch_compile
+    assert config.data.persistent_workers
+    assert config.loss == Config().loss
+    assert config.optim == Config().optim
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_profile_resolves_and_is_listed(name):
+    resolve({}, profile=recipe_values(name, has_gpu=False))
+    assert f"\n{name} " in f"\n{profile_table()}"
+
+
+def test_the_demo_takes_the_size_that_the_machine_bears():
+    small, large = (recipe_values("demo", has_gpu=gpu) for gpu in (False, True))
+    assert small["image_size"] < large["image_size"]
+    assert small["perceptual_weight"] == large["perceptual_weight"] == 0  # nothing is downloaded
+
+
+def test_an_unknown_profile_names_the_nearest():
+    with pytest.raises(UserError, match=r"--profile ultr is unknown: did you mean ultra\?"):
+        recipe_values("ultr", has_gpu=False)
+
+
+# --- stages ---------------------------------------------------------------------------------------------
+
+
+def test_progressive_lists():
+    found = parse_progressive("512:25:32, 1024:50:16,2048:25:4", Config().model)
+    assert [(s.image_size, s.num_epochs, s.batch_size) for s in found] == [
+        (512, 25, 32),
+        (1024, 50, 16),
+        (2048, 25, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "512", "512:25", "512:25:32,", "512:25:32:1", "512:0:32", "-512:25:32", "a:b:c", "500:25:4"]
+)
+def test_progressive_lists_that_are_none(text):
+    with pytest.raises(UserError, match=r"--progressive|--image_size") as caught:
+        parse_progressive(text, Config().model)
+    assert "\n" not in str(caught.value)
