@@ -26,6 +26,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"train_vae.py: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a full disk, a folder taken away: nothing of ours to mend
+        print(f"train_vae.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
 
 
 if __name__ == "__main__":

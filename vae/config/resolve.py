@@ -96,10 +96,9 @@ def check_image_size(image_size: int, model: ModelConfig) -> None:
         raise UserError(f"--image_size {image_size} is too small: the least is {LEAST_IMAGE_SIZE}")
     step = 2 ** (len(model.channels) - 1)
     if image_size % step:
-        lower = max(step, image_size // step * step)
-        raise UserError(
-            f"--image_size {image_size} is not a multiple of {step}: try {lower} or {lower + step}"
-        )
+        around = (image_size // step * step, image_size // step * step + step)
+        remedy = " or ".join(str(side) for side in around if side >= LEAST_IMAGE_SIZE)
+        raise UserError(f"--image_size {image_size} is not a multiple of {step}: try {remedy}")
 
 
 @dataclass(frozen=True)

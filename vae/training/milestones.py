@@ -175,7 +175,7 @@ def finish_epoch(run: Run, stage: Stage, logbook: Logbook) -> Stage:
         history = run.state.history
         if metrics and "psnr" in metrics and metrics["psnr"] > (history.best_checkpoint_psnr or -math.inf):
             history.best_checkpoint, history.best_checkpoint_psnr = epoch_name(epochs), metrics["psnr"]
-        save(run, stage, epoch_name(epochs))
+        save(run, stage, epoch_name(epochs), required=epochs == run.stages[-1].end_epoch)
     return stage
 
 
