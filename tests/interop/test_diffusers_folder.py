@@ -324,7 +324,6 @@ def test_a_flag_that_contradicts_the_vae_is_an_error(published, tiny, flag, valu
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.xfail(reason="the message still speaks of --resume_from", strict=False)
 def test_the_contradiction_names_its_flag(published, tiny):
     with pytest.raises(UserError, match="--init_from"):
         first_forward(published, tiny, z_channels=8)

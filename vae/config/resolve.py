@@ -37,17 +37,21 @@ def resolve(
 
 def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     """Raise UserError where a given value contradicts the shape of the checkpoint's networks."""
-    names = SHAPE
-    if checkpoint["adversarial_weight"] > 0:
-        names = (*SHAPE, *_DISCRIMINATOR_SHAPE)
-    for name in names:
-        if name in given and list_or_value(given[name]) != list_or_value(checkpoint[name]):
-            raise UserError(
-                f"--{name} {shown(given[name])} contradicts the checkpoint of --resume_from, which has "
-                f"{shown(checkpoint[name])}: leave the flag out, or start a new run"
-            )
     if given.get("init_from"):
         raise UserError("--init_from and --resume_from are two starts: give one of them")
+    discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
+    shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator) if name in checkpoint}
+    check_shape(given, shape, "the checkpoint of --resume_from")
+
+
+def check_shape(given: dict[str, Any], shape: dict[str, Any], source: str) -> None:
+    """Raise UserError where a given value contradicts the `shape` that `source` has."""
+    for name, value in shape.items():
+        if name in given and list_or_value(given[name]) != list_or_value(value):
+            raise UserError(
+                f"--{name} {shown(given[name])} contradicts {source}, which has {shown(value)}: "
+                "leave the flag out, or start without that file"
+            )
 
 
 def list_or_value(value: Any) -> Any:

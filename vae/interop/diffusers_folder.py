@@ -72,13 +72,15 @@ def read_vae(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Shape (ModelConfig values by name) and weights of a diffusers folder or a .safetensors file.
 
     The shape is read off the tensors; only the number of norm groups, which no tensor shows, comes from
-    config.json, or is 32, as in every published VAE of this family.
+    config.json. It is left out where there is none: published VAEs of this family all have the default 32.
     """
     weights_path, config = _locate(path)
     weights = _read_safetensors(weights_path, path)
     weights = {_current_name(name): value for name, value in weights.items()}
     shape = shape_of(weights, path)
-    groups = config.get("norm_num_groups", 32)
+    if "norm_num_groups" not in config:
+        return shape, weights
+    groups = config["norm_num_groups"]
     if type(groups) is not int or groups < 1:
         raise UserError(f"--init_from {path}: config.json says norm_num_groups {groups}, which is no count")
     return {**shape, "norm_groups": groups}, weights

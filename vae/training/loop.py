@@ -38,7 +38,9 @@ class OutOfMemoryElsewhereError(Exception):
 def train_stage(run: Run, stage: Stage, logbook: Logbook, signals: StopSignals) -> Outcome:
     """Train what is left of one stage."""
     position, window = run.state.position, Window()
-    profiler = StepProfiler(run.config.speed.profile_steps, run.output_dir, run.processes)
+    profiler = StepProfiler(
+        run.config.speed.profile_steps, run.output_dir / "profile" / f"{stage.image_size}px", run.processes
+    )
     outcome = None
     with _open_loader(run, stage) as loader, _progress_bar(run, stage) as bar:
         while outcome is None and position.epoch < stage.end_epoch:
@@ -103,7 +105,7 @@ def take_step(
         measured = torch.stack([sums.pop("reconstruction_sq_norm"), sums.pop("adversarial_sq_norm")])
         measured = run.processes.sum_tensor(measured)
         state.running_sq_norms = update_running(state.running_sq_norms, measured)
-        sums["adversarial_factor"] = inputs.adversarial_factor * inputs.images.shape[0]
+        sums["adversarial_factor"] = inputs.adversarial_factor * len(batch.images)
     if state.averaged is not None and not empty:
         weight = 1 - ema_decay(run.config.optim.ema_decay, position.step)
         torch._foreach_lerp_(list(state.averaged.parameters()), list(state.autoencoder.parameters()), weight)

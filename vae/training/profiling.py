@@ -12,14 +12,14 @@ TABLE_ROWS = 30
 
 
 class StepProfiler:
-    """Profiles `steps` steps after WARMUP_STEPS others; call step() after each. Inert for 0 steps."""
+    """Profiles `steps` steps after WARMUP_STEPS others, into `folder`; call step() after each."""
 
     def __init__(self, steps: int, folder: Path, processes: Processes):
-        self._folder = folder / "profile"
+        self._folder = folder
         self._profiler = None
         if steps and processes.is_main:
             self._profiler = torch.profiler.profile(
-                schedule=torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=steps),
+                schedule=torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1),
                 on_trace_ready=self._write,
                 profile_memory=True,
                 record_shapes=True,
@@ -36,7 +36,7 @@ class StepProfiler:
             self._profiler = None
 
     def _write(self, profiler: torch.profiler.profile) -> None:
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self._folder / "trace.json"))
         key = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
         table = profiler.key_averages().table(sort_by=key, row_limit=TABLE_ROWS)

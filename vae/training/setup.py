@@ -11,7 +11,7 @@ import torch
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
-from vae.config.resolve import SHAPE, check_discriminator, check_image_size, check_same_model, resolve
+from vae.config.resolve import check_discriminator, check_image_size, check_shape, resolve
 from vae.data.dataset import FolderDataset
 from vae.data.folder import list_images, split_names
 from vae.data.probing import probe
@@ -80,7 +80,8 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
     weights = None
     if config.model.init_from:
         shape, weights = read_vae(Path(config.model.init_from))
-        check_same_model({k: v for k, v in given.items() if k in SHAPE}, {**shape, "adversarial_weight": 0})
+        shape = {"norm_groups": config.model.norm_groups, **shape}
+        check_shape(given, shape, "the file of --init_from")
         config = replace(
             config, model=replace(config.model, **{**shape, "channels": tuple(shape["channels"])})
         )
