@@ -74,9 +74,16 @@ def trainer_command(arguments: list[str], has_training_data: bool) -> list[str]:
         return command + flags
     if not gives(flags, "--profile", "--config", "--resume_from"):
         command += ["--profile", "standard"]
-    if not gives(flags, "--output_dir"):
+    if not gives(flags, "--output_dir") and not names_its_folder(flags):
         command += ["--output_dir", OUTPUT_DIR]
     return command + flags
+
+
+def names_its_folder(flags: list[str]) -> bool:
+    """Whether the trainer finds the output folder by itself: in a JSON file, or beside a checkpoint."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    resumed = words[words.index("--resume_from") + 1 :][:1] if "--resume_from" in words else []
+    return "--config" in words or resumed not in ([], ["latest"])
 
 
 def ask_profile(python: str) -> list[str]:

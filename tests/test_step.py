@@ -1,6 +1,7 @@
 """The step: its gradients are those of the plain formulas, however the batch is cut; and the update."""
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -118,12 +119,19 @@ def test_gradients_add_to_those_already_there():
     assert relative_difference(gradients(nets.autoencoder), {n: 2 * g for n, g in once.items()}) < 1e-12
 
 
-def test_before_last_is_called_once_before_the_last_pass():
+def test_the_last_pass_of_each_network_is_the_shared_one():
     nets, inputs = toy_networks(), toy_inputs(3)
     seen = []
+
+    @contextmanager
+    def shared_pass():
+        seen.append("begin")
+        yield
+        seen.append("end")
+
     nets.autoencoder.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
-    compute_gradients(nets, inputs, [2, 1], ALL_LOSSES, lambda: seen.append("last"))
-    assert seen == [2, "last", 1]
+    compute_gradients(nets, inputs, [2, 1], ALL_LOSSES, shared_pass)
+    assert seen == [2, "begin", 1, "end", "begin", "end"]  # the autoencoder's, then the discriminator's
 
 
 def test_pictures_stay_whole_until_the_networks_take_them():

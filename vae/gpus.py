@@ -8,9 +8,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-# Windows before 2.15 has no Triton wheel of its own: compiling is left to the user there.
-_COMPILE = {"use_torch_compile": True}
-
 
 @dataclass(frozen=True)
 class Card:

@@ -4,8 +4,8 @@ Shapes: B images of this process and step, b images of one micro-batch, Z latent
 Every loss is a mean over the images of all processes, so that how they are cut changes no gradient.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -82,32 +82,31 @@ def compute_gradients(
     inputs: StepInputs,
     sizes: list[int],
     loss: LossConfig,
-    before_last: Callable[[], None] = lambda: None,
+    shared_pass: Callable[[], AbstractContextManager] = nullcontext,
 ) -> dict[str, torch.Tensor]:
     """Add this step's gradients to every trained parameter's .grad; returns sums over images, on the device.
 
-    `before_last` is called before the pass whose backward sums over processes. The discriminator's block
-    runs before any weight changes: it sees the same detached reconstructions either way, and a step that
-    ran out of memory anywhere can be taken again from the start.
+    `shared_pass` is entered around each pass whose backward sums over processes, one for each network
+    trained. The discriminator's block runs before any weight changes: it sees the same detached
+    reconstructions either way, and a step that ran out of memory can be taken again from the start.
     """
-    sums, recons = autoencoder_gradients(networks, inputs, sizes, loss, before_last)
+    sums, recons = autoencoder_gradients(networks, inputs, sizes, loss, shared_pass)
     if inputs.adversarial_factor is not None:
-        sums |= discriminator_gradients(networks, inputs, recons, sizes)
+        sums |= discriminator_gradients(networks, inputs, recons, sizes, shared_pass)
     return sums
 
 
-def autoencoder_gradients(networks, inputs, sizes, loss, before_last):
+def autoencoder_gradients(
+    networks: Networks, inputs: StepInputs, sizes: list[int], loss: LossConfig, shared_pass: Callable
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """The autoencoder's block: gradients of all its losses; returns sums and detached reconstructions."""
     sums: dict[str, torch.Tensor] = {}
     recons = []
     image_parts, noise_parts = inputs.images.split(sizes), inputs.noise.split(sizes)
     for index, (part, noise) in enumerate(zip(image_parts, noise_parts, strict=True)):
-        last = index == len(sizes) - 1
-        if last:
-            before_last()
-        with _gradient_sum(networks.autoencoder, last):
+        with _one_pass(networks.autoencoder, index == len(sizes) - 1, shared_pass) as autoencoder:
             images = to_float(part)
-            recon, mean, logvar = networks.autoencoder(network_input(images, networks), noise)
+            recon, mean, logvar = autoencoder(network_input(images, networks), noise)
             grad_recon, terms = reconstruction_gradient(networks, recon.detach(), images, inputs, loss)
             if inputs.adversarial_factor is not None:
                 recons.append(recon.detach())
@@ -118,7 +117,9 @@ def autoencoder_gradients(networks, inputs, sizes, loss, before_last):
     return sums, recons
 
 
-def reconstruction_gradient(networks, recon, images, inputs, loss):
+def reconstruction_gradient(
+    networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs, loss: LossConfig
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Gradient, at the reconstruction, of the losses on it: their graph is gone before the decoder's runs.
 
     `recon` (b, 3, H, W) is detached. Returns the gradient and the terms, each (b,) or () for norms.
@@ -146,13 +147,19 @@ def reconstruction_gradient(networks, recon, images, inputs, loss):
     return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), terms
 
 
-def discriminator_gradients(networks, inputs, recons, sizes):
+def discriminator_gradients(
+    networks: Networks,
+    inputs: StepInputs,
+    recons: list[torch.Tensor],
+    sizes: list[int],
+    shared_pass: Callable,
+) -> dict[str, torch.Tensor]:
     """The discriminator's block: hinge loss of real images and detached reconstructions."""
     sums: dict[str, torch.Tensor] = {}
     for index, (part, recon) in enumerate(zip(inputs.images.split(sizes), recons, strict=True)):
-        with _gradient_sum(networks.discriminator, index == len(sizes) - 1):
+        with _one_pass(networks.discriminator, index == len(sizes) - 1, shared_pass) as discriminator:
             images = network_input(to_float(part), networks)
-            real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
+            real, fake = discriminator(torch.cat([images, recon])).chunk(2)
             hinge = hinge_discriminator_loss(real, fake)  # (b,)
             ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()
         terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
@@ -160,11 +167,18 @@ def discriminator_gradients(networks, inputs, recons, sizes):
     return sums
 
 
-def _gradient_sum(module: nn.Module, last: bool):
-    """Gradients of several processes are summed in the backward of the last pass only."""
-    if isinstance(module, DistributedDataParallel) and not last:
-        return module.no_sync()
-    return nullcontext()
+@contextmanager
+def _one_pass(module: nn.Module, last: bool, shared_pass: Callable) -> Iterator[nn.Module]:
+    """The module to run: only the last pass, inside the wrapper, sums all gradients over the processes.
+
+    The passes before go around the wrapper, which leaves their gradients here as its no_sync() would; but
+    its forward would wait for the other processes, who may have fewer passes to make.
+    """
+    if last:
+        with shared_pass():
+            yield module
+    else:
+        yield unwrapped(module)
 
 
 def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:

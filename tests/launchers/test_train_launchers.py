@@ -25,7 +25,9 @@ CHOICES = [
     (["--profile", "ultra"], [*RUN, "--profile", "ultra"]),
     (["--profile=fast", "--no-use_torch_compile"], [*RUN, "--profile=fast", "--no-use_torch_compile"]),
     (["--max_steps", "5"], ["--profile", "standard", *RUN, "--max_steps", "5"]),
-    (["--config", "my file.json"], [*RUN, "--config", "my file.json"]),
+    (["--config", "my file.json"], ["--config", "my file.json"]),  # the trainer finds the folder itself
+    (["--resume_from", "a/b.pt"], ["--resume_from", "a/b.pt"]),
+    (["--resume_from=a/b.pt"], ["--resume_from=a/b.pt"]),
     (["--resume_from", "latest"], [*RUN, "--resume_from", "latest"]),
     (["--output_dir", "./o ü'x"], ["--profile", "standard", "--output_dir", "./o ü'x"]),
     (["--demo"], [*DEMO, "--data_path", "./data/demo"]),

@@ -293,9 +293,9 @@ def test_a_corrupt_image_is_counted_named_once_and_skipped(tiny, tmp_path, monke
     (bad,) = break_pictures(tiny, tmp_path, 1)
     batches = []
 
-    def spy(networks, inputs, sizes, loss, before_last):
+    def spy(networks, inputs, sizes, loss, shared_pass):
         batches.append((inputs.images.clone(), inputs.image_share))
-        return compute_gradients(networks, inputs, sizes, loss, before_last)
+        return compute_gradients(networks, inputs, sizes, loss, shared_pass)
 
     monkeypatch.setattr("vae.training.loop.compute_gradients", spy)
     options = {**tiny, "init": "default", "val_split": 0.0, "num_epochs": 3, "max_bad_fraction": 0.1}

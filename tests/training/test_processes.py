@@ -136,6 +136,38 @@ def test_out_of_memory_on_one_process_shrinks_the_micro_batch_of_both(tiny, tmp_
     assert_same_training(two, one)
 
 
+OUT_OF_MEMORY_IN_THE_DISCRIMINATOR = """
+    import os, sys, torch
+    from vae.model.discriminator import Discriminator
+    plain = Discriminator.forward
+    def limited(self, images):
+        own_block = images.device.type == "cpu" and not images.requires_grad
+        if os.environ["RANK"] == "1" and own_block and len(images) > 4:
+            raise torch.OutOfMemoryError("injected")
+        return plain(self, images)
+    Discriminator.forward = limited
+"""
+
+
+def test_out_of_memory_in_the_discriminators_block_of_one_process(tiny, tmp_path):
+    options = {**tiny, **RECIPE, **ADVERSARIAL, "checkpoint_steps": 1, "keep_checkpoints": 100}
+    two = {**options, "batch_size": 4, "output_dir": str(tmp_path / "two")}
+    one = {**options, "batch_size": 8, "output_dir": str(tmp_path / "one")}
+    found = two_processes(two, OUT_OF_MEMORY_IN_THE_DISCRIMINATOR)
+    assert found.stdout.count("out of memory: micro-batch lowered to") == 1
+    one_process(one)
+    assert_same_training(two, one)
+
+
+@pytest.mark.slow
+def test_two_compiled_processes_train(tiny, tmp_path):
+    compiled = {**tiny, "batch_size": 2, "max_steps": 2, "use_torch_compile": True}
+    plain = {**compiled, "use_torch_compile": False, "output_dir": str(tmp_path / "plain")}
+    two_processes(compiled)
+    two_processes(plain)
+    assert records(compiled, "loss") == pytest.approx(records(plain, "loss"), rel=1e-4)
+
+
 NON_FINITE = """
     import os, sys, torch
     import vae.training.loop as loop

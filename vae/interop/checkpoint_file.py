@@ -31,8 +31,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     record = record_path(path)
     temporary_record = record.with_name(record.name + ".tmp")
     try:
-        _write(temporary, {"format": FORMAT, **content})
-        digest = sha256(temporary)
+        digest = _write(temporary, {"format": FORMAT, **content})
         temporary_record.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
         _flush(temporary_record)
         record.unlink(missing_ok=True)  # a record of an older file must not speak against the new one
@@ -44,12 +43,30 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
         temporary_record.unlink(missing_ok=True)
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+class _HashedFile:
+    """A file whose SHA-256 is of what was handed to it, so that a later look at the disk proves something."""
+
+    def __init__(self, file):
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(path: Path, content: dict[str, Any]) -> str:
+    """Write and flush; returns the SHA-256 of what was written."""
     try:
         with path.open("wb") as file:
-            torch.save(content, file)
+            hashed = _HashedFile(file)
+            torch.save(content, hashed)
             file.flush()
             os.fsync(file.fileno())
+            return hashed.digest.hexdigest()
     except RuntimeError as error:  # a full disk reaches torch.save as RuntimeError without an errno
         raise OSError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
 

@@ -1,6 +1,6 @@
 """The memory of one step, predicted by running it on the meta device, and the micro-batch it allows."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -28,6 +28,7 @@ class StepSpec:
     dtype: torch.dtype
     channels_last: bool
     averaged: bool  # a second copy of the weights for validation
+    processes: int = 1  # several hold the gradients once more while they sum them
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class StepMemory:
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
     """Predicted bytes of the step, by running its real code on tensors without data."""
     micro_batch = min(micro_batch, spec.batch)
-    return StepMemory(micro_batch, *_count(replace(spec), micro_batch))
+    return StepMemory(micro_batch, *_count(spec, micro_batch))
 
 
 @lru_cache(maxsize=64)
@@ -82,6 +83,7 @@ def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
     weights = _bytes(autoencoder)
     trained = weights + (_bytes(discriminator) if discriminator else 0)
     resident = trained * (1 + ADAM_COPIES) + (weights if spec.averaged else 0)
+    resident += trained if spec.processes > 1 else 0
     resident += _bytes(perceptual) if perceptual is not None else 0
     resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch
     return resident, working

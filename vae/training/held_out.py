@@ -10,7 +10,7 @@ import torch
 from vae.config.options import DataConfig
 from vae.data.loading import load_validation
 from vae.evaluation.baselines import bicubic_8x
-from vae.evaluation.validation import Sums, baseline_sums, means, validate
+from vae.evaluation.sums import Sums, baseline_sums, means, validate
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL
 from vae.step import Networks, network_input, to_float
 from vae.training.logbook import say

@@ -1,6 +1,7 @@
 """The run's records: one dictionary each, to metrics.jsonl, TensorBoard and the console."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class Logbook:
         if not self.active:
             return
         line = {"kind": kind, "step": step, **values}
-        self._metrics.write(json.dumps(line) + "\n")
+        plain = {key: None if _not_finite(value) else value for key, value in line.items()}
+        self._metrics.write(json.dumps(plain) + "\n")
         self._metrics.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
@@ -50,6 +52,8 @@ class Logbook:
 
     def rejected(self, line: str) -> None:
         """Name one unusable picture on the console and in the list of them."""
+        if not self.active:
+            return
         say(f"skipped {line}")
         with (self.folder / REJECTED_NAME).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -59,6 +63,11 @@ class Logbook:
         if self.active:
             self._metrics.close()
             self._board.close()
+
+
+def _not_finite(value) -> bool:
+    """Infinity and NaN, which JSON does not know."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def say(text: str) -> None:

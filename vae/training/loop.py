@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 import torch
@@ -14,9 +15,10 @@ from vae.losses.adversarial import adaptive_weight, ramp, update_running
 from vae.step import StepInputs, apply_update, compute_gradients, micro_batch_sizes
 from vae.training.checkpoints import step_name
 from vae.training.logbook import Logbook, say
-from vae.training.milestones import Window, finish_epoch, log, save, save_here, save_samples
+from vae.training.milestones import Window, finish_epoch, log, save_samples
 from vae.training.noise import posterior_noise
 from vae.training.profiling import StepProfiler
+from vae.training.saving import save, save_here
 from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
 from vae.training.setup import Run
 from vae.training.signals import StopSignals
@@ -29,6 +31,9 @@ class Outcome(Enum):
     FINISHED = "the stage's epochs are done"
     ENOUGH_STEPS = "--max_steps is reached"
     SIGNALLED = "a signal asked to stop"
+
+
+_LIBRARY_OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory")
 
 
 class OutOfMemoryElsewhereError(Exception):
@@ -52,7 +57,8 @@ def train_stage(run: Run, stage: Stage, logbook: Logbook, signals: StopSignals) 
                 outcome = take_step(run, stage, batch, window, logbook, signals)
                 bar.update()
                 profiler.step()
-                stage = _between_steps(run, stage, window, logbook, bar)
+                if outcome is not Outcome.SIGNALLED:  # whoever sent it may not wait for a validation
+                    stage = _between_steps(run, stage, window, logbook, bar)
                 if outcome is not None:
                     save_here(run, stage)
                     break
@@ -128,23 +134,30 @@ def _agree(
 
     Raises DataError, with a checkpoint saved, where the share of unusable pictures has grown too large.
     """
-    new = [r for r in batch.rejected if r.name not in run.rejected]
-    for rejection in new:
-        run.rejected.add(rejection.name)
-        logbook.rejected(str(rejection))
+    new = {
+        rejection.name: str(rejection) for rejection in batch.rejected if rejection.name not in run.rejected
+    }
+    asked, signals.save = signals.save, False
     images, rejected, stop, save_asked = run.processes.sum_numbers(
-        len(batch.images), len(run.rejected), signals.stop, signals.save
+        len(batch.images), len(new), signals.stop, asked
     )
-    signals.save = False
-    limit = run.config.data.max_bad_fraction * len(run.train_names)
-    if rejected > limit:
+    if rejected:
+        _reject(run, stage, run.processes.union(set(new.items())), logbook)
+    return int(images), stop > 0, save_asked > 0
+
+
+def _reject(run: Run, stage: Stage, new: set[tuple[str, str]], logbook: Logbook) -> None:
+    """Name each picture that turned out unusable once; stop where they are too many."""
+    for name, line in sorted(new):
+        run.rejected.add(name)
+        logbook.rejected(line)
+    share = run.config.data.max_bad_fraction
+    if len(run.rejected) > share * len(run.train_names):
         save_here(run, stage)
         raise DataError(
-            f"{int(rejected)} of {len(run.train_names)} training pictures cannot be used, more than "
-            f"--max_bad_fraction {run.config.data.max_bad_fraction}: they are listed in {run.output_dir}; "
-            "mend or remove them"
+            f"{len(run.rejected)} of {len(run.train_names)} training pictures cannot be used, more than "
+            f"--max_bad_fraction {share}: they are listed in {run.output_dir}; mend or remove them"
         )
-    return int(images), stop > 0, save_asked > 0
 
 
 def _step_inputs(run: Run, stage: Stage, batch: Batch, images: int) -> StepInputs:
@@ -170,30 +183,40 @@ def _step_inputs(run: Run, stage: Stage, batch: Batch, images: int) -> StepInput
 def _gradients_within_memory(run: Run, inputs: StepInputs) -> dict[str, torch.Tensor]:
     """Gradients of the step; where memory runs out, all processes take it again in smaller micro-batches."""
     while True:
-        agreed = False
+        together = False
 
-        def before_last() -> None:
-            nonlocal agreed
+        @contextmanager
+        def shared_pass() -> Iterator[None]:
+            nonlocal together
             if run.processes.sum_numbers(0)[0] > 0:
                 raise OutOfMemoryElsewhereError
-            agreed = True
+            together = True  # from here the others wait for this process's gradients
+            yield
+            together = False
 
         try:
             sizes = micro_batch_sizes(len(inputs.images), run.micro_batch, run.processes.world > 1)
-            return compute_gradients(run.networks, inputs, sizes, run.config.loss, before_last)
+            return compute_gradients(run.networks, inputs, sizes, run.config.loss, shared_pass)
         except OutOfMemoryElsewhereError:
             failed_here = False
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
             failed_here = True
         # outside the except clause: the exception holds the frames, and they the memory
-        _shrink_micro_batch(run, max(sizes), agreed, failed_here)
+        _shrink_micro_batch(run, max(sizes), together and run.processes.world > 1, failed_here)
 
 
-def _shrink_micro_batch(run: Run, largest: int, agreed: bool, failed_here: bool) -> None:
-    several = run.processes.world > 1
-    if failed_here and several and not agreed:
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device is full: libraries that allocate for themselves have words of their own for it."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _LIBRARY_OUT_OF_MEMORY)
+
+
+def _shrink_micro_batch(run: Run, largest: int, together: bool, failed_here: bool) -> None:
+    if failed_here and not together:
         run.processes.sum_numbers(1)
-    if failed_here and (largest == 1 or (agreed and several)):
+    if failed_here and (largest == 1 or together):
         raise UserError(
             f"out of memory with --micro_batch_size {largest}: lower "
             f"{'--image_size' if largest == 1 else '--micro_batch_size'} and go on with --resume_from latest"
@@ -209,11 +232,9 @@ def _shrink_micro_batch(run: Run, largest: int, agreed: bool, failed_here: bool)
 
 def _set_learning_rates(run: Run, stage: Stage) -> None:
     """Learning rates of this step, a function of the position within the stage."""
-    optim, position = run.config.optim, run.state.position
+    optim = run.config.optim
+    done, total = run.stage_progress(stage)
     per_epoch = run.steps_per_epoch(stage)
-    total = stage.num_epochs * per_epoch
-    done = (position.epoch - stage.first_epoch) * per_epoch
-    done += position.images_in_epoch // run.images_per_step(stage)
     factor = learning_rate_factor(
         optim.lr_schedule, done, total, warmup_steps(optim.warmup_epochs, per_epoch, total)
     )
@@ -227,7 +248,7 @@ def _open_loader(run: Run, stage: Stage) -> TrainLoader:
     data = run.config.data
     return TrainLoader(
         run.train_dataset(stage),
-        local_batch=stage.batch_size * run.config.run.accumulation_steps,
+        local_batch=run.local_batch(stage),
         rank=run.processes.rank,
         world_size=run.processes.world,
         num_workers=run.num_workers,
@@ -249,12 +270,9 @@ def _timed(batches: Iterator[Batch], window: Window) -> Iterator[Batch]:
 
 
 def _progress_bar(run: Run, stage: Stage) -> tqdm:
-    position = run.state.position
-    per_epoch = run.steps_per_epoch(stage)
-    done = (position.epoch - stage.first_epoch) * per_epoch
-    done += position.images_in_epoch // run.images_per_step(stage)
+    done, total = run.stage_progress(stage)
     return tqdm(
-        total=stage.num_epochs * per_epoch,
+        total=total,
         initial=done,
         desc=f"{stage.image_size} px",
         unit="step",

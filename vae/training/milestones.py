@@ -1,23 +1,20 @@
-"""What comes between steps: the log record, the sample sheet, the end of an epoch, the checkpoint."""
+"""What comes between steps: the log record, the sample sheet, the validation that ends an epoch."""
 
 import math
 import sys
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from vae.config.errors import NonFiniteError, UserError
-from vae.config.options import flatten
-from vae.interop.checkpoint_file import save_checkpoint, verify_checkpoint
-from vae.training.checkpoints import epoch_name, prune, step_name
+from vae.config.errors import NonFiniteError
+from vae.training.checkpoints import epoch_name
 from vae.training.held_out import SHEET_IMAGES, baseline_metrics, sample_sheet, validation_metrics
 from vae.training.logbook import Logbook, say
+from vae.training.saving import save
 from vae.training.setup import Run
 from vae.training.stages import Stage
-from vae.training.state import checkpoint_content
 
 SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
 GIB = 2**30
@@ -65,12 +62,12 @@ def log(run: Run, window: Window, logbook: Logbook, bar: tqdm) -> None:
     loss = run.config.loss
     mse = means.pop("mse")
     record = {
-        "epoch": run.state.position.epoch,
+        "epoch": run.state.position.epoch + 1,  # the one being trained, counted from 1
         "loss": loss.reconstruction_weight * means["reconstruction"]
         + loss.perceptual_weight * means.get("perceptual", 0.0)
         + loss.kl_weight * means["kl"],
         **means,
-        "psnr": 10 * math.log10(SQUARED_RANGE / mse) if mse > 0 else 0.0,
+        "psnr": 10 * math.log10(SQUARED_RANGE / mse) if 0 < mse < math.inf else math.nan,
         "learning_rate": run.state.optimizers[0].param_groups[0]["lr"],
         "gradient_norm": float(window.norms[0]),
         "images_per_second": window.images / seconds,
@@ -125,7 +122,7 @@ def save_samples(run: Run, stage: Stage, logbook: Logbook) -> None:
         logbook.picture("samples", run.state.position.step, sheet)
 
 
-def begin_stage(run: Run, stage: Stage, logbook: Logbook) -> None:
+def measure_start(run: Run, stage: Stage, logbook: Logbook) -> None:
     """Baselines on the held-out pictures, and the state the stage begins with."""
     first = run.state.position.epoch == stage.first_epoch and run.state.position.images_in_epoch == 0
     if first:
@@ -168,8 +165,9 @@ def finish_epoch(run: Run, stage: Stage, logbook: Logbook) -> Stage:
         if run.processes.is_main:
             say(validation_line(run, metrics))
         if options.early_stopping and run.state.history.without_gain >= options.early_stopping and not last:
-            say(f"--early_stopping {options.early_stopping}: no better PSNR for so long, the stage ends here")
-            stage = _end_stage(run, stage)
+            if run.processes.is_main:
+                say(f"--early_stopping {options.early_stopping}: no better PSNR for so long, the stage ends")
+            stage = _shorten_stage(run, stage)
             save_due = True
     if save_due:
         history = run.state.history
@@ -190,7 +188,7 @@ def _follow_history(run: Run, metrics: dict[str, float]) -> None:
         history.without_gain += 1
 
 
-def _end_stage(run: Run, stage: Stage) -> Stage:
+def _shorten_stage(run: Run, stage: Stage) -> Stage:
     """The stage cut off at this epoch; those behind it move up."""
     index = run.stages.index(stage)
     short = replace(stage, num_epochs=run.state.position.epoch - stage.first_epoch)
@@ -214,42 +212,3 @@ def validation_line(run: Run, metrics: dict[str, float]) -> str:
     trivial = f"{run.state.autoencoder.downsampling}x bicubic"
     values = run.held.baselines.get("bicubic_8x", {})
     return f"epoch {int(metrics['epoch'])}: {shown('VAE', metrics)} | {shown(trivial, values)}"
-
-
-def save_here(run: Run, stage: Stage) -> None:
-    """Save under the name of the current position, unless this very step is saved already."""
-    position = run.state.position
-    if run.saved_step != position.step:
-        between = position.images_in_epoch > 0
-        save(run, stage, step_name(position.step) if between else epoch_name(position.epoch), required=True)
-
-
-def save(run: Run, stage: Stage, name: str, required: bool = False) -> None:
-    """Write, verify and only then prune. A failure is said and training goes on, unless `required`."""
-    path, failure = run.output_dir / name, None
-    if run.processes.is_main:
-        failure = _write(run, stage, path)
-        if failure is None:
-            best = run.state.history.best_checkpoint
-            prune(run.output_dir, run.config.run.keep_checkpoints, run.stages, run.state.position, best)
-        else:
-            say(f"WARNING: {path} is not saved: {failure}; older checkpoints are untouched")
-    (failures,) = run.processes.sum_numbers(failure is not None)
-    if failures and required:
-        raise UserError(f"--output_dir {run.output_dir}: the last checkpoint could not be written: {failure}")
-    if not failures:
-        run.saved_step = run.state.position.step
-
-
-def _write(run: Run, stage: Stage, path: Path) -> str | None:
-    config = flatten(run.config) | {
-        "image_size": stage.image_size,
-        "batch_size": stage.batch_size,
-        "num_epochs": stage.num_epochs,
-    }
-    try:
-        save_checkpoint(path, checkpoint_content(run.state, config, run.stages, run.fingerprint))
-        verify_checkpoint(path)
-    except (OSError, UserError) as error:
-        return str(error)
-    return None

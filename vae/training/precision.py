@@ -1,5 +1,8 @@
 """Which dtype the networks compute in, and the speed switches of the backends."""
 
+import os
+import shutil
+
 import torch
 
 from vae.config.errors import UserError
@@ -25,9 +28,10 @@ def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
 
 def set_backends(speed: SpeedConfig) -> None:
     """TF32 and the choice of convolution algorithms, for the whole process."""
-    precision = "tf32" if speed.enable_tf32 else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = precision
-    torch.backends.cudnn.conv.fp32_precision = precision
+    # Not the newer fp32_precision switches: compiled code of PyTorch 2.10 and 2.11 still reads these, and
+    # refuses a mix of both.
+    torch.set_float32_matmul_precision("high" if speed.enable_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = speed.enable_tf32
     torch.backends.cudnn.benchmark = True  # sizes are fixed within a stage
 
 
@@ -38,6 +42,8 @@ def can_compile(device: torch.device) -> str | None:
             import triton  # noqa: F401
         except ImportError:
             return "Triton is not installed"
+        if os.name != "nt" and not any(map(shutil.which, (os.environ.get("CC", "gcc"), "cc", "clang"))):
+            return "Triton needs a C compiler, and there is none (Debian, Ubuntu: apt install gcc)"
         return None
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -46,3 +52,12 @@ def can_compile(device: torch.device) -> str | None:
     except Exception as error:  # each version raises its own kind where there is no compiler
         return str(error).splitlines()[0] or "there is no C++ compiler"
     return None
+
+
+def compile_in_place(module: torch.nn.Module) -> None:
+    """Compile a module's forward; its parameter names stay."""
+    # Passes of two sizes, with and without gradient, for each network and stage: more than the default 8
+    # kinds of input. Our modules are wrapped for several processes outside, so nothing needs splitting.
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.optimize_ddp = False
+    module.compile(dynamic=False)

@@ -30,7 +30,13 @@ class Processes:
             raise UserError("--device cuda: PyTorch finds no CUDA device here; use --device cpu or auto")
         kind = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
         rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        chosen = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)) if kind == "cuda" else None)
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        if kind == "cuda" and local >= torch.cuda.device_count():
+            raise UserError(
+                f"--nproc_per_node starts more processes than the {torch.cuda.device_count()} cards here: "
+                "lower it to that number"
+            )
+        chosen = torch.device(kind, local if kind == "cuda" else None)
         if kind == "cuda":
             torch.cuda.set_device(chosen)
         if world > 1:
@@ -57,6 +63,14 @@ class Processes:
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
+
+    def union(self, names: set[str]) -> set[str]:
+        """The names that any process has."""
+        if self.world == 1:
+            return names
+        everyone: list[set[str]] = [set() for _ in range(self.world)]
+        dist.all_gather_object(everyone, names)
+        return set().union(*everyone)
 
     def sum_tensor(self, value: torch.Tensor) -> torch.Tensor:
         """A device tensor summed over all processes, without waiting for the device."""

@@ -9,7 +9,7 @@ from vae.memory.available import available_bytes
 from vae.memory.plan import StepMemory, StepSpec, choose_micro_batch
 from vae.training.logbook import Logbook, say
 from vae.training.loop import Outcome, train_stage
-from vae.training.milestones import begin_stage, memory_in_use, save_samples
+from vae.training.milestones import measure_start, memory_in_use, save_samples
 from vae.training.processes import Processes
 from vae.training.setup import Run, prepare_run
 from vae.training.shipping import LATENT_IMAGES, ship
@@ -34,18 +34,19 @@ def _train_stages(run: Run, signals: StopSignals) -> int:
     done = _why_done(run, stage)
     if done:
         return _already_done(run, done)
-    memory = _plan_memory(run, stage)
+    plans = {later: _plan_memory(run, later) for later in run.stages[run.stages.index(stage) :]}
     _open_folder(run)
     logbook = Logbook(run.output_dir, run.state.position.step, run.processes.is_main)
     try:
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
-            memory = memory or _plan_memory(run, stage)
+            memory, available = plans.get(stage) or _plan_memory(run, stage)
+            run.micro_batch = memory.micro_batch
             if run.processes.is_main:
-                say(before_stage(run, stage, *memory))
-            begin_stage(run, stage, logbook)
+                say(before_stage(run, stage, memory, available))
+            measure_start(run, stage, logbook)
             outcome = train_stage(run, stage, logbook, signals)
-            memory, last = None, stage
+            last = stage
             stage = current_stage(run.stages, run.state.position.epoch)
         if outcome is Outcome.SIGNALLED:
             if run.processes.is_main:
@@ -70,7 +71,8 @@ def _why_done(run: Run, stage: Stage | None) -> str | None:
 def _already_done(run: Run, reason: str) -> int:
     """Say so; only where the run was stopped after its last step, before it shipped, it ships now."""
     record, checkpoint = run.output_dir / "vae" / "config.json", run.resumed_from
-    shipped = record.exists() and record.stat().st_mtime >= checkpoint.stat().st_mtime
+    here = record.exists() and record.stat().st_mtime >= checkpoint.stat().st_mtime
+    shipped = run.processes.sum_numbers(here and run.processes.is_main)[0] > 0  # the first process sees it
     if run.processes.is_main:
         say(f"{run.output_dir}: {reason}; {'nothing to do' if shipped else 'writing its vae folder'}")
     if not shipped:
@@ -84,21 +86,20 @@ def _already_done(run: Run, reason: str) -> int:
 
 
 def _plan_memory(run: Run, stage: Stage) -> tuple[StepMemory, int]:
-    """Predict the memory of the stage's step and choose its micro-batch."""
+    """The predicted memory of the stage's step at the micro-batch chosen for it, and what may be used."""
     speed = run.config.speed
     spec = StepSpec(
         model=run.config.model,
         loss=run.config.loss,
         image_size=stage.image_size,
-        batch=stage.batch_size * run.config.run.accumulation_steps,
+        batch=run.local_batch(stage),
         dtype=run.networks.dtype,
         channels_last=speed.channels_last,
         averaged=run.state.averaged is not None,
+        processes=run.processes.world,
     )
     available = int(available_bytes(run.processes.device) * speed.vram_margin)
-    memory = choose_micro_batch(spec, available, speed.micro_batch_size)
-    run.micro_batch = memory.micro_batch
-    return memory, available
+    return choose_micro_batch(spec, available, speed.micro_batch_size), available
 
 
 def _open_folder(run: Run) -> None:
@@ -120,7 +121,8 @@ def _finish(run: Run, stage: Stage, logbook: Logbook) -> None:
     save_samples(run, stage, logbook)
     if run.processes.is_main:
         dataset = run.train_dataset(stage)
-        crops = (dataset[0, index].image for index in range(min(LATENT_IMAGES, len(dataset))))
+        stride = max(1, len(dataset) // LATENT_IMAGES)  # over all folders, not the first one alone
+        crops = (dataset[0, index].image for index in range(0, len(dataset), stride))
         batches = (crop[None].to(run.processes.device) for crop in crops if crop is not None)
         shipped = ship(run.output_dir / "vae", run.state.shipped, run.networks, batches, stage.image_size)
         peak = memory_in_use(run.processes.device)

@@ -25,7 +25,7 @@ from vae.step import Networks
 from vae.training.checkpoints import list_checkpoints, load_named, load_newest
 from vae.training.held_out import Held
 from vae.training.logbook import METRICS_NAME, say
-from vae.training.precision import can_compile, compute_dtype, set_backends
+from vae.training.precision import can_compile, compile_in_place, compute_dtype, set_backends
 from vae.training.processes import Processes
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
 from vae.training.state import TrainingState, begin_state, restore
@@ -44,6 +44,7 @@ class Run:
     held: Held | None
     fingerprint: str
     resumed_from: Path | None
+    compiled: bool
     num_workers: int
     rejected: set[str] = field(default_factory=set)
     micro_batch: int = 0  # set when a stage begins, lowered when memory runs out
@@ -57,14 +58,24 @@ class Run:
     def fp16(self) -> bool:
         return self.networks.dtype == torch.float16
 
+    def local_batch(self, stage: Stage) -> int:
+        """Indices of one optimizer step of this process."""
+        return stage.batch_size * self.config.run.accumulation_steps
+
     def images_per_step(self, stage: Stage) -> int:
         """Indices of one optimizer step over all processes."""
-        return stage.batch_size * self.config.run.accumulation_steps * self.processes.world
+        return self.local_batch(stage) * self.processes.world
 
     def steps_per_epoch(self, stage: Stage) -> int:
         """Optimizer steps of one epoch of `stage`."""
-        local = stage.batch_size * self.config.run.accumulation_steps
-        return steps_per_epoch(len(self.train_names), local, self.processes.world)
+        return steps_per_epoch(len(self.train_names), self.local_batch(stage), self.processes.world)
+
+    def stage_progress(self, stage: Stage) -> tuple[int, int]:
+        """Optimizer steps of `stage` that are done, and all of them."""
+        per_epoch, position = self.steps_per_epoch(stage), self.state.position
+        done = (position.epoch - stage.first_epoch) * per_epoch
+        done += position.images_in_epoch // self.images_per_step(stage)
+        return done, stage.num_epochs * per_epoch
 
     def train_dataset(self, stage: Stage) -> FolderDataset:
         """The training crops of `stage`."""
@@ -98,18 +109,21 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
     train_names, held = _pictures(config)
     fingerprint = hashlib.sha256("\n".join(train_names).encode("utf-8", "surrogateescape")).hexdigest()
     _check_stages(config, stages, position, train_names, processes)
+    set_backends(config.speed)
+    state = _build_state(config, processes, dtype, weights)
+    perceptual = _perceptual(config, processes, dtype)
+    networks, compiled = _networks(config, processes, state, perceptual, dtype, tell)
     run = Run(
         config=config,
         stages=stages,
         processes=processes,
-        state=_build_state(config, processes, dtype, weights),
-        networks=Networks(
-            None, None, _perceptual(config, processes, dtype), dtype, config.speed.channels_last
-        ),
+        state=state,
+        networks=networks,
         train_names=train_names,
         held=held,
         fingerprint=fingerprint,
         resumed_from=path,
+        compiled=compiled,
         num_workers=resolve_num_workers(config.data.num_workers, processes_here=processes.on_this_host),
     )
     if content:
@@ -117,8 +131,6 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
         run.state.position = position
         if content["data_fingerprint"] != fingerprint:
             tell("WARNING: the training pictures are not those of the checkpoint: their order differs now")
-    set_backends(config.speed)
-    _wrap(run, tell)
     return run
 
 
@@ -251,17 +263,19 @@ def _build_state(config, processes, dtype, weights) -> TrainingState:
     return state
 
 
-def _wrap(run: Run, tell) -> None:
-    """Compile and wrap the networks that a step runs."""
-    state, networks = run.state, run.networks
-    if run.config.speed.use_torch_compile:
-        reason = can_compile(run.processes.device)
-        if reason:
-            tell(f"--use_torch_compile: {reason}; training goes on without it, only slower")
-        else:
-            for module in (state.autoencoder, state.discriminator, networks.perceptual):
-                if module is not None:
-                    module.compile(dynamic=False)
-    networks.autoencoder = run.processes.wrap(state.autoencoder)
-    if state.discriminator is not None:
-        networks.discriminator = run.processes.wrap(state.discriminator)
+def _networks(
+    config: Config, processes: Processes, state: TrainingState, perceptual, dtype: torch.dtype, tell
+) -> tuple[Networks, bool]:
+    """What a step runs, compiled where that is asked for and can be, and whether it is."""
+    reason = can_compile(processes.device) if config.speed.use_torch_compile else ""
+    if reason:
+        tell(f"--use_torch_compile: {reason}; training goes on without it, only slower")
+    compiled = reason is None
+    if compiled:
+        for module in filter(None, (state.autoencoder, state.discriminator, perceptual)):
+            compile_in_place(module)
+    discriminator = processes.wrap(state.discriminator) if state.discriminator is not None else None
+    networks = Networks(
+        processes.wrap(state.autoencoder), discriminator, perceptual, dtype, config.speed.channels_last
+    )
+    return networks, compiled

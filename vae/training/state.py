@@ -36,6 +36,7 @@ class TrainingState:
     running_sq_norms: torch.Tensor  # (2,) of reconstruction and adversarial gradients
     position: Position
     history: History
+    fp16: bool  # whether gradients carry a loss scale
 
     @property
     def shipped(self) -> AutoencoderKL:
@@ -64,6 +65,7 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
         running_sq_norms=torch.zeros(2, device=device),
         position=Position(),
         history=History(),
+        fp16=fp16,
     )
 
 
@@ -91,6 +93,7 @@ def checkpoint_content(
         "discriminator": discriminator.state_dict() if discriminator is not None else None,
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "update": asdict(state.update),
+        "fp16": state.fp16,
         "running_sq_norms": state.running_sq_norms,
         "position": asdict(state.position),
         "history": asdict(state.history),
@@ -111,12 +114,21 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     for optimizer, saved in zip(state.optimizers, content["optimizers"], strict=False):
         saved["param_groups"] = _own_settings(optimizer, saved["param_groups"])
         optimizer.load_state_dict(saved)
+        _take_layout(optimizer)
     device = state.running_sq_norms.device
     for name, value in content["update"].items():
-        setattr(state.update, name, value.to(device))
+        if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
+            setattr(state.update, name, value.to(device))  # a loss scale belongs to fp16 alone
     state.running_sq_norms = content["running_sq_norms"].to(device)
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
+
+
+def _take_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Moments in their parameter's memory layout: --channels_last may differ from the command that saved."""
+    for parameter, moments in optimizer.state.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            moments[name] = torch.empty_like(parameter).copy_(moments[name])
 
 
 def _own_settings(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:

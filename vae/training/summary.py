@@ -1,7 +1,9 @@
 """What a run says of itself before it starts and after it has ended."""
 
-from vae.config.options import flatten
+import torch
+
 from vae.memory.plan import GIB, StepMemory
+from vae.training.checkpoints import list_checkpoints
 from vae.training.logbook import REJECTED_NAME
 from vae.training.schedule import warmup_steps
 from vae.training.setup import Run
@@ -56,17 +58,16 @@ def _loss(run: Run) -> str:
 
 
 def _device(run: Run) -> str:
-    import torch
-
     device = run.processes.device
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     )
     kind = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16 with loss scaling"}
-    speed = flatten(run.config)
-    extras = [n for n in ("enable_tf32", "channels_last", "use_torch_compile") if speed[n]]
+    speed = run.config.speed
+    extras = ["TF32"] if speed.enable_tf32 and device.type == "cuda" else []
+    extras += ["channels_last"] * speed.channels_last + ["compiled"] * run.compiled
     world = f", {run.processes.world} processes" if run.processes.world > 1 else ""
-    return f"{device.type} ({name}){world}, {kind[run.networks.dtype]}, " + ", ".join(extras)
+    return f"{device.type} ({name}){world}, " + ", ".join([kind[run.networks.dtype], *extras])
 
 
 def after_run(run: Run, shipped: tuple[float, float] | None, peak: dict[str, float]) -> str:
@@ -103,7 +104,5 @@ def _metrics_line(name: str, values: dict[str, float]) -> str:
 
 
 def _newest_name(run: Run) -> str:
-    from vae.training.checkpoints import list_checkpoints
-
     found = list_checkpoints(run.output_dir)
     return str(found[0]) if found else str(run.output_dir)

@@ -7,7 +7,7 @@ import torch
 
 from vae.evaluation.baselines import bicubic_8x, mean_colour
 from vae.evaluation.metrics import psnr, ssim
-from vae.evaluation.validation import MAX_PSNR_DB, add_sums, baseline_sums, means, validate
+from vae.evaluation.sums import MAX_PSNR_DB, add_sums, baseline_sums, means, validate
 
 
 def images(count: int) -> torch.Tensor:
