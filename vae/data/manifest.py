@@ -1,13 +1,14 @@
 """The manifest of a prepared set: one JSON object a line for each picture, and which side each is on.
 
-Keys of a row: path (relative to the manifest's folder, forward slashes), sha256, width, height, source, flags,
-group, label and, once split, split ("train" or "val") and fold (a number or null).
+Keys of a row: path (relative to the manifest's folder, forward slashes), sha256, width, height, source,
+flags, group, label and, once split, split ("train" or "val") and fold (a number or null).
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from vae.config.errors import DataError, UserError
 from vae.data.folder import split_names
 
 MANIFEST_NAME = "manifest.jsonl"
+KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order
 REQUIRED = ("path", "sha256")
 SIDES = ("train", "val")
 # A look at each file takes about 2 us on a local disk but 1 ms on a network share; this many take 20 s there.
@@ -67,7 +69,7 @@ def parse_row(
     if missing:
         raise DataError(f"{flag} {path}: line {number} lacks {', '.join(missing)}: write the manifest again")
     name = row["path"]
-    if ".." in name and ".." in name.split("/") or name.startswith("/") or "\0" in name:
+    if ".." in name.split("/") or name.startswith("/") or "\0" in name:
         raise DataError(f"{flag} {path}: line {number}: {name!r} does not lie in the manifest's folder")
     side, fold = row.get("split"), row.get("fold")
     if side not in (None, *SIDES) or not (fold is None or (type(fold) is int and fold >= 0)):
@@ -88,7 +90,7 @@ def write_manifest(path: str | os.PathLike, rows: Iterable[dict[str, Any]]) -> N
 
 
 def replace_text(path: str | os.PathLike, parts: Iterable[str]) -> None:
-    """Write text to a hidden file beside `path`, flush it, then rename it: a killed run leaves the old one."""
+    """Write text to a hidden file beside `path`, flush it, then rename it: a killed run leaves the old."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -111,9 +113,9 @@ def train_and_val(
 ) -> tuple[list[str], list[str]]:
     """Names to train on and to validate on, each sorted, as a manifest says.
 
-    With `fold`, that fold validates, the others train, and pictures without a fold are left out. Otherwise the
-    manifest's own split decides and, where it has none, `val_split` by hash of the group. Raises UserError
-    where `val_split` was asked for although the manifest or `fold` decides.
+    With `fold`, that fold validates, the others train, and pictures without a fold are left out. Otherwise
+    the manifest's own split decides and, where it has none, `val_split` by hash of the group. Raises
+    UserError where `val_split` was asked for although the manifest or `fold` decides.
     """
     names, sides, folds, groups = _columns(path)
     if fold is not None:
@@ -143,17 +145,13 @@ def _columns(path) -> tuple[list[str], list[str | None], list[int | None], list[
     if not names:
         raise DataError(f"--data_path {path} lists no pictures: prepare_data.py --mode preprocess fills it")
     if len(set(names)) < len(names):
-        double = next(name for name, after in _pairs(sorted(names)) if name == after)
+        double = next(name for name, after in pairwise(sorted(names)) if name == after)
         raise DataError(f"--data_path {path} lists {double} twice: write the manifest again")
     return names, sides, folds, groups
 
 
-def _pairs(items: list[str]) -> Iterator[tuple[str, str]]:
-    return zip(items, items[1:], strict=False)
-
-
 def group_key(row: dict[str, Any]) -> str:
-    """What must stay on one side: the row's group or, without one, its content, so that copies stay together."""
+    """What must stay on one side: the row's group or, without one, its content, as copies are twins."""
     group = row.get("group")
     return f"content/{row['sha256']}" if group is None else f"group/{group}"
 
@@ -199,7 +197,7 @@ def check_files(path: str | os.PathLike, names: Sequence[str]) -> None:
         name = row["path"]
         if name in wanted and file_sha256(os.path.join(root, name)) != row["sha256"]:
             raise DataError(
-                f"--data_path {path}: {shown(name)} is not the file that was listed, its content has changed: "
+                f"--data_path {path}: {shown(name)} has changed since it was listed: "
                 "run prepare_data.py --mode preprocess again"
             )
 
