@@ -16,9 +16,10 @@ from vae.data.formats import sniff_format
 
 SIDE = 32  # px: the picture's brightness is reduced to a square of this side
 DRAFT_SIDE = 64  # px: a JPEG is decoded no larger than needed
-# Measured on 60 drawn pictures and 10 changed copies of each (JPEG 30, reduced, other brightness and contrast,
-# grey, blur, stretch, 1 % cut off on each side): copies differ in at most 6 of the lower 64 signs and 12 of
-# 128, different pictures in at least 18 and 44. With 3 % cut off less than half of the copies are found.
+# Measured on 60 drawn pictures and 10 changed copies of each (JPEG 30, reduced, other brightness and
+# contrast, grey, blur, stretch, 1 % cut off on each side): copies differ in at most 6 of the lower 64 signs
+# and 12 of 128, different pictures in at least 18 and 44. With 3 % cut off less than half of the copies are
+# found.
 MOST_LOW, MOST_ALL = 5, 20
 # Hashes that differ in 5 bits agree in 3 of 8 bytes, so each choice of 3 bytes is a key to meet by.
 BYTES, KEY_BYTES = 8, 3

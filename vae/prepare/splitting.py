@@ -1,0 +1,312 @@
+"""`--mode split`: sides and folds of a manifest's pictures, written into it, with a record beside it."""
+
+import hashlib
+import json
+import os
+import platform
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vae.config.errors import DataError, UserError
+from vae.data.manifest import KEYS, format_row, group_key, parse_row, read_lines, read_rows, replace_text
+from vae.prepare.grouping import (
+    MANIFEST,
+    NEAR_DUPLICATES,
+    Rule,
+    find_manifest,
+    label_rule,
+    near_duplicate_rule,
+    rule_for,
+)
+from vae.prepare.metadata_csv import read_metadata
+from vae.prepare.sides import NONE, TRAIN, VAL, Groups, deal_folds, earlier_choice, gather, hold_out
+
+FLAG = "--input_dir"
+DEFAULT_SHARE = 0.1
+SPLIT_KEYS = (*KEYS, "split", "fold")
+GROUP_MARK, SPLIT_MARK = ', "group": ', ', "split": '
+AS_IT_STANDS, ANEW = -1, -2  # what becomes of a row's own text
+SIDE_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
+SIDE_NUMBERS = {name: number for number, name in SIDE_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    """What decides sides: pictures keep theirs as long as these stay the same."""
+
+    val_split: float | None  # share held out; None: nothing beside the folds
+    num_folds: int  # 0: none
+    group_by: str
+    label_by: str
+    seed: int
+
+
+@dataclass
+class SplitReport:
+    """What came out of a split."""
+
+    manifest: Path
+    version: int
+    settings: SplitSettings
+    pictures: int
+    groups: int
+    train: int
+    val: int
+    folds: list[int]
+    labels: dict[str, tuple[int, float]]  # pictures and share that validates, by label
+    new: int  # pictures without a side before
+    moved: int  # pictures whose side or fold changed because their groups were joined
+
+    def lines(self) -> list[str]:
+        """The summary for a terminal."""
+        share = self.val / self.pictures
+        told = [
+            f"{self.manifest}: split {self.version} of {self.pictures} pictures in {self.groups} groups by "
+            f"{self.settings.group_by}",
+            f"  train {self.train}, val {self.val} ({share:.2%})",
+        ]
+        if self.folds:
+            told.append(
+                f"  folds {' '.join(map(str, self.folds))} pictures: train_vae.py --fold K holds out one"
+            )
+        if len(self.labels) > 1:
+            shares = [share for _, share in self.labels.values()]
+            told.append(f"  {len(self.labels)} labels, of each {min(shares):.2%} to {max(shares):.2%} in val")
+        if self.new < self.pictures:
+            told.append(f"  {self.pictures - self.new} pictures had a side and {self.new} are new")
+        if self.moved:
+            told.append(f"  {self.moved} pictures changed, because their groups are one now")
+        return told
+
+
+@dataclass
+class _Columns:
+    """The manifest as arrays, (N,) each; `tails` are numbers of texts, AS_IT_STANDS or ANEW."""
+
+    keys: np.ndarray  # uint64: hash of the group
+    labels: np.ndarray
+    sides: np.ndarray
+    folds: np.ndarray
+    tails: np.ndarray
+    tail_texts: list[str]
+    label_names: list[str | None]
+
+
+def split_manifest(
+    input_dir: str | os.PathLike,
+    *,
+    val_split: float | None = None,
+    num_folds: int = 0,
+    group_by: str | None = None,
+    label_by: str | None = None,
+    features_file: str | None = None,
+    labels_file: str | None = None,
+    seed: int = 0,
+    num_workers: int = 1,
+) -> SplitReport:
+    """Give every picture of a manifest its side and fold; those that have one by the same settings keep it.
+
+    `input_dir`: a manifest or the folder that holds one. Raises UserError or DataError with nothing written.
+    """
+    _check_numbers(val_split, num_folds)
+    if val_split is None and not num_folds:
+        val_split = DEFAULT_SHARE
+    if labels_file and not features_file:
+        raise UserError(f"--labels {labels_file} needs --features FILE, which says which picture an id is")
+    manifest = find_manifest(input_dir)
+    metadata = read_metadata(features_file, labels_file) if features_file else None
+    record = _read_record(manifest)
+    group_by = group_by or _usual_grouping(manifest, record)
+    label_name = "labels" if labels_file else label_by or MANIFEST
+    settings = SplitSettings(val_split, num_folds, group_by, label_name, seed)
+    labelling = label_rule(label_by, metadata)
+    if group_by == NEAR_DUPLICATES:
+        grouping = near_duplicate_rule(manifest, num_workers)
+    else:
+        grouping = rule_for(group_by, "--group_by", metadata)
+    keeps = record is not None and record.get("settings") == asdict(settings)
+    rules = (grouping, labelling)
+    columns = _read_columns(manifest, *rules, seed)
+    return _assign_and_write(manifest, settings, columns, rules, record, keeps)
+
+
+def _check_numbers(val_split: float | None, num_folds: int) -> None:
+    if val_split is not None and not 0 <= val_split <= 0.9:
+        raise UserError(f"--val_split {val_split} is not a share: give a number from 0 to 0.9, such as 0.1")
+    if num_folds < 0 or num_folds == 1 or num_folds > 1000:
+        raise UserError(f"--num_folds {num_folds}: give a number from 2 to 1000, such as 5")
+
+
+def _usual_grouping(manifest: Path, record: dict[str, Any] | None) -> str:
+    """As the split before; else the groups somebody else has given; else near-duplicate clusters."""
+    if record is not None:
+        return record["settings"]["group_by"]
+    foreign = any(row.get("group") is not None for row in read_rows(manifest, flag=FLAG))
+    return MANIFEST if foreign else NEAR_DUPLICATES
+
+
+def _read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> _Columns:
+    keys, labels, sides, folds, tails = array("Q"), array("i"), array("b"), array("h"), array("i")
+    label_numbers: dict[str | None, int] = {}
+    tail_numbers: dict[str, int] = {}
+    for number, line in enumerate(read_lines(manifest, flag=FLAG), 1):
+        row = parse_row(line, manifest, number, flag=FLAG)
+        group, label = grouping(row), labelling(row)
+        if not _is_usual(row, line):
+            tails.append(ANEW)
+        elif group == row["group"] and label == row["label"]:
+            tails.append(AS_IT_STANDS)
+        else:
+            tail = f'{GROUP_MARK}{json.dumps(group)}, "label": {json.dumps(label)}'
+            tails.append(tail_numbers.setdefault(tail, len(tail_numbers)))
+        keys.append(_hash(group_key({"group": group, "sha256": row["sha256"]}), seed))
+        labels.append(label_numbers.setdefault(label, len(label_numbers)))
+        sides.append(SIDE_NUMBERS[row.get("split")])
+        fold = row.get("fold")
+        folds.append(NONE if fold is None else fold)
+    if not keys:
+        raise DataError(f"{FLAG} {manifest} lists no pictures: prepare_data.py --mode preprocess fills it")
+    as_arrays = (np.array(column) for column in (keys, labels, sides, folds, tails))
+    return _Columns(*as_arrays, list(tail_numbers), list(label_numbers))
+
+
+def _is_usual(row: dict[str, Any], line: str) -> bool:
+    """Whether a line's keys and spaces are those that this program writes."""
+    keys = tuple(row)
+    return GROUP_MARK in line and (keys == KEYS or (keys == SPLIT_KEYS and SPLIT_MARK in line))
+
+
+def _hash(key: str, seed: int) -> int:
+    text = f"{seed}/{key}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"side").digest(), "big")
+
+
+def _assign_and_write(manifest, settings, columns: _Columns, rules, record, keeps: bool) -> SplitReport:
+    groups = gather(columns.keys, columns.labels)
+    before = columns if keeps else None
+    sides, folds = _assign(groups, settings, before)
+    new = int((columns.sides == NONE).sum()) if keeps else len(sides)
+    moved = 0
+    if keeps:
+        had = columns.sides != NONE
+        moved = int((had & ((columns.sides != sides) | (columns.folds != folds))).sum())
+    per_label = np.bincount(columns.labels, weights=sides == VAL) / groups.label_counts
+    report = SplitReport(
+        manifest=manifest,
+        version=1,
+        settings=settings,
+        pictures=len(sides),
+        groups=len(groups.hashes),
+        train=int((sides == TRAIN).sum()),
+        val=int((sides == VAL).sum()),
+        folds=np.bincount(folds[folds != NONE], minlength=settings.num_folds).tolist(),
+        labels={
+            str(name): (int(count), float(share))
+            for name, count, share in zip(columns.label_names, groups.label_counts, per_label, strict=True)
+        },
+        new=new,
+        moved=moved,
+    )
+    replace_text(manifest, _new_lines(manifest, columns, rules, sides, folds))
+    report.version = _write_record(manifest, report, record, _digest(columns, sides, folds))
+    return report
+
+
+def _assign(
+    groups: Groups, settings: SplitSettings, before: _Columns | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Side and fold of each picture: int (N,) each."""
+    nothing = np.full(len(groups.hashes), NONE)
+    held = np.zeros(len(groups.hashes), dtype=bool)
+    if settings.val_split:
+        held = hold_out(
+            groups, settings.val_split, earlier_choice(groups, before.sides) if before else nothing
+        )
+    folds = nothing
+    if settings.num_folds:
+        earlier = earlier_choice(groups, before.folds) if before else nothing
+        folds = deal_folds(groups, settings.num_folds, earlier, held, settings.seed)
+        if settings.val_split is None:  # without --fold, the first one validates
+            held = folds == 0
+    return np.where(held, VAL, TRAIN)[groups.of_picture], folds[groups.of_picture]
+
+
+def _new_lines(manifest, columns: _Columns, rules: tuple[Rule, Rule], sides, folds) -> Iterator[str]:
+    """The manifest's lines with their sides.
+
+    Only the end of a line is made anew where its keys stand in the usual order: several times as fast as
+    writing all of it. What is looked for cannot stand inside a JSON string, whose quotes are escaped.
+    """
+    ends = {
+        (side, fold): f', "split": {json.dumps(SIDE_NAMES[side])}, "fold": {"null" if fold < 0 else fold}}}\n'
+        for side, fold in set(zip(sides.tolist(), folds.tolist(), strict=True))
+    }
+    rows = zip(columns.tails.tolist(), sides.tolist(), folds.tolist(), strict=True)
+    lines = read_lines(manifest, flag=FLAG)
+    for number, (line, (tail, side, fold)) in enumerate(zip(lines, rows, strict=True), 1):
+        if tail >= 0:
+            yield line[: line.index(GROUP_MARK)] + columns.tail_texts[tail] + ends[side, fold]
+        elif tail == AS_IT_STANDS:
+            cut = line.find(SPLIT_MARK)
+            yield line[: cut if cut >= 0 else line.rindex("}")] + ends[side, fold]
+        else:
+            row = parse_row(line, manifest, number, flag=FLAG)
+            row |= {"group": rules[0](row), "label": rules[1](row), "split": SIDE_NAMES[side]}
+            row["fold"] = None if fold < 0 else fold
+            yield format_row({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
+
+
+def _digest(columns: _Columns, sides: np.ndarray, folds: np.ndarray) -> str:
+    """A fingerprint of who is where, whatever the order of the rows."""
+    table = np.stack([columns.keys, sides.astype(np.uint64), folds.astype(np.uint64)])
+    table = np.ascontiguousarray(table[:, np.lexsort(table)].astype("<u8"))
+    return hashlib.sha256(table).hexdigest()
+
+
+def _record_path(manifest: Path) -> Path:
+    return manifest.with_name(f"{manifest.stem}_split.json")
+
+
+def _read_record(manifest: Path) -> dict[str, Any] | None:
+    """What the split before wrote down; None without one. DataError where it cannot be read."""
+    path = _record_path(manifest)
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(record["version"], int) and isinstance(record["settings"]["group_by"], str):
+            return record
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise DataError(f"{path} is no record of a split: delete it, and the next split chooses all sides anew")
+
+
+def _write_record(manifest: Path, report: SplitReport, before: dict[str, Any] | None, digest: str) -> int:
+    """Write the record of this split and return its version, one more than before unless nothing changed."""
+    now = {"settings": asdict(report.settings), "digest": digest}
+    if before is not None and now.items() <= before.items():
+        return before["version"]
+    earlier = []
+    if before is not None:
+        short = {
+            key: before.get(key) for key in ("version", "settings", "digest", "pictures", "train", "val")
+        }
+        earlier = [*before.get("earlier", []), short]
+    record = {
+        "version": 1 if before is None else before["version"] + 1,
+        **now,
+        **{key: getattr(report, key) for key in ("pictures", "groups", "train", "val", "folds", "moved")},
+        "labels": {
+            name: {"pictures": count, "val": round(share, 6)}
+            for name, (count, share) in report.labels.items()
+        },
+        "written_with": {"python": platform.python_version(), "numpy": np.__version__},
+        "earlier": earlier,
+    }
+    replace_text(_record_path(manifest), [json.dumps(record, indent=1) + "\n"])
+    return record["version"]
