@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -54,7 +55,8 @@ def run_each(
     """Yield (item, function(item)) for each item in the order of completion, or (item, Failure).
 
     Items are taken from the iterable as they are needed, so it may be endless. `function` and the items must
-    be picklable. What `function` raises is raised here and ends the processes.
+    be picklable. What `function` raises is raised here and ends the processes. Use contextlib.closing around
+    it, so that they end at once when the loop over the results raises.
     """
     pool = _Pool(function, num_workers, limits)
     try:
@@ -82,10 +84,8 @@ class _Worker:
         if not self.items and self.ready:
             self.deadline = time.monotonic() + seconds
         self.items.append(item)
-        try:
+        with suppress(ConnectionError):  # it has died: its sentinel tells
             self.pipe.send(item)
-        except (BrokenPipeError, ConnectionError):
-            pass  # it has died: its sentinel tells
 
     def kill(self) -> None:
         self.process.kill()
@@ -101,33 +101,28 @@ class _Pool:
         self.again: deque[Any] = deque()  # items a dead process had not begun
 
     def run(self, items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-        exhausted = False
         while True:
-            while not exhausted or self.again:
-                worker = self._next_free()
-                if worker is None:
-                    break
-                if self.again:
-                    worker.give(self.again.popleft(), self.limits.seconds)
-                    continue
+            while self._has_room():
                 try:
-                    worker.give(next(items), self.limits.seconds)
+                    item = self.again.popleft() if self.again else next(items)
                 except StopIteration:
-                    exhausted = True
+                    break
+                self._next_free().give(item, self.limits.seconds)
             busy = [worker for worker in self.workers if worker.items]
-            if not busy and not self.again:
+            if not busy:
                 return
             yield from self._collect(busy)
 
-    def _next_free(self) -> _Worker | None:
-        """The process with the fewest items, started now where there may be another; None: all are full."""
+    def _has_room(self) -> bool:
+        return sum(len(worker.items) for worker in self.workers) < self.num_workers * DEPTH
+
+    def _next_free(self) -> _Worker:
+        """An idle process, a new one where there may be another, or the one with the fewest items."""
         idle = min(self.workers, key=lambda worker: len(worker.items), default=None)
-        if idle is not None and not idle.items:
+        if idle is not None and (not idle.items or len(self.workers) == self.num_workers):
             return idle
-        if len(self.workers) < self.num_workers:
-            self.workers.append(_Worker(self.function, self.limits))
-            return self.workers[-1]
-        return idle if len(idle.items) < DEPTH else None
+        self.workers.append(_Worker(self.function, self.limits))
+        return self.workers[-1]
 
     def _collect(self, busy: list[_Worker]) -> Iterator[tuple[Any, Any]]:
         """Wait for the next answers, deaths or deadlines and yield what they settle."""
@@ -198,24 +193,23 @@ def _serve(pipe: Connection, function: Callable[[Any], Any], limits: Limits) -> 
     start_worker(0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _limit_memory(limits.memory_gib)
-    pipe.send(("ready", None))
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # the pipe is closed: there is no more to do
+        pipe.send(("ready", None))
+        while True:
             item = pipe.recv()
-        except (EOFError, ConnectionError):
-            return
-        _set_alarm(limits.seconds)
-        try:
-            answer = ("done", function(item))
-        except MemoryError:
-            answer = ("done", Failure("out_of_memory", f"needs more than {limits.memory_gib or 0:g} GiB"))
-        except Exception as error:
-            answer = ("raised", error)
-        _set_alarm(0)
-        try:
+            _set_alarm(limits.seconds)
+            answer = _answer(function, item, limits)
+            _set_alarm(0)
             pipe.send(answer)
-        except (BrokenPipeError, ConnectionError):
-            return
+
+
+def _answer(function: Callable[[Any], Any], item: Any, limits: Limits) -> tuple[str, Any]:
+    try:
+        return "done", function(item)
+    except MemoryError:
+        return "done", Failure("out_of_memory", f"needs more than {limits.memory_gib or 0:.3g} GiB")
+    except Exception as error:
+        return "raised", error
 
 
 def _end_with_parent() -> None:
@@ -242,7 +236,5 @@ def _limit_memory(memory_gib: float | None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
-    try:
+    with suppress(ValueError, OSError):  # macOS refuses: there remains the limit of pixels
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    except (ValueError, OSError):  # macOS refuses: there remains the limit of pixels
-        pass
