@@ -102,11 +102,37 @@ def _flags_of_validate(parser: argparse.ArgumentParser) -> None:
 
 
 def _flags_of_analyze(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output_file",
+        default="dataset_stats.json",
+        metavar="FILE",
+        help="numbers as JSON; the page beside it",
+    )
     _flags_of_reading(parser)
 
 
 def _flags_of_split(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input_dir", required=True, metavar="DIR", help="folder that holds a manifest")
+    parser.add_argument(
+        "--val_split",
+        type=float,
+        metavar="SHARE",
+        help="share held out; default 0.1, or none with --num_folds",
+    )
+    parser.add_argument("--num_folds", type=int, default=0, metavar="K", help="folds of the rest; 0: none")
+    parser.add_argument(
+        "--group_by",
+        metavar="RULE",
+        help="what must stay together: near_duplicates (default), manifest (its own groups), folder:N (the N "
+        "outermost folders) or a column of --features",
+    )
+    parser.add_argument(
+        "--label_by", metavar="RULE", help="balance by this: manifest, folder:N or a column of --features"
+    )
+    parser.add_argument("--features", metavar="FILE", help="CSV with the columns id, filepath and others")
+    parser.add_argument("--labels", metavar="FILE", help="CSV with id and a label, or one-hot columns")
+    parser.add_argument("--seed", type=int, default=0, help="another seed gives other sides")
+    parser.add_argument("--num_workers", default="auto", metavar="N", help="processes; auto: one a core")
 
 
 def _flags_of_demo(parser: argparse.ArgumentParser) -> None:
@@ -183,12 +209,33 @@ def run_validate(arguments: argparse.Namespace) -> int:
 
 def run_analyze(arguments: argparse.Namespace) -> int:
     """What the set is like."""
-    raise UsageError("--mode analyze is not built yet")
+    from pathlib import Path
+
+    from vae.prepare.analysis import AnalyzeOptions, analyze, summary_lines
+
+    options = AnalyzeOptions(output_file=arguments.output_file, rules=_rules(arguments), **_common(arguments))
+    print(*summary_lines(analyze(options), Path(arguments.output_file)), sep="\n")
+    return 0
 
 
 def run_split(arguments: argparse.Namespace) -> int:
     """Which pictures train and which validate."""
-    raise UsageError("--mode split is not built yet")
+    from vae.prepare.pool import count_workers
+    from vae.prepare.splitting import split_manifest
+
+    report = split_manifest(
+        arguments.input_dir,
+        val_split=arguments.val_split,
+        num_folds=arguments.num_folds,
+        group_by=arguments.group_by,
+        label_by=arguments.label_by,
+        features_file=arguments.features,
+        labels_file=arguments.labels,
+        seed=arguments.seed,
+        num_workers=count_workers(arguments.num_workers),
+    )
+    print(*report.lines(), sep="\n")
+    return 0
 
 
 def run_demo(arguments: argparse.Namespace) -> int:

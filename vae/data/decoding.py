@@ -142,6 +142,8 @@ def _open_header(file, kind: str, max_pixels: int) -> Image.Image:
     try:
         picture = Image.open(file, formats=(kind,))
     except Image.UnidentifiedImageError as error:
+        if kind in WHOLENESS_CHECKS:
+            WHOLENESS_CHECKS[kind](file, set())  # may know the reason better
         raise BadImageError("damaged", f"begins like {kind} but its header cannot be read") from error
     finally:
         Image.MAX_IMAGE_PIXELS = limit
