@@ -106,7 +106,7 @@ def _flags_of_analyze(parser: argparse.ArgumentParser) -> None:
         "--output_file",
         default="dataset_stats.json",
         metavar="FILE",
-        help="numbers as JSON; the page beside it",
+        help="JSON; the page lies beside it",
     )
     _flags_of_reading(parser)
 
@@ -117,9 +117,9 @@ def _flags_of_split(parser: argparse.ArgumentParser) -> None:
         "--val_split",
         type=float,
         metavar="SHARE",
-        help="share held out; default 0.1, or none with --num_folds",
+        help="share held out; first 0.1, unless --num_folds is given",
     )
-    parser.add_argument("--num_folds", type=int, default=0, metavar="K", help="folds of the rest; 0: none")
+    parser.add_argument("--num_folds", type=int, metavar="K", help="folds of the rest; first none")
     parser.add_argument(
         "--group_by",
         metavar="RULE",
@@ -131,7 +131,7 @@ def _flags_of_split(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--features", metavar="FILE", help="CSV with the columns id, filepath and others")
     parser.add_argument("--labels", metavar="FILE", help="CSV with id and a label, or one-hot columns")
-    parser.add_argument("--seed", type=int, default=0, help="another seed gives other sides")
+    parser.add_argument("--seed", type=int, metavar="N", help="another seed gives other sides; first 0")
     parser.add_argument("--num_workers", default="auto", metavar="N", help="processes; auto: one a core")
 
 

@@ -64,6 +64,22 @@ def analyze(options: AnalyzeOptions) -> dict[str, Any]:
     return stats
 
 
+def summary_lines(stats: dict[str, Any], output: Path) -> list[str]:
+    """The summary for a terminal."""
+    rejected = sum(one["count"] for one in stats["rejected"].values())
+    exact, near = stats["exact_duplicates"], stats["near_duplicates"]
+    sizes = [
+        f"{one['image_size']}: {one['pictures']} ({100 * one['share']:.0f} %)" for one in stats["resolutions"]
+    ]
+    return [
+        f"{stats['input_dir']}: {stats['pictures']} pictures, {rejected} rejected",
+        f"  as large as --image_size  {', '.join(sizes)}",
+        f"  {exact['superfluous']} exact copies, {near['pictures']} pictures in {near['clusters']} clusters of "
+        "near duplicates",
+        f"  {output} holds the numbers, {page_path(output)} shows them",
+    ]
+
+
 def page_path(output: Path) -> Path:
     """Where the page of a JSON file lies."""
     return output.with_suffix(".html")

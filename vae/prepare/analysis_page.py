@@ -54,17 +54,17 @@ h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 18px; margin: 40px 0 4px; border-top: 1px solid var(--line); padding-top: 20px; }
 p { margin: 4px 0 12px; color: var(--soft); }
 table { border-collapse: collapse; margin: 10px 0; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 14px 4px 0; text-align: left; vertical-align: baseline; }
-th { font-weight: 500; color: var(--soft); }
-td.number, th.number { text-align: right; }
-.meter { width: 220px; height: 10px; background: var(--low); border-radius: 5px; overflow: hidden; }
+th, td { padding: 4px 14px 4px 0; text-align: left; vertical-align: baseline; overflow-wrap: anywhere; }
+th { font-weight: 500; color: var(--soft); white-space: nowrap; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+.meter { width: min(220px, 18vw); height: 10px; background: var(--low); border-radius: 5px; overflow: hidden; }
 .meter div { height: 100%; background: var(--bar); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px;
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(200px, 45%), 1fr)); gap: 10px;
   margin: 18px 0 0; }
 .tile { background: var(--card); border-radius: 8px; padding: 10px 12px; }
 .tile b { display: block; font-size: 20px; font-weight: 600; }
 .tile span { color: var(--soft); font-size: 13px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 16px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 16px; }
 .plot { background: var(--card); border-radius: 8px; padding: 10px 12px 6px; }
 .plot h3 { font-size: 14px; margin: 0; font-weight: 600; }
 .plot small { color: var(--soft); font-weight: 400; }
@@ -117,7 +117,8 @@ def _counted(heading: str, stats: dict[str, Any]) -> str:
     told = stats.get(heading.lower().replace(" ", "_"))
     if told is None:
         return ""
-    return f" {told['clusters']:,} clusters of {told['pictures']:,} pictures in all."
+    clusters = "1 cluster" if told["clusters"] == 1 else f"{told['clusters']:,} clusters"
+    return f" {clusters} of {told['pictures']:,} pictures in all."
 
 
 def _tiles(stats: dict[str, Any]) -> Iterator[str]:
@@ -159,30 +160,31 @@ def _resolutions(stats: dict[str, Any]) -> Iterator[str]:
         if not one["pictures"]:
             yield '<td class="number">none</td><td></td><td></td><td></td></tr>\n'
             continue
-        share = "all" if one["share"] == 1 else f"{one['share']:.1%}"
+        share = "all" if one["share"] == 1 else f"{100 * one['share']:.1f} %"
         yield f'<td class="number">{one["pictures"]:,}</td><td><div class="meter">'
         yield f'<div style="width:{one["share"]:.1%}"></div></div></td><td>{share}</td>'
-        yield f'<td class="number">{shown_bytes(one["gib_when_reduced"] * GIB)}</td></tr>\n'
+        yield f'<td class="number">{shown_bytes(one["bytes_when_reduced"])}</td></tr>\n'
     yield "</table>\n"
 
 
 def _kinds(stats: dict[str, Any]) -> Iterator[str]:
-    """Formats, shapes, flags and reasons, one line each."""
+    """Formats, shapes, flags, and each reason of rejection with examples."""
     rows = [("Formats", stats["formats"]), ("Shapes", stats["shapes"]), ("Flags", stats["flags"])]
-    rows.append(("Rejected", {reason: one["count"] for reason, one in stats["rejected"].items()}))
     yield "<h2>What they are</h2>\n<table>\n"
     for title, counts in rows:
         told = ", ".join(f"{escape(name)} {count:,}" for name, count in counts.items() if count) or "none"
         yield f"<tr><th>{title}</th><td>{told}</td></tr>\n"
     for reason, one in stats["rejected"].items():
         examples = ", ".join(map(escape, one["examples"]))
-        yield f"<tr><th>{escape(reason)}</th><td>for example {examples}</td></tr>\n"
+        yield f"<tr><th>Rejected</th><td>{escape(reason)} {one['count']:,}: {examples}"
+        yield f"{', ...' if one['count'] > len(one['examples']) else ''}</td></tr>\n"
     yield "</table>\n"
 
 
 def _plot(name: str, plot: dict[str, Any], quantiles: dict[str, float | None]) -> str:
     title, unit = TITLES[name]
-    head = f'<div class="plot"><h3>{title} <small>{unit}</small></h3>'
+    scale = ", log scale" if plot["log"] else ""
+    head = f'<div class="plot"><h3>{title} <small>{unit}{scale}</small></h3>'
     if not plot["counts"]:
         return f"{head}<p>no picture has it</p></div>\n"
     edges, counts = plot["edges"], plot["counts"]
@@ -215,7 +217,7 @@ def shown_number(value: float) -> str:
     """A number with as many digits as say something."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.0e}"
+    return f"{value:.3g}"
 
 
 def _figure(name: str, caption: str, picture: Any) -> str:

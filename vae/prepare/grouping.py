@@ -55,7 +55,7 @@ def _folder_of(levels: int, told: str, row: dict[str, Any]) -> str:
     parts = row["path"].split("/")[:-1]
     if len(parts) < levels:
         raise DataError(
-            f"{told}: {shown(row['path'])} lies in {len(parts)} folders, so its group is unknown: "
+            f"{told}: {shown(row['path'])} lies in {len(parts)} folders, fewer than asked for: "
             "move it or use fewer levels"
         )
     return "/".join(parts[:levels])

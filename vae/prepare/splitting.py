@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import platform
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -25,25 +24,15 @@ from vae.prepare.grouping import (
 )
 from vae.prepare.metadata_csv import read_metadata
 from vae.prepare.sides import NONE, TRAIN, VAL, Groups, deal_folds, earlier_choice, gather, hold_out
+from vae.prepare.split_record import SplitSettings, read_record, settle_numbers, write_record
 
 FLAG = "--input_dir"
-DEFAULT_SHARE = 0.1
+LABELS = "labels"  # by the file of --labels, later by what it has left in the manifest
 SPLIT_KEYS = (*KEYS, "split", "fold")
 GROUP_MARK, SPLIT_MARK = ', "group": ', ', "split": '
 AS_IT_STANDS, ANEW = -1, -2  # what becomes of a row's own text
 SIDE_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
 SIDE_NUMBERS = {name: number for number, name in SIDE_NAMES.items()}
-
-
-@dataclass(frozen=True)
-class SplitSettings:
-    """What decides sides: pictures keep theirs as long as these stay the same."""
-
-    val_split: float | None  # share held out; None: nothing beside the folds
-    num_folds: int  # 0: none
-    group_by: str
-    label_by: str
-    seed: int
 
 
 @dataclass
@@ -58,9 +47,10 @@ class SplitReport:
     train: int
     val: int
     folds: list[int]
-    labels: dict[str, tuple[int, float]]  # pictures and share that validates, by label
-    new: int  # pictures without a side before
     moved: int  # pictures whose side or fold changed because their groups were joined
+    labels: dict[str, dict[str, float]]  # pictures, and val: the share that validates, by label
+    new: int  # pictures without a side before
+    chosen_anew: bool  # the split before had other settings
 
     def lines(self) -> list[str]:
         """The summary for a terminal."""
@@ -75,8 +65,10 @@ class SplitReport:
                 f"  folds {' '.join(map(str, self.folds))} pictures: train_vae.py --fold K holds out one"
             )
         if len(self.labels) > 1:
-            shares = [share for _, share in self.labels.values()]
+            shares = [one["val"] for one in self.labels.values()]
             told.append(f"  {len(self.labels)} labels, of each {min(shares):.2%} to {max(shares):.2%} in val")
+        if self.chosen_anew:
+            told.append("  the split before had other settings: all sides are chosen anew")
         if self.new < self.pictures:
             told.append(f"  {self.pictures - self.new} pictures had a side and {self.new} are new")
         if self.moved:
@@ -101,45 +93,39 @@ def split_manifest(
     input_dir: str | os.PathLike,
     *,
     val_split: float | None = None,
-    num_folds: int = 0,
+    num_folds: int | None = None,
     group_by: str | None = None,
     label_by: str | None = None,
     features_file: str | None = None,
     labels_file: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     num_workers: int = 1,
 ) -> SplitReport:
     """Give every picture of a manifest its side and fold; those that have one by the same settings keep it.
 
-    `input_dir`: a manifest or the folder that holds one. Raises UserError or DataError with nothing written.
+    `input_dir`: a manifest or the folder that holds one. What is None is as in the split before. Raises
+    UserError or DataError with nothing written.
     """
-    _check_numbers(val_split, num_folds)
-    if val_split is None and not num_folds:
-        val_split = DEFAULT_SHARE
     if labels_file and not features_file:
         raise UserError(f"--labels {labels_file} needs --features FILE, which says which picture an id is")
     manifest = find_manifest(input_dir)
+    record = read_record(manifest)
+    share, folds, seed = settle_numbers(val_split, num_folds, seed, record)
     metadata = read_metadata(features_file, labels_file) if features_file else None
-    record = _read_record(manifest)
     group_by = group_by or _usual_grouping(manifest, record)
-    label_name = "labels" if labels_file else label_by or MANIFEST
-    settings = SplitSettings(val_split, num_folds, group_by, label_name, seed)
-    labelling = label_rule(label_by, metadata)
+    labelling = label_rule(label_by, metadata)  # both at once are an error
+    if labels_file:
+        label_by = LABELS
+    elif label_by is None:
+        label_by = record["settings"]["label_by"] if record else MANIFEST
+        labelling = rule_for(MANIFEST if label_by == LABELS else label_by, "--label_by", metadata)
+    settings = SplitSettings(share, folds, group_by, label_by, seed)
     if group_by == NEAR_DUPLICATES:
         grouping = near_duplicate_rule(manifest, num_workers)
     else:
         grouping = rule_for(group_by, "--group_by", metadata)
-    keeps = record is not None and record.get("settings") == asdict(settings)
-    rules = (grouping, labelling)
-    columns = _read_columns(manifest, *rules, seed)
-    return _assign_and_write(manifest, settings, columns, rules, record, keeps)
-
-
-def _check_numbers(val_split: float | None, num_folds: int) -> None:
-    if val_split is not None and not 0 <= val_split <= 0.9:
-        raise UserError(f"--val_split {val_split} is not a share: give a number from 0 to 0.9, such as 0.1")
-    if num_folds < 0 or num_folds == 1 or num_folds > 1000:
-        raise UserError(f"--num_folds {num_folds}: give a number from 2 to 1000, such as 5")
+    columns = _read_columns(manifest, grouping, labelling, seed)
+    return _assign_and_write(manifest, settings, columns, (grouping, labelling), record)
 
 
 def _usual_grouping(manifest: Path, record: dict[str, Any] | None) -> str:
@@ -186,35 +172,37 @@ def _hash(key: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"side").digest(), "big")
 
 
-def _assign_and_write(manifest, settings, columns: _Columns, rules, record, keeps: bool) -> SplitReport:
+def _assign_and_write(manifest, settings: SplitSettings, columns: _Columns, rules, record) -> SplitReport:
     groups = gather(columns.keys, columns.labels)
-    before = columns if keeps else None
-    sides, folds = _assign(groups, settings, before)
-    new = int((columns.sides == NONE).sum()) if keeps else len(sides)
-    moved = 0
-    if keeps:
-        had = columns.sides != NONE
-        moved = int((had & ((columns.sides != sides) | (columns.folds != folds))).sum())
-    per_label = np.bincount(columns.labels, weights=sides == VAL) / groups.label_counts
-    report = SplitReport(
-        manifest=manifest,
-        version=1,
-        settings=settings,
-        pictures=len(sides),
-        groups=len(groups.hashes),
-        train=int((sides == TRAIN).sum()),
-        val=int((sides == VAL).sum()),
-        folds=np.bincount(folds[folds != NONE], minlength=settings.num_folds).tolist(),
-        labels={
-            str(name): (int(count), float(share))
-            for name, count, share in zip(columns.label_names, groups.label_counts, per_label, strict=True)
-        },
-        new=new,
-        moved=moved,
-    )
+    keeps = record is not None and record["settings"] == asdict(settings)
+    sides, folds = _assign(groups, settings, columns if keeps else None)
+    had = (columns.sides != NONE) & keeps
+    changed = had & ((columns.sides != sides) | (columns.folds != folds))
+    shares = np.bincount(columns.labels, weights=sides == VAL) / groups.label_counts
+    outcome = {
+        "pictures": len(sides),
+        "groups": len(groups.hashes),
+        "train": int((sides == TRAIN).sum()),
+        "val": int((sides == VAL).sum()),
+        "folds": np.bincount(folds[folds != NONE], minlength=settings.num_folds).tolist(),
+        "moved": int(changed.sum()),
+    }
+    labels = {
+        str(name): {"pictures": int(count), "val": round(float(share), 6)}
+        for name, count, share in zip(columns.label_names, groups.label_counts, shares, strict=True)
+    }
     replace_text(manifest, _new_lines(manifest, columns, rules, sides, folds))
-    report.version = _write_record(manifest, report, record, _digest(columns, sides, folds))
-    return report
+    digest = _digest(columns, sides, folds)
+    version = write_record(manifest, settings, digest, {**outcome, "labels": labels}, record)
+    return SplitReport(
+        manifest=manifest,
+        version=version,
+        settings=settings,
+        **outcome,
+        labels=labels,
+        new=int((~had).sum()),
+        chosen_anew=record is not None and not keeps,
+    )
 
 
 def _assign(
@@ -266,47 +254,3 @@ def _digest(columns: _Columns, sides: np.ndarray, folds: np.ndarray) -> str:
     table = np.stack([columns.keys, sides.astype(np.uint64), folds.astype(np.uint64)])
     table = np.ascontiguousarray(table[:, np.lexsort(table)].astype("<u8"))
     return hashlib.sha256(table).hexdigest()
-
-
-def _record_path(manifest: Path) -> Path:
-    return manifest.with_name(f"{manifest.stem}_split.json")
-
-
-def _read_record(manifest: Path) -> dict[str, Any] | None:
-    """What the split before wrote down; None without one. DataError where it cannot be read."""
-    path = _record_path(manifest)
-    if not path.exists():
-        return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(record["version"], int) and isinstance(record["settings"]["group_by"], str):
-            return record
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise DataError(f"{path} is no record of a split: delete it, and the next split chooses all sides anew")
-
-
-def _write_record(manifest: Path, report: SplitReport, before: dict[str, Any] | None, digest: str) -> int:
-    """Write the record of this split and return its version, one more than before unless nothing changed."""
-    now = {"settings": asdict(report.settings), "digest": digest}
-    if before is not None and now.items() <= before.items():
-        return before["version"]
-    earlier = []
-    if before is not None:
-        short = {
-            key: before.get(key) for key in ("version", "settings", "digest", "pictures", "train", "val")
-        }
-        earlier = [*before.get("earlier", []), short]
-    record = {
-        "version": 1 if before is None else before["version"] + 1,
-        **now,
-        **{key: getattr(report, key) for key in ("pictures", "groups", "train", "val", "folds", "moved")},
-        "labels": {
-            name: {"pictures": count, "val": round(share, 6)}
-            for name, (count, share) in report.labels.items()
-        },
-        "written_with": {"python": platform.python_version(), "numpy": np.__version__},
-        "earlier": earlier,
-    }
-    replace_text(_record_path(manifest), [json.dumps(record, indent=1) + "\n"])
-    return record["version"]
