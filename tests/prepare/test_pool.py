@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import closing
@@ -85,11 +86,10 @@ def test_what_the_function_raises_is_raised_here():
 def test_processes_end_when_their_parent_is_killed():
     code = (
         "from tests.prepare.test_pool import *\n"
-        "for item, _ in run_each(work, [('double', 1)] + [('sleep', .9)] * 99, num_workers=2, limits=LIMITS):\n"
+        "items = [('double', 1)] + [('sleep', 0.9)] * 99\n"
+        "for _ in run_each(work, items, num_workers=2, limits=LIMITS):\n"
         "    print(os.getpid(), flush=True)\n"
     )
-    import subprocess
-
     root = Path(__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True)
     parent.stdout.readline()
