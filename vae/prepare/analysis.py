@@ -74,8 +74,8 @@ def summary_lines(stats: dict[str, Any], output: Path) -> list[str]:
     return [
         f"{stats['input_dir']}: {stats['pictures']} pictures, {rejected} rejected",
         f"  as large as --image_size  {', '.join(sizes)}",
-        f"  {exact['superfluous']} exact copies, {near['pictures']} pictures in {near['clusters']} clusters of "
-        "near duplicates",
+        f"  exact copies: {exact['superfluous']}; near duplicates: {near['pictures']} in {near['clusters']} "
+        "clusters",
         f"  {output} holds the numbers, {page_path(output)} shows them",
     ]
 
@@ -88,11 +88,9 @@ def page_path(output: Path) -> Path:
 def _check_options(options: AnalyzeOptions, output: Path) -> None:
     parse_background(options.rules.background)
     if not output.absolute().parent.is_dir():
-        raise UserError(
-            f"--output_file {output}: there is no folder {output.absolute().parent}: make it first"
-        )
+        raise UserError(f"--output_file {output}: its folder {output.absolute().parent} is missing: make it")
     if output.suffix.lower() != ".json":
-        raise UserError(f"--output_file {output}: give a name that ends in .json; the page lies beside it")
+        raise UserError(f"--output_file {output}: give a name ending in .json; the page lies beside it")
 
 
 def _run(function: Callable, names: Iterable[str], options: AnalyzeOptions, title: str):

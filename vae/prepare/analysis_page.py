@@ -64,7 +64,8 @@ td.number, th.number { text-align: right; white-space: nowrap; }
 .tile { background: var(--card); border-radius: 8px; padding: 10px 12px; }
 .tile b { display: block; font-size: 20px; font-weight: 600; }
 .tile span { color: var(--soft); font-size: 13px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 16px; }
+.plots { display: grid; gap: 16px;
+  grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); }
 .plot { background: var(--card); border-radius: 8px; padding: 10px 12px 6px; }
 .plot h3 { font-size: 14px; margin: 0; font-weight: 600; }
 .plot small { color: var(--soft); font-weight: 400; }

@@ -12,7 +12,6 @@ import numpy as np
 
 from vae.prepare.checking import printable
 from vae.prepare.near_duplicates import find_clusters
-from vae.prepare.pool import GIB
 
 RESOLUTIONS = (512, 768, 1024, 1536, 2048, 2560)  # image sizes of the profiles
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
@@ -118,7 +117,7 @@ def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
                 "image_size": size,
                 "pictures": int(fits.sum()),
                 "share": round(float(fits.mean()), 6),
-                "gib_when_reduced": float(f"{float(long_sides.sum()) * size * bits / 8 / GIB:.4g}"),
+                "bytes_when_reduced": round(float(long_sides.sum()) * size * bits / 8),
             }
         )
     return found

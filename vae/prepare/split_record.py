@@ -28,7 +28,7 @@ class SplitSettings:
 def settle_numbers(
     val_split: float | None, num_folds: int | None, seed: int | None, record: dict[str, Any] | None
 ) -> tuple[float | None, int, int]:
-    """Share, folds and seed: as given, else as in the split before, else the defaults; UserError outside limits."""
+    """Share, folds and seed as given, else as in the split before, else the defaults; raises UserError."""
     before = record["settings"] if record else {"val_split": DEFAULT_SHARE, "num_folds": 0, "seed": 0}
     if val_split is None and num_folds is None:
         val_split, num_folds = before["val_split"], before["num_folds"]
