@@ -57,7 +57,8 @@ table { border-collapse: collapse; margin: 10px 0; font-variant-numeric: tabular
 th, td { padding: 4px 14px 4px 0; text-align: left; vertical-align: baseline; overflow-wrap: anywhere; }
 th { font-weight: 500; color: var(--soft); white-space: nowrap; }
 td.number, th.number { text-align: right; white-space: nowrap; }
-.meter { width: min(220px, 18vw); height: 10px; background: var(--low); border-radius: 5px; overflow: hidden; }
+.meter { width: min(220px, 18vw); height: 10px; background: var(--low); border-radius: 5px;
+  overflow: hidden; }
 .meter div { height: 100%; background: var(--bar); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(200px, 45%), 1fr)); gap: 10px;
   margin: 18px 0 0; }
