@@ -192,6 +192,8 @@ def _serve(pipe: Connection, function: Callable[[Any], Any], limits: Limits) -> 
     """The life of a process: items come, answers go, until the pipe is closed."""
     start_worker(0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    with open(os.devnull, "w") as nowhere:  # C libraries write their complaints there, in between our lines
+        os.dup2(nowhere.fileno(), 2)
     _limit_memory(limits.memory_gib)
     with suppress(EOFError, ConnectionError):  # the pipe is closed: there is no more to do
         pipe.send(("ready", None))
