@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,9 +20,8 @@ from vae.data.manifest import MANIFEST_NAME, replace_text
 from vae.prepare.analysis_page import page_parts
 from vae.prepare.checking import Rules, limits_for, printable
 from vae.prepare.dataset_stats import Collected, summarize
-from vae.prepare.grouping import HASHES_NAME, read_hashes
+from vae.prepare.grouping import hashes_to_add, read_hashes
 from vae.prepare.measuring import Measurement, measure_file, thumbnail_file
-from vae.prepare.near_duplicates import hash_text
 from vae.prepare.pool import Failure, count_workers, run_each
 
 SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped", "jpeg_quality")
@@ -119,8 +118,8 @@ def collect(names: list[str], options: AnalyzeOptions) -> Collected:
     contents, perceptual = np.zeros(count, np.uint64), np.zeros((count, 2), np.uint64)
     channels = np.zeros((count, 6), np.float32)
     formats, flags, rejected = Counter(), Counter(), defaultdict(list)
-    keep = _hash_keeper(options.input_dir)
-    with closing(_run(measure_file, names, options, "analyze")) as results:
+    results = _run(measure_file, names, options, "analyze")
+    with _hash_keeper(options.input_dir) as keep, closing(results):
         for name, result in results:
             if isinstance(result, Failure):
                 rejected[result.reason].append(name)
@@ -152,17 +151,19 @@ def collect(names: list[str], options: AnalyzeOptions) -> Collected:
     )
 
 
-def _hash_keeper(input_dir: str) -> Callable[[Measurement], None]:
+@contextmanager
+def _hash_keeper(input_dir: str) -> Iterator[Callable[[Measurement], None]]:
     """In a prepared set hashes are kept for `--mode split`; into other folders nothing is written."""
     folder = Path(input_dir)
     if not (folder / MANIFEST_NAME).is_file():
-        return lambda _: None
+        yield lambda _: None
+        return
     known = set(read_hashes(folder))
+    with hashes_to_add(folder) as add:
 
-    def keep(result: Measurement) -> None:
-        if result.sha256 not in known:
-            known.add(result.sha256)
-            with open(folder / HASHES_NAME, "a", encoding="utf-8") as file:
-                file.write(f"{result.sha256},{hash_text(np.array(result.perceptual, np.uint64))}\n")
+        def keep(result: Measurement) -> None:
+            if result.sha256 not in known:
+                known.add(result.sha256)
+                add(result.sha256, result.perceptual)
 
-    return keep
+        yield keep

@@ -211,7 +211,9 @@ def _plot(name: str, plot: dict[str, Any], quantiles: dict[str, float | None]) -
             f'<text x="{x * PLOT_WIDTH}" y="{y}" text-anchor="{anchor}">{shown_number(value)}</text>'
         )
     span = f"{shown_number(quantiles['p5'])} to {shown_number(quantiles['p95'])}"
-    parts.append(f"</svg><p><small>median {shown_number(quantiles['p50'])}, 90 % {span}</small></p></div>\n")
+    left_out = f"; {plot['left_out']:,} at 0 or without" if plot["left_out"] else ""
+    median = shown_number(quantiles["p50"])
+    parts.append(f"</svg><p><small>median {median}, 90 % {span}{left_out}</small></p></div>\n")
     return "".join(parts)
 
 

@@ -61,8 +61,8 @@ def summarize(collected: Collected, input_dir: str) -> tuple[dict[str, Any], She
             reason: {"count": len(names), "examples": [printable(name) for name in names[:5]]}
             for reason, names in sorted(collected.rejected.items())
         },
-        "formats": dict(collected.formats.most_common()),
-        "flags": dict(collected.flags.most_common()),
+        "formats": _by_count(collected.formats),
+        "flags": _by_count(collected.flags),
         "resolutions": _resolutions(columns),
         "space": _space(columns, input_dir),
         "channels": _channels(collected),
@@ -73,6 +73,10 @@ def summarize(collected: Collected, input_dir: str) -> tuple[dict[str, Any], She
         "near_duplicates": _told(near, collected.names),
     }
     return stats, _sheets(collected, columns, exact, near)
+
+
+def _by_count(counts: Counter) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float | None]:
@@ -89,12 +93,13 @@ def _quantiles(values: np.ndarray) -> dict[str, float | None]:
 
 
 def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
-    """Counts between edges; `log`: edges at equal ratios. Values that are not finite are left out."""
+    """Counts between edges; `log`: edges at equal ratios. NaN and, there, 0 are counted as left out."""
+    number = len(values)
     values = values[np.isfinite(values)].astype(np.float64)
     if log:
         values = values[values > 0]
     if len(values) == 0:
-        return {"log": log, "edges": [], "counts": []}
+        return {"log": log, "edges": [], "counts": [], "left_out": number}
     low, high = float(values.min()), float(values.max())
     if high - low <= 1e-9 * max(abs(high), 1.0):
         low, high = (low / 1.1, high * 1.1) if log else (low - 0.5, high + 0.5)
@@ -102,7 +107,12 @@ def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
     edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
     edges[0], edges[-1] = low, high  # rounding must lose no picture
     counts, _ = np.histogram(values, edges)
-    return {"log": log, "edges": [float(f"{edge:.6g}") for edge in edges], "counts": counts.tolist()}
+    return {
+        "log": log,
+        "edges": [float(f"{edge:.6g}") for edge in edges],
+        "counts": counts.tolist(),
+        "left_out": number - len(values),
+    }
 
 
 def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Which group and which label each row of a manifest has, by the rule a user names."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def _known_hashes(folder: Path, paths: list[str], contents: list[str], num_worke
     if missing:
         jobs = ((content, os.path.join(folder, path)) for content, path in missing.items())
         bar = tqdm(total=len(missing), unit="picture", desc="near duplicates")
-        with bar, open(folder / HASHES_NAME, "a", encoding="utf-8") as file:
+        with bar, hashes_to_add(folder) as keep:
             for (content, path), result in run_each(
                 hash_job, jobs, num_workers=num_workers, limits=Limits(memory_gib=4.0)
             ):
@@ -104,7 +105,7 @@ def _known_hashes(folder: Path, paths: list[str], contents: list[str], num_worke
                         f"({result.reason}: {result.detail}): validate and preprocess the pictures first"
                     )
                 known[content] = hash_of_text(result)
-                file.write(f"{content},{result}\n")
+                keep(content, known[content])
                 bar.update()
     return np.array([known[content] for content in contents], dtype=np.uint64).reshape(-1, 2)
 
@@ -127,6 +128,17 @@ def read_hashes(folder: Path) -> dict[str, tuple[int, int]]:
                 if len(content) == 64 and len(text) == 32:
                     known[content] = hash_of_text(text)
     return known
+
+
+@contextmanager
+def hashes_to_add(folder: Path) -> Iterator[Callable[[str, Sequence[int]], None]]:
+    """A function that keeps one more hash by content; a line that a killed run has torn is ended first."""
+    with open(folder / HASHES_NAME, "a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read(1) not in (b"", b"\n"):
+            file.write(b"\n")
+        yield lambda content, one: file.write(f"{content},{hash_text(one)}\n".encode())
 
 
 def find_manifest(input_dir: str | os.PathLike) -> Path:

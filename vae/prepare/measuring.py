@@ -19,6 +19,7 @@ from vae.prepare.pool import Failure
 
 SAMPLE_SIDE = 256  # px: every n-th pixel, so that colours are those of the picture and nothing is averaged
 TILE, TILES_A_SIDE = 128, 4  # px; sharpness is looked for in 4 x 4 tiles at full resolution
+ROUNDING = 20 / 12  # levels squared: the Laplacian's weights squared times the variance of rounding to levels
 FLAT_TILE = 4.0  # levels squared: below this variance a tile holds noise, not edges
 THUMBNAIL = 168  # px
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601
@@ -116,7 +117,7 @@ def sharpness(pixels: np.ndarray) -> float:
                 continue
             middle = luma[1:-1, 1:-1]
             around = luma[:-2, 1:-1] + luma[2:, 1:-1] + luma[1:-1, :-2] + luma[1:-1, 2:]
-            edges = float((around - 4 * middle).var())
+            edges = max(0.0, float((around - 4 * middle).var()) - ROUNDING)
             best = max(best, (edges, edges / float(luma.var())))
     return best[1]
 

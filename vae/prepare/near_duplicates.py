@@ -5,7 +5,7 @@ brightness, the lower 64 of them in the first word.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -18,8 +18,8 @@ SIDE = 32  # px: the picture's brightness is reduced to a square of this side
 DRAFT_SIDE = 64  # px: a JPEG is decoded no larger than needed
 # Measured on 60 drawn pictures and 11 changed copies of each (JPEG 30, reduced, other brightness and
 # contrast, grey, blur, stretch, mirrored, 1 % cut off on each side): copies differ in at most 5 of the lower
-# 64 signs and 13 of 128, different pictures in at least 17 and 43. With 3 % cut off on each side less than
-# half of the copies are found.
+# 64 signs and 13 of 128, different pictures in at least 17 and 43. With 3 % cut off on each side a fifth
+# of the copies is found.
 MOST_LOW, MOST_ALL = 5, 20
 # Hashes that differ in 5 bits agree in 3 of 8 bytes, so each choice of 3 bytes is a key to meet by.
 BYTES, KEY_BYTES = 8, 3
@@ -66,7 +66,7 @@ def hash_file(
     return hash_pixels(decode_image(path, max_pixels=max_pixels, background=background))
 
 
-def hash_text(one: np.ndarray) -> str:
+def hash_text(one: Sequence[int]) -> str:
     """A hash as 32 hex digits."""
     return f"{int(one[0]):016x}{int(one[1]):016x}"
 
