@@ -30,7 +30,7 @@ Sheets = dict[str, list[list[tuple[str, str]]]]  # rows of (name, caption) by ti
 
 @dataclass
 class Collected:
-    """Numbers of all pictures that could be read, about 150 bytes for each with its name."""
+    """Numbers of all pictures that could be read, about 350 bytes for each with its name."""
 
     names: list[str]
     columns: dict[str, np.ndarray]  # (N,) by name, among them width, height and bytes
