@@ -3,14 +3,17 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 from vae.config.errors import DataError, UserError
-from vae.data.formats import BadImageError, sniff_format
+from vae.data.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
 
-EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".avif")
+EXTENSIONS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".bmp", ".tif", ".tiff", ".avif",
+)  # fmt: skip
 # What people take for pictures and training does not read: validation tells why, file by file.
 OTHER_EXTENSIONS = (
-    ".gif", ".apng", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".ico", ".exr", ".hdr", ".mpo",
+    ".gif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".ico", ".exr", ".hdr",
 )  # fmt: skip
 SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
 # Below this many pictures a threshold would miss the asked share by much (5 % of 1000: sd 0.7 %).
@@ -34,10 +37,12 @@ def walk_images(
     root: str | os.PathLike,
     *,
     flag: str = "--data_path",
-    extensions: tuple[str, ...] = EXTENSIONS,
+    extensions: tuple[str, ...] = (),
     on_skip: Callable[[str, str], None] = lambda name, code: None,
 ) -> Iterator[str]:
     """The names of list_images one by one, folder by folder, in no order within a folder.
+
+    `extensions`: also of files with these, though training reads none of them.
 
     Holds one folder's sub-folders in memory, never a list of files. `on_skip(name, code)` hears of what is
     passed over. A file without an extension counts where its first bytes are a picture's.
@@ -47,7 +52,13 @@ def walk_images(
         raise DataError(f"{flag} {root} does not exist: give the folder that holds your pictures")
     if not os.path.isdir(root):
         raise DataError(f"{flag} {root} is not a folder: give the folder that holds your pictures")
-    return _walk(root, flag, extensions, on_skip)
+    return _walk(root, flag, readable_extensions() + extensions, on_skip)
+
+
+def readable_extensions() -> tuple[str, ...]:
+    """Extensions of what can be decoded here: some formats need a package of their own."""
+    plugins = (kind for kind, (module, _) in PLUGINS.items() if find_spec(module))
+    return EXTENSIONS + tuple(extension for kind in plugins for extension in EXTENSIONS_OF[kind])
 
 
 def _walk(

@@ -16,7 +16,7 @@ from functools import partial
 from tqdm import tqdm
 
 from vae.config.errors import DataError, UserError
-from vae.data.folder import EXTENSIONS, OTHER_EXTENSIONS, walk_images
+from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.checking import PASSING, REMEDIES, limits_for, printable
 from vae.prepare.converting import Recipe, convert_file
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
@@ -68,7 +68,7 @@ def preprocess(options: PreprocessOptions) -> Outcome:
     names = walk_images(
         options.input_dir,
         flag="--input_dir",
-        extensions=EXTENSIONS + OTHER_EXTENSIONS,
+        extensions=OTHER_EXTENSIONS,
         on_skip=outcome.skips.add,
     )
     first = next(names, None)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from vae.config.errors import DataError, UserError
 from vae.data.decoding import parse_background
-from vae.data.folder import EXTENSIONS, OTHER_EXTENSIONS, walk_images
+from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.data.formats import BadImageError
 from vae.data.manifest import MANIFEST_NAME, read_rows
 from vae.prepare.checking import Rules, check_picture, hash_file, limits_for
@@ -53,7 +53,7 @@ def validate(options: ValidateOptions) -> Report:
             names = walk_images(
                 options.input_dir,
                 flag="--input_dir",
-                extensions=EXTENSIONS + OTHER_EXTENSIONS,
+                extensions=OTHER_EXTENSIONS,
                 on_skip=skips.add,
             )
             found = ledger.list_files(names)
