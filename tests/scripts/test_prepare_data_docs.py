@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from prepare_data import MODES, parser_of
 from tests.conftest import ROOT
+from vae.prepare.flags import FLAGS_OF, parser_of
 
 TEXT = (ROOT / "docs" / "prepare_data.md").read_text(encoding="utf-8")
 READING = ("preprocess", "validate", "analyze")
@@ -22,7 +22,7 @@ def documented(mode):
     return dict(rows)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", FLAGS_OF)
 def test_every_flag_stands_there_with_its_default(mode):
     rows = documented(mode)
     actions = {
