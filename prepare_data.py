@@ -149,7 +149,8 @@ def main() -> int:
         print(f"error: {error.name} is not installed: run setup.sh or setup_windows.bat", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print("stopped: the same command goes on from here", file=sys.stderr)
+        goes_on = {"preprocess", "demo"} & set(sys.argv)  # the others write at their end only
+        print(f"stopped{': the same command goes on from here' if goes_on else ''}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
