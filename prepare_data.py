@@ -1,55 +1,147 @@
 #!/usr/bin/env python3
-"""Make a training set: `--mode demo` draws one. The other modes are not built yet."""
+"""Make a training set out of raw pictures: clean it, check it, look at it, split it; or draw a demo set."""
 
 import argparse
 import signal
 import sys
 
-from vae.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, UserError
-
-MODES = ("preprocess", "validate", "analyze", "split", "demo")
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A parser whose complaints are one line."""
-
-    def error(self, message: str):
-        raise UsageError(f"{message}; --help lists the flags")
+from vae.config.errors import EXIT_DATA, EXIT_FAILED, EXIT_INTERRUPTED, UsageError, UserError
+from vae.prepare.flags import read_arguments
 
 
-def read_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line; raises UsageError where it cannot be read."""
-    parser = OneLineParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--mode", required=True, choices=MODES, help="what to do; only demo is built yet")
-    parser.add_argument("--output_dir", default="./data/demo", metavar="DIR", help="folder for the pictures")
-    parser.add_argument("--count", type=int, default=64, help="number of pictures")
-    parser.add_argument("--target_size", type=int, default=256, help="side of the pictures, px")
-    parser.add_argument("--seed", type=int, default=0, help="another seed draws other pictures")
-    parser.add_argument("--format", choices=("png", "jpeg"), default="png", help="jpeg: quality 95, 4:4:4")
-    parser.add_argument("--num_workers", default="auto", metavar="N", help="drawing processes")
-    arguments, unknown = parser.parse_known_args(argv)
-    if arguments.mode != "demo":
-        raise UsageError(f"--mode {arguments.mode} is not built yet: only --mode demo is")
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    for flag, least in (("count", 1), ("target_size", 8), ("seed", 0)):
-        value = getattr(arguments, flag)
-        if value < least:
-            raise UsageError(f"--{flag} {value} is too small: the least is {least}")
-    return arguments
+def _rules(arguments: argparse.Namespace):
+    from vae.prepare.checking import Rules
+
+    names = ("max_pixels", "background", "first_frame", "min_size", "max_aspect")
+    return Rules(**{name: getattr(arguments, name) for name in names})
+
+
+def _common(arguments: argparse.Namespace) -> dict:
+    names = ("input_dir", "limit", "num_workers", "time_limit", "memory_gib")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def run_preprocess(arguments: argparse.Namespace) -> int:
+    """Raw pictures in, a training set out."""
+    from vae.prepare.converting import Recipe
+    from vae.prepare.preprocessing import PreprocessOptions, preprocess, summarize
+
+    if arguments.quality is not None and arguments.format == "png":
+        raise UsageError("--quality says nothing about --format png, which loses nothing: leave it out")
+    if len(set(arguments.target_size)) < len(arguments.target_size):
+        raise UsageError(f"--target_size {' '.join(map(str, arguments.target_size))} names one size twice")
+    recipe = Recipe(
+        target_sizes=tuple(arguments.target_size),
+        resize_mode=arguments.resize_mode,
+        format=arguments.format,
+        quality=95 if arguments.quality is None else arguments.quality,
+        upscale=arguments.upscale,
+        rules=_rules(arguments),
+    )
+    _say_what_is_missing()
+    outcome = preprocess(
+        PreprocessOptions(output_dir=arguments.output_dir, recipe=recipe, **_common(arguments))
+    )
+    summarize(outcome, arguments.output_dir)
+    return 0 if outcome.accepted else EXIT_DATA
+
+
+def run_validate(arguments: argparse.Namespace) -> int:
+    """Decode everything and report."""
+    from vae.prepare.quarantine import undo
+    from vae.prepare.validating import ValidateOptions, validate
+
+    if arguments.undo_quarantine:
+        if not arguments.quarantine_dir:
+            raise UsageError("--undo_quarantine needs --quarantine_dir: the folder to empty")
+        moved, left = undo(arguments.quarantine_dir)
+        print(f"{arguments.quarantine_dir}: {moved} files moved back, {left} left")
+        return EXIT_DATA if left else 0
+    if arguments.quarantine_dir and arguments.limit is not None:
+        raise UsageError("--quarantine_dir with --limit would leave the rest unjudged: leave one of them out")
+    _say_what_is_missing()
+    report = validate(
+        ValidateOptions(
+            output_file=arguments.output_file,
+            csv=arguments.csv,
+            quarantine_dir=arguments.quarantine_dir,
+            rules=_rules(arguments),
+            **_common(arguments),
+        )
+    )
+    return EXIT_DATA if arguments.strict and report.rejected else 0
+
+
+def run_analyze(arguments: argparse.Namespace) -> int:
+    """What the set is like."""
+    from pathlib import Path
+
+    from vae.prepare.analysis import AnalyzeOptions, analyze, summary_lines
+
+    options = AnalyzeOptions(output_file=arguments.output_file, rules=_rules(arguments), **_common(arguments))
+    print(*summary_lines(analyze(options), Path(arguments.output_file)), sep="\n")
+    return 0
+
+
+def run_split(arguments: argparse.Namespace) -> int:
+    """Which pictures train and which validate."""
+    from vae.prepare.pool import count_workers
+    from vae.prepare.splitting import split_manifest
+
+    report = split_manifest(
+        arguments.input_dir,
+        val_split=arguments.val_split,
+        num_folds=arguments.num_folds,
+        group_by=arguments.group_by,
+        label_by=arguments.label_by,
+        features_file=arguments.features,
+        labels_file=arguments.labels,
+        seed=arguments.seed,
+        num_workers=count_workers(arguments.num_workers),
+    )
+    print(*report.lines(), sep="\n")
+    return 0
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Draw pictures."""
+    from vae.data.workers import resolve_num_workers
+    from vae.prepare.writing import DemoSettings, write_demo
+
+    settings = DemoSettings(arguments.target_size, arguments.seed, arguments.format)
+    workers = resolve_num_workers(arguments.num_workers)
+    drawn = write_demo(arguments.output_dir, arguments.count, settings, workers)
+    print(f"{arguments.output_dir}: {arguments.count} pictures, {drawn} of them drawn now")
+    return 0
+
+
+MODES = {
+    "preprocess": run_preprocess,
+    "validate": run_validate,
+    "analyze": run_analyze,
+    "split": run_split,
+    "demo": run_demo,
+}
+
+
+def _say_what_is_missing() -> None:
+    from vae.data.strict_jpeg import has_simplejpeg
+    from vae.prepare.resizing import engine
+
+    if not has_simplejpeg():
+        print(
+            "simplejpeg is not installed: damage inside JPEGs goes unnoticed, and reading takes 3x the time"
+        )
+    if engine() == "Pillow":
+        print("pyvips is not installed: Pillow resizes instead, with the same quality, in 7x the time")
 
 
 def main() -> int:
     """Run one mode; a user's mistake is one line and an exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
-        arguments = read_arguments()
-        from vae.data.workers import resolve_num_workers
-        from vae.prepare.writing import DemoSettings, write_demo
-
-        settings = DemoSettings(arguments.target_size, arguments.seed, arguments.format)
-        workers = resolve_num_workers(arguments.num_workers)
-        drawn = write_demo(arguments.output_dir, arguments.count, settings, workers)
+        arguments = read_arguments(__doc__)
+        return MODES[arguments.mode](arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -57,10 +149,9 @@ def main() -> int:
         print(f"error: {error.name} is not installed: run setup.sh or setup_windows.bat", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print("stopped: the same command goes on from here", file=sys.stderr)
+        goes_on = {"preprocess", "demo"} & set(sys.argv)  # the others write at their end only
+        print(f"stopped{': the same command goes on from here' if goes_on else ''}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    print(f"{arguments.output_dir}: {arguments.count} pictures, {drawn} of them drawn now")
-    return 0
 
 
 if __name__ == "__main__":

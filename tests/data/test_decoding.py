@@ -331,9 +331,9 @@ def test_what_is_no_picture(tmp_path):
         "page.jpg": (b"<!doctype html><html></html>", "not_an_image"),
         "drawing.png": (b"<?xml version='1.0'?><svg xmlns='x'></svg>", "format_not_supported"),
         "paper.png": (b"%PDF-1.7 and so on", "format_not_supported"),
-        "phone.jpg": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "format_not_supported"),
+        "phone.jpg": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "plugin_missing"),
         "film.jpg": (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "not_an_image"),
-        "new.jpg": (b"\xff\x0a" + bytes(50), "format_not_supported"),
+        "new.jpg": (b"\xff\x0a" + bytes(50), "plugin_missing"),
         "header.bmp": (b"BM", "damaged"),
     }
     for name, (content, reason) in contents.items():
@@ -351,7 +351,7 @@ def test_unusual_jpeg_codings_are_named(tmp_path):
     (tmp_path / "a.jpg").write_bytes(whole)
     with pytest.raises(BadImageError) as caught:
         decode_image(tmp_path / "a.jpg")
-    assert caught.value.reason == "format_not_supported"
+    assert caught.value.reason == "jpeg_coding_not_supported"
     assert "arithmetic" in caught.value.detail
 
 

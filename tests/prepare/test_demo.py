@@ -98,7 +98,7 @@ def test_script_in_parallel_and_as_jpeg(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (["--mode", "validate", "--input_dir", "x"], 2, "--mode validate is not built yet"),
+        (["--mode", "demo", "--input_dir", "x"], 2, "--input_dir belongs to --mode"),
         (["--mode", "paint"], 2, "paint"),
         ([], 2, "--mode"),
         (["--mode", "demo", "--cuont", "3"], 2, "--cuont"),

@@ -55,7 +55,12 @@ class ModelConfig:
 class DataConfig:
     """Which pictures are read and how they become a batch."""
 
-    data_path: str = option("./data/train", "folder of training pictures, any depth", metavar="DIR")
+    data_path: str = option(
+        "./data/train", "folder of training pictures, any depth, or its manifest.jsonl", metavar="PATH"
+    )
+    fold: int | None = option(
+        None, "fold of the manifest that validates while the others train, instead of its split", at_least=0
+    )
     val_path: str | None = option(
         None, "a validation folder of your own, instead of --val_split", metavar="DIR"
     )

@@ -7,22 +7,41 @@ import os
 import struct
 import warnings
 from functools import lru_cache
-from io import BytesIO
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps
+from PIL import Image, ImageColor, ImageFile, ImageOps
 
 from vae.config.errors import UserError
-from vae.data.formats import BadImageError, check_jpeg, check_png, sniff_format
+from vae.data.color import to_srgb, transform_to_srgb
+from vae.data.formats import (
+    BadImageError,
+    check_jpeg,
+    check_png,
+    extension_flag,
+    load_plugin,
+    sniff_format,
+)
+from vae.data.strict_jpeg import decode_strictly
 
-NEW_SUBFILE_TYPE, BITS_PER_SAMPLE, PHOTOMETRIC = 254, 258, 262  # TIFF 6.0 tags
-WHITE_IS_ZERO = 0
+NEW_SUBFILE_TYPE = 254  # TIFF 6.0 tag
+ORIENTATION = 0x0112  # EXIF 2.32 tag
 WHOLENESS_CHECKS = {"JPEG": check_jpeg, "PNG": check_png}
 # What Pillow's readers may raise on bytes that are not what they claim; a decoder's fault costs one picture.
 DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, KeyError, IndexError, TypeError,
     AttributeError, OverflowError, ArithmeticError, MemoryError, RuntimeError, struct.error,
 )  # fmt: skip
+TORN = ("truncated", "broken data stream", "not enough", "eof")
+TEXT_BOMB = ("max_text_chunk", "too much memory used in text chunks")  # limits of Pillow's PNG reader
+
+
+class Picture(NamedTuple):
+    """A decoded file: its pixels, what it is by its content, and what is worth knowing about it."""
+
+    pixels: np.ndarray  # uint8 (H, W, 3)
+    format: str
+    flags: tuple[str, ...]  # sorted codes: what was put right, and what is odd but harmless
 
 
 def decode_image(
@@ -33,15 +52,36 @@ def decode_image(
     Rotates by EXIF, converts colour profiles and CMYK, scales 16 bits to 8, and lays transparent pixels over
     `background`. Raises BadImageError for whatever cannot be used whole.
     """
+    return read_picture(path, max_pixels=max_pixels, background=background).pixels
+
+
+def read_picture(
+    path: str | os.PathLike,
+    *,
+    max_pixels: int = 300_000_000,
+    background: str = "white",
+    first_frame: bool = False,
+) -> Picture:
+    """Decode as decode_image does, with the flags; `first_frame` takes it of animations and pages."""
     backdrop = parse_background(background)
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about broken metadata, which is no fault of the pixels
-            return _decode_open_file(file, max_pixels, backdrop)
+            before = os.fstat(file.fileno())
+            try:
+                picture = _decode_open_file(file, max_pixels, backdrop, first_frame)
+            finally:
+                _check_unchanged(before, os.fstat(file.fileno()))
     except BadImageError:
         raise
+    except PermissionError as error:
+        raise BadImageError("no_permission", "may not be read: mend its permissions") from error
     except OSError as error:
+        if os.path.islink(path) and not os.path.exists(path):
+            raise BadImageError("broken_link", f"links to {os.readlink(path)}, which is not there") from error
         raise BadImageError("unreadable", error.strerror or str(error)) from error
+    flag = extension_flag(os.fspath(path), picture.format)
+    return picture._replace(flags=tuple(sorted({*picture.flags, *flag})))
 
 
 @lru_cache(maxsize=8)
@@ -55,26 +95,43 @@ def parse_background(background: str) -> tuple[int, int, int]:
         ) from None
 
 
-def _decode_open_file(file, max_pixels: int, backdrop: tuple[int, int, int]) -> np.ndarray:
-    kind = sniff_format(file, max_pixels)
+def _check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
+    """Raise for a file that somebody wrote to meanwhile: whatever was read is neither the old nor the new."""
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise BadImageError("changed_while_reading", "was written to meanwhile: wait until it is finished")
+
+
+def _decode_open_file(file, max_pixels: int, backdrop: tuple[int, int, int], first_frame: bool) -> Picture:
+    kind = sniff_format(file, max_pixels, first_frame)
+    load_plugin(kind)
+    flags: set[str] = set()
     try:
         picture = _open_header(file, kind, max_pixels)
-        _reject_animation(picture)
-        if kind in WHOLENESS_CHECKS:
-            WHOLENESS_CHECKS[kind](file)
+        _judge_frames(picture, first_frame, flags)
+        end = WHOLENESS_CHECKS[kind](file, flags) if kind in WHOLENESS_CHECKS else None
+        if kind == "JPEG":
+            pixels = decode_strictly(file, end, picture.mode)
+            if pixels is not None:
+                return Picture(_finish_jpeg(pixels, picture, backdrop, flags), kind, tuple(flags))
         file.seek(0)
         picture.load()
         profile = picture.info.get("icc_profile")
-        upright = ImageOps.exif_transpose(picture) if _orientation(picture) != 1 else picture
-        return _to_srgb(upright, picture, profile, backdrop)
+        upright = ImageOps.exif_transpose(picture) if _orientation(picture, flags) != 1 else picture
+        return Picture(to_srgb(upright, picture, profile, backdrop, flags), kind, tuple(flags))
     except BadImageError:
         raise
     except MemoryError as error:
-        raise BadImageError("too_many_pixels", "does not fit in memory: lower --max_pixels") from error
+        raise BadImageError("out_of_memory", "does not fit in memory: lower --max_pixels") from error
     except DECODER_ERRORS as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        torn = any(word in text.lower() for word in ("truncated", "broken data stream", "not enough", "eof"))
-        raise BadImageError("truncated" if torn else "damaged", text) from error
+        raise _explain(error) from error
+
+
+def _explain(error: Exception) -> BadImageError:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if any(word in text.lower() for word in TEXT_BOMB):
+        return BadImageError("text_bomb", "compressed text that unpacks to more than any comment needs")
+    torn = any(word in text.lower() for word in TORN)
+    return BadImageError("truncated" if torn else "damaged", text)
 
 
 def _open_header(file, kind: str, max_pixels: int) -> Image.Image:
@@ -85,6 +142,8 @@ def _open_header(file, kind: str, max_pixels: int) -> Image.Image:
     try:
         picture = Image.open(file, formats=(kind,))
     except Image.UnidentifiedImageError as error:
+        if kind in WHOLENESS_CHECKS:
+            WHOLENESS_CHECKS[kind](file, set())  # may know the reason better
         raise BadImageError("damaged", f"begins like {kind} but its header cannot be read") from error
     finally:
         Image.MAX_IMAGE_PIXELS = limit
@@ -94,9 +153,12 @@ def _open_header(file, kind: str, max_pixels: int) -> Image.Image:
     return picture
 
 
-def _reject_animation(picture: Image.Image) -> None:
+def _judge_frames(picture: Image.Image, first_frame: bool, flags: set[str]) -> None:
     """Raise for several frames or pages; MPO (frame 0 is the picture) and TIFF previews do not count."""
     frames = getattr(picture, "n_frames", 1)
+    if picture.format == "MPO":
+        flags.add("mpo")
+        return
     if frames > 1 and picture.format == "TIFF":
         pages = 1
         for page in range(1, frames):
@@ -104,119 +166,52 @@ def _reject_animation(picture: Image.Image) -> None:
             pages += not picture.tag_v2.get(NEW_SUBFILE_TYPE, 0) & 1  # bit 0: reduced copy of another page
         picture.seek(0)
         frames = pages
-    if frames > 1 and picture.format != "MPO":
-        raise BadImageError("animated", f"{frames} frames or pages: save the one you want as a picture")
-    if picture.format == "GIF":
-        raise BadImageError("format_not_supported", "GIF: convert it to PNG")
+    if frames > 1 and not first_frame:
+        raise BadImageError("animated", f"{frames} frames or pages: save one of them, or use --first_frame")
+    if frames > 1:
+        flags.add("first_frame")
+    elif picture.format == "GIF" and not first_frame:
+        raise BadImageError("format_not_supported", "GIF: convert it to PNG, or use --first_frame")
 
 
-def _orientation(picture: Image.Image) -> int:
+def _orientation(picture: Image.Image, flags: set[str]) -> int:
+    """EXIF orientation, 1 to 8; a broken block says nothing about the pixels, which stay as they lie."""
     try:
-        return picture.getexif().get(0x0112, 1)
-    except DECODER_ERRORS:  # a broken EXIF block says nothing about the pixels: keep them as they lie
+        exif = picture.getexif()
+        orientation = exif.get(ORIENTATION, 1)
+    except DECODER_ERRORS:
+        exif, orientation = {}, 1
+    if not exif and len(picture.info.get("exif") or b"") > EMPTY_EXIF:
+        flags.add("broken_exif")
+    if orientation not in range(2, 9):
         return 1
+    flags.add("rotated")
+    return orientation
 
 
-def _to_srgb(
-    picture: Image.Image, opened: Image.Image, profile: bytes | None, backdrop: tuple[int, int, int]
+EMPTY_EXIF = 20  # bytes: the marker, a TIFF header and a directory of no entries
+
+
+TURNS = {  # EXIF 2.32, tag 274: how to bring stored rows and columns upright
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.transpose(1, 0, 2),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.rot90(pixels, 2).transpose(1, 0, 2),
+    8: lambda pixels: np.rot90(pixels, 1),
+}
+
+
+def _finish_jpeg(
+    pixels: np.ndarray, picture: Image.Image, backdrop: tuple[int, int, int], flags: set[str]
 ) -> np.ndarray:
-    """Pixels of a loaded picture as sRGB; `opened` still has the tags that turning it has dropped."""
-    picture, alpha = _split_alpha(_to_8_bits(picture, opened))
-    picture = _apply_profile(picture, profile) if profile else picture
-    if picture.mode == "LAB":
-        picture = _lab_to_srgb(picture)
-    if picture.mode != "RGB":  # converting to the same mode would copy
-        picture = picture.convert("RGB")
-    if alpha is not None:
-        darkest, lightest = alpha.getextrema()
-        if lightest == 0:
-            raise BadImageError("transparent", "every pixel is transparent")
-        if darkest < 255:
-            picture = Image.composite(picture, Image.new("RGB", picture.size, backdrop), alpha)
-    return np.array(picture)  # a copy: Pillow's buffer is read-only
-
-
-def _to_8_bits(picture: Image.Image, opened: Image.Image) -> Image.Image:
-    """Scale deep grey to 8 bits; deep RGB has been brought to 8 bits by Pillow's own reader."""
-    if picture.mode == "F":
-        raise BadImageError("float_pixels", "floating-point pixels have no defined white: save it as 16-bit")
-    if picture.mode == "I":
-        raise BadImageError("format_not_supported", "signed or 32-bit integer pixels: save it as 16-bit")
-    if not picture.mode.startswith("I;16"):
-        return picture
-    tags = getattr(opened, "tag_v2", {})
-    bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
-    full = 2**bits - 1
-    deep = np.asarray(picture).astype(np.uint32)
-    grey = ((deep * 255 + full // 2) // full).astype(np.uint8)
-    if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts 8-bit pictures of this kind, not 16-bit ones
-        grey = 255 - grey
-    result = Image.fromarray(grey)
-    key = opened.info.get("transparency")
-    if isinstance(key, int):
-        result.putalpha(Image.fromarray(np.where(deep == key, 0, 255).astype(np.uint8)))
-    return result
-
-
-def _split_alpha(picture: Image.Image) -> tuple[Image.Image, Image.Image | None]:
-    """Colour and alpha apart, so that a colour profile sees colours only."""
-    mode = picture.mode
-    if mode in ("RGBa", "La"):  # premultiplied
-        picture = picture.convert({"RGBa": "RGBA", "La": "LA"}[mode])
-    elif mode in ("P", "PA") or "transparency" in picture.info:
-        has_alpha = mode == "PA" or "transparency" in picture.info or picture.palette.mode == "RGBA"
-        picture = picture.convert("RGBA" if has_alpha else "RGB")
-    elif mode in ("1", "YCbCr", "HSV", "RGBX"):
-        picture = picture.convert("L" if mode == "1" else "RGB")
-    if picture.mode in ("RGBA", "LA"):
-        return picture.convert(picture.mode[:-1]), picture.getchannel("A")
-    return picture, None
-
-
-def _apply_profile(picture: Image.Image, profile: bytes) -> Image.Image:
-    """Colours of the embedded profile as sRGB; a profile that is broken or for another mode is ignored."""
-    space, transform = _transform_to_srgb(profile)
-    if transform is None:
-        return picture
-    if space == "RGB" and picture.mode == "L":
-        picture = picture.convert("RGB")
-    if picture.mode != {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}[space]:
-        return picture
-    return ImageCms.applyTransform(picture, transform)
-
-
-@lru_cache(maxsize=32)
-def _transform_to_srgb(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
-    """Colour space of a profile and its way to sRGB; None where it is sRGB already or cannot be used."""
-    try:
-        source = ImageCms.ImageCmsProfile(BytesIO(profile))
-        space = source.profile.xcolor_space.strip()
-        mode = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}.get(space)
-        if mode is None:
-            return space, None
-        transform = ImageCms.buildTransform(
-            source,
-            ImageCms.createProfile("sRGB"),
-            mode,
-            "RGB",
-            ImageCms.Intent.RELATIVE_COLORIMETRIC,
-            ImageCms.Flags.BLACKPOINTCOMPENSATION,
-        )
-    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
-        return "", None
-    if mode == "RGB" and _is_identity(transform):
-        return space, None
-    return space, transform
-
-
-def _is_identity(transform: ImageCms.ImageCmsTransform) -> bool:
-    """Whether a transform moves no colour of a 9x9x9 grid by more than one level: an sRGB profile."""
-    steps = np.linspace(0, 255, 9).round().astype(np.uint8)
-    grid = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(27, 27, 3)
-    moved = np.asarray(ImageCms.applyTransform(Image.fromarray(grid), transform))
-    return int(np.abs(moved.astype(int) - grid).max()) <= 1
-
-
-def _lab_to_srgb(picture: Image.Image) -> Image.Image:
-    srgb, lab = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
-    return ImageCms.profileToProfile(picture, lab, srgb, outputMode="RGB")
+    """Turn and colour-convert pixels (H, W, 3) or (H, W, 1) decoded outside Pillow."""
+    profile = picture.info.get("icc_profile")
+    turn = TURNS.get(_orientation(picture, flags))
+    if turn:
+        pixels = np.ascontiguousarray(turn(pixels))
+    if pixels.shape[2] == 3 and (not profile or transform_to_srgb(profile) == ("RGB", None)):
+        return pixels  # without two copies through Pillow
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    return to_srgb(image, picture, profile, backdrop, flags)

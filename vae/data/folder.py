@@ -2,11 +2,20 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 from vae.config.errors import DataError, UserError
+from vae.data.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".avif")
+EXTENSIONS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".bmp", ".tif", ".tiff", ".avif",
+)  # fmt: skip
+# What people take for pictures and training does not read: validation tells why, file by file.
+OTHER_EXTENSIONS = (
+    ".gif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".ico", ".exr", ".hdr",
+)  # fmt: skip
+SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
 # Below this many pictures a threshold would miss the asked share by much (5 % of 1000: sd 0.7 %).
 SMALL_SET = 1000
 
@@ -17,42 +26,101 @@ def list_images(root: str | os.PathLike, *, flag: str = "--data_path") -> list[s
     Hidden files and folders, `._*` and what is no regular file are passed over; linked folders are followed
     once. Raises DataError, naming `flag`, when there is no folder or no picture in it.
     """
-    root = os.fspath(root)
-    if not os.path.lexists(root):
-        raise DataError(f"{flag} {root} does not exist: give the folder that holds your pictures")
-    if not os.path.isdir(root):
-        raise DataError(f"{flag} {root} is not a folder: give the folder that holds your pictures")
-    names = sorted(_walk(root, flag))
+    names = sorted(walk_images(root, flag=flag))
     if not names:
         kinds = " ".join(extension[1:] for extension in EXTENSIONS)
         raise DataError(f"{flag} {root} holds no pictures ({kinds}): put some there or give another folder")
     return names
 
 
-def _walk(root: str, flag: str) -> Iterator[str]:
+def walk_images(
+    root: str | os.PathLike,
+    *,
+    flag: str = "--data_path",
+    extensions: tuple[str, ...] = (),
+    on_skip: Callable[[str, str], None] = lambda name, code: None,
+) -> Iterator[str]:
+    """The names of list_images one by one, folder by folder, in no order within a folder.
+
+    `extensions`: also of files with these, though training reads none of them.
+
+    Holds one folder's sub-folders in memory, never a list of files. `on_skip(name, code)` hears of what is
+    passed over. A file without an extension counts where its first bytes are a picture's.
+    """
+    root = os.fspath(root)
+    if not os.path.lexists(root):
+        raise DataError(f"{flag} {root} does not exist: give the folder that holds your pictures")
+    if not os.path.isdir(root):
+        raise DataError(f"{flag} {root} is not a folder: give the folder that holds your pictures")
+    return _walk(root, flag, readable_extensions() + extensions, on_skip)
+
+
+def readable_extensions() -> tuple[str, ...]:
+    """Extensions of what can be decoded here: some formats need a package of their own."""
+    plugins = (kind for kind, (module, _) in PLUGINS.items() if find_spec(module))
+    return EXTENSIONS + tuple(extension for kind in plugins for extension in EXTENSIONS_OF[kind])
+
+
+def _walk(
+    root: str, flag: str, extensions: tuple[str, ...], on_skip: Callable[[str, str], None]
+) -> Iterator[str]:
     visited: set[tuple[int, int]] = set()
     folders = [""]
     while folders:
         folder = folders.pop()
         path = os.path.join(root, folder) if folder else root
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) in visited:
-            continue
-        visited.add((status.st_dev, status.st_ino))
         try:
-            entries = list(os.scandir(path))
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) in visited:
+                on_skip(folder, "link_loop")
+                continue
+            visited.add((status.st_dev, status.st_ino))
+            inner = []
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    code = _judge(entry, extensions)
+                    if code == "folder":
+                        inner.append(name)
+                        if entry.name.lower().endswith(extensions):
+                            on_skip(name, "folder_named_like_picture")
+                    elif code is None:
+                        yield name
+                    else:
+                        on_skip(name, code)
         except OSError as error:
             raise DataError(
                 f"{flag}: folder {path} cannot be read ({error.strerror}): mend its permissions"
             ) from error
-        for entry in sorted(entries, key=lambda item: item.name, reverse=True):
-            name = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                folders.append(name)
-            elif entry.name.lower().endswith(EXTENSIONS) and (entry.is_file() or entry.is_symlink()):
-                yield name  # a broken link too: the decoder will name it
+        folders += sorted(inner, reverse=True)
+
+
+def _judge(entry: os.DirEntry, extensions: tuple[str, ...]) -> str | None:
+    """None for a picture's file, `folder`, or the code of why an entry is passed over."""
+    name = entry.name.lower()
+    if name.startswith("._") or name in SYSTEM_FILES:
+        return "system_file"
+    if name.startswith("."):
+        return "hidden"
+    if entry.is_dir():
+        return "folder"
+    is_file = entry.is_file()
+    if not is_file and not entry.is_symlink():  # a broken link is a file: the decoder will name it
+        return "special_file"
+    if name.endswith(extensions):
+        return None if is_file or not os.path.exists(entry.path) else "special_file"
+    if "." not in name and is_file and _begins_like_a_picture(entry.path):
+        return None
+    return "other_file"
+
+
+def _begins_like_a_picture(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            sniff_format(file, max_pixels=2**62)
+    except (OSError, BadImageError):
+        return False
+    return True
 
 
 def split_names(names: list[str], val_split: float, seed: int) -> tuple[list[str], list[str]]:

@@ -1,6 +1,8 @@
 """What a file is by its first bytes, and whether it is whole: checks made before anything is decoded."""
 
+import importlib
 import mmap
+import os
 import re
 import struct
 import zlib
@@ -17,13 +19,26 @@ SIGNATURES = (
     (b"II+\0", "TIFF"),
     (b"MM\0+", "TIFF"),
     (b"GIF8", "GIF"),
+    (b"\xff\x0a", "JXL"),
+    (b"\0\0\0\x0cJXL ", "JXL"),
 )
+EXTENSIONS_OF = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif",),
+    "GIF": (".gif",),
+    "HEIF": (".heic", ".heif"),
+    "JXL": (".jxl",),
+}
+# Formats read where a package of that name is installed: the module that teaches Pillow, and the package.
+PLUGINS = {"HEIF": ("pillow_heif", "pillow-heif"), "JXL": ("pillow_jxl", "pillow-jxl-plugin")}
 # Formats people do have in their folders, so that the message can name them.
 OTHER_SIGNATURES = (
     (b"%PDF", "PDF"),
     (b"8BPS", "Photoshop PSD"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\0\0\0\x0cJXL ", "JPEG XL"),
     (b"\0\0\0\x0cjP  ", "JPEG 2000"),
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"v/1\x01", "OpenEXR"),
@@ -46,8 +61,11 @@ class BadImageError(Exception):
         return BadImageError, (self.reason, self.detail)
 
 
-def sniff_format(file, max_pixels: int) -> str:
-    """Pillow's name of the format a file's first bytes announce; raises BadImageError for all others."""
+def sniff_format(file, max_pixels: int, first_frame: bool = False) -> str:
+    """Pillow's name of the format a file's first bytes announce; raises BadImageError for all others.
+
+    `first_frame`: sequences are let through, for their first frame is wanted.
+    """
     file.seek(0)
     head = file.read(64)
     if not head:
@@ -59,7 +77,7 @@ def sniff_format(file, max_pixels: int) -> str:
         _check_webp_canvas(head, max_pixels)
         return "WEBP"
     if head[4:8] == b"ftyp":
-        return _sniff_ftyp(head)
+        return _sniff_ftyp(head, first_frame)
     for signature, name in OTHER_SIGNATURES:
         if head.startswith(signature):
             raise BadImageError("format_not_supported", f"{name}: convert it to PNG or JPEG")
@@ -79,21 +97,44 @@ def _check_webp_canvas(head: bytes, max_pixels: int) -> None:
             raise BadImageError("too_many_pixels", f"{width}x{height}, more than --max_pixels {max_pixels}")
 
 
-def _sniff_ftyp(head: bytes) -> str:
-    """AVIF among the formats that share its container (ISO 14496-12: major brand, then compatible ones)."""
+def load_plugin(kind: str) -> None:
+    """Have Pillow learn a format that needs a package of its own; raises BadImageError that names it."""
+    if kind not in PLUGINS:
+        return
+    module, package = PLUGINS[kind]
+    try:
+        plugin = importlib.import_module(module)
+    except ImportError:
+        raise BadImageError(
+            "plugin_missing", f"{kind}: run pip install {package}, or convert it to PNG or JPEG"
+        ) from None
+    if kind == "HEIF":
+        plugin.register_heif_opener()  # pillow_jxl registers itself
+
+
+def extension_flag(path: str, kind: str) -> list[str]:
+    """What is odd about a file's extension, its content being `kind`: nothing, or one code."""
+    extension = os.path.splitext(path)[1].lower()
+    if not extension:
+        return ["no_extension"]
+    return [] if extension in EXTENSIONS_OF[kind] else ["wrong_extension"]
+
+
+def _sniff_ftyp(head: bytes, first_frame: bool) -> str:
+    """AVIF or HEIF by the brands of their common container (ISO 14496-12: major, then compatible ones)."""
     size = int.from_bytes(head[:4], "big")
     brands = head[8 : min(size, len(head))]
-    if b"avis" in brands[:4]:
+    if b"avis" in brands[:4] and not first_frame:
         raise BadImageError("animated", "an AVIF sequence: save the frame you want as a picture")
-    if b"avif" in brands:
+    if b"avif" in brands or b"avis" in brands:
         return "AVIF"
     if any(brand in brands for brand in (b"heic", b"heix", b"hevc", b"mif1", b"msf1")):
-        raise BadImageError("format_not_supported", "HEIC: convert it to PNG or JPEG")
+        return "HEIF"
     raise BadImageError("not_an_image", "a video or another container")
 
 
-def check_jpeg(file) -> None:
-    """Walk a JPEG's markers to its end; raises BadImageError when it is torn or coded in an unusual way.
+def check_jpeg(file, flags: set[str]) -> int:
+    """Walk a JPEG's markers to its end, which is returned; raises BadImageError when torn or coded unusually.
 
     Catches what the decoder forgives: a missing end marker and a tail filled with zeros.
     """
@@ -119,16 +160,19 @@ def check_jpeg(file) -> None:
             position += length
         if scans == 0:
             raise BadImageError("truncated", "no picture before the end marker")
+        if len(data) > position and "mpo" not in flags:  # there, the other pictures follow
+            flags.add("trailing_bytes")
+        return position
 
 
 def _check_coding(marker: int, bits: int) -> None:
     if marker not in (0xC0, 0xC1, 0xC2) or bits != 8:
         coding = JPEG_CODINGS.get(marker, "hierarchical" if marker > 0xC2 else f"{bits}-bit")
-        raise BadImageError("format_not_supported", f"{coding} JPEG: convert it to PNG or 8-bit JPEG")
+        raise BadImageError("jpeg_coding_not_supported", f"{coding} JPEG: convert it to 8-bit JPEG or PNG")
 
 
-def check_png(file) -> None:
-    """Walk a PNG's chunks to its end; raises BadImageError for a missing end or a wrong checksum.
+def check_png(file, flags: set[str]) -> int:
+    """Walk a PNG's chunks and return where it ends; raises BadImageError for no end or a wrong checksum.
 
     Catches a tail filled with zeros, which the decoder takes for the end.
     """
@@ -146,6 +190,11 @@ def check_png(file) -> None:
             is_critical = kind[:1].isupper()  # PNG 1.2, section 3.3: the picture needs these
             if is_critical and zlib.crc32(data[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
                 raise BadImageError("damaged", f"wrong checksum of chunk {kind.decode()} at byte {position}")
-            if kind == b"IEND":
-                return
+            if kind == b"IHDR" and data[position + 16] == 16:
+                flags.add("scaled_to_8_bits")
             position = end + 4
+            if kind == b"IEND":
+                break
+        if len(data) > position:
+            flags.add("trailing_bytes")
+        return position

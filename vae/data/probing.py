@@ -11,10 +11,14 @@ REMEDIES = {
     "too_small": "add --upscale or use a smaller --image_size",
     "too_many_pixels": "raise --max_pixels or make the pictures smaller",
     "format_not_supported": "convert them to PNG or JPEG",
+    "jpeg_coding_not_supported": "convert them to PNG or 8-bit JPEG",
+    "plugin_missing": "install the package named, or convert them to PNG or JPEG",
     "float_pixels": "save them as 16-bit",
     "animated": "save single frames",
     "transparent": "give pictures with visible pixels",
     "unreadable": "mend links and permissions",
+    "broken_link": "mend the links",
+    "no_permission": "mend the permissions",
 }
 
 

@@ -14,6 +14,7 @@ from vae.config.recipes import recipe_values
 from vae.config.resolve import check_discriminator, check_image_size, check_shape, resolve
 from vae.data.dataset import FolderDataset
 from vae.data.folder import list_images, split_names
+from vae.data.manifest import MANIFEST_NAME, check_files, is_manifest, picture_root, train_and_val
 from vae.data.probing import probe
 from vae.data.sampling import steps_per_epoch
 from vae.data.workers import resolve_num_workers
@@ -106,7 +107,7 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
         saved = [Stage(**stage) for stage in content["stages"]]
         stages, position = resumed_stages(saved, Position(**content["position"]), config, given)
     dtype = compute_dtype(config.speed, processes.device)
-    train_names, held = _pictures(config)
+    train_names, held = _pictures(config, given)
     fingerprint = hashlib.sha256("\n".join(train_names).encode("utf-8", "surrogateescape")).hexdigest()
     _check_stages(config, stages, position, train_names, processes)
     set_backends(config.speed)
@@ -187,18 +188,41 @@ def _check_output(config: Config, resumed_from: Path | None, latest: bool) -> No
         )
 
 
-def _pictures(config: Config) -> tuple[list[str], Held | None]:
+def _pictures(config: Config, given: dict[str, Any]) -> tuple[list[str], Held | None]:
     """Names to train on, and the held-out pictures."""
     data = config.data
-    names = list_images(data.data_path)
+    if is_manifest(data.data_path):
+        train, held_names = _listed_pictures(config, "val_split" in given)
+    elif data.fold is not None:
+        raise UserError(
+            f"--fold {data.fold} needs folds, which a manifest has: give it as "
+            f"--data_path {Path(data.data_path) / MANIFEST_NAME}"
+        )
+    else:
+        names = list_images(data.data_path)
+        share = 0.0 if data.val_path else data.val_split
+        train, held_names = split_names(names, share, config.run.seed)
+    held = Held(picture_root(data.data_path), held_names) if held_names else None
     if data.val_path:
         held = Held(Path(data.val_path), list_images(data.val_path, flag="--val_path"))
-        train = names
-    else:
-        train, held_names = split_names(names, data.val_split, config.run.seed)
-        held = Held(Path(data.data_path), held_names) if held_names else None
     if held and data.max_val_images:
         held.names = held.names[: data.max_val_images]
+    return train, held
+
+
+def _listed_pictures(config: Config, val_split_given: bool) -> tuple[list[str], list[str]]:
+    """What a manifest says; a picture it holds out is never trained on, whatever validates."""
+    data = config.data
+    if data.fold is not None and data.val_path:
+        raise UserError(f"--fold {data.fold} and --val_path {data.val_path} both validate: drop one of them")
+    train, held = train_and_val(
+        data.data_path,
+        fold=data.fold,
+        val_split=0.0 if data.val_path else data.val_split,
+        seed=config.run.seed,
+        val_split_given=val_split_given,
+    )
+    check_files(data.data_path, sorted(train + held))
     return train, held
 
 
@@ -228,7 +252,7 @@ def train_dataset(config: Config, names: list[str], image_size: int) -> FolderDa
     """The training crops of `image_size` px of the listed pictures."""
     data = config.data
     return FolderDataset(
-        data.data_path,
+        picture_root(data.data_path),
         names,
         image_size=image_size,
         crop=data.crop,

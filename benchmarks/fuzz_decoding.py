@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Damaged pictures through the reader as validate calls it: what becomes of them, time and memory."""
+
+import argparse
+import io
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from vae.prepare.checking import Rules, limits_for
+from vae.prepare.demo import draw_picture
+from vae.prepare.pool import Failure, run_each
+from vae.prepare.validating import check_file
+
+KINDS = {
+    "a.jpg": ("JPEG", {"quality": 90}),
+    "b.jpg": ("JPEG", {"progressive": True}),
+    "a.png": ("PNG", {}),
+    "b.png": ("PNG", {"palette": True}),
+    "a.webp": ("WEBP", {"quality": 90}),
+    "b.webp": ("WEBP", {"lossless": True}),
+    "a.tif": ("TIFF", {}),
+    "b.tif": ("TIFF", {"compression": "tiff_lzw"}),
+    "c.tif": ("TIFF", {"compression": "jpeg"}),
+}
+MUTATIONS = ("cut", "flip", "splice", "zero", "repeat", "header")
+
+
+def originals() -> dict[str, bytes]:
+    """A small picture in each format."""
+    picture = Image.fromarray(draw_picture(96, 0, 0))
+    files = {}
+    for name, (kind, options) in KINDS.items():
+        buffer = io.BytesIO()
+        source = picture.quantize(64) if options.get("palette") else picture
+        source.save(buffer, kind, **{key: value for key, value in options.items() if key != "palette"})
+        files[name] = buffer.getvalue()
+    return files
+
+
+def mutate(whole: bytes, other: bytes, turn: int, chance: np.random.Generator) -> bytes:
+    """One damaged copy: cut, flipped, spliced with another file, zeroed, repeated or with a bad header."""
+    data = bytearray(whole)
+    at, end = sorted(int(value) for value in chance.integers(0, len(data), 2))
+    kind = MUTATIONS[turn % len(MUTATIONS)]
+    if kind == "cut":
+        del data[at:]
+    elif kind == "flip":
+        for place in chance.integers(0, len(data), int(chance.integers(1, 20))):
+            data[int(place)] ^= 1 << int(chance.integers(8))
+    elif kind == "splice":
+        data[at:] = other[min(at, len(other)) :]
+    elif kind == "zero":
+        data[at:end] = bytes(end - at)
+    elif kind == "repeat":
+        data[at:at] = data[at:end]
+    else:  # sizes, counts and offsets stand in the first bytes
+        for place in chance.integers(0, min(400, len(data)), int(chance.integers(1, 6))):
+            data[int(place)] = int(chance.choice([0, 1, 0x7F, 0x80, 0xFE, 0xFF]))
+    return bytes(data)
+
+
+def fuzz(count: int, seed: int, num_workers: int, folder: Path) -> dict:
+    """Write `count` damaged files and check them; the figures of what came of it."""
+    chance, files = np.random.default_rng(seed), originals()
+    names = list(files)
+    for index in range(count):
+        name = names[index % len(names)]
+        other = files[names[int(chance.integers(len(names)))]]
+        damaged = mutate(files[name], other, index // len(names), chance)
+        (folder / f"{index:05d}_{name}").write_bytes(damaged)
+    rules = Rules(max_pixels=20_000_000)
+    outcomes: Counter[str] = Counter()
+    slowest, last = 0.0, time.perf_counter()
+    began = last
+    check = partial(check_file, str(folder), rules)
+    listed = sorted(path.name for path in folder.iterdir())
+    with closing(
+        run_each(check, listed, num_workers=num_workers, limits=limits_for(rules, 10, None))
+    ) as results:
+        for _, result in results:
+            now = time.perf_counter()
+            slowest, last = max(slowest, now - last), now
+            lost = isinstance(result, Failure)
+            outcomes[result.reason if lost or result.reason else "accepted"] += 1
+    return {
+        "mutations": count,
+        "seed": seed,
+        "seconds": round(time.perf_counter() - began, 1),
+        "longest_wait_seconds": round(slowest, 2),
+        "largest_process_mib": round(_largest_child_mib()),
+        "outcomes": dict(outcomes.most_common()),
+    }
+
+
+def _largest_child_mib() -> float:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return float("nan")
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
+def main() -> None:
+    """Fuzz and print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num_workers", type=int, default=2)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(
+            json.dumps(fuzz(arguments.count, arguments.seed, arguments.num_workers, Path(folder)), indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()

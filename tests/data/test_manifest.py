@@ -1,0 +1,191 @@
+"""What a manifest says of sides is what the trainer uses, and files that are gone or changed are named."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, as_flags, run_script
+from vae.config.errors import DataError, UserError
+from vae.data.folder import list_images
+from vae.data.manifest import (
+    check_files,
+    file_sha256,
+    is_manifest,
+    picture_root,
+    read_rows,
+    train_and_val,
+    write_manifest,
+)
+from vae.training.processes import Processes
+from vae.training.setup import prepare_run
+
+
+def row(name, **values):
+    plain = {"sha256": f"{name:0>64}", "width": 1, "height": 1, "source": name, "flags": []}
+    return {"path": name, **plain, "group": None, "label": None} | values
+
+
+def write(folder, rows):
+    write_manifest(folder / "manifest.jsonl", rows)
+    return folder / "manifest.jsonl"
+
+
+def choose(path, **options):
+    return train_and_val(path, **{"fold": None, "val_split": 0.25, "seed": 0} | options)
+
+
+def test_rows_come_back_whatever_their_names(tmp_path):
+    rows = [row("a.png"), row("Ümlaut 日本.png"), row("line\nbreak.png"), row(os.fsdecode(b"caf\xe9.png"))]
+    path = write(tmp_path, rows)
+    assert list(read_rows(path)) == rows
+    assert len(path.read_bytes().splitlines()) == 4
+    assert [name.name for name in tmp_path.iterdir()] == ["manifest.jsonl"]  # nothing else is left
+
+
+def test_a_failed_write_leaves_the_old_manifest(tmp_path):
+    path = write(tmp_path, [row("a.png")])
+
+    def broken():
+        yield row("b.png")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_manifest(path, broken())
+    assert [one["path"] for one in read_rows(path)] == ["a.png"]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_manifests_split_decides(tmp_path):
+    sides = ["val", "train", "train", "val"]
+    path = write(tmp_path, [row(f"{i}.png", split=side, fold=None) for i, side in enumerate(sides)])
+    assert choose(path) == (["1.png", "2.png"], ["0.png", "3.png"])
+    with pytest.raises(UserError, match=r"--val_split 0.25.*split already"):
+        choose(path, val_split_given=True)
+
+
+def test_a_fold_validates_and_pictures_without_one_are_left_out(tmp_path):
+    folds = [0, 1, 2, None, 1]
+    path = write(tmp_path, [row(f"{i}.png", split="train", fold=fold) for i, fold in enumerate(folds)])
+    assert choose(path, fold=1) == (["0.png", "2.png"], ["1.png", "4.png"])
+    with pytest.raises(UserError, match=r"--fold 1 and --val_split 0\.25"):
+        choose(path, fold=1, val_split_given=True)
+    with pytest.raises(UserError, match="folds 0 to 2"):
+        choose(path, fold=3)
+
+
+def test_without_sides_the_share_is_held_out_by_group(tmp_path):
+    rows = [row(f"{i:03d}.png", group=f"g{i // 4}") for i in range(200)] + [row("x.png"), row("y.png")]
+    rows[-1]["sha256"] = rows[-2]["sha256"]  # copies stay together without a group
+    path = write(tmp_path, rows)
+    train, held = choose(path, val_split_given=True)
+    assert len(train) + len(held) == 202
+    assert 40 <= len(held) <= 60
+    groups = {one["path"]: one["group"] or one["sha256"] for one in rows}
+    assert not {groups[name] for name in train} & {groups[name] for name in held}
+    with pytest.raises(UserError, match="has no folds"):
+        choose(path, fold=0)
+
+
+def test_new_pictures_without_a_side_are_an_error(tmp_path):
+    path = write(tmp_path, [row("a.png", split="train", fold=None), row("b.png")])
+    with pytest.raises(DataError, match=r"1 pictures have no side yet, for example b.png.*--mode split"):
+        choose(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("{torn", "line 2 is not a JSON object"),
+        ("[1]", "line 2 is not a JSON object"),
+        ('{"path": "a.png"} {}', "line 2 is not a JSON object"),
+        ('{"path": "a.png"}', "line 2 lacks sha256"),
+        ('{"path": 7}', "line 2 lacks path, sha256"),
+        (json.dumps(row("../a.png")), "does not lie in"),
+        (json.dumps(row("/a.png")), "does not lie in"),
+        (json.dumps(row("b.png", split="test")), "split 'test'"),
+        (json.dumps(row("b.png", fold=-1)), "fold -1"),
+        (json.dumps(row("a.png")), "a.png twice"),
+    ],
+)
+def test_broken_manifests_are_told_by_line(tmp_path, line, word):
+    path = tmp_path / "manifest.jsonl"
+    path.write_text(json.dumps(row("a.png")) + "\n" + line + "\n")
+    with pytest.raises(DataError) as caught:
+        choose(path)
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_empty_manifests(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        choose(tmp_path / "manifest.jsonl")
+    (tmp_path / "manifest.jsonl").write_text("")
+    with pytest.raises(DataError, match="lists no pictures"):
+        choose(tmp_path / "manifest.jsonl")
+    assert is_manifest(tmp_path / "manifest.jsonl")
+    assert not is_manifest(tmp_path)
+    assert picture_root(tmp_path) == tmp_path == picture_root(tmp_path / "manifest.jsonl")
+
+
+def real_manifest(pictures, folder, **values):
+    names = list_images(pictures)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((pictures / name).read_bytes())
+    rows = [row(name, sha256=file_sha256(folder / name)) for name in names]
+    for number, one in enumerate(rows):
+        one |= {key: value[number % len(value)] for key, value in values.items()}
+    return write(folder, rows), names
+
+
+def test_files_gone_or_changed_are_named(pictures, tmp_path):
+    path, names = real_manifest(pictures, tmp_path)
+    check_files(path, names)
+    with open(tmp_path / names[3], "ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match=rf"{names[3]} has changed since it was listed"):
+        check_files(path, names)
+    (tmp_path / names[3]).unlink()
+    with pytest.raises(DataError, match=rf"1 of its pictures are gone, for example {names[3]}"):
+        check_files(path, names)
+
+
+def test_the_trainer_reads_manifest_and_fold(pictures, tiny, tmp_path):
+    sides = ["val", "train", "train", "train"]
+    path, names = real_manifest(pictures, tmp_path / "set", split=sides, fold=[0, 1, 2, 3])
+    given = {key: value for key, value in tiny.items() if key != "val_split"} | {"data_path": str(path)}
+    processes = Processes.start("cpu")
+    run = prepare_run(given, processes)
+    assert run.held.names == names[::4]
+    assert run.train_names == [name for name in names if name not in names[::4]]
+    assert run.train_dataset(run.stages[0])[0, 0].image.dtype == torch.uint8
+    run = prepare_run(given | {"fold": 2}, processes)
+    assert run.held.names == names[2::4]
+    for extra, words in (
+        ({"val_split": 0.2}, "split already"),
+        ({"fold": 1, "val_split": 0.2}, "--fold 1 and --val_split 0.2"),
+        ({"fold": 1, "val_path": str(pictures)}, "--fold 1 and --val_path"),
+        ({"fold": 9}, "folds 0 to 3"),
+        ({"fold": 1, "data_path": str(pictures)}, "manifest.jsonl"),
+    ):
+        with pytest.raises(UserError, match=words):
+            prepare_run(given | extra, processes)
+    own = prepare_run(given | {"val_path": str(pictures)}, processes)
+    assert own.train_names == run.train_names[:0] + [n for n in names if n not in names[::4]]
+    assert str(own.held.root) == str(pictures)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_fold_from_the_command_line(pictures, tiny, tmp_path):
+    path, names = real_manifest(pictures, tmp_path / "set", fold=[0, 1])
+    given = {key: value for key, value in tiny.items() if key != "val_split"}
+    given |= {"data_path": str(path), "fold": 1, "num_epochs": 1}
+    done = run_script(str(ROOT / "train_vae.py"), *as_flags(given))
+    assert done.returncode == 0, done.stderr
+    split = json.loads((tmp_path / "run" / "split.json").read_text())
+    assert split == {"train": names[::2], "validation": names[1::2]}
+    done = run_script(str(ROOT / "train_vae.py"), *as_flags(given | {"val_split": 0.1}))
+    assert done.returncode == 78
+    assert len(done.stderr.splitlines()) == 1

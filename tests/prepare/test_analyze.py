@@ -1,0 +1,190 @@
+"""Numbers of an analysis against values computed by hand, and a page that holds what it should, escaped."""
+
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from tests.conftest import ROOT, run_script
+from vae.config.errors import DataError, UserError
+from vae.data.manifest import file_sha256, write_manifest
+from vae.prepare.analysis import AnalyzeOptions, analyze
+from vae.prepare.checking import Rules
+from vae.prepare.dataset_stats import histogram
+from vae.prepare.demo import draw_picture
+from vae.prepare.grouping import HASHES_NAME
+from vae.prepare.measuring import colorfulness, estimate_jpeg_quality, measure_file, sharpness
+
+EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Pictures of known sizes and kinds, twins, and two that cannot be read."""
+    root = tmp_path_factory.mktemp("set")
+    drawn = [Image.fromarray(draw_picture(128, 1, index)) for index in range(4)]
+    drawn[0].resize((1600, 1100)).save(root / "large.jpg", quality=60)
+    drawn[1].resize((800, 1200)).save(root / f"{EVIL}.png")
+    drawn[1].resize((400, 600)).save(root / "half.webp", quality=90)
+    drawn[2].save(root / "one.png")
+    (root / "sub").mkdir()
+    (root / "sub/two.png").write_bytes((root / "one.png").read_bytes())
+    drawn[3].resize((520, 520)).filter(ImageFilter.GaussianBlur(9)).save(root / "soft.png")
+    Image.new("RGB", (900, 300), (7, 8, 9)).save(root / "blank.png")
+    (root / "torn.jpg").write_bytes((root / "large.jpg").read_bytes()[:5000])
+    (root / "nothing.png").write_bytes(b"")
+    return root
+
+
+@pytest.fixture(scope="module")
+def analysis(folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("out") / "dataset_stats.json"
+    stats = analyze(AnalyzeOptions(str(folder), str(output), num_workers="1"))
+    assert json.loads(output.read_text()) == stats
+    return stats, output.with_suffix(".html").read_text(encoding="utf-8")
+
+
+def test_numbers_of_the_set(analysis, folder):
+    stats, _ = analysis
+    assert stats["pictures"] == 7
+    assert {reason: one["count"] for reason, one in stats["rejected"].items()} == {"truncated": 1, "empty": 1}
+    sizes = {one["image_size"]: one["pictures"] for one in stats["resolutions"]}
+    assert sizes == {512: 3, 768: 2, 1024: 1, 1536: 0, 2048: 0, 2560: 0}
+    read = [
+        path
+        for path in folder.rglob("*.*")
+        if path.is_file() and path.name not in ("torn.jpg", "nothing.png")
+    ]
+    assert stats["space"]["bytes"] == sum(path.stat().st_size for path in read)
+    assert stats["space"]["free_bytes"] > 0
+    assert stats["shapes"] == {"portrait": 2, "square": 3, "landscape": 2}
+    assert stats["formats"] == {"PNG": 5, "JPEG": 1, "WEBP": 1}
+    assert list(stats["formats"]) == ["PNG", "JPEG", "WEBP"]
+    assert stats["quantiles"]["short_side"]["max"] == 1100
+    assert stats["quantiles"]["short_side"]["min"] == 128
+    assert stats["quantiles"]["jpeg_quality"]["p50"] == 60
+    assert stats["exact_duplicates"]["names"] == [["one.png", "sub/two.png"]]
+    near = stats["near_duplicates"]
+    assert near["clusters"] == 1
+    assert sorted(near["names"][0]) == sorted([f"{EVIL}.png", "half.webp"])
+    for plot in stats["histograms"].values():
+        assert sum(plot["counts"]) + plot["left_out"] == 7
+
+
+def test_the_page_is_whole_and_safe(analysis):
+    _, page = analysis
+    assert EVIL not in page
+    assert html.escape(EVIL) in page
+    assert not re.search(r"(src|href)=\"(?!data:)", page)  # nothing is fetched
+    assert "<script" not in page
+    for text in (
+        "512",
+        "2560",
+        "none",
+        "Largest",
+        "Smallest",
+        "Most blurred",
+        "Exact duplicates",
+        "sub/two.png",
+    ):
+        assert text in page
+    blurred = page[page.index("<h2>Most blurred") : page.index("<h2>Blank")]
+    assert re.search(r"<figcaption>([^<]*)", blurred).group(1) == "soft.png"
+    blank = page[page.index("<h2>Blank") : page.index("<h2>Most compressed")]
+    assert blank.count("<figure>") == 1
+    assert "blank.png" in blank
+    for tag in ("div", "table", "figure", "svg", "h2", "p"):
+        assert len(re.findall(rf"<{tag}[ >]", page)) == page.count(f"</{tag}>")
+
+
+def test_two_workers_give_the_same_files(folder, analysis, tmp_path):
+    stats, page = analysis
+    again = analyze(AnalyzeOptions(str(folder), str(tmp_path / "s.json"), num_workers="2"))
+    for found in (stats, again):
+        found["space"]["free_bytes"] = 0
+    assert again == stats
+    free = r"<b>[^<]*</b><span>free there"
+    assert re.sub(free, "", (tmp_path / "s.html").read_text(encoding="utf-8")) == re.sub(free, "", page)
+
+
+def test_measures_against_values_by_hand(tmp_path):
+    random = np.random.default_rng(0)
+    noise = random.normal(128, 20, (400, 400, 1)).repeat(3, axis=2).clip(0, 255).astype(np.uint8)
+    assert sharpness(noise) == pytest.approx(20, rel=0.1)  # 1 + 1 + 1 + 1 + 16
+    soft = np.asarray(Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2)))
+    assert sharpness(soft) < 1
+    assert sharpness(np.full((50, 40, 3), 90, np.uint8)) == 0
+    assert sharpness(np.zeros((1, 2, 3), np.uint8)) == 0
+    assert colorfulness(np.array([[50, 50, 50], [90, 90, 90]], np.float32)) == 0
+    halves = np.array([[255, 0, 0], [0, 255, 0]], np.float32)  # rg = +-255, yb = 127.5
+    assert colorfulness(halves) == pytest.approx(255 + 0.3 * 127.5)
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    pixels[:32] = (200, 100, 50)
+    Image.fromarray(pixels).save(tmp_path / "half.png")
+    found = measure_file(str(tmp_path), Rules(), "half.png")
+    assert found.channel_means == pytest.approx((100, 50, 25))
+    luma = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
+    assert found.brightness == pytest.approx(luma / 2, rel=1e-5)
+    assert found.contrast == pytest.approx(luma / 2, rel=1e-5)
+    assert found.clipped == 0.5
+    assert (found.width, found.height, found.sha256) == (64, 64, file_sha256(tmp_path / "half.png"))
+
+
+@pytest.mark.parametrize("quality", [1, 10, 35, 50, 75, 90, 95, 100])
+def test_jpeg_quality_is_found(tmp_path, quality):
+    Image.fromarray(draw_picture(64, 0, 0)).save(tmp_path / "a.jpg", quality=quality)
+    assert abs(estimate_jpeg_quality(tmp_path / "a.jpg") - quality) <= 1
+
+
+def test_histograms_lose_no_value():
+    random = np.random.default_rng(0)
+    for values in (random.lognormal(6, 1, 5000), np.full(3, 7.0), np.array([1.0, np.nan, 3.0]), np.zeros(2)):
+        for log in (False, True):
+            plot = histogram(values, log)
+            counted = np.isfinite(values) & ((values > 0) | (not log))
+            assert sum(plot["counts"]) == counted.sum() == len(values) - plot["left_out"]
+            assert len(plot["edges"]) == len(plot["counts"]) + 1 or not counted.any()
+
+
+def test_a_prepared_set_keeps_its_hashes_and_others_are_left_alone(folder, tmp_path):
+    assert not (folder / HASHES_NAME).exists()
+    (tmp_path / "one.png").write_bytes((folder / "one.png").read_bytes())
+    write_manifest(tmp_path / "manifest.jsonl", [])
+    for _ in range(2):
+        analyze(AnalyzeOptions(str(tmp_path), str(tmp_path / "s.json"), num_workers="1"))
+        assert (tmp_path / HASHES_NAME).read_text().startswith(file_sha256(tmp_path / "one.png"))
+        assert len((tmp_path / HASHES_NAME).read_text().splitlines()) == 1
+
+
+def test_mistakes_are_told(folder, tmp_path):
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/a.png").write_bytes(b"nothing")
+    for options, kind, word in (
+        ({"input_dir": str(tmp_path / "none")}, DataError, "--input_dir .* does not exist"),
+        (
+            {"input_dir": str(tmp_path / "bad")},
+            DataError,
+            "none of 1 pictures can be read, for example a.png",
+        ),
+        ({"output_file": str(tmp_path / "x/s.json")}, UserError, "folder .* is missing"),
+        ({"output_file": str(tmp_path / "s.html")}, UserError, "ending in .json"),
+    ):
+        given = {
+            "input_dir": str(folder),
+            "output_file": str(tmp_path / "s.json"),
+            "num_workers": "1",
+        } | options
+        with pytest.raises(kind, match=word):
+            analyze(AnalyzeOptions(**given))
+    assert not (tmp_path / "s.json").exists()
+
+
+def test_the_command_line(folder, tmp_path):
+    words = ["--mode", "analyze", "--input_dir", str(folder), "--num_workers", "1", "--limit", "4"]
+    done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_file", str(tmp_path / "s.json"))
+    assert done.returncode == 0, done.stderr
+    assert "4 pictures" in done.stdout
+    assert (tmp_path / "s.html").exists()

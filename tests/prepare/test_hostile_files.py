@@ -1,0 +1,55 @@
+"""Files that were damaged at random or made to harm: pictures or reasons, in bounded time and memory."""
+
+import sys
+from functools import partial
+
+import pytest
+
+from benchmarks.fuzz_decoding import fuzz
+from tests.data.test_decoding import png
+from tests.prepare.kinds import detailed, encoded
+from vae.prepare.checking import Rules
+from vae.prepare.pool import Failure, Limits, run_each
+from vae.prepare.validating import check_file
+
+
+def test_random_damage_gives_pictures_or_reasons(tmp_path):
+    figures = fuzz(180, seed=1, num_workers=1, folder=tmp_path)
+    assert sum(figures["outcomes"].values()) == 180
+    assert not {"crashed", "hung", "out_of_memory"} & set(figures["outcomes"])
+    assert figures["outcomes"]["accepted"] < 120
+    assert {"damaged", "truncated"} <= set(figures["outcomes"])
+
+
+@pytest.mark.slow
+def test_two_thousand_damaged_files(tmp_path):
+    figures = fuzz(2000, seed=0, num_workers=2, folder=tmp_path)
+    assert sum(figures["outcomes"].values()) == 2000
+    assert not {"crashed", "hung", "out_of_memory"} & set(figures["outcomes"])
+    assert figures["largest_process_mib"] < 1000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_bomb_meets_the_memory_limit_and_the_next_picture_is_fine(tmp_path):
+    """150 MB of pixels out of 150 kB, within --max_pixels, in a process that may take 128 MiB."""
+    (tmp_path / "bomb.png").write_bytes(png(7000, 7000, 8, 2, bytes(7000 * (1 + 7000 * 3))))
+    detailed(0).save(tmp_path / "good.png")
+    check = partial(check_file, str(tmp_path), Rules())
+    names = ["bomb.png", "good.png", "bomb.png", "good.png"]
+    results = list(run_each(check, names, num_workers=1, limits=Limits(30, 0.125)))
+    reasons = [result.reason for _, result in results]
+    assert reasons == ["out_of_memory", "", "out_of_memory", ""]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_slow_picture_meets_the_time_limit(tmp_path):
+    """A JPEG of as many scans over as many pixels as just passes; each takes some hundredths of a second."""
+    whole = encoded(detailed(7, 2400, 2400), "JPEG", progressive=True)
+    last = whole.rindex(b"\xff\xda")
+    (tmp_path / "slow.jpg").write_bytes(whole[:last] + whole[last:-2] * 480 + b"\xff\xd9")
+    detailed(0).save(tmp_path / "good.png")
+    check = partial(check_file, str(tmp_path), Rules())
+    found = dict(run_each(check, ["slow.jpg", "good.png"], num_workers=1, limits=Limits(1.0, None)))
+    assert isinstance(found["slow.jpg"], Failure)
+    assert found["slow.jpg"].reason == "hung"
+    assert found["good.png"].reason == ""

@@ -1,0 +1,95 @@
+"""Copies that were changed are found, other pictures are not, and clusters are what pairs connect."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from vae.prepare.demo import draw_picture
+from vae.prepare.near_duplicates import (
+    MIRROR,
+    find_clusters,
+    hash_file,
+    hash_of_text,
+    hash_pixels,
+    hash_text,
+)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return [Image.fromarray(draw_picture(160, 5, index)) for index in range(24)]
+
+
+def as_jpeg(picture, quality):
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality)
+    return Image.open(buffer).convert("RGB")
+
+
+CHANGES = {
+    "compressed": lambda picture: as_jpeg(picture, 30),
+    "halved": lambda picture: picture.resize((80, 80), Image.Resampling.LANCZOS),
+    "enlarged": lambda picture: picture.resize((700, 700), Image.Resampling.BICUBIC),
+    "brighter": lambda picture: ImageEnhance.Brightness(picture).enhance(1.1),
+    "grey": lambda picture: picture.convert("L").convert("RGB"),
+    "blurred": lambda picture: picture.filter(ImageFilter.GaussianBlur(2)),
+    "stretched": lambda picture: picture.resize((200, 150)),
+    "mirrored": ImageOps.mirror,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_copies_are_found_and_others_are_not(drawn, change):
+    hashes = np.array([hash_pixels(p) for p in drawn] + [hash_pixels(CHANGES[change](p)) for p in drawn])
+    clusters = find_clusters(hashes)
+    count = len(drawn)
+    assert (clusters[:count] == np.arange(count)).all()  # no two different ones are joined
+    assert (clusters[count:] == np.arange(count)).mean() >= 0.95
+
+
+def test_a_mirror_image_has_the_mirrored_hash(drawn):
+    for picture in drawn[:5]:
+        apart = hash_pixels(picture) ^ MIRROR ^ hash_pixels(ImageOps.mirror(picture))
+        assert sum(int(word).bit_count() for word in apart) <= 4  # rounding flips signs near zero
+
+
+def test_clusters_equal_those_of_comparing_all_pairs():
+    random = np.random.default_rng(1)
+    hashes = random.integers(0, 2**63, (300, 2), dtype=np.uint64)
+    for row in range(100, 300):  # chains: each differs from an earlier one in up to 7 bits
+        flips = random.choice(64, random.integers(0, 8), replace=False)
+        mask = np.bitwise_or.reduce(np.uint64(1) << flips.astype(np.uint64), initial=np.uint64(0))
+        hashes[row] = hashes[random.integers(0, row)] ^ np.array([mask, 0], np.uint64)
+    expected = np.arange(300)
+    near = np.zeros((300, 300), bool)
+    for one in range(300):
+        for other in range(300):
+            for image in (hashes[other], hashes[other] ^ MIRROR):
+                low, high = (int(word).bit_count() for word in hashes[one] ^ image)
+                near[one, other] |= low <= 5 and low + high <= 20
+    for _ in range(300):
+        spread = np.array([expected[near[row]].min() for row in range(300)])
+        if (spread == expected).all():
+            break
+        expected = spread
+    assert find_clusters(hashes).tolist() == expected.tolist()
+    assert len(set(expected)) > 100
+
+
+def test_no_pictures_and_thousands_of_equal_ones_are_no_trouble():
+    assert find_clusters(np.zeros((0, 2), np.uint64)).tolist() == []
+    assert set(find_clusters(np.zeros((50_000, 2), np.uint64)).tolist()) == {0}
+
+
+def test_files_hash_as_their_pixels_do_turned_by_exif(drawn, tmp_path):
+    large = drawn[0].resize((1200, 900))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    large.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    large.save(tmp_path / "plain.png")
+    found = [hash_file(tmp_path / "turned.jpg"), hash_file(tmp_path / "plain.png")]
+    assert hash_pixels(large).tolist() == found[1].tolist()
+    assert set(find_clusters(np.array(found)).tolist()) == {0}  # the draft of 64 px is near enough
+    assert hash_of_text(hash_text(found[0])) == tuple(map(int, found[0]))

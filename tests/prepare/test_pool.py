@@ -1,0 +1,117 @@
+"""Processes that die, hang or eat memory cost one item each."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from vae.config.errors import UserError
+from vae.prepare.pool import Failure, Limits, count_workers, run_each
+
+LIMITS = Limits(seconds=1.0, memory_gib=0.5)
+
+
+def work(item):
+    kind, value = item
+    if kind == "die":
+        os.kill(os.getpid(), value)
+    if kind == "exit":
+        os._exit(value)
+    if kind == "sleep":
+        time.sleep(value)
+    if kind == "eat":
+        return len(bytearray(value))
+    if kind == "raise":
+        raise OSError(28, "No space left on device")
+    return value * 2
+
+
+def outcomes(items, num_workers=2):
+    return dict(run_each(work, items, num_workers=num_workers, limits=LIMITS))
+
+
+def test_every_item_comes_back_once():
+    items = [("double", number) for number in range(300)]
+    assert outcomes(items) == {item: item[1] * 2 for item in items}
+    assert outcomes([]) == {}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither such signals nor a memory limit")
+def test_a_death_a_hang_and_a_glutton_cost_one_item_each():
+    trouble = {
+        ("die", signal.SIGSEGV): "crashed",
+        ("exit", 3): "crashed",
+        ("die", signal.SIGKILL): "out_of_memory",
+        ("eat", 2**30): "out_of_memory",
+        ("sleep", 30): "hung",
+    }
+    good = [("double", number) for number in range(40)]
+    items = good[:10]
+    for index, item in enumerate(trouble):
+        items += [item, *good[10 + 5 * index : 15 + 5 * index]]
+    began = time.monotonic()
+    found = outcomes(items + good[35:])
+    assert time.monotonic() - began < 25
+    assert {item: found[item] for item in good} == {item: item[1] * 2 for item in good}
+    assert {item: found[item].reason for item in trouble} == trouble
+    assert all(isinstance(found[item], Failure) and found[item].detail for item in trouble)
+
+
+def test_an_endless_list_is_taken_as_needed_and_left_at_will():
+    taken = []
+
+    def items():
+        for number in count():
+            taken.append(number)
+            yield "double", number
+
+    with closing(run_each(work, items(), num_workers=1, limits=LIMITS)) as results:
+        first = [next(results)[1] for _ in range(20)]
+    assert sorted(first) == list(range(0, 40, 2))
+    assert len(taken) < 30
+
+
+def test_what_the_function_raises_is_raised_here():
+    with pytest.raises(OSError, match="No space left"):
+        outcomes([("double", 1), ("raise", 0), ("double", 2)])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_processes_end_when_their_parent_is_killed():
+    code = (
+        "from tests.prepare.test_pool import *\n"
+        "items = [('double', 1)] + [('sleep', 0.9)] * 99\n"
+        "for _ in run_each(work, items, num_workers=2, limits=LIMITS):\n"
+        "    print(os.getpid(), flush=True)\n"
+    )
+    root = Path(__file__).parents[2]
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True)
+    parent.stdout.readline()
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    assert len(children) >= 2
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 15
+    while any(_lives(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_count_workers():
+    assert count_workers("auto") >= 1
+    assert [count_workers(number) for number in (0, "1", 5)] == [1, 1, 5]
+    with pytest.raises(UserError, match="--num_workers many"):
+        count_workers("many")

@@ -1,0 +1,448 @@
+"""Preprocessing: sizes and names, what a rerun does, and that no interruption shows in the output."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT, run_script
+from tests.data.test_decoding import adobe_rgb_profile, cmyk_profile
+from tests.prepare.kinds import detailed, encoded, write_all
+from vae.data.decoding import decode_image
+from vae.data.formats import BadImageError
+from vae.data.manifest import read_rows
+from vae.prepare.naming import output_name
+from vae.prepare.resizing import plan_shape, resize, resize_to_shapes
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals, links and names of Unix")
+
+
+def command(source, output, *flags):
+    line = ["prepare_data.py", "--mode", "preprocess", "--input_dir", source, "--output_dir", output]
+    workers = [] if "--num_workers" in flags else ["--num_workers", "1"]
+    return [*map(str, line), *map(str, flags), *workers]
+
+
+def preprocess(source, output, *flags, code=0):
+    done = run_script(*command(source, output, *flags))
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def tree(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    }
+
+
+def manifest(folder):
+    return list(read_rows(Path(folder) / "manifest.jsonl"))
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Six pictures of different kinds and sizes, one of them bad, one twice."""
+    folder = tmp_path / "raw"
+    (folder / "sub").mkdir(parents=True)
+    detailed(0, 96, 128).save(folder / "wide.jpg", quality=95)
+    detailed(1, 128, 96).save(folder / "sub" / "tall.png")
+    detailed(2, 64, 64).save(folder / "square.webp", lossless=True)
+    detailed(3, 40, 48).save(folder / "little.png")
+    (folder / "bad.jpg").write_bytes(encoded(detailed(4), "JPEG")[:-2])
+    detailed(1, 128, 96).save(folder / "twin.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),  # of a picture of 400 x 300 at 200, and of one of 100 x 50; None: rejected
+    [
+        ("cover", ((267, 200), None)),
+        ("longest", ((200, 150), None)),
+        ("contain", ((200, 150), (100, 50))),
+        ("crop", ((200, 200), None)),
+        ("pad", ((200, 200), None)),
+        ("stretch", ((200, 200), None)),
+    ],
+)
+def test_sizes_of_each_mode(mode, expected):
+    for (width, height), size in zip(((400, 300), (100, 50)), expected, strict=True):
+        pixels = np.zeros((height, width, 3), dtype=np.uint8)
+        options = {"max_pixels": 10**6, "file_format": "png"}
+        if size is None:
+            with pytest.raises(BadImageError, match="too_small"):
+                plan_shape(width, height, 200, mode, upscale=False, **options)
+            assert plan_shape(width, height, 200, mode, upscale=True, **options).upscaled
+            continue
+        shape = plan_shape(width, height, 200, mode, upscale=False, **options)
+        assert not shape.upscaled
+        assert resize_to_shapes(pixels, [shape], "white")[0].shape == (size[1], size[0], 3)
+
+
+def test_padding_is_centred_and_of_the_background():
+    shape = plan_shape(80, 40, 40, "pad", upscale=False, max_pixels=10**6, file_format="png")
+    padded = resize_to_shapes(np.zeros((40, 80, 3), dtype=np.uint8), [shape], "#102030")[0]
+    assert padded[:10].reshape(-1, 3).tolist() == [[16, 32, 48]] * 400
+    assert padded[30:].reshape(-1, 3).tolist() == [[16, 32, 48]] * 400
+    assert padded[10:30].max() == 0
+
+
+def test_outputs_beyond_the_formats_limits_are_refused():
+    with pytest.raises(BadImageError, match="too_large_for_format"):
+        plan_shape(200_000, 1000, 1000, "cover", upscale=False, max_pixels=10**9, file_format="jpeg")
+    with pytest.raises(BadImageError, match="too_many_pixels"):
+        plan_shape(200_000, 10, 1000, "cover", upscale=True, max_pixels=10**9, file_format="png")
+
+
+def fine_detail(pixels):
+    """Energy of the finest scale: what neighbouring pixels differ by."""
+    grey = pixels.astype(float).mean(-1)
+    return float((np.diff(grey, axis=0)[:, :-1] ** 2 + np.diff(grey, axis=1)[:-1] ** 2).mean())
+
+
+@pytest.mark.parametrize("size", [(333, 250), (171, 128), (500, 400), (80, 60)])
+def test_resizing_agrees_with_pillows_lanczos(size):
+    noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize((800, 600), Image.Resampling.BICUBIC)
+    reference = np.asarray(picture.resize(size, Image.Resampling.LANCZOS))
+    ours = resize(np.asarray(picture), *size)
+    assert np.abs(ours.astype(int) - reference).mean() < 1.5
+    assert 0.98 < fine_detail(ours) / fine_detail(reference) < 1.05
+
+
+def test_the_guides_lines(raw, tmp_path):
+    """As they stand there, but for the size that such small pictures have."""
+    line = (
+        "prepare_data.py --mode preprocess --input_dir ./raw --output_dir ./data/train "
+        "--target_size 32 --resize_mode cover --num_workers 8"
+    )
+    script = str(ROOT / "prepare_data.py")
+    done = run_script(script, *line.split()[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    line = "--mode validate --input_dir ./data/train --output_file validation_report.json"
+    done = run_script(script, *line.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "validation_report.json").read_text())
+    assert (report["accepted"], report["rejected"], report["manifest_checked"]) == (4, 0, True)
+    rows = manifest(tmp_path / "data/train")
+    assert [row["path"] for row in rows] == ["little.jpg", "square.jpg", "sub/tall.jpg", "wide.jpg"]
+    assert [(row["width"], row["height"]) for row in rows] == [(38, 32), (32, 32), (32, 43), (43, 32)]
+    assert rows[2]["source"] == "sub/tall.png"
+    assert list(rows[0]) == ["path", "sha256", "width", "height", "source", "flags", "group", "label"]
+
+
+def test_several_sizes_in_one_pass(raw, tmp_path):
+    preprocess(raw, tmp_path / "out", "--target_size", 64, 32, "--format", "png")
+    assert [row["path"] for row in manifest(tmp_path / "out/32")] == [
+        "little.png", "square.png", "sub/tall.png", "wide.png",
+    ]  # fmt: skip
+    assert [row["path"] for row in manifest(tmp_path / "out/64")] == [
+        "square.png",
+        "sub/tall.png",
+        "wide.png",
+    ]
+    rejected = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
+    assert [(row["source"], row["reason"], row.get("target_size")) for row in rejected] == [
+        ("bad.jpg", "truncated", None),
+        ("little.png", "too_small", 64),
+        ("twin.png", "exact_duplicate", None),
+    ]
+    assert not (tmp_path / "out/32/twin.png").exists()
+    for row in manifest(tmp_path / "out/64"):
+        assert decode_image(tmp_path / "out/64" / row["path"]).shape == (row["height"], row["width"], 3)
+
+
+def test_upscaling_is_flagged(raw, tmp_path):
+    preprocess(raw, tmp_path / "out", "--target_size", 64, "--upscale")
+    assert {row["source"]: "upscaled" in row["flags"] for row in manifest(tmp_path / "out")} == {
+        "little.png": True, "square.webp": False, "sub/tall.png": False, "wide.jpg": False,
+    }  # fmt: skip
+
+
+def test_a_rerun_does_only_what_is_missing_or_changed(raw, tmp_path):
+    out = tmp_path / "out"
+    flags = ("--target_size", 32)
+    preprocess(raw, out, *flags)
+    before = tree(out)
+    stamps = {name: (out / name).stat().st_mtime_ns for name in before}
+    assert "0 converted now" in preprocess(raw, out, *flags).stdout
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == stamps  # not even the manifest
+
+    (out / "wide.jpg").unlink()
+    (out / "square.jpg").write_bytes(b"torn")
+    assert "2 converted now" in preprocess(raw, out, *flags).stdout
+    assert tree(out) == before
+
+    detailed(9, 50, 50).save(raw / "square.webp")
+    (raw / "wide.jpg").unlink()
+    done = preprocess(raw, out, *flags)
+    assert "1 converted now" in done.stdout
+    assert "1 sources are gone" in done.stdout
+    assert "wide.jpg" not in [row["path"] for row in manifest(out)]
+    assert (out / "wide.jpg").exists()  # nothing is deleted
+
+
+def test_a_duplicate_takes_the_place_of_its_lost_first(raw, tmp_path):
+    out = tmp_path / "out"
+    preprocess(raw, out, "--target_size", 32)
+    (raw / "sub" / "tall.png").unlink()
+    assert "1 converted now" in preprocess(raw, out, "--target_size", 32).stdout
+    assert [row["path"] for row in manifest(out)] == ["little.jpg", "square.jpg", "twin.jpg", "wide.jpg"]
+
+
+def test_what_others_wrote_into_the_manifest_stays(raw, tmp_path):
+    out = tmp_path / "out"
+    preprocess(raw, out, "--target_size", 32)
+    rows = manifest(out)
+    rows[1].update(group="g1", label="cat", split="val", fold=3)
+    (out / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    detailed(9, 50, 50).save(raw / "another.png")
+    preprocess(raw, out, "--target_size", 32)
+    assert manifest(out)[1:] == rows
+
+
+def test_colliding_names_stay_distinct_and_stable(tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for seed, name in enumerate(("a.png", "a.jpg", "A.webp", "b.png")):
+        detailed(seed).save(raw / name)
+    preprocess(raw, tmp_path / "out", "--target_size", 32)
+    names = {row["source"]: row["path"] for row in manifest(tmp_path / "out")}
+    assert names["b.png"] == "b.jpg"
+    assert len({name.lower() for name in names.values()}) == 4
+    assert names["A.webp"] == "A.jpg"  # the first by name keeps the plain one
+    assert names["a.png"] == output_name("a.png", ".jpg", 8)
+    detailed(7).save(raw / "a.bmp")
+    preprocess(raw, tmp_path / "out", "--target_size", 32)
+    later = {row["source"]: row["path"] for row in manifest(tmp_path / "out")}
+    assert {source: later[source] for source in names} == names
+
+
+@posix
+def test_every_kind_and_every_name_goes_through(tmp_path):
+    write_all(tmp_path / "raw")
+    preprocess(
+        tmp_path / "raw", tmp_path / "out", "--target_size", 16, "--format", "webp", "--num_workers", 2
+    )
+    rows = manifest(tmp_path / "out")
+    assert len(rows) > 30
+    for row in rows:
+        assert decode_image(tmp_path / "out" / row["path"]).shape[2] == 3
+        assert len(os.fsencode(row["path"])) <= 255
+    assert any("\udce9" in row["path"] for row in rows)
+
+
+def srgb_of(linear):
+    linear = np.clip(linear, 0, 1)
+    return np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055) * 255
+
+
+def test_colour_truth(tmp_path):
+    """Flat colours whose sRGB values are computed here from the standards, through the whole command."""
+    from tests.data.test_decoding import ADOBE_RGB_TO_XYZ_D50, SRGB_TO_XYZ_D50
+
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    wide = np.array([90, 140, 150])
+    Image.new("RGB", (64, 64), tuple(wide)).save(raw / "wide.png", icc_profile=adobe_rgb_profile())
+    linear = (wide / 255.0) ** (563 / 256) @ ADOBE_RGB_TO_XYZ_D50.T @ np.linalg.inv(SRGB_TO_XYZ_D50).T
+    expected = {"wide.png": srgb_of(linear)}
+
+    Image.new("CMYK", (64, 64), (255, 200, 10, 0)).save(raw / "press.tif", icc_profile=cmyk_profile())
+    # This made-up press prints full cyan as L* = 54 and nothing of the other inks; CIE 15: Y of L*. Its
+    # profile has no way back to inks, without which there is no black point to compensate for.
+    expected["press.tif"] = srgb_of(np.full(3, ((54 + 16) / 116) ** 3))
+    deep = np.full((64, 64), 40000, dtype=np.uint16)
+    Image.fromarray(deep).save(raw / "deep.png")
+    expected["deep.png"] = np.full(3, 40000 / 257)
+    turned = Image.new("RGB", (64, 32), (200, 40, 40))
+    turned.paste((40, 40, 200), (0, 0, 32, 32))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise: what lies left comes up
+    turned.save(raw / "turned.png", exif=exif)
+    clear = Image.new("RGBA", (64, 64), (250, 10, 10, 128))
+    clear.save(raw / "clear.png")
+    share = 128 / 255
+    expected["clear.png"] = np.array([250, 10, 10]) * share + np.array([16, 32, 48]) * (1 - share)
+
+    preprocess(raw, tmp_path / "out", "--target_size", 32, "--format", "png", "--background", "#102030")
+    for name, value in expected.items():
+        pixels = decode_image((tmp_path / "out" / name).with_suffix(".png")).astype(float)
+        assert np.abs(pixels - value).max() <= 1.5, (name, pixels[16, 16], value)
+    pixels = decode_image(tmp_path / "out" / "turned.png")
+    assert pixels.shape == (64, 32, 3)
+    assert pixels[5, 16].tolist() == [40, 40, 200]
+    assert pixels[58, 16].tolist() == [200, 40, 40]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "word"),
+    [
+        (["--input_dir", "raw", "--output_dir", "raw"], 78, "--output_dir raw is --input_dir"),
+        (["--input_dir", "raw/sub", "--output_dir", "raw"], 78, "lies inside --output_dir"),
+        (["--input_dir", "raw", "--output_dir", "raw/sub/out"], 78, "lies inside --input_dir"),
+        (["--input_dir", "nothing", "--output_dir", "out"], 77, "--input_dir nothing"),
+        (["--input_dir", "empty", "--output_dir", "out"], 77, "no pictures"),
+        (["--input_dir", "raw", "--output_dir", "taken.txt"], 78, "taken.txt is a file"),
+        (["--input_dir", "raw", "--output_dir", "foreign"], 78, "something else"),
+        (["--input_dir", "raw", "--output_dir", "out", "--format", "png", "--quality", "90"], 2, "--quality"),
+        (["--input_dir", "raw", "--output_dir", "out", "--target_size", "32", "32"], 2, "twice"),
+        (["--input_dir", "raw", "--output_dir", "out", "--quality", "101"], 2, "--quality 101"),
+        (["--input_dir", "raw", "--output_dir", "out", "--target_size", "4"], 2, "--target_size 4"),
+        (["--input_dir", "raw", "--output_dir", "out", "--time_limit", "0"], 2, "--time_limit"),
+        (["--input_dir", "raw", "--output_dir", "out", "--strict"], 2, "belongs to --mode validate"),
+        (["--input_dir", "raw"], 2, "--output_dir"),
+    ],
+)
+def test_mistakes_are_one_line(raw, tmp_path, flags, code, word):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "mine.jpg").write_bytes(b"a picture of mine")
+    (tmp_path / "taken.txt").write_text("a file")
+    before = tree(tmp_path)
+    done = run_script(str(ROOT / "prepare_data.py"), "--mode", "preprocess", *flags, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert word in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert tree(tmp_path) == before
+
+
+def test_other_settings_or_sources_are_refused(raw, tmp_path):
+    preprocess(raw, tmp_path / "out", "--target_size", 32)
+    before = tree(tmp_path / "out")
+    done = preprocess(raw, tmp_path / "out", "--target_size", 48, code=78)
+    assert "target_sizes [32]" in done.stderr
+    done = preprocess(raw / "sub", tmp_path / "out", "--target_size", 32, code=78)
+    assert str(raw) in done.stderr
+    assert tree(tmp_path / "out") == before
+
+
+def test_without_pyvips_and_simplejpeg_all_works_and_says_so(raw, tmp_path):
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    for name in ("pyvips", "simplejpeg"):
+        (blocked / f"{name}.py").write_text("raise ImportError")
+    environment = {"PYTHONPATH": str(blocked)}
+    done = run_script(
+        *command(raw, tmp_path / "out", "--target_size", 32, "--format", "png"), env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("pyvips is not installed") == 1
+    assert done.stdout.count("simplejpeg is not installed") == 1
+    preprocess(raw, tmp_path / "fast", "--target_size", 32, "--format", "png")
+    for row in manifest(tmp_path / "out"):
+        slow, fast = (decode_image(tmp_path / name / row["path"]).astype(int) for name in ("out", "fast"))
+        assert np.abs(slow - fast).mean() < 1.5
+    assert (
+        "engine Pillow"
+        in preprocess(raw, tmp_path / "out", "--target_size", 32, "--format", "png", code=78).stderr
+    )
+
+
+def many(folder, count):
+    """Pictures of about 10 ms each, with folders, duplicates, collisions and bad ones among them."""
+    folder.mkdir()
+    base = np.asarray(detailed(0, 480, 640))
+    for index in range(count):
+        pixels = np.roll(base, (index % 20) * 7, axis=1)
+        place = folder / f"part{index % 3}"
+        place.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{index // 2:04d}.{'jpg' if index % 2 else 'png'}")
+        if index % 10 == 0:
+            (place / f"bad{index}.jpg").write_bytes(b"\xff\xd8\xff")
+
+
+def kill_after(line, moment, number=signal.SIGKILL):
+    """Run a command and signal it after so many seconds, or as soon as `moment()` is true."""
+    process = subprocess.Popen(
+        [sys.executable, *line],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    began = time.monotonic()
+    while process.poll() is None and not (
+        moment() if callable(moment) else time.monotonic() - began > moment
+    ):
+        time.sleep(0.01)
+    if process.poll() is None:
+        process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def pictures_in(folder):
+    return {
+        path: path.stat().st_mtime_ns for path in Path(folder).rglob("*.jpg") if ".prepare" not in path.parts
+    }
+
+
+def check_kills(tmp_path, count, kills):
+    """Kill a run at random shares of its work, go on each time, and compare with a run nobody disturbed."""
+    many(tmp_path / "raw", count)
+    flags = ("--target_size", 256, 128, "--num_workers", 2)
+    preprocess(tmp_path / "raw", tmp_path / "calm", *flags)
+    total = len(pictures_in(tmp_path / "calm"))
+    chance, line = random.Random(1), command(tmp_path / "raw", tmp_path / "out", *flags)
+    finished: dict[Path, int] = {}
+    for target in sorted(chance.sample(range(1, total - 4), kills)):
+        code, _ = kill_after(line, lambda least=target: len(pictures_in(tmp_path / "out")) >= least)
+        assert code == -signal.SIGKILL  # it was in the middle of its work
+        now = pictures_in(tmp_path / "out")
+        assert {path: now.get(path) for path in finished} == finished  # finished work is not done again
+        finished = now
+    preprocess(tmp_path / "raw", tmp_path / "out", *flags)
+    now = pictures_in(tmp_path / "out")
+    assert all(now[path] == stamp for path, stamp in finished.items() if path in now)  # duplicates go
+    assert tree(tmp_path / "out") == tree(tmp_path / "calm")
+
+
+@posix
+def test_killed_twice_the_output_is_that_of_a_calm_run(tmp_path):
+    check_kills(tmp_path, count=24, kills=2)
+
+
+@posix
+@pytest.mark.slow
+def test_killed_at_ten_random_moments(tmp_path):
+    check_kills(tmp_path, count=120, kills=10)
+
+
+@posix
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_cleanly(tmp_path, number):
+    many(tmp_path / "raw", 60)
+    line = command(tmp_path / "raw", tmp_path / "out", "--target_size", 256, "--num_workers", 2)
+    code, err = kill_after(line, lambda: any((tmp_path / "out").glob("part0/*.jpg")), number)
+    assert code == 130
+    assert err.strip().splitlines()[-1] == "stopped: the same command goes on from here"
+    assert "Traceback" not in err
+    assert not (tmp_path / "out/.prepare/scratch").exists()
+    assert not (tmp_path / "out/manifest.jsonl").exists()
+
+
+@posix
+def test_a_full_disk_stops_it_cleanly(tmp_path):
+    """A limit on file sizes makes writing fail as a full disk does."""
+    many(tmp_path / "raw", 4)
+    line = command(tmp_path / "raw", tmp_path / "out", "--target_size", 400, "--format", "png")
+    code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+    code += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = run_script("-c", code, *line)
+    assert done.returncode == 78, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: --output_dir")
+    assert "the disk is full" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert run_script(*line).returncode == 0

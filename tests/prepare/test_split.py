@@ -1,0 +1,320 @@
+"""No group on two sides, labels in proportion, sides that stay, and mistakes told in one line."""
+
+import importlib.util
+import json
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT, run_script
+from vae.config.errors import DataError, UserError
+from vae.data.manifest import file_sha256, read_rows, write_manifest
+from vae.prepare.demo import draw_picture
+from vae.prepare.grouping import HASHES_NAME
+from vae.prepare.sides import NONE, TRAIN, VAL, deal_folds, earlier_choice, gather, hold_out
+from vae.prepare.splitting import split_manifest
+
+needs_scikit = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn, which is optional"
+)
+
+
+def make_rows(count, *, seed=0, groups=True, labels=0, first=0):
+    """Rows as preprocess writes them: groups of one to five, labels of unequal frequency."""
+    chance = random.Random(seed)
+    rows, group, left = [], 0, 0
+    for number in range(first, first + count):
+        if left == 0:
+            group, left, label = number, chance.randint(1, 5), int(labels * chance.random() ** 2)
+        left -= 1
+        rows.append(
+            {
+                "path": f"s{number % 7}/{number:07d}.jpg",
+                "sha256": f"{chance.getrandbits(256):064x}",
+                "width": 64,
+                "height": 48,
+                "source": f"s{number % 7}/{number:07d}.png",
+                "flags": [],
+                "group": f"g{group}" if groups else None,
+                "label": f"l{label}" if labels else None,
+            }
+        )
+    return rows
+
+
+def sides_of(folder):
+    return {row["path"]: (row["split"], row["fold"]) for row in read_rows(folder / "manifest.jsonl")}
+
+
+def check_groups(folder):
+    seen = {}
+    for row in read_rows(folder / "manifest.jsonl"):
+        place = row["split"], row["fold"]
+        assert seen.setdefault(row["group"] or row["sha256"], place) == place
+
+
+def append(folder, rows):
+    old = list(read_rows(folder / "manifest.jsonl"))
+    write_manifest(folder / "manifest.jsonl", sorted(old + rows, key=lambda row: row["path"]))
+
+
+@pytest.mark.parametrize("labels", [0, 8])
+def test_groups_labels_and_stability_at_20000_rows(tmp_path, labels):
+    write_manifest(tmp_path / "manifest.jsonl", make_rows(20_000, labels=labels))
+    report = split_manifest(tmp_path, val_split=0.1)
+    check_groups(tmp_path)
+    counts, held = {}, {}
+    for row in read_rows(tmp_path / "manifest.jsonl"):
+        counts[row["label"]] = counts.get(row["label"], 0) + 1
+        held[row["label"]] = held.get(row["label"], 0) + (row["split"] == "val")
+    for label, count in counts.items():
+        assert abs(held[label] / count - 0.1) <= 0.01, label
+    assert len(counts) == max(labels, 1)
+    before = sides_of(tmp_path)
+    append(tmp_path, make_rows(2_000, seed=5, labels=labels, first=20_000))
+    again = split_manifest(tmp_path, val_split=0.1)
+    after = sides_of(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert (again.new, again.moved, again.chosen_anew) == (2_000, 0, False)
+    assert (report.version, again.version) == (1, 2)
+    assert abs(again.val / again.pictures - 0.1) <= 0.01
+    check_groups(tmp_path)
+
+
+def test_without_labels_a_side_needs_no_memory(tmp_path):
+    rows = make_rows(6_000)
+    write_manifest(tmp_path / "manifest.jsonl", rows)
+    split_manifest(tmp_path, val_split=0.05, num_folds=4)
+    before = sides_of(tmp_path)
+    (tmp_path / "manifest_split.json").unlink()
+    more = rows + make_rows(600, seed=5, first=6_000)
+    random.Random(1).shuffle(more)
+    write_manifest(tmp_path / "manifest.jsonl", more)
+    split_manifest(tmp_path, val_split=0.05, num_folds=4)
+    after = sides_of(tmp_path)
+    assert {name: after[name] for name in before} == before
+
+
+def test_running_again_changes_no_byte_and_other_settings_begin_anew(tmp_path):
+    write_manifest(tmp_path / "manifest.jsonl", make_rows(300, labels=3))
+    split_manifest(tmp_path, val_split=0.2, seed=3)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    again = split_manifest(tmp_path)  # goes on with share and seed
+    assert files == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert (again.version, again.new) == (1, 0)
+    other = split_manifest(tmp_path, val_split=0.3)
+    assert other.version == 2
+    assert other.chosen_anew
+    assert abs(other.val / 300 - 0.3) < 0.02
+    record = json.loads((tmp_path / "manifest_split.json").read_text())
+    assert record["settings"]["seed"] == 3
+    assert [one["version"] for one in record["earlier"]] == [1]
+    assert split_manifest(tmp_path, val_split=0.2, seed=3).version == 3
+    assert files["manifest.jsonl"] == (tmp_path / "manifest.jsonl").read_bytes()
+
+
+def test_lines_of_any_layout_come_out_the_same(tmp_path):
+    rows = make_rows(50)
+    write_manifest(tmp_path / "manifest.jsonl", rows)
+    split_manifest(tmp_path)
+    plain = (tmp_path / "manifest.jsonl").read_text()
+    tricky = [dict(reversed(row.items())) for row in rows]  # another order of keys
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in tricky)
+    (tmp_path / "manifest.jsonl").write_text(text.rstrip("\n"))  # and no last line break
+    split_manifest(tmp_path)
+    assert (tmp_path / "manifest.jsonl").read_text() == plain
+    rows[0]["source"] = '", "group": ", "split": "x'
+    rows[0]["path"] = 'a, "split": b.jpg'
+    rows[1]["camera"] = "kept"
+    write_manifest(tmp_path / "manifest.jsonl", rows)
+    split_manifest(tmp_path)
+    split_manifest(tmp_path)
+    found = list(read_rows(tmp_path / "manifest.jsonl"))
+    assert [{key: row[key] for key in rows[0]} for row in found] == [
+        {key: row[key] for key in rows[0]} for row in rows
+    ]
+    assert found[1]["camera"] == "kept"
+
+
+def test_folds_share_out_all_that_is_not_held_out(tmp_path):
+    write_manifest(tmp_path / "manifest.jsonl", make_rows(5_000))
+    report = split_manifest(tmp_path, num_folds=5)
+    assert sum(report.folds) == 5_000
+    assert all(abs(count - 1000) < 150 for count in report.folds)
+    assert all((fold == 0) == (side == "val") for side, fold in sides_of(tmp_path).values())
+    report = split_manifest(tmp_path, num_folds=5, val_split=0.1)
+    assert sum(report.folds) == report.train
+    assert all((fold is None) == (side == "val") for side, fold in sides_of(tmp_path).values())
+    check_groups(tmp_path)
+
+
+@needs_scikit
+@pytest.mark.parametrize("labels", [0, 6])
+def test_folds_of_small_sets_are_even_and_stay(tmp_path, labels):
+    write_manifest(tmp_path / "manifest.jsonl", make_rows(900, labels=labels))
+    report = split_manifest(tmp_path, num_folds=3)
+    assert max(report.folds) - min(report.folds) <= 10
+    check_groups(tmp_path)
+    before = sides_of(tmp_path)
+    append(tmp_path, make_rows(90, seed=5, labels=labels, first=900))
+    report = split_manifest(tmp_path)
+    after = sides_of(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert max(report.folds) - min(report.folds) <= 20
+    check_groups(tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is not None, reason="scikit-learn is there")
+def test_labelled_folds_name_the_extra_they_need(tmp_path):
+    write_manifest(tmp_path / "manifest.jsonl", make_rows(90, labels=3))
+    with pytest.raises(UserError, match="python -m pip install scikit-learn"):
+        split_manifest(tmp_path, num_folds=3)
+    assert "split" not in (tmp_path / "manifest.jsonl").read_text()  # nothing was written
+
+
+def test_few_pictures_hold_out_at_least_one_and_never_all():
+    for count, share in ((2, 0.01), (2, 0.9), (10, 0.1), (40, 0.05)):
+        keys = np.random.default_rng(count).integers(0, 2**63, count, dtype=np.uint64)
+        groups = gather(keys, np.zeros(count, int))
+        held = hold_out(groups, share, np.full(count, NONE))
+        assert held.sum() == min(max(1, round(count * share)), count - 1)
+        assert held[: held.sum()].all()  # the lowest hashes
+
+
+def test_many_small_labels_still_hold_out_the_share():
+    labels = np.repeat(np.arange(500), 4)
+    groups = gather(np.random.default_rng(0).permutation(2000).astype(np.uint64), labels)
+    held = hold_out(groups, 0.1, np.full(2000, NONE))[groups.of_picture]
+    assert abs(held.mean() - 0.1) < 0.005
+    assert np.bincount(labels, weights=held).max() <= 1
+
+
+def test_joined_groups_go_to_training():
+    keys, before = np.array([5, 5, 5, 9, 9], np.uint64), np.array([TRAIN, VAL, NONE, VAL, NONE])
+    earlier = earlier_choice(gather(keys, np.zeros(5, int)), before)
+    assert earlier.tolist() == [TRAIN, VAL]
+    folds = earlier_choice(gather(keys, np.zeros(5, int)), np.array([2, 1, NONE, NONE, NONE]))
+    assert folds.tolist() == [1, NONE]
+
+
+def test_impossible_numbers(tmp_path):
+    write_manifest(tmp_path / "manifest.jsonl", [row | {"group": "one"} for row in make_rows(9)])
+    for options, word in (
+        ({"val_split": 1.5}, "--val_split 1.5"),
+        ({"num_folds": 1}, "--num_folds 1"),
+        ({"val_split": 0.1}, "all pictures are one group"),
+        ({"num_folds": 2}, "more than the 1 groups"),
+    ):
+        with pytest.raises(UserError, match=word):
+            split_manifest(tmp_path, **options)
+    with pytest.raises(UserError, match="more than the 2 groups"):
+        deal_folds(
+            gather(np.array([1, 2], np.uint64), np.zeros(2, int)), 3, np.full(2, NONE), np.zeros(2, bool), 0
+        )
+
+
+def test_folders_and_columns_are_groups(tmp_path):
+    rows = make_rows(700, groups=False)
+    write_manifest(tmp_path / "manifest.jsonl", rows)
+    split_manifest(tmp_path, group_by="folder:1", val_split=0.2)
+    sides = sides_of(tmp_path)
+    assert len({(name.split("/")[0], side) for name, side in sides.items()}) == 7
+    features = ["id,filepath,site"] + [f"z{i},{row['source']},site {i % 20}" for i, row in enumerate(rows)]
+    (tmp_path / "features.csv").write_text("\n".join(features))
+    labels = ["id,cat,dog"] + [f"z{i},{i // 20 % 2},{1 - i // 20 % 2}" for i in range(700)]
+    (tmp_path / "labels.csv").write_text("\n".join(labels))
+    tables = {"features_file": tmp_path / "features.csv", "labels_file": tmp_path / "labels.csv"}
+    report = split_manifest(tmp_path, group_by="site", val_split=0.2, **tables)
+    found = list(read_rows(tmp_path / "manifest.jsonl"))
+    assert [row["group"] for row in found] == [f"site {i % 20}" for i in range(700)]
+    assert [row["label"] for row in found] == ["dog" if i // 20 % 2 == 0 else "cat" for i in range(700)]
+    assert report.val == 140
+    check_groups(tmp_path)
+    (tmp_path / "features.csv").write_text("\n".join(features[:-1]))
+    with pytest.raises(DataError, match=rf"has no row for {rows[-1]['path']}"):
+        split_manifest(tmp_path, group_by="site", features_file=tmp_path / "features.csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"group_by": "site"}, "--group_by site is a column.*--features"),
+        ({"group_by": "folder:x"}, "no number of levels"),
+        ({"group_by": "folder:2"}, "lies in 1 folders"),
+        ({"labels_file": "labels.csv"}, "--labels labels.csv needs --features"),
+    ],
+)
+def test_rules_that_cannot_be_followed(tmp_path, options, word):
+    write_manifest(tmp_path / "manifest.jsonl", make_rows(9))
+    with pytest.raises(UserError, match=word):
+        split_manifest(tmp_path, **options)
+
+
+@pytest.fixture
+def twins(tmp_path):
+    """Eight pictures, four of which have a smaller copy each; a manifest without groups."""
+    for number in range(8):
+        picture = Image.fromarray(draw_picture(96, 3, number))
+        picture.save(tmp_path / f"{number}.png")
+        if number < 4:
+            picture.resize((64, 64)).save(tmp_path / f"copy_{number}.jpg", quality=60)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    plain = make_rows(len(names), groups=False)
+    rows = [
+        row | {"path": n, "sha256": file_sha256(tmp_path / n)} for n, row in zip(names, plain, strict=True)
+    ]
+    write_manifest(tmp_path / "manifest.jsonl", rows)
+    return tmp_path
+
+
+def test_near_duplicates_are_the_usual_groups_and_are_hashed_once(twins):
+    report = split_manifest(twins, val_split=0.4)
+    assert report.groups == 8
+    sides = sides_of(twins)
+    assert all(sides[f"{number}.png"] == sides[f"copy_{number}.jpg"] for number in range(4))
+    assert {side for side, _ in sides.values()} == {"train", "val"}
+    hashes = (twins / HASHES_NAME).read_text()
+    assert len(hashes.splitlines()) == 12
+    for path in twins.glob("*.png"):
+        os.utime(path)
+    (twins / HASHES_NAME).write_text(hashes + "torn")
+    split_manifest(twins)
+    assert (twins / HASHES_NAME).read_text() == hashes + "torn"
+    (twins / "7.png").write_bytes(b"no picture")
+    (twins / HASHES_NAME).unlink()
+    with pytest.raises(DataError, match=r"7.png cannot be compared.*not_an_image"):
+        split_manifest(twins)
+
+
+def test_the_command_line(twins):
+    script = str(ROOT / "prepare_data.py")
+    common = [script, "--mode", "split", "--input_dir", str(twins), "--num_workers", "1"]
+    done = run_script(*common, "--val_split", "0.25")
+    assert done.returncode == 0, done.stderr
+    assert "12 pictures in 8 groups by near_duplicates" in done.stdout
+    for words, code, told in (
+        (["--group_by", "site"], 78, "--group_by site is a column"),
+        (["--num_folds", "1"], 78, "--num_folds 1"),
+        (["--input_dir", str(twins / "none")], 77, "holds no manifest.jsonl"),
+    ):
+        done = run_script(*common, *words)
+        assert done.returncode == code
+        assert len(done.stderr.splitlines()) == 1
+        assert told in done.stderr
+
+
+@pytest.mark.slow
+def test_a_million_rows_take_less_than_ten_seconds(tmp_path):
+    with open(tmp_path / "manifest.jsonl", "w") as file:
+        for part in range(10):
+            rows = make_rows(100_000, seed=part, labels=10, first=part * 100_000)
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    began = time.process_time()  # of this process, whatever else the machine does
+    report = split_manifest(tmp_path, val_split=0.05)
+    assert time.process_time() - began < 10
+    assert report.pictures == 1_000_000
+    assert all(abs(one["val"] - 0.05) < 0.001 for one in report.labels.values())

@@ -1,0 +1,252 @@
+"""Validation finds what each kind of file is, reports it in three ways, and moves files only when told to."""
+
+import csv
+import json
+import os
+import shutil
+import sys
+import threading
+
+import pytest
+from PIL import Image
+
+from tests.conftest import run_script
+from tests.prepare.kinds import SKIPPED, detailed, encoded, write_all
+from vae.data.decoding import decode_image, read_picture
+from vae.data.formats import BadImageError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links, FIFOs and names of Unix")
+RULES = ("--max_pixels", "1000000", "--min_size", "16", "--max_aspect", "8", "--num_workers", "2")
+
+
+def validate(folder, output, *flags):
+    return run_script(
+        "prepare_data.py",
+        "--mode",
+        "validate",
+        "--input_dir",
+        str(folder),
+        "--output_file",
+        str(output),
+        *flags,
+    )
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """All kinds, validated once: (folder, what is expected, the finished process, folder of the reports)."""
+    root = tmp_path_factory.mktemp("kinds")
+    expected = write_all(root / "raw")
+    done = validate(root / "raw", root / "report.json", *RULES)
+    assert done.returncode == 0, done.stderr
+    return root / "raw", expected, done, root
+
+
+def shown(name):
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def test_every_kind_gets_its_code(judged):
+    _, expected, _, root = judged
+    with open(root / "report.csv", encoding="utf-8", newline="") as file:
+        rows = {row["path"]: row for row in csv.DictReader(file)}
+    assert set(rows) == {shown(name) for name in expected}
+    for name, (status, code) in expected.items():
+        row = rows[shown(name)]
+        assert row["status"] == status, (name, row)
+        if status == "accepted":
+            assert code in row["flags"].split(" "), (name, row)
+            assert int(row["width"]) >= 16
+            assert len(row["sha256"]) == 64
+        else:
+            assert row["reason"] == code, (name, row)
+            assert row["detail"]
+
+
+def test_the_json_report_counts_and_names(judged):
+    folder, expected, _, root = judged
+    report = json.loads((root / "report.json").read_text())
+    statuses = [status for status, _ in expected.values()]
+    assert report["files_checked"] == len(expected)
+    assert report["rejected"] == statuses.count("rejected") == len(report["rejected_files"])
+    assert report["exact_duplicates"] == 1
+    assert report["duplicate_files"] == [{"path": "twin_b.png", "detail": "of twin_a.png"}]
+    assert sum(entry["count"] for entry in report["reasons"].values()) == report["rejected"]
+    assert all(entry["remedy"] and entry["examples"] for entry in report["reasons"].values())
+    assert {code: entry["count"] for code, entry in report["skipped"].items()} == SKIPPED
+    names = [row["path"] for row in report["flagged_files"]]
+    assert all(os.path.lexists(folder / name) for name in names)
+    assert any("\udce9" in entry for entry in os.listdir(folder))
+
+
+def test_the_terminal_groups_by_reason(judged):
+    _, expected, done, _ = judged
+    lines = done.stdout.splitlines()
+    assert f"{sum(status == 'rejected' for status, _ in expected.values())} rejected" in done.stdout
+    assert any(line.split()[:3] == ["rejected", "4", "truncated:"] for line in lines)
+    assert "Traceback" not in done.stderr
+    assert "bad=" in done.stderr
+
+
+def test_what_is_accepted_the_trainer_reads_and_what_is_rejected_it_does_not(judged):
+    folder, expected, _, _ = judged
+    ruled = {"too_small", "aspect"}  # the user's rules, not the reader's
+    for name, (status, code) in expected.items():
+        if status == "rejected" and code not in ruled:
+            with pytest.raises(BadImageError):
+                decode_image(folder / name, max_pixels=1_000_000)
+        else:
+            assert decode_image(folder / name, max_pixels=1_000_000).shape[2] == 3
+
+
+def test_first_frames_are_taken_when_asked_for(judged, tmp_path):
+    folder, *_ = judged
+    (tmp_path / "films").mkdir()
+    for name in ("film.gif", "film.webp", "film.png", "pages.tif"):
+        shutil.copy(folder / name, tmp_path / "films")
+    assert validate(tmp_path / "films", tmp_path / "r.json", "--first_frame").returncode == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["rejected"] == 0
+    assert report["flags"]["first_frame"]["count"] == 4
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Two good pictures and two bad ones, one of them deeper."""
+    folder = tmp_path / "raw"
+    (folder / "sub").mkdir(parents=True)
+    detailed(0).save(folder / "good.png")
+    detailed(1).save(folder / "sub" / "good.jpg")
+    (folder / "bad.png").write_bytes(b"")
+    (folder / "sub" / "bad.jpg").write_bytes(encoded(detailed(2), "JPEG")[:-2])
+    return folder
+
+
+def files_below(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def test_quarantine_moves_the_rejected_and_moves_them_back(mixed, tmp_path):
+    before = files_below(mixed)
+    done = validate(mixed, tmp_path / "r.json", "--strict", "--quarantine_dir", str(tmp_path / "aside"))
+    assert done.returncode == 77
+    assert set(files_below(mixed)) == {"good.png", "sub/good.jpg"}
+    assert set(files_below(tmp_path / "aside")) == {"bad.png", "sub/bad.jpg", "quarantine.jsonl"}
+    assert validate(mixed, tmp_path / "r.json", "--strict").returncode == 0
+    (mixed / "bad.png").write_bytes(b"another one came")  # its place is taken
+    undo = (
+        "prepare_data.py",
+        "--mode",
+        "validate",
+        "--undo_quarantine",
+        "--quarantine_dir",
+        str(tmp_path / "aside"),
+    )
+    done = run_script(*undo)
+    assert done.returncode == 77
+    assert "1 files moved back, 1 left" in done.stdout
+    (mixed / "bad.png").unlink()
+    assert run_script(*undo).returncode == 0
+    assert files_below(mixed) == before
+    assert run_script(*undo).returncode == 77  # there is no record any more
+
+
+def test_without_quarantine_nothing_is_touched(mixed, tmp_path):
+    before = files_below(mixed)
+    assert validate(mixed, tmp_path / "r.json").returncode == 0
+    assert validate(mixed, tmp_path / "r.json", "--strict").returncode == 77
+    assert files_below(mixed) == before
+
+
+def test_a_manifest_is_held_against_its_files(mixed, tmp_path):
+    out = tmp_path / "out"
+    flags = ("--output_dir", str(out), "--target_size", "32", "--format", "png")
+    assert (
+        run_script("prepare_data.py", "--mode", "preprocess", "--input_dir", str(mixed), *flags).returncode
+        == 0
+    )
+    assert validate(out, tmp_path / "r.json", "--strict").returncode == 0
+    (out / "good.png").unlink()
+    Image.new("RGB", (32, 32), "red").save(out / "sub" / "good.png")
+    assert validate(out, tmp_path / "r.json", "--strict").returncode == 77
+    rejected = json.loads((tmp_path / "r.json").read_text())["rejected_files"]
+    assert {row["path"]: row["reason"] for row in rejected} == {
+        "good.png": "missing",
+        "sub/good.png": "changed_since_manifest",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "word"),
+    [
+        (["--input_dir", "nothing"], 77, "--input_dir nothing does not exist"),
+        (["--input_dir", "empty"], 77, "holds no pictures"),
+        (["--input_dir", "raw", "--quarantine_dir", "raw/aside"], 78, "--quarantine_dir raw/aside"),
+        (["--input_dir", "raw", "--quarantine_dir", "aside", "--limit", "1"], 2, "--limit"),
+        (["--input_dir", "raw", "--output_file", "no/such/report.json"], 78, "--output_file"),
+        (["--input_dir", "raw", "--background", "shiny"], 78, "--background shiny"),
+        (["--input_dir", "raw", "--target_size", "512"], 2, "belongs to --mode preprocess"),
+        (["--input_dir", "raw", "--limit", "0"], 2, "--limit 0"),
+        (["--input_dir", "raw", "--max_aspect", "0.5"], 2, "--max_aspect 0.5"),
+        (["--undo_quarantine"], 2, "--quarantine_dir"),
+        (["--undo_quarantine", "--quarantine_dir", "empty"], 77, "nothing to undo"),
+        ([], 2, "--input_dir"),
+    ],
+)
+def test_mistakes_are_one_line(mixed, tmp_path, flags, code, word):
+    (tmp_path / "empty").mkdir()
+    before = files_below(tmp_path)
+    script = os.path.join(os.path.dirname(__file__), "..", "..", "prepare_data.py")
+    done = run_script(script, "--mode", "validate", *flags, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert word in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert files_below(tmp_path) == before
+
+
+def test_limit_takes_the_first_by_name(mixed, tmp_path):
+    assert validate(mixed, tmp_path / "r.json", "--limit", "2", "--no-csv").returncode == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["files_found"], report["files_checked"]) == (4, 2)
+    assert [row["path"] for row in report["rejected_files"]] == ["bad.png"]
+    assert not (tmp_path / "r.csv").exists()
+
+
+def test_a_file_that_may_not_be_read(tmp_path):
+    path = tmp_path / "a.png"
+    detailed(0).save(path)
+    path.chmod(0)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(BadImageError) as caught:
+            read_picture(path)
+    finally:
+        if root:
+            os.seteuid(0)
+    assert caught.value.reason == "no_permission"
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path):
+    path = tmp_path / "a.png"
+    detailed(0, 1600, 1600).save(path)
+    done = threading.Event()
+
+    def touch():
+        stamp = 10**18
+        while not done.is_set():
+            stamp += 10**9
+            os.utime(path, ns=(stamp, stamp))
+
+    thread = threading.Thread(target=touch)
+    thread.start()
+    try:
+        with pytest.raises(BadImageError) as caught:
+            read_picture(path)
+    finally:
+        done.set()
+        thread.join()
+    assert caught.value.reason == "changed_while_reading"
