@@ -6,7 +6,7 @@ import signal
 import sys
 
 from vae.config.errors import EXIT_DATA, EXIT_FAILED, EXIT_INTERRUPTED, UsageError, UserError
-from vae.prepare.flags import read_arguments
+from vae.config.prepare_flags import read_arguments
 
 
 def _rules(arguments: argparse.Namespace):
@@ -106,7 +106,7 @@ def run_split(arguments: argparse.Namespace) -> int:
 def run_demo(arguments: argparse.Namespace) -> int:
     """Draw pictures."""
     from vae.data.workers import resolve_num_workers
-    from vae.prepare.writing import DemoSettings, write_demo
+    from vae.prepare.demo_folder import DemoSettings, write_demo
 
     settings = DemoSettings(arguments.target_size, arguments.seed, arguments.format)
     workers = resolve_num_workers(arguments.num_workers)

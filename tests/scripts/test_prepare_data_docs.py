@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.conftest import ROOT
-from vae.prepare.flags import FLAGS_OF, parser_of
+from vae.config.prepare_flags import FLAGS_OF, parser_of
 
 TEXT = (ROOT / "docs" / "prepare_data.md").read_text(encoding="utf-8")
 READING = ("preprocess", "validate", "analyze")

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Seconds that a split of a large manifest takes, beside those that only reading and writing it take."""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from vae.data.manifest import format_row, read_rows  # noqa: E402
+from vae.prepare.splitting import split_manifest  # noqa: E402
+
+
+def write_rows(path: Path, count: int, labels: int) -> None:
+    """A manifest of `count` rows in groups of up to five, with labels of unequal frequency."""
+    chance = random.Random(0)
+    with path.open("w", encoding="utf-8") as file:
+        group, left, label = 0, 0, 0
+        for number in range(count):
+            if left == 0:
+                group, left, label = number, chance.randint(1, 5), int(labels * chance.random() ** 2)
+            left -= 1
+            row = {
+                "path": f"{number % 7}/{number:07d}.jpg",
+                "sha256": f"{chance.getrandbits(256):064x}",
+                "width": 64,
+                "height": 48,
+                "source": f"{number % 7}/{number:07d}.png",
+                "flags": [],
+                "group": f"g{group}",
+                "label": f"l{label}",
+            }
+            file.write(json.dumps(row) + "\n")
+
+
+def main() -> None:
+    """Print one JSON object: seconds of the split, of copying the manifest row by row, and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--labels", type=int, default=10)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        manifest = Path(name) / "manifest.jsonl"
+        write_rows(manifest, options.rows, options.labels)
+        began = time.perf_counter()
+        with (Path(name) / "copy.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(format_row(row) for row in read_rows(manifest))
+        copied = time.perf_counter() - began
+        began = time.perf_counter()
+        split_manifest(Path(name), val_split=0.05)
+        split = time.perf_counter() - began
+    found = {"rows": options.rows, "labels": options.labels, "split_seconds": round(split, 2)}
+    print(json.dumps({**found, "copy_seconds": round(copied, 2), "ratio": round(split / copied, 2)}))
+
+
+if __name__ == "__main__":
+    main()
