@@ -13,8 +13,6 @@ from vae.config.options import Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import check_discriminator, check_image_size, check_shape, resolve
 from vae.data.dataset import FolderDataset
-from vae.data.folder import list_images, split_names
-from vae.data.manifest import MANIFEST_NAME, check_files, is_manifest, picture_root, train_and_val
 from vae.data.probing import probe
 from vae.data.sampling import steps_per_epoch
 from vae.data.workers import resolve_num_workers
@@ -26,6 +24,7 @@ from vae.step import Networks
 from vae.training.checkpoints import list_checkpoints, load_named, load_newest
 from vae.training.held_out import Held
 from vae.training.logbook import METRICS_NAME, say
+from vae.training.pictures import choose_pictures, train_dataset
 from vae.training.precision import can_compile, compile_in_place, compute_dtype, set_backends
 from vae.training.processes import Processes
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
@@ -89,32 +88,23 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
     given, found = _find_checkpoint(given, tell)
     path, content = found if found else (None, None)
     config = _resolve(given, content, processes.device)
-    weights = None
-    if config.model.init_from:
-        shape, weights = read_vae(Path(config.model.init_from))
-        shape = {"norm_groups": config.model.norm_groups, **shape}
-        check_shape(given, shape, "the file of --init_from")
-        config = replace(
-            config, model=replace(config.model, **{**shape, "channels": tuple(shape["channels"])})
-        )
+    config, weights = _existing_vae(config, given)
     _check_output(config, path, latest=given.get("resume_from") == "latest")
-    stages, position = first_stages(config), Position()
-    if content:
-        if given.get("profile"):
-            tell(
-                f"note: --profile {given['profile']} does not change a run that goes on: give flags for that"
-            )
-        saved = [Stage(**stage) for stage in content["stages"]]
-        stages, position = resumed_stages(saved, Position(**content["position"]), config, given)
+    stages, position = _stages(config, given, content, tell)
     dtype = compute_dtype(config.speed, processes.device)
-    train_names, held = _pictures(config, given)
-    fingerprint = hashlib.sha256("\n".join(train_names).encode("utf-8", "surrogateescape")).hexdigest()
+    train_names, held = choose_pictures(config, given)
     _check_stages(config, stages, position, train_names, processes)
     set_backends(config.speed)
     state = _build_state(config, processes, dtype, weights)
     perceptual = _perceptual(config, processes, dtype)
     networks, compiled = _networks(config, processes, state, perceptual, dtype, tell)
-    run = Run(
+    fingerprint = hashlib.sha256("\n".join(train_names).encode("utf-8", "surrogateescape")).hexdigest()
+    if content:
+        restore(state, content)
+        state.position = position
+        if content["data_fingerprint"] != fingerprint:
+            tell("WARNING: the training pictures are not those of the checkpoint: their order differs now")
+    return Run(
         config=config,
         stages=stages,
         processes=processes,
@@ -127,12 +117,27 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
         compiled=compiled,
         num_workers=resolve_num_workers(config.data.num_workers, processes_here=processes.on_this_host),
     )
-    if content:
-        restore(run.state, content)
-        run.state.position = position
-        if content["data_fingerprint"] != fingerprint:
-            tell("WARNING: the training pictures are not those of the checkpoint: their order differs now")
-    return run
+
+
+def _existing_vae(config: Config, given: dict[str, Any]) -> tuple[Config, dict[str, torch.Tensor] | None]:
+    """The weights that --init_from names, if it does, and the configuration with their shape."""
+    if not config.model.init_from:
+        return config, None
+    shape, weights = read_vae(Path(config.model.init_from))
+    shape = {"norm_groups": config.model.norm_groups, **shape}
+    check_shape(given, shape, "the file of --init_from")
+    shape["channels"] = tuple(shape["channels"])
+    return replace(config, model=replace(config.model, **shape)), weights
+
+
+def _stages(config: Config, given: dict[str, Any], content: dict[str, Any] | None, tell):
+    """Stages of the run and the position it begins or goes on at."""
+    if content is None:
+        return first_stages(config), Position()
+    if given.get("profile"):
+        tell(f"note: --profile {given['profile']} does not change a run that goes on: give flags for that")
+    saved = [Stage(**stage) for stage in content["stages"]]
+    return resumed_stages(saved, Position(**content["position"]), config, given)
 
 
 def _find_checkpoint(given, tell):
@@ -188,44 +193,6 @@ def _check_output(config: Config, resumed_from: Path | None, latest: bool) -> No
         )
 
 
-def _pictures(config: Config, given: dict[str, Any]) -> tuple[list[str], Held | None]:
-    """Names to train on, and the held-out pictures."""
-    data = config.data
-    if is_manifest(data.data_path):
-        train, held_names = _listed_pictures(config, "val_split" in given)
-    elif data.fold is not None:
-        raise UserError(
-            f"--fold {data.fold} needs folds, which a manifest has: give it as "
-            f"--data_path {Path(data.data_path) / MANIFEST_NAME}"
-        )
-    else:
-        names = list_images(data.data_path)
-        share = 0.0 if data.val_path else data.val_split
-        train, held_names = split_names(names, share, config.run.seed)
-    held = Held(picture_root(data.data_path), held_names) if held_names else None
-    if data.val_path:
-        held = Held(Path(data.val_path), list_images(data.val_path, flag="--val_path"))
-    if held and data.max_val_images:
-        held.names = held.names[: data.max_val_images]
-    return train, held
-
-
-def _listed_pictures(config: Config, val_split_given: bool) -> tuple[list[str], list[str]]:
-    """What a manifest says; a picture it holds out is never trained on, whatever validates."""
-    data = config.data
-    if data.fold is not None and data.val_path:
-        raise UserError(f"--fold {data.fold} and --val_path {data.val_path} both validate: drop one of them")
-    train, held = train_and_val(
-        data.data_path,
-        fold=data.fold,
-        val_split=0.0 if data.val_path else data.val_split,
-        seed=config.run.seed,
-        val_split_given=val_split_given,
-    )
-    check_files(data.data_path, sorted(train + held))
-    return train, held
-
-
 def _check_stages(config, stages, position, train_names, processes) -> None:
     """Raise UserError where a stage to come cannot make a single step."""
     if not train_names:
@@ -246,22 +213,6 @@ def _check_stages(config, stages, position, train_names, processes) -> None:
                 "pictures: lower --batch_size or add pictures"
             )
         probe(train_dataset(config, train_names, stage.image_size))
-
-
-def train_dataset(config: Config, names: list[str], image_size: int) -> FolderDataset:
-    """The training crops of `image_size` px of the listed pictures."""
-    data = config.data
-    return FolderDataset(
-        picture_root(data.data_path),
-        names,
-        image_size=image_size,
-        crop=data.crop,
-        horizontal_flip=data.horizontal_flip,
-        upscale=data.upscale,
-        background=data.background,
-        max_pixels=data.max_pixels,
-        seed=config.run.seed,
-    )
 
 
 def _perceptual(config: Config, processes: Processes, dtype: torch.dtype):
