@@ -7,6 +7,7 @@ import ast
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields, replace
 
 import pytest
@@ -76,17 +77,17 @@ def test_lpips_alone_gives_the_decoder_a_gradient():
 
 def test_the_discriminators_block_gives_the_autoencoder_no_gradient():
     nets, inputs = toy_networks(), toy_inputs(2)
-    _, recons = autoencoder_gradients(nets, inputs, [1, 1], ALL_LOSSES, lambda: None)
+    _, recons = autoencoder_gradients(nets, inputs, [1, 1], ALL_LOSSES, nullcontext)
     assert not any(recon.requires_grad for recon in recons)
     before = gradients(nets.autoencoder)
-    discriminator_gradients(nets, inputs, recons, [1, 1])
+    discriminator_gradients(nets, inputs, recons, [1, 1], nullcontext)
     assert all(torch.equal(before[n], g) for n, g in gradients(nets.autoencoder).items())
     assert len(gradients(nets.discriminator)) == len(list(nets.discriminator.parameters()))
 
 
 def test_the_autoencoders_block_gives_the_discriminator_no_gradient():
     nets = toy_networks()
-    sums, _ = autoencoder_gradients(nets, toy_inputs(2), [1, 1], ALL_LOSSES, lambda: None)
+    sums, _ = autoencoder_gradients(nets, toy_inputs(2), [1, 1], ALL_LOSSES, nullcontext)
     assert "adversarial" in sums
     assert gradients(nets.discriminator) == {}
     assert gradients(nets.perceptual) == {}
