@@ -205,7 +205,10 @@ def test_no_folder_of_pictures(mistake, tmp_path):
     for name, line in (
         ("nothing", "does not exist: give the folder that holds your pictures"),
         ("file.png", "is not a folder: give the folder that holds your pictures"),
-        ("empty", "holds no pictures (jpg jpeg png webp bmp tif tiff avif): put some there"),
+        (
+            "empty",
+            "holds no pictures (jpg jpeg jpe jfif mpo png apng webp bmp tif tiff avif): put some there",
+        ),
     ):
         path = tmp_path / name
         assert mistake(DATA, data_path=str(path)).startswith(f"--data_path {path} {line}")

@@ -195,7 +195,7 @@ def test_a_second_signal_leaves_at_once(long, tmp_path, number, code):
     with Trainer(slow, tmp_path / "console") as trainer:
         trainer.wait_for(lambda: len(steps(folder)) >= 1)
         trainer.process.send_signal(number)
-        time.sleep(0.1)  # two equal signals at the same moment are one
+        time.sleep(0.6)  # within half a second they would be one: schedulers and torchrun both send
         trainer.process.send_signal(number)
         assert trainer.wait() == code
     assert list(folder.glob("checkpoint_*")) == []

@@ -57,8 +57,7 @@ def train_stage(run: Run, stage: Stage, logbook: Logbook, signals: StopSignals) 
                 outcome = take_step(run, stage, batch, window, logbook, signals)
                 bar.update()
                 profiler.step()
-                if outcome is not Outcome.SIGNALLED:  # whoever sent it may not wait for a validation
-                    stage = _between_steps(run, stage, window, logbook, bar)
+                stage = _between_steps(run, stage, window, logbook, bar, outcome is Outcome.SIGNALLED)
                 if outcome is not None:
                     save_here(run, stage)
                     break
@@ -67,12 +66,18 @@ def train_stage(run: Run, stage: Stage, logbook: Logbook, signals: StopSignals) 
     return outcome or Outcome.FINISHED
 
 
-def _between_steps(run: Run, stage: Stage, window: Window, logbook: Logbook, bar: tqdm) -> Stage:
-    """Records, samples, validation and checkpoints, each where it is due after this step."""
+def _between_steps(run: Run, stage: Stage, window: Window, logbook: Logbook, bar: tqdm, hurry: bool) -> Stage:
+    """Records, samples, validation and checkpoints, each where it is due after this step.
+
+    In a `hurry` only the record: whoever asked to stop may not wait for a validation, and the next run
+    begins with what is due at the end of an epoch.
+    """
     options, position = run.config.run, run.state.position
     epoch_done = position.images_in_epoch >= run.steps_per_epoch(stage) * run.images_per_step(stage)
     if position.step % options.log_freq == 0 or epoch_done:
         log(run, window, logbook, bar)
+    if hurry:
+        return stage
     if options.save_samples_freq and position.step % options.save_samples_freq == 0:
         save_samples(run, stage, logbook)
     if epoch_done:

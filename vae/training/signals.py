@@ -8,7 +8,7 @@ from types import FrameType
 from vae.config.errors import EXIT_INTERRUPTED
 
 # torchrun forwards the SIGTERM that a scheduler has already sent to every process: one wish, not two.
-_SAME_WISH_SECONDS = 1.0
+_SAME_WISH_SECONDS = 0.5
 _STOP = [name for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name)]
 
 
