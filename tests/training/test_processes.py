@@ -69,6 +69,7 @@ def assert_same_training(two: dict, one: dict, epoch: int = 2) -> None:
         assert relative_difference(found, expected) < 2e-5, network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_two_processes_train_what_one_trains_with_the_whole_batch(tiny, tmp_path, accumulation_steps):
     options = {**tiny, **RECIPE, "checkpoint_steps": 1, "keep_checkpoints": 100}
@@ -81,6 +82,7 @@ def test_two_processes_train_what_one_trains_with_the_whole_batch(tiny, tmp_path
     assert found.stdout.count("done: 2 epochs") == 1  # one process speaks and writes
 
 
+@pytest.mark.slow
 def test_unequal_counts_and_an_adversary(tiny, tmp_path):
     folder = tmp_path / "damaged"
     copytree(tiny["data_path"], folder)
@@ -149,6 +151,7 @@ OUT_OF_MEMORY_IN_THE_DISCRIMINATOR = """
 """
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_the_discriminators_block_of_one_process(tiny, tmp_path):
     options = {**tiny, **RECIPE, **ADVERSARIAL, "checkpoint_steps": 1, "keep_checkpoints": 100}
     two = {**options, "batch_size": 4, "output_dir": str(tmp_path / "two")}
@@ -181,6 +184,7 @@ NON_FINITE = """
 """
 
 
+@pytest.mark.slow
 def test_a_non_finite_gradient_on_one_process_skips_the_step_on_both(tiny, tmp_path):
     options = {**tiny, **RECIPE, "batch_size": 2, "checkpoint_steps": 1, "keep_checkpoints": 100}
     two_processes(options, NON_FINITE)
