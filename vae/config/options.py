@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 LEAST_IMAGE_SIZE = 11  # px: the window of SSIM (Wang et al. 2004), which every validation measures
+# What is thrown away in a forward and computed again in the backward, from the fastest to the smallest.
+RECOMPUTE = ("none", "activations", "top_level", "encoder", "blocks", "blocks_encoder", "all")
 
 
 def option(
@@ -170,9 +172,15 @@ class SpeedConfig:
         auto=True,
         at_least=1,
     )
+    recompute: str = option(
+        "auto",
+        "what is computed again in the backward instead of kept, from fastest to smallest; auto: the fastest "
+        "that fits; never changes the gradient (docs/memory.md)",
+        choices=("auto", *RECOMPUTE),
+    )
     vram_margin: float = option(
-        0.9,
-        "share of the free device memory that --micro_batch_size auto may plan with",
+        0.98,
+        "share of the free device memory that --recompute auto and --micro_batch_size auto may plan with",
         at_least=0.1,
         at_most=1,
     )

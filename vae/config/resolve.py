@@ -10,7 +10,8 @@ from vae.config.options import LEAST_IMAGE_SIZE, Config, LossConfig, ModelConfig
 PER_COMMAND = frozenset(
     [
         *("config", "profile", "output_dir", "resume_from", "new_stage", "progressive", "max_steps"),
-        *("profile_steps", "device", "num_workers", "micro_batch_size", "vram_margin", "init_from"),
+        *("profile_steps", "device", "num_workers", "micro_batch_size", "recompute", "vram_margin"),
+        "init_from",
     ]
 )
 SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in ("init", "init_from"))
