@@ -18,7 +18,7 @@ from vae.data.dataset import FolderDataset, Rejection, collate
 from vae.data.folder import list_images
 from vae.data.loading import TrainLoader, load_validation
 from vae.data.probing import probe
-from vae.data.workers import resolve_num_workers, usable_cores
+from vae.data.workers import resolve_num_workers
 
 ROOT = Path(__file__).parents[2]
 
@@ -258,20 +258,9 @@ def test_num_workers():
     assert resolve_num_workers("0") == 0
     assert 1 <= resolve_num_workers("auto") <= 12
     assert resolve_num_workers("auto", processes_here=1000) == 1
-    assert 1 <= usable_cores() <= os.cpu_count()
     for junk in ("-1", "two", "1.5", "", "²"):
         with pytest.raises(UserError, match="--num_workers"):
             resolve_num_workers(junk)
-
-
-def test_container_quota_is_read(tmp_path):
-    from vae.data.workers import _container_quota
-
-    assert _container_quota(tmp_path) is None
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert _container_quota(tmp_path) == 1.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert _container_quota(tmp_path) is None
 
 
 @pytest.mark.slow

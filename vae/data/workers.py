@@ -1,17 +1,16 @@
 """How many decoding processes there are, and how each of them begins."""
 
 import multiprocessing
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from pathlib import Path
 
 from PIL import AvifImagePlugin
 
 from vae.config.errors import UserError
+from vae.host import usable_cores
 
 # Two cores stay for the training process; more than 12 would cost host memory for prefetched batches.
 SPARE_CORES, MOST_WORKERS = 2, 12
@@ -33,29 +32,6 @@ def resolve_num_workers(
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"{flag} {num_workers} is not a number of processes: give auto, 0, 1, 2, ...")
     return int(text)
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, and its container's CPU quota where there is one."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = _container_quota(Path("/sys/fs/cgroup"))
-    return max(1, min(cores, int(quota)) if quota else cores)
-
-
-def _container_quota(cgroup: Path) -> float | None:
-    """Cores' worth of CPU time a container is given (cgroup v2 cpu.max, or v1), None without a limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
-        period = int((cgroup / "cpu/cpu.cfs_period_us").read_text())
-        return quota / period if quota > 0 else None
-    except (OSError, ValueError):
-        return None
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from vae.data.workers import resolve_num_workers, signals_held, start_worker, usable_cores
+from vae.data.workers import resolve_num_workers, signals_held, start_worker
+from vae.host import usable_cores
 
 # Items given to a process ahead: while one is worked on, the next is there already.
 DEPTH = 2

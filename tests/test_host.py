@@ -1,0 +1,52 @@
+"""What the system gives: a container's limits are read from its files."""
+
+import os
+
+import pytest
+
+from vae.host import container_memory, container_quota, main_memory, usable_cores
+
+
+def test_usable_cores_keep_to_affinity_and_quota(tmp_path):
+    assert 1 <= usable_cores() <= os.cpu_count()
+    assert usable_cores(tmp_path) == len(os.sched_getaffinity(0))
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cores(tmp_path) == 1  # half a core is still one process
+
+
+def test_container_quota_is_read(tmp_path):
+    assert container_quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert container_quota(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert container_quota(tmp_path) is None
+
+
+def test_container_quota_of_the_first_cgroups(tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("250000\n")
+    assert container_quota(tmp_path) == 2.5
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1\n")
+    assert container_quota(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("memory.max", "8589934592\n", 8 * 2**30),
+        ("memory.max", "max\n", None),
+        ("memory/memory.limit_in_bytes", "4294967296\n", 4 * 2**30),
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", None),  # how it writes "no limit"
+    ],
+)
+def test_container_memory(tmp_path, name, text, limit):
+    assert container_memory(tmp_path) is None
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert container_memory(tmp_path) == limit
+
+
+def test_main_memory():
+    total, free = main_memory()
+    assert 2**28 < free <= total < 2**50

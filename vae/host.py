@@ -1,0 +1,70 @@
+"""What the operating system gives this process: cores and main memory, a container's limits included."""
+
+import os
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores(cgroup: Path = CGROUP) -> int:
+    """Cores this process may use: its affinity, and its container's CPU quota where there is one."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = container_quota(cgroup)
+    return max(1, min(cores, int(quota)) if quota else cores)
+
+
+def container_quota(cgroup: Path = CGROUP) -> float | None:
+    """Cores' worth of CPU time a container is given (cgroup v2 cpu.max, or v1), None without a limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
+        period = int((cgroup / "cpu/cpu.cfs_period_us").read_text())
+        return quota / period if quota > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def container_memory(cgroup: Path = CGROUP) -> int | None:
+    """Bytes a container may use (cgroup v2 memory.max, or v1), None without a limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limit = int((cgroup / name).read_text())
+        except (OSError, ValueError):  # no such file; "max"
+            continue
+        return limit if limit < 2**60 else None  # v1 writes "no limit" as a number near 2**63
+    return None
+
+
+def main_memory() -> tuple[int, int]:
+    """Bytes of main memory: all of it, and what is free for a new process; before a container's limit."""
+    if os.name == "nt":
+        status = windows_memory()
+        return status["physical_total"], status["physical_free"]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        return kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
+    except (OSError, ValueError, KeyError, IndexError):  # macOS has no /proc
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return total, total
+
+
+def windows_memory() -> dict[str, int]:
+    """Bytes from GlobalMemoryStatusEx; `commit_limit` is main memory and page file together."""
+    import ctypes
+
+    names = ("physical_total", "physical_free", "commit_limit", "commit_free", "virtual", "virtual_free")
+
+    class Status(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong)] + [
+            (name, ctypes.c_ulonglong) for name in (*names, "extended")
+        ]
+
+    status = Status(length=ctypes.sizeof(Status))
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+    return {name: getattr(status, name) for name in names}
