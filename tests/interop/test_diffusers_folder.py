@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import TINY, as_flags, run_script
 from vae.config.errors import UserError
-from vae.config.options import ModelConfig, build
-from vae.interop.diffusers_folder import WEIGHTS_NAME, load_weights, read_vae, save_diffusers_folder
+from vae.config.options import ModelConfig
+from vae.interop.diffusers_folder import WEIGHTS_NAME, save_diffusers_folder
+from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.training.processes import Processes
 from vae.training.run import train
@@ -57,10 +58,7 @@ def published(tmp_path) -> Path:
 
 
 def read_model(path: Path) -> AutoencoderKL:
-    shape, weights = read_vae(path)
-    model = AutoencoderKL(build(shape).model)
-    load_weights(model, weights, path)
-    return model
+    return load_vae(path, flag="--init_from").autoencoder
 
 
 # --- what a run ships ---------------------------------------------------------------------------
@@ -308,10 +306,10 @@ def test_what_is_wrong_is_one_line(published, breakage):
 def test_pickles_are_not_read(tmp_path):
     path = tmp_path / "diffusion_pytorch_model.bin"
     torch.save({}, path)
-    with pytest.raises(UserError, match=r"is not a \.safetensors file"):
-        read_vae(path)
+    with pytest.raises(UserError, match=r"is a pickle"):
+        load_vae(path)
     with pytest.raises(UserError, match="no such file or folder"):
-        read_vae(tmp_path / "nothing")
+        load_vae(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,16 @@ class ModelConfig:
     use_quant_conv: bool = option(
         False, "1x1 convolutions before and after the latent, as in SD 1.x and SDXL"
     )
+    latent_norm: bool = option(
+        False, "carry fixed means and variances of 2x2 latent patches, as FLUX.2's files do; never trained"
+    )
     init: str = option(
         "warm",
         "first weights: warm starts as a linear codec, default is PyTorch's",
         choices=("warm", "default"),
     )
     init_from: str | None = option(
-        None, "start from an existing VAE: a diffusers folder or a .safetensors file", metavar="PATH"
+        None, "start from an existing VAE: checkpoint, diffusers folder or .safetensors file", metavar="PATH"
     )
 
 

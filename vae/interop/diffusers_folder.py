@@ -5,12 +5,9 @@ Our parameter names are diffusers' own, so the model's state_dict is the file.
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from vae.config.errors import UserError
@@ -18,7 +15,8 @@ from vae.config.options import ModelConfig
 from vae.model.autoencoder import AutoencoderKL
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-_OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+PICKLE_ADVICE = "which can run code when it is read: save it as .safetensors first (docs/export.md shows how)"
+CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")
 
 
 def diffusers_config(
@@ -68,107 +66,52 @@ def save_diffusers_folder(
     os.replace(temporary, folder / "config.json")
 
 
-def read_vae(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Shape (ModelConfig values by name) and weights of a diffusers folder or a .safetensors file.
+def locate_weights(path: Path, where: str) -> tuple[Path, Path | None]:
+    """The weights and the config.json of a diffusers folder, or of the weights file itself in one.
 
-    The shape is read off the tensors; only the number of norm groups, which no tensor shows, comes from
-    config.json. It is left out where there is none: published VAEs of this family all have the default 32.
+    `where` (flag and path) begins what a UserError says.
     """
-    weights_path, config = _locate(path)
-    weights = _read_safetensors(weights_path, path)
-    weights = {_current_name(name): value for name, value in weights.items()}
-    shape = shape_of(weights, path)
-    if "norm_num_groups" not in config:
-        return shape, weights
-    groups = config["norm_num_groups"]
-    if type(groups) is not int or groups < 1:
-        raise UserError(f"--init_from {path}: config.json says norm_num_groups {groups}, which is no count")
-    return {**shape, "norm_groups": groups}, weights
-
-
-def _locate(path: Path) -> tuple[Path, dict[str, Any]]:
     if path.is_file():
-        if path.suffix != ".safetensors":
-            raise UserError(
-                f"--init_from {path} is not a .safetensors file: other formats may run code when they are"
-                " read; save it as safetensors first"
-            )
         config = path.with_name("config.json")
-        return path, _read_config(config, path) if path.name == WEIGHTS_NAME and config.is_file() else {}
+        return path, config if config.is_file() else None
     if not path.is_dir():
-        raise UserError(f"--init_from {path}: there is no such file or folder")
-    if (path / "vae" / "config.json").is_file() and not (path / WEIGHTS_NAME).is_file():
+        raise UserError(f"{where}: there is no such file or folder")
+    if (path / "vae" / "config.json").is_file() and _weights_in(path) is None:
         path = path / "vae"  # a whole pipeline, or the output folder of a run
-    config = _read_config(path / "config.json", path)
-    if not (path / WEIGHTS_NAME).is_file():
-        raise UserError(f"--init_from {path} has no {WEIGHTS_NAME}")
-    return path / WEIGHTS_NAME, config
+    weights = _weights_in(path)
+    if weights is None:
+        raise UserError(f"{where} has no {WEIGHTS_NAME}{_what_instead(path)}")
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"{where} is no diffusers folder: it has no config.json; name {weights.name} in it instead"
+        )
+    return weights, path / "config.json"
 
 
-def _read_config(config_path: Path, path: Path) -> dict[str, Any]:
+def _weights_in(folder: Path) -> Path | None:
+    """The weights of a diffusers folder: the plain file, else a variant such as .fp16.safetensors."""
+    if (folder / WEIGHTS_NAME).is_file():
+        return folder / WEIGHTS_NAME
+    return next(iter(sorted(folder.glob("diffusion_pytorch_model.*.safetensors"))), None)
+
+
+def _what_instead(folder: Path) -> str:
+    if any(folder.glob("diffusion_pytorch_model*.bin")):
+        return f", only a pickle (.bin), {PICKLE_ADVICE}"
+    if any(folder.glob("checkpoint_*.pt")):
+        return " yet: name one of the checkpoints in it"
+    return ": name a diffusers folder, a checkpoint or a .safetensors file"
+
+
+def read_config(config_path: Path, where: str) -> dict[str, Any]:
+    """The content of config.json; UserError where it is of another class."""
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"--init_from {path} is no diffusers folder: config.json: {error}") from None
+        raise UserError(f"{where} is no diffusers folder: config.json: {error}") from None
     name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
-    if name != "AutoencoderKL":
+    if name not in CLASSES:
         raise UserError(
-            f"--init_from {path}: its config.json is of {name}: only AutoencoderKL can be trained here"
+            f"{where}: its config.json is of {name}: only {' and '.join(CLASSES)} are handled here"
         )
     return config
-
-
-def _read_safetensors(weights_path: Path, path: Path) -> dict[str, torch.Tensor]:
-    try:
-        with safe_open(weights_path, framework="pt") as file:
-            return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"--init_from {path}: {weights_path.name} cannot be read: {error}") from None
-
-
-def _current_name(name: str) -> str:
-    """Today's diffusers name of a parameter; its first releases named the attention's differently."""
-    for old, new in _OLD_ATTENTION.items():
-        name = re.sub(rf"(mid_block\.attentions\.0\.){old}\.", rf"\g<1>{new}.", name)
-    return name
-
-
-def shape_of(weights: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
-    """ModelConfig values that the tensors show; UserError where they are not of this family."""
-    down = [re.match(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.weight", name) for name in weights]
-    blocks = [(int(m[1]), int(m[2])) for m in down if m]
-    if not blocks or "encoder.conv_out.weight" not in weights:
-        some = ", ".join(sorted(weights)[:3])
-        raise UserError(
-            f"--init_from {path} has not the parameter names of diffusers' AutoencoderKL (it begins {some})"
-        )
-    levels = 1 + max(level for level, _ in blocks)
-    widths = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
-    for name in (*widths, "encoder.conv_out.weight"):
-        if name not in weights:
-            raise UserError(f"--init_from {path} lacks {name}")
-        if weights[name].dim() != 4 or 0 in weights[name].shape:
-            raise UserError(f"--init_from {path} has another shape of {name}: it is no convolution")
-    return {
-        "channels": [weights[name].shape[0] for name in widths],
-        "layers_per_block": 1 + max(block for _, block in blocks),
-        "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,
-        "use_quant_conv": "quant_conv.weight" in weights,
-    }
-
-
-def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Copy `weights` into `model`; UserError that groups what is missing, surplus or of another shape."""
-    own = model.state_dict()
-    missing = sorted(own.keys() - weights.keys())
-    surplus = sorted(weights.keys() - own.keys())
-    unequal = sorted(
-        name
-        for name in own.keys() & weights.keys()
-        if weights[name].shape not in (own[name].shape, (*own[name].shape, 1, 1))  # old linears: 1x1 convs
-    )
-    for what, names in (("lacks", missing), ("has the unknown", surplus), ("has another shape of", unequal)):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise UserError(f"--init_from {path} {what} {', '.join(names[:3])}{more}")
-    model.load_state_dict({name: value.reshape(own[name].shape) for name, value in weights.items()})

@@ -6,6 +6,7 @@ Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent cha
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vae.config.errors import UserError
@@ -131,6 +132,37 @@ class Decoder(nn.Module):
         return self.conv_out(self.conv_norm_out(h))
 
 
+class LatentNorm(nn.Module):
+    """Fixed mean and variance of every channel of 2x2 latent patches, as FLUX.2 normalises its latents.
+
+    Diffusion models read latents through it; encoder and decoder do not. It takes part in no training step,
+    and its buffers, named as the batch norm's that they were measured by, never change.
+    """
+
+    EPS = 1e-4
+
+    def __init__(self, z_channels: int):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(4 * z_channels))
+        self.register_buffer("running_var", torch.ones(4 * z_channels))
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+
+    def normalize(self, latents: torch.Tensor) -> torch.Tensor:
+        """Latents (B, Z, h, w) of even sides to normalised patches (B, 4Z, h/2, w/2)."""
+        patches = F.pixel_unshuffle(latents, 2)
+        return (patches - self._mean()) / self._std()
+
+    def denormalize(self, patches: torch.Tensor) -> torch.Tensor:
+        """Normalised patches (B, 4Z, h/2, w/2) to latents (B, Z, h, w)."""
+        return F.pixel_shuffle(patches * self._std() + self._mean(), 2)
+
+    def _mean(self) -> torch.Tensor:
+        return self.running_mean[:, None, None]
+
+    def _std(self) -> torch.Tensor:
+        return (self.running_var + self.EPS).sqrt()[:, None, None]
+
+
 class AutoencoderKL(nn.Module):
     """Variational autoencoder of latent diffusion (Rombach et al. 2022), any aspect ratio.
 
@@ -147,6 +179,7 @@ class AutoencoderKL(nn.Module):
         z = config.z_channels
         self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
         self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv else None
+        self.bn = LatentNorm(z) if config.latent_norm else None
 
     @property
     def downsampling(self) -> int:

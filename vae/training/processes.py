@@ -54,7 +54,12 @@ class Processes:
         if self.world == 1:
             return module
         ids = None if self.device.type == "cpu" else [self.device.index]
-        return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+        return DistributedDataParallel(
+            module,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # there are only constants
+        )
 
     def sum_numbers(self, *numbers: float) -> list[float]:
         """Each number summed over all processes, between hosts: no device waits for it."""

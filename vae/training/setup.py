@@ -17,7 +17,8 @@ from vae.data.probing import probe
 from vae.data.sampling import steps_per_epoch
 from vae.data.workers import resolve_num_workers
 from vae.gpus import CPU_SETTINGS, match_card
-from vae.interop.diffusers_folder import load_weights, read_vae
+from vae.interop.fitting import load_weights
+from vae.interop.vae_files import read_vae
 from vae.losses.perceptual import build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
 from vae.step import Networks
@@ -123,11 +124,11 @@ def _existing_vae(config: Config, given: dict[str, Any]) -> tuple[Config, dict[s
     """The weights that --init_from names, if it does, and the configuration with their shape."""
     if not config.model.init_from:
         return config, None
-    shape, weights = read_vae(Path(config.model.init_from))
-    shape = {"norm_groups": config.model.norm_groups, **shape}
+    file = read_vae(Path(config.model.init_from))
+    shape = {"norm_groups": config.model.norm_groups, **file.shape}
     check_shape(given, shape, "the file of --init_from")
     shape["channels"] = tuple(shape["channels"])
-    return replace(config, model=replace(config.model, **shape)), weights
+    return replace(config, model=replace(config.model, **shape)), file.weights
 
 
 def _stages(config: Config, given: dict[str, Any], content: dict[str, Any] | None, tell):
@@ -232,7 +233,7 @@ def _perceptual(config: Config, processes: Processes, dtype: torch.dtype):
 def _build_state(config, processes, dtype, weights) -> TrainingState:
     state = begin_state(config, processes.device, fp16=dtype == torch.float16)
     if weights is not None:
-        load_weights(state.autoencoder, weights, Path(config.model.init_from))
+        load_weights(state.autoencoder, weights, f"--init_from {config.model.init_from}")
         if state.averaged is not None:
             state.averaged.load_state_dict(state.autoencoder.state_dict())
     return state

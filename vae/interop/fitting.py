@@ -1,0 +1,98 @@
+"""Whether tensors fit the architecture: its shape read off them, and what is wrong with its likely cause."""
+
+import re
+from typing import Any
+
+import torch
+
+from vae.config.errors import UserError
+from vae.model.autoencoder import AutoencoderKL
+
+_GROUPS_SHOWN = 3
+
+
+def shape_of(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
+    """ModelConfig values that the tensors show; UserError where they are not of this family.
+
+    The number of norm groups is not among them: no tensor shows it.
+    """
+    down = [re.match(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.weight", name) for name in weights]
+    blocks = [(int(m[1]), int(m[2])) for m in down if m]
+    if not blocks or "encoder.conv_out.weight" not in weights:
+        if any(name.startswith("decoder.") for name in weights) and not blocks:
+            raise UserError(f"{where} lacks the encoder: a decoder alone cannot be used here")
+        some = ", ".join(sorted(weights)[:3])
+        raise UserError(f"{where} has not the parameter names of an AutoencoderKL (it begins {some})")
+    levels = 1 + max(level for level, _ in blocks)
+    widths = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
+    for name in (*widths, "encoder.conv_out.weight"):
+        if name not in weights:
+            raise UserError(f"{where} lacks {name}")
+        if weights[name].dim() == 5:
+            raise UserError(
+                f"{where} is a video VAE: {name} has a time axis, and only pictures are handled here"
+            )
+        if weights[name].dim() != 4 or 0 in weights[name].shape:
+            raise UserError(f"{where} has another shape of {name}: it is no convolution")
+    return {
+        "channels": [weights[name].shape[0] for name in widths],
+        "layers_per_block": 1 + max(block for _, block in blocks),
+        "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,
+        "use_quant_conv": "quant_conv.weight" in weights,
+        "latent_norm": "bn.running_mean" in weights,
+    }
+
+
+def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor], where: str) -> None:
+    """Copy `weights` into `model`; UserError that groups what is missing, surplus or of another shape."""
+    own = model.state_dict()
+    missing = sorted(own.keys() - weights.keys())
+    surplus = sorted(weights.keys() - own.keys())
+    unequal = sorted(
+        name
+        for name in own.keys() & weights.keys()
+        if weights[name].shape
+        not in (own[name].shape, (*own[name].shape, 1, 1))  # linears as 1x1 convolutions
+    )
+    found = []
+    for what, names in (("lacks", missing), ("has the unknown", surplus), ("has another shape of", unequal)):
+        if names:
+            found.append(f"{what} {grouped(names)}")
+    if found:
+        cause = _likely_cause(own, weights, missing, surplus, unequal)
+        raise UserError(f"{where} {' and '.join(found)}{f': {cause}' if cause else ''}")
+    model.load_state_dict({name: value.reshape(own[name].shape) for name, value in weights.items()})
+
+
+def grouped(names: list[str]) -> str:
+    """Names in one line: those that share their first three parts stand together with their number."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(".".join(name.split(".")[:3]), []).append(name)
+    shown = [found[0] if len(found) == 1 else f"{start}.* ({len(found)})" for start, found in groups.items()]
+    more = f" and {len(shown) - _GROUPS_SHOWN} more" if len(shown) > _GROUPS_SHOWN else ""
+    return ", ".join(shown[:_GROUPS_SHOWN]) + more
+
+
+def _likely_cause(own, weights, missing: list[str], surplus: list[str], unequal: list[str]) -> str:
+    """Why a file differs, where its names or shapes show it; '' where they do not."""
+    if not any(name.startswith("decoder.") for name in weights):
+        return "it is an encoder alone"
+    if any("mid_block.attentions" in name for name in missing):
+        return "it is a VAE without attention in its middle block, which is another architecture"
+    if any(re.search(r"\.attn\.|\.attentions\.[1-9]|_blocks\.\d+\.attentions", name) for name in surplus):
+        return "it has attention inside its levels, which is another architecture"
+    if any("quant_conv" in name for name in missing):
+        return "it has only one of the two quant convolutions: part of it is missing"
+    if unequal in (["encoder.conv_in.weight"], ["decoder.conv_out.bias", "decoder.conv_out.weight"]) or (
+        set(unequal) == {"encoder.conv_in.weight", "decoder.conv_out.bias", "decoder.conv_out.weight"}
+    ):
+        channels = weights["encoder.conv_in.weight"].shape[1]
+        return f"its pictures have {channels} channels, and only RGB is handled"
+    if unequal and all(name.startswith("decoder.") for name in unequal):
+        begins, ends = weights["decoder.conv_in.weight"], own["decoder.conv_in.weight"]
+        if begins.dim() == 4 and len(begins) != len(ends):
+            return f"its decoder begins {len(begins)} wide, its encoder ends {len(ends)} wide"
+    if missing and not surplus and not unequal:
+        return "part of it is missing"
+    return ""
