@@ -1,48 +1,125 @@
 """Facts about cards, and the speed settings each takes by itself; never the recipe.
 
-Sources: NVIDIA's data sheets for compute capability, memory and bandwidth; dense bf16 rates with fp32
-accumulation from the same, except where a comment says otherwise.
+Where the numbers are from:
+  compute capability  https://developer.nvidia.com/cuda-gpus
+  memory              what nvidia-smi reports as memory.total, in MiB; the driver keeps up to 5 % of a card
+  bandwidth, rate     the `source` of each card; rates are of dense bf16 with fp32 accumulation
 """
 
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from vae.config.errors import UserError
+from vae.config.values import nearest
+
+_RTX_BLACKWELL = (
+    "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
+)
+_ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+BF16_CAPABILITY = (8, 0)  # Ampere, the first with bf16 tensor cores
+
 
 @dataclass(frozen=True)
 class Card:
     """One kind of card: facts, and option values of speed only."""
 
-    name: str
+    name: str  # as --gpu takes it
+    device_name: str  # as drivers report it, without the maker's names
     compute_capability: tuple[int, int]
-    vram_gib: float  # as sold, GiB
+    vram_mib: int
     bandwidth_gb_s: float
-    bf16_tflops: float | None  # dense; None: not known
+    bf16_tflops: float
+    source: str
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def vram_gib(self) -> float:
+        return self.vram_mib / 1024
 
+
+_FAST_HOST, _SMALL_CARD = {"prefetch_factor": 4}, {"prefetch_factor": 2}
 CARDS = (
-    Card("RTX 5090", (12, 0), 32, 1792, 209, {"prefetch_factor": 4}),
-    Card("RTX 5060 Ti 16GB", (12, 0), 16, 448, None, {"prefetch_factor": 2}),
-    Card("RTX 4090", (8, 9), 24, 1008, 165, {"prefetch_factor": 4}),
-    Card("H100", (9, 0), 80, 3350, 989, {"prefetch_factor": 4}),
-    Card("H200", (9, 0), 141, 4800, 989, {"prefetch_factor": 4}),
+    Card("RTX 5090", "RTX 5090", (12, 0), 32607, 1792, 209.5, _RTX_BLACKWELL, _FAST_HOST),
+    Card("RTX 5080", "RTX 5080", (12, 0), 16303, 960, 112.6, _RTX_BLACKWELL, _SMALL_CARD),
+    Card(
+        "RTX 5060 Ti 16GB",
+        "RTX 5060 Ti",  # a card of 8 GB bears the same name
+        (12, 0),
+        16311,
+        448,
+        47.4,  # 759 "AI TOPS" are sparse FP4: a sixteenth, as on the RTX 5090 (3352), is dense bf16
+        "https://www.nvidia.com/en-us/geforce/graphics-cards/50-series/rtx-5060-family/",
+        _SMALL_CARD,
+    ),
+    Card("RTX 4090", "RTX 4090", (8, 9), 24564, 1008, 165.2, _ADA, _FAST_HOST),
+    Card(
+        "H100",
+        "H100 80GB HBM3",  # the SXM card; H100 PCIe and NVL are slower ones
+        (9, 0),
+        81559,
+        3350,
+        989,
+        "https://www.nvidia.com/en-us/data-center/h100/",
+        _FAST_HOST,
+    ),
+    Card(
+        "H200",
+        "H200",
+        (9, 0),
+        143771,
+        4800,
+        989,
+        "https://www.nvidia.com/en-us/data-center/h200/",
+        _FAST_HOST,
+    ),
+    Card(
+        "B200",
+        "B200",
+        (10, 0),
+        183359,
+        8000,  # 64 TB/s of the eight cards of a DGX B200
+        2250,  # 36 PFLOP/s sparse of the eight cards of an HGX B200
+        "https://www.nvidia.com/en-us/data-center/dgx-b200/ and .../hgx/",
+        _FAST_HOST,
+    ),
 )
 CPU_SETTINGS: dict[str, Any] = {"prefetch_factor": 2}
 
-_MEMORY_TOLERANCE = 0.1  # a driver reports up to a tenth less than the card is sold with
+_MEMORY_TOLERANCE = 0.05  # PyTorch sees up to a twentieth less than nvidia-smi
 
 
 def match_card(device_name: str, memory_gib: float) -> Card | None:
     """The card that reports `device_name` and `memory_gib`; None where there is no profile for it.
 
-    Names match as whole words ("H20" is no H200, "RTX 5090 Laptop GPU" no RTX 5090) and memory decides
-    between cards that share a name.
+    The whole name must agree ("H200 NVL", "RTX 5090 D", "RTX 5090 Laptop GPU" and slices of a card are other
+    cards), and the memory, which decides between cards of one name.
     """
-    words = re.sub(r"\bNVIDIA\b|\bGeForce\b", "", device_name)
+    name = _without_maker(device_name)
     for card in CARDS:
-        base = card.name.removesuffix(" 16GB")
-        same_name = re.search(rf"\b{re.escape(base)}\b(?! (Laptop|D\b|SUPER|Ti))", words)
-        if same_name and abs(memory_gib / card.vram_gib - 1) <= _MEMORY_TOLERANCE:
+        if name == _without_maker(card.device_name) and (
+            abs(memory_gib / card.vram_gib - 1) <= _MEMORY_TOLERANCE
+        ):
             return card
     return None
+
+
+def lookup_card(name: str) -> Card:
+    """The card that a user calls `name`; raises UserError for one without a profile."""
+    wanted = _without_maker(name)
+    for card in CARDS:
+        names = [card.name]
+        if not card.name.startswith(f"{card.device_name} "):  # our name adds what theirs leaves open
+            names.append(card.device_name)
+        if wanted in map(_without_maker, names):
+            return card
+    known = [card.name for card in CARDS]
+    raise UserError(
+        f"--gpu {name!r} has no profile{nearest(name.upper(), known)} (known: {', '.join(known)}; "
+        "for any other card give its memory, such as --vram_gib 12)"
+    )
+
+
+def _without_maker(name: str) -> str:
+    """A card's name in lower case without maker, brands and blanks, for comparison."""
+    return re.sub(r"nvidia|geforce|rtx|\s", "", name.casefold())
