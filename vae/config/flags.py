@@ -1,8 +1,8 @@
-"""The command line and the JSON file of the trainer: both give option values by name, nothing more."""
+"""Command lines made from declared options, and the JSON file of the trainer."""
 
 import argparse
 import json
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Order of settings: flag, JSON file, checkpoint, profile, card, default.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=108),
+        formatter_class=_help_format,
     )
     parser.add_argument("--list_profiles", action="store_true", help="list the profiles and stop")
     for section in fields(Config):
@@ -37,14 +37,17 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, item: Field) -> None:
-    help_text = f"{item.metadata['help']} (default: {shown_default(item)})".replace("%", "%%")
+def _add(group: argparse._ActionsContainer, item: Field) -> None:
+    required = item.default is MISSING
+    default = "required" if required else f"default: {shown_default(item)}"
+    help_text = f"{item.metadata['help']} ({default})".replace("%", "%%")
     if base_type(item) is bool:
         group.add_argument(f"--{item.name}", action=argparse.BooleanOptionalAction, help=help_text)
         return
     group.add_argument(
         f"--{item.name}",
         type=base_type(item),
+        required=required,
         choices=item.metadata["choices"],
         nargs="+" if is_list(item) else None,
         metavar=item.metadata["metavar"] or (None if item.metadata["choices"] else base_type(item).__name__),
@@ -63,6 +66,44 @@ def shown_default(item: Field) -> str:
     return str(item.default)
 
 
+def parse_section(section: type, prog: str, description: str, epilog: str, argv: list[str]) -> Any:
+    """An instance of `section`, a dataclass of options, from the command line of the script `prog`.
+
+    An option whose default is MISSING must be given. Raises UsageError for a command line that cannot be
+    read and UserError for a value outside its limits.
+    """
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_help_format,
+    )
+    for item in fields(section):
+        _add(parser, item)
+    given, unknown = parser.parse_known_args(argv)
+    _refuse_unknown(parser, unknown)
+    values = vars(given)
+    for item in fields(section):
+        if item.name in values:
+            check(item, values[item.name])
+            if is_list(item):
+                values[item.name] = tuple(values[item.name])
+    return section(**values)
+
+
+def _help_format(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=108)
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
+    if unknown:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        word = unknown[0].split("=")[0]
+        raise UsageError(f"unknown flag {word}{nearest(word, known)} (--help lists every flag)")
+
+
 def parse_flags(argv: list[str]) -> dict[str, Any]:
     """Option values given on the command line, merged over those of its --config file.
 
@@ -70,10 +111,7 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
     """
     parser = build_parser()
     given, unknown = parser.parse_known_args(argv)
-    if unknown:
-        known = [flag for action in parser._actions for flag in action.option_strings]
-        word = unknown[0].split("=")[0]
-        raise UsageError(f"unknown flag {word}{nearest(word, known)} (--help lists every flag)")
+    _refuse_unknown(parser, unknown)
     values = vars(given)
     options = all_options()
     for name, value in values.items():

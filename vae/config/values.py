@@ -13,17 +13,19 @@ from vae.config.errors import UserError
 
 def base_type(item: Field) -> type:
     """The type of one value of an option: bool, int, float or str; int for a tuple of ints."""
-    kind = item.type
-    if isinstance(kind, types.UnionType):  # int | None
-        kind = next(part for part in typing.get_args(kind) if part is not type(None))
-    if typing.get_origin(kind) is tuple:
-        kind = typing.get_args(kind)[0]
-    return kind
+    kind = _without_none(item)
+    return typing.get_args(kind)[0] if is_list(item) else kind
+
+
+def _without_none(item: Field) -> typing.Any:
+    if isinstance(item.type, types.UnionType):  # int | None
+        return next(part for part in typing.get_args(item.type) if part is not type(None))
+    return item.type
 
 
 def is_list(item: Field) -> bool:
     """Whether the option takes several values."""
-    return isinstance(item.default, tuple)
+    return typing.get_origin(_without_none(item)) is tuple
 
 
 def check(item: Field, value: Any) -> None:
@@ -37,7 +39,7 @@ def check(item: Field, value: Any) -> None:
         if value == "auto":
             return
         value = _whole_number(item, value)
-    for part in value if is_list(item) else [value]:
+    for part in value if is_list(item) and value is not None else [value]:
         if isinstance(part, float) and not math.isfinite(part):
             raise UserError(f"--{item.name} {part} is not a finite number: give one such as 0.001")
         if part is None:
