@@ -1,0 +1,123 @@
+"""Tiles give what the whole picture gives, in a fraction of the device's memory."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vae.config.options import ModelConfig
+from vae.inference.codec import decode_latents, encode_images, reconstruct
+from vae.inference.features import Moments
+from vae.inference.tiled import count_steps, decoder_plan, encoder_plan
+from vae.memory.live_bytes import LiveBytes
+from vae.model.autoencoder import AutoencoderKL
+
+NARROW = ModelConfig(channels=(8, 16, 16), layers_per_block=1, norm_groups=4, z_channels=4)
+QUANT = ModelConfig(channels=(8, 16), layers_per_block=2, norm_groups=8, z_channels=4, use_quant_conv=True)
+
+
+def network(config: ModelConfig, dtype: torch.dtype = torch.float64) -> AutoencoderKL:
+    torch.manual_seed(0)
+    return AutoencoderKL(config).to(dtype)
+
+
+def picture(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    torch.manual_seed(1)
+    coarse = torch.rand(2, 3, 5, 7, dtype=torch.float64)
+    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")
+    return (2 * smooth - 1 + 0.1 * torch.randn(smooth.shape, dtype=torch.float64)).to(dtype)
+
+
+# In fp64 rounding is 1e-16, so a missing halo pixel or a statistic over a part of the picture would show.
+@pytest.mark.parametrize("config", [NARROW, QUANT], ids=["three levels", "quant convs"])
+@pytest.mark.parametrize("tile", [7, 16, 24, 1000])
+def test_tiles_give_the_whole_pictures_result(config, tile):
+    model, images = network(config), picture(61, 90)
+    whole = encode_images(model, images, dtype=torch.float64)
+    tiled = encode_images(model, images, dtype=torch.float64, tile=tile)
+    torch.testing.assert_close(tiled.mean, whole.mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(tiled.logvar, whole.logvar, rtol=0, atol=1e-12)
+    recon = decode_latents(model, whole.mean, (61, 90), dtype=torch.float64)
+    in_tiles = decode_latents(model, whole.mean, (61, 90), dtype=torch.float64, tile=tile)
+    assert in_tiles.shape == images.shape
+    torch.testing.assert_close(in_tiles, recon, rtol=0, atol=1e-12)
+
+
+def test_in_fp32_tiles_differ_by_rounding_alone():
+    model, images = network(NARROW, torch.float32), picture(61, 90, torch.float32)
+    whole, tiled = reconstruct(model, images), reconstruct(model, images, tile=16)
+    assert (tiled - whole).abs().max() < 1e-3 * 2  # a thousandth of the range [-1, 1]
+
+
+def test_in_bf16_tiles_are_no_further_from_the_truth_than_the_whole():
+    model, images = network(NARROW), picture(61, 90)
+    truth = reconstruct(model, images, dtype=torch.float64)
+    whole, tiled = (reconstruct(model, images, dtype=torch.bfloat16, tile=tile) for tile in (None, 16))
+    error = (whole.double() - truth).square().mean().sqrt()
+    assert (tiled.double() - truth).square().mean().sqrt() < 1.2 * error  # both are rounding: about equal
+
+
+def test_statistics_of_parts_are_those_of_the_whole():
+    h = torch.randn(2, 8, 30, 40, dtype=torch.float64) * 3 + 1000  # E[x²] - E[x]² would lose five digits
+    moments = Moments(4)
+    for top, bottom in ((0, 1), (1, 17), (17, 30)):
+        moments.add(h[:, :, top:bottom])
+    mean, rstd = moments.statistics(0.0, h)
+    variance, expected = torch.var_mean(h.reshape(2, 4, -1), dim=-1, correction=0)
+    torch.testing.assert_close(mean, expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(rstd, variance.rsqrt(), rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("plan_of", [encoder_plan, decoder_plan])
+def test_progress_ends_at_the_number_it_announced(plan_of):
+    model, heard = network(NARROW, torch.float32), []
+    if plan_of is encoder_plan:
+        encode_images(
+            model, picture(64, 96, torch.float32), tile=24, on_step=lambda *step: heard.append(step)
+        )
+        expected = count_steps(plan_of(model), 64, 96, 24)
+    else:
+        latents = torch.zeros(1, 4, 16, 24)
+        decode_latents(model, latents, tile=24, on_step=lambda *step: heard.append(step))
+        expected = count_steps(plan_of(model), 16, 24, 24)
+    assert heard == [(done, expected) for done in range(1, expected + 1)]
+
+
+class BytesOn(LiveBytes):
+    """LiveBytes of one kind of device, among fake tensors that know their device and hold nothing."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self._kind = kind
+        self._counted: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in torch.utils._pytree.tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.device.type == self._kind:
+                self._follow(value.untyped_storage())
+        return result
+
+
+def peaks(config: ModelConfig, side: int, tile: int | None, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
+    """Peak bytes of (device, host) while encoding and while decoding one picture, weights not counted."""
+    found = {}
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            model = AutoencoderKL(config)
+        images = torch.empty(1, 3, side, side)
+        latents = torch.empty(1, config.z_channels, side // model.downsampling, side // model.downsampling)
+        for name, run in (
+            ("encode", lambda: encode_images(model, images, dtype=dtype, tile=tile)),
+            ("decode", lambda: decode_latents(model, latents, dtype=dtype, tile=tile)),
+        ):
+            with BytesOn("cuda") as device, BytesOn("cpu") as host:
+                run()
+            found[name] = device.peak, host.peak
+    return found
+
+
+def test_the_device_holds_a_quarter_and_the_host_the_features():
+    whole, tiled = (peaks(ModelConfig(), 1024, tile, torch.bfloat16) for tile in (None, 256))
+    for name in ("encode", "decode"):
+        assert tiled[name][0] <= whole[name][0] / 4
+        assert tiled[name][1] >= 128 * 1024 * 1024 * 2  # the features of the finest level do lie somewhere
