@@ -11,7 +11,16 @@ from torch import nn
 
 from vae.config.errors import UserError
 from vae.config.options import ModelConfig
-from vae.model.layers import Attention, Conv2d, Downsample, NormSiLU, ResnetBlock, Upsample
+from vae.model.layers import (
+    Attention,
+    Conv2d,
+    Downsample,
+    NormSiLU,
+    ResnetBlock,
+    Upsample,
+    activated_conv,
+    kept_or_redone,
+)
 
 IMAGE_CHANNELS = 3
 LOGVAR_RANGE = (-30.0, 20.0)  # AutoencoderKL's clamp: keeps exp() finite
@@ -39,8 +48,12 @@ class MidBlock(nn.Module):
         super().__init__()
         self.attentions = nn.ModuleList([Attention(channels, groups)])
         self.resnets = nn.ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
+        self.redone = False  # whether the backward runs it again, as in the levels, encoder and decoder
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return kept_or_redone(self._forward, h, self.redone)
+
+    def _forward(self, h: torch.Tensor) -> torch.Tensor:
         h = self.resnets[0](h)
         h = self.attentions[0](h)
         return self.resnets[1](h)
@@ -62,8 +75,12 @@ class DownBlock(nn.Module):
         if not last:
             self.downsamplers = nn.ModuleList([Downsample(out_channels)])
         self.last = last
+        self.redone = False
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return kept_or_redone(self._forward, h, self.redone)
+
+    def _forward(self, h: torch.Tensor) -> torch.Tensor:
         for block in self.resnets:
             h = block(h)
         return h if self.last else self.downsamplers[0](h)
@@ -78,8 +95,12 @@ class UpBlock(nn.Module):
         if not last:
             self.upsamplers = nn.ModuleList([Upsample(out_channels)])
         self.last = last
+        self.redone = False
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return kept_or_redone(self._forward, h, self.redone)
+
+    def _forward(self, h: torch.Tensor) -> torch.Tensor:
         for block in self.resnets:
             h = block(h)
         return h if self.last else self.upsamplers[0](h)
@@ -100,13 +121,18 @@ class Encoder(nn.Module):
         self.mid_block = MidBlock(widths[-1], groups)
         self.conv_norm_out = NormSiLU(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], 2 * config.z_channels, 3, padding=1)
+        self.fused_out = False  # whether the last activation is made again in the backward
+        self.redone = False
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return kept_or_redone(self._forward, images, self.redone)
+
+    def _forward(self, images: torch.Tensor) -> torch.Tensor:
         h = self.conv_in(images)
         for level in self.down_blocks:
             h = level(h)
         h = self.mid_block(h)
-        return self.conv_out(self.conv_norm_out(h))
+        return activated_conv(self.conv_norm_out, self.conv_out, h, self.fused_out)
 
 
 class Decoder(nn.Module):
@@ -124,12 +150,13 @@ class Decoder(nn.Module):
         )
         self.conv_norm_out = NormSiLU(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS, 3, padding=1)
+        self.fused_out = False
 
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
         h = self.mid_block(self.conv_in(latents))
         for level in self.up_blocks:
             h = level(h)
-        return self.conv_out(self.conv_norm_out(h))
+        return activated_conv(self.conv_norm_out, self.conv_out, h, self.fused_out)
 
 
 class LatentNorm(nn.Module):

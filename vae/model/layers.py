@@ -3,13 +3,18 @@
 Casting here, at the few places that compute, keeps the master weights whole and needs no autocast.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from vae.ops.attention import attention
+from vae.ops.fused_conv import norm_silu_conv
 from vae.ops.norm import group_norm, group_norm_silu
 from vae.ops.resample import downsample_conv, upsample_conv
+from vae.ops.residual_block import residual_block
 
 NORM_EPS = 1e-6  # AutoencoderKL's own, in diffusers and CompVis alike
 
@@ -46,6 +51,24 @@ class NormSiLU(GroupNorm):
         return group_norm_silu(h, self.weight, self.bias, self.num_groups, self.eps)
 
 
+def activated_conv(norm: NormSiLU, conv: Conv2d, h: torch.Tensor, recompute: bool) -> torch.Tensor:
+    """conv(norm(h)); with `recompute` the activation in between is not kept for the backward."""
+    if recompute:
+        return norm_silu_conv(h, norm.weight, norm.bias, conv.weight, conv.bias, norm.num_groups, norm.eps)
+    return conv(norm(h))
+
+
+def kept_or_redone(part: Callable, h: torch.Tensor, redone: bool) -> torch.Tensor:
+    """part(h); with `redone` only h is kept, and the backward runs the part again first.
+
+    torch's checkpoint with its hooks on saved tensors, not the reentrant form: parameters' gradients then
+    belong to the one outer backward, which is what DDP listens to. Nothing random happens in the networks.
+    """
+    if redone and torch.is_grad_enabled():
+        return checkpoint(part, h, use_reentrant=False, preserve_rng_state=False)
+    return part(h)
+
+
 class ResnetBlock(nn.Module):
     """norm-SiLU-conv twice, added to the input; a 1x1 convolution carries a change of width."""
 
@@ -56,11 +79,19 @@ class ResnetBlock(nn.Module):
         self.norm2 = NormSiLU(groups, out_channels)
         self.conv2 = Conv2d(out_channels, out_channels, 3, padding=1)
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
+        self.recompute = "none"  # or "activations", or "block": all but x; see vae.model.recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.conv1(self.norm1(x))
-        h = self.conv2(self.norm2(h))
-        return (x if self.conv_shortcut is None else self.conv_shortcut(x)) + h
+        if self.recompute == "block":
+            layers = [self.norm1, self.conv1, self.norm2, self.conv2]
+            layers += [] if self.conv_shortcut is None else [self.conv_shortcut]
+            parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
+            return residual_block(x, parameters, self.norm1.num_groups, self.norm1.eps)
+        recompute = self.recompute == "activations"
+        h = activated_conv(self.norm1, self.conv1, x, recompute)
+        h = activated_conv(self.norm2, self.conv2, h, recompute)
+        h += x if self.conv_shortcut is None else self.conv_shortcut(x)
+        return h
 
 
 class Attention(nn.Module):

@@ -1,0 +1,47 @@
+"""The ladder of recomputation: what the network keeps for its backward, and what it computes again.
+
+Every rung gives the same gradients; from one to the next the step takes less memory and more time.
+"""
+
+from dataclasses import dataclass
+
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.layers import ResnetBlock
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What is computed again in the backward."""
+
+    block: str = "none"  # of each residual block: nothing, its activations, or all but its input
+    top_level: bool = False  # the levels of full resolution, from their inputs
+    levels: bool = False  # every level and middle, one at a time, from their inputs
+    encoder: bool = False  # the whole encoder, from the images
+
+
+RUNGS = {
+    "none": Rung(),
+    "activations": Rung("activations"),
+    "top_level": Rung("activations", top_level=True),
+    "encoder": Rung("activations", encoder=True),
+    "blocks": Rung("block"),
+    "blocks_encoder": Rung("block", encoder=True),
+    "all": Rung("block", levels=True),
+}
+
+
+def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
+    """Put the network on the rung `name` of the ladder, from its next forward on."""
+    rung = RUNGS[name]
+    encoder, decoder = autoencoder.encoder, autoencoder.decoder
+    for module in autoencoder.modules():
+        if isinstance(module, ResnetBlock):
+            module.recompute = rung.block
+    for half in (encoder, decoder):
+        half.fused_out = rung.block != "none"
+        half.mid_block.redone = rung.levels
+    for level in [*encoder.down_blocks, *decoder.up_blocks]:
+        level.redone = rung.levels
+    encoder.down_blocks[0].redone |= rung.top_level
+    decoder.up_blocks[-1].redone |= rung.top_level
+    encoder.redone = rung.encoder

@@ -1,0 +1,85 @@
+"""A whole residual block as one operation that keeps its input and the statistics of its norms alone.
+
+Backward runs the first convolution again and both activations, and frees each as soon as it is used.
+"""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vae.ops.fused_conv import conv3x3, conv_input_gradient, conv_weight_gradients, norm_silu_conv_reference
+from vae.ops.library import define_op
+from vae.ops.norm import norm_statistics, normalize, normalize_backward
+
+
+def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
+    """norm-SiLU-conv twice over x (B, C, H, W), added to x: (B, C', H, W). What residual_block computes.
+
+    `parameters`: weight and bias of norm1, conv1, norm2, conv2 and, where C' is not C, of the 1x1 shortcut.
+    """
+    h = norm_silu_conv_reference(x, *parameters[:4], groups, eps)
+    h = norm_silu_conv_reference(h, *parameters[4:8], groups, eps)
+    if len(parameters) > 8:
+        weight, bias = parameters[8:]
+        x = F.conv2d(x, weight.to(x.dtype), bias.to(x.dtype))
+    return x + h
+
+
+def residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
+    """residual_block_reference, of which backward needs x and the statistics (B, groups) alone."""
+    return _op(x, parameters, groups, eps)[0]
+
+
+def _residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> list[Tensor]:
+    """The block's output, then mean and rstd of its first and of its second norm."""
+    gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
+    mean1, rstd1 = norm_statistics(x, groups, eps)
+    h = conv3x3(normalize(x, mean1, rstd1, gamma1, beta1, groups, True), weight1, bias1)
+    mean2, rstd2 = norm_statistics(h, groups, eps)
+    h = normalize(h, mean2, rstd2, gamma2, beta2, groups, True)
+    h = conv3x3(h, weight2, bias2)
+    h += F.conv2d(x, *(p.to(x.dtype) for p in shortcut)) if shortcut else x
+    return [h, mean1, rstd1, mean2, rstd2]
+
+
+def _residual_block_backward(
+    grad_out: Tensor, x: Tensor, statistics: Sequence[Tensor], parameters: Sequence[Tensor], groups: int
+) -> list[Tensor]:
+    """Gradients of x and of `parameters`, in their order."""
+    gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, _, *shortcut = parameters
+    mean1, rstd1, mean2, rstd2 = statistics
+    h = conv3x3(normalize(x, mean1, rstd1, gamma1, beta1, groups, True), weight1, bias1)
+    activation = normalize(h, mean2, rstd2, gamma2, beta2, groups, True)
+    grads2 = conv_weight_gradients(grad_out, activation, weight2)
+    del activation
+    grad = conv_input_gradient(grad_out, h, weight2)
+    grad, *norm_grads2 = normalize_backward(grad, h, mean2, rstd2, gamma2, beta2, groups, True)
+    del h
+    activation = normalize(x, mean1, rstd1, gamma1, beta1, groups, True)
+    grads1 = conv_weight_gradients(grad, activation, weight1)
+    del activation
+    grad = conv_input_gradient(grad, x, weight1)
+    grad, *norm_grads1 = normalize_backward(grad, x, mean1, rstd1, gamma1, beta1, groups, True)
+    shortcut_grads = []
+    if shortcut:
+        shortcut_grads = conv_weight_gradients(grad_out, x, shortcut[0])
+        grad += conv_input_gradient(grad_out, x, shortcut[0])
+    else:
+        grad += grad_out
+    return [grad, *norm_grads1, *grads1, *norm_grads2, *grads2, *shortcut_grads]
+
+
+def _save_for_backward(ctx, inputs, output):
+    x, parameters, ctx.groups, _ = inputs
+    ctx.save_for_backward(x, *output[1:], *parameters)
+
+
+def _gradients(ctx, grads):
+    x, *saved = ctx.saved_tensors
+    grad_x, *rest = _backward_op(grads[0], x, saved[:4], saved[4:], ctx.groups)
+    return grad_x, rest, None, None
+
+
+_backward_op = define_op(_residual_block_backward, _residual_block_backward)
+_op = define_op(_residual_block, _residual_block, _gradients, _save_for_backward)
