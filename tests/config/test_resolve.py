@@ -6,9 +6,9 @@ import pytest
 
 from vae.config.errors import UserError
 from vae.config.flags import parse_flags
-from vae.config.options import Config, build, flatten
+from vae.config.options import Config, SpeedConfig, build, flatten
 from vae.config.recipes import RECIPES, profile_table, recipe_values
-from vae.config.resolve import PER_COMMAND, parse_progressive, resolve
+from vae.config.resolve import PER_COMMAND, parse_progressive, precision, resolve
 
 # One option that every source may give, as the value each gives.
 SOURCES = {"given": 1, "checkpoint": 2, "profile": 3, "card": 4}
@@ -145,6 +145,26 @@ def test_the_demo_takes_the_size_that_the_machine_bears():
 def test_an_unknown_profile_names_the_nearest():
     with pytest.raises(UserError, match=r"--profile ultr is unknown: did you mean ultra\?"):
         recipe_values("ultr", has_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("mixed", "bf16", "has_bf16", "expected"),
+    [
+        (False, False, True, "float32"),
+        (True, False, True, "bfloat16"),
+        (True, False, False, "float16"),
+        (False, True, True, "bfloat16"),
+        (True, True, True, "bfloat16"),
+    ],
+)
+def test_precision(mixed, bf16, has_bf16, expected):
+    speed = SpeedConfig(mixed_precision=mixed, use_bf16=bf16)
+    assert precision(speed, has_bf16, "a card") == expected
+
+
+def test_bf16_that_the_card_lacks():
+    with pytest.raises(UserError, match=r"--use_bf16: Tesla T4 has no bf16: use --mixed_precision"):
+        precision(SpeedConfig(use_bf16=True, mixed_precision=True), False, "Tesla T4")
 
 
 # --- stages ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vae.config.errors import UserError
-from vae.config.options import LEAST_IMAGE_SIZE, Config, LossConfig, ModelConfig, build
+from vae.config.options import LEAST_IMAGE_SIZE, Config, LossConfig, ModelConfig, SpeedConfig, build
 
 # What one command says of itself; the next command does not inherit it from a checkpoint.
 PER_COMMAND = frozenset(
@@ -75,6 +75,17 @@ def check_together(config: Config) -> None:
         )
     if loss.perceptual_net == "random" and loss.perceptual_weights:
         raise UserError("--perceptual_weights names a file, but --perceptual_net random uses none: drop one")
+
+
+def precision(speed: SpeedConfig, has_bf16: bool, device_name: str) -> str:
+    """PyTorch's name of the dtype the networks compute in; UserError where --use_bf16 cannot be had."""
+    if speed.use_bf16 and not has_bf16:
+        raise UserError(
+            f"--use_bf16: {device_name} has no bf16: use --mixed_precision alone, which takes fp16 there"
+        )
+    if speed.use_bf16 or (speed.mixed_precision and has_bf16):
+        return "bfloat16"
+    return "float16" if speed.mixed_precision else "float32"
 
 
 def check_discriminator(image_size: int, loss: LossConfig) -> None:

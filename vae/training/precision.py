@@ -5,25 +5,17 @@ import shutil
 
 import torch
 
-from vae.config.errors import UserError
 from vae.config.options import SpeedConfig
-
-_BF16_CAPABILITY = (8, 0)  # Ampere, the first with bf16 tensor cores
+from vae.config.resolve import precision
+from vae.gpus import BF16_CAPABILITY
 
 
 def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
     """fp32, bf16 or fp16, as --mixed_precision and --use_bf16 ask and the device allows."""
-    has_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
-    if speed.use_bf16:
-        if not has_bf16:
-            name = torch.cuda.get_device_name(device)
-            raise UserError(
-                f"--use_bf16: {name} has no bf16: use --mixed_precision alone, which takes fp16 there"
-            )
-        return torch.bfloat16
-    if speed.mixed_precision:
-        return torch.bfloat16 if has_bf16 else torch.float16
-    return torch.float32
+    if device.type == "cpu":
+        return getattr(torch, precision(speed, True, "the CPU"))
+    has_bf16 = torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
+    return getattr(torch, precision(speed, has_bf16, torch.cuda.get_device_name(device)))
 
 
 def set_backends(speed: SpeedConfig) -> None:

@@ -1,0 +1,186 @@
+"""What fits on a card: every profile with the memory, the passes and the least time its step will take.
+
+Counted by the planner behind --micro_batch_size auto; a card that is not here is planned for by its facts.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from vae.config.errors import UserError
+from vae.config.options import Config
+from vae.config.recipes import RECIPES, recipe_values
+from vae.config.resolve import precision, resolve
+from vae.gpus import BF16_CAPABILITY, CPU_SETTINGS, Card, lookup_card, match_card
+from vae.memory.available import CPU_SHARE, available_bytes
+from vae.memory.plan import GIB, StepMemory, StepSpec, choose_micro_batch, step_memory
+from vae.memory.stage_spec import stage_spec
+
+# Of an RTX 5090's 31.84 GiB PyTorch sees 31.37, and of those 0.6 are CUDA's own where a process runs out of
+# the rest: https://github.com/Wan-Video/Wan2.1/issues/465. A card that is here is asked instead.
+DRIVER_AND_CONTEXT_GIB = 1.1
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is planned for: a card that is here, one that is not, or main memory."""
+
+    name: str
+    card: Card | None
+    is_gpu: bool
+    has_bf16: bool
+    available: int  # bytes, before --vram_margin
+    explained: str  # what `available` is
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProfilePlan:
+    """How one profile's step runs on a target; one that does not fit has the smallest need of all ways."""
+
+    profile: str
+    image_size: int  # px
+    images_per_step: int  # batch size x accumulation steps
+    precision: str | None
+    micro_batch: int | None
+    passes: int | None
+    peak_gib: float | None  # weights, gradients, moments and the step; not CUDA's context
+    available_gib: float
+    floor_seconds: float | None  # of one step; None: the card's rate is not known
+    problem: str | None  # why it cannot run
+
+
+def find_target(gpu: str | None, vram_gib: float | None) -> Target:
+    """The card named by `gpu`, or any of `vram_gib`, or the one here, or else this machine's main memory.
+
+    Both together are the card `gpu` with other memory than it is sold with. Raises UserError for an unknown
+    card or too little memory.
+    """
+    if gpu is None and vram_gib is None:
+        return _target_here()
+    card = lookup_card(gpu) if gpu is not None else None
+    total = vram_gib if vram_gib is not None else card.vram_gib
+    if not (math.isfinite(total) and total > DRIVER_AND_CONTEXT_GIB):
+        raise UserError(
+            f"--vram_gib {total:g} leaves nothing to plan with, for the driver and CUDA take "
+            f"{DRIVER_AND_CONTEXT_GIB} GiB: give the memory of the whole card, such as 12"
+        )
+    return Target(
+        name=card.name if card else f"a GPU of {total:g} GiB",
+        card=card,
+        is_gpu=True,
+        has_bf16=True,
+        available=int((total - DRIVER_AND_CONTEXT_GIB) * GIB),
+        explained=f"{total:.1f} GiB less {DRIVER_AND_CONTEXT_GIB} for the driver and CUDA",
+        notes=() if card else ("its rate is not known without --gpu, so there is no floor of time",),
+    )
+
+
+def _target_here() -> Target:
+    if not torch.cuda.is_available():
+        return Target(
+            name="this machine's CPU",
+            card=None,
+            is_gpu=False,
+            has_bf16=True,
+            available=available_bytes(torch.device("cpu")),
+            explained=f"{CPU_SHARE:.0%} of the free main memory",
+            notes=('no GPU found: --gpu "RTX 5090" or --vram_gib 12 plans for one that is not here',),
+        )
+    device = torch.device("cuda", torch.cuda.current_device())
+    facts = torch.cuda.get_device_properties(device)
+    card = match_card(facts.name, facts.total_memory / GIB)
+    notes = []
+    if card is None:
+        notes.append("no profile for this card: settings come from its memory, and its rate is not known")
+    others = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())} - {facts.name}
+    if others:
+        notes.append(f"planned for card {device.index}; there are others: {', '.join(sorted(others))}")
+    return Target(
+        name=facts.name,
+        card=card,
+        is_gpu=True,
+        has_bf16=(facts.major, facts.minor) >= BF16_CAPABILITY,
+        available=available_bytes(device),
+        explained=f"free now of {facts.total_memory / GIB:.1f} GiB",
+        notes=tuple(notes),
+    )
+
+
+def plan_profiles(target: Target) -> Iterator[ProfilePlan]:
+    """The plan of every profile, one after the other as they are counted (seconds each)."""
+    settings = target.card.settings if target.card else ({} if target.is_gpu else CPU_SETTINGS)
+    for name in RECIPES:
+        config = resolve({}, None, recipe_values(name, target.is_gpu), settings)
+        yield plan_profile(name, config, target)
+
+
+def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
+    """How the step of `config`, called `name`, runs on `target`."""
+    available = int(target.available * config.speed.vram_margin)
+    images = config.run.batch_size * config.run.accumulation_steps
+    about = {"profile": name, "image_size": config.data.image_size, "images_per_step": images}
+    about["available_gib"] = available / GIB
+    try:
+        dtype = precision(config.speed, target.has_bf16, target.name)
+    except UserError as error:
+        unknown = dict.fromkeys(("precision", "micro_batch", "passes", "peak_gib", "floor_seconds"))
+        return ProfilePlan(**about, **unknown, problem=str(error))
+    spec = stage_spec(config, config.data.image_size, config.run.batch_size, getattr(torch, dtype))
+    memory, problem = _choose(spec, available)
+    passes = -(-images // memory.micro_batch)
+    return ProfilePlan(
+        **about,
+        precision=dtype,
+        micro_batch=memory.micro_batch,
+        passes=passes,
+        peak_gib=memory.total / GIB,
+        floor_seconds=None,
+        problem=problem,
+    )
+
+
+def _choose(spec: StepSpec, available: int) -> tuple[StepMemory, str | None]:
+    """The trainer's own choice, or the smallest need there is and that it does not fit."""
+    try:
+        return choose_micro_batch(spec, available, "auto"), None
+    except UserError:
+        least = step_memory(spec, 1)
+        return least, f"does not fit: one image needs {least.total / GIB:.1f} GiB"
+
+
+def plan_data(gpu: str | None = None, vram_gib: float | None = None) -> dict[str, Any]:
+    """The whole plan as plain data for JSON."""
+    target = find_target(gpu, vram_gib)
+    facts = asdict(target) | {"available": target.available / GIB}
+    facts["available_gib"] = facts.pop("available")
+    return {"target": facts, "profiles": [asdict(plan) for plan in plan_profiles(target)]}
+
+
+COLUMNS = (
+    f"{'profile':<10}{'px':>6}{'images':>8}{'passes':>10}{'peak GiB':>10}{'of GiB':>8}{'floor s/step':>14}"
+)
+
+
+def table_line(plan: ProfilePlan) -> str:
+    """One line of the table under COLUMNS."""
+    head = f"{plan.profile:<10}{plan.image_size:>6}{plan.images_per_step:>8}"
+    if plan.problem:
+        return f"{head}   {plan.problem}"
+    passes = f"{plan.passes} x {plan.micro_batch}"
+    floor = f"{plan.floor_seconds:.2f}" if plan.floor_seconds is not None else "-"
+    return f"{head}{passes:>10}{plan.peak_gib:>10.2f}{plan.available_gib:>8.1f}{floor:>14}"
+
+
+def print_plan(gpu: str | None = None, vram_gib: float | None = None) -> None:
+    """Print the table, each profile as soon as it is counted; UserError as find_target raises."""
+    target = find_target(gpu, vram_gib)
+    print(f"Plan for {target.name}: {target.available / GIB:.1f} GiB ({target.explained})")
+    for note in target.notes:
+        print(f"note: {note}")
+    print(COLUMNS)
+    for plan in plan_profiles(target):
+        print(table_line(plan), flush=True)
