@@ -12,13 +12,21 @@ implementation may take temporaries that the GPU does not need.) A loop over equ
 on meta to the blocks that decide the peak: FLOPs are counted by the operation's formula, not from within.
 """
 
+import importlib.util
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 IMPLEMENTATIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+
+
+@cache
+def triton_is_installed() -> bool:
+    """Whether the modules with Triton kernels can be imported."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def define_op(

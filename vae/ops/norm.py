@@ -4,9 +4,14 @@ Only the input and the statistics are saved: the normalised value is made again 
 G groups of channels; the shapes are those of vae.ops.
 """
 
+import importlib
+from types import ModuleType
+
 import torch
 
-from vae.ops.library import define_op
+from vae.ops import norm_pieces
+from vae.ops.gpu_blocks import norm_blocks
+from vae.ops.library import define_op, triton_is_installed
 
 
 def group_norm(
@@ -28,12 +33,12 @@ def group_norm_silu(
 
 def norm_statistics(h: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and 1/sqrt(variance + eps) of each group of each image: (B, G) each, fp32 (fp64 for fp64)."""
+    h = _dense(h)
     if h.is_meta:
-        shape, dtype = (h.shape[0], groups), _wide(h)
+        partial = _partial_results(h)
+        shape, dtype = (h.shape[0], groups), partial.dtype
         return h.new_empty(shape, dtype=dtype), h.new_empty(shape, dtype=dtype)
-    grouped = _grouped(h.to(_wide(h)), groups)
-    variance, mean = torch.var_mean(grouped, dim=(2, 3, 4), correction=0)
-    return mean, (variance + eps).rsqrt()
+    return _kernels(h).statistics(h, groups, eps)
 
 
 def normalize(
@@ -46,10 +51,10 @@ def normalize(
     silu: bool,
 ) -> torch.Tensor:
     """(h - mean) * rstd * weight + bias, then SiLU where asked for, in h's dtype and memory layout."""
+    h = _dense(h)
     if h.is_meta:
         return torch.empty_like(h)
-    affine = _unit(h, mean, rstd, groups) * _per_channel(weight, h) + _per_channel(bias, h)
-    return (affine * affine.sigmoid() if silu else affine).to(h.dtype)
+    return _kernels(h).forward(h, mean, rstd, weight, bias, silu)
 
 
 def normalize_backward(
@@ -66,42 +71,52 @@ def normalize_backward(
 
     `mean` and `rstd` count as functions of h, as norm_statistics makes them.
     """
+    h = _dense(h)
+    grad_out = grad_out.contiguous(memory_format=_layout(h))
     if h.is_meta:
+        partial = _partial_results(h)
+        del partial
         return torch.empty_like(h), torch.empty_like(weight), torch.empty_like(bias)
-    unit = _unit(h, mean, rstd, groups)
-    grad = grad_out.to(unit.dtype)
-    if silu:
-        affine = unit * _per_channel(weight, h) + _per_channel(bias, h)
-        gate = affine.sigmoid()
-        grad = grad * gate * (1 + affine * (1 - gate))
-    grad_weight = (grad * unit).sum(dim=(0, 2, 3))
-    grad_bias = grad.sum(dim=(0, 2, 3))
-    grad = grad * _per_channel(weight, h)
-    along = _grouped(grad * unit, groups).mean(dim=(2, 3, 4), keepdim=True)
-    level = _grouped(grad, groups).mean(dim=(2, 3, 4), keepdim=True)
-    grad = _grouped(grad, groups) - level - _grouped(unit, groups) * along
-    grad_h = torch.empty_like(h)
-    grad_h.copy_((grad * rstd[:, :, None, None, None]).reshape(h.shape))
+    grad_h, grad_weight, grad_bias = _kernels(h).backward(grad_out, h, mean, rstd, weight, bias, silu)
     return grad_h, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype)
+
+
+def group_norm_reference(
+    h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float, silu: bool
+) -> torch.Tensor:
+    """What the operations compute, written out in the dtype of h."""
+    grouped = h.unflatten(1, (groups, -1))  # (B, G, C/G, H, W)
+    variance, mean = torch.var_mean(grouped, dim=(2, 3, 4), correction=0, keepdim=True)
+    unit = ((grouped - mean) / (variance + eps).sqrt()).flatten(1, 2)
+    affine = unit * weight[:, None, None] + bias[:, None, None]
+    return affine * affine.sigmoid() if silu else affine
+
+
+def _kernels(h: torch.Tensor) -> ModuleType:
+    """The module that computes for h: Triton kernels on a GPU that has them, else stock operations."""
+    if h.device.type == "cuda" and h.dtype != torch.float64 and triton_is_installed():
+        return importlib.import_module("vae.ops.norm_triton")
+    return norm_pieces
+
+
+def _layout(h: torch.Tensor) -> torch.memory_format:
+    return torch.contiguous_format if h.is_contiguous() else torch.channels_last
+
+
+def _dense(h: torch.Tensor) -> torch.Tensor:
+    """h without gaps: itself, or a channels_last copy of an odd view."""
+    return h if h.is_contiguous() else h.contiguous(memory_format=torch.channels_last)
+
+
+def _partial_results(h: torch.Tensor) -> torch.Tensor:
+    """Scratch of the kernels' split reductions: two values for each channel and block of pixels."""
+    batch, channels, height, width = h.shape
+    blocks = norm_blocks(batch, channels, height * width, channels_last=not h.is_contiguous())
+    return h.new_empty(2, batch, blocks.programs, channels, dtype=_wide(h))
 
 
 def _wide(h: torch.Tensor) -> torch.dtype:
     return torch.float64 if h.dtype == torch.float64 else torch.float32
-
-
-def _grouped(h: torch.Tensor, groups: int) -> torch.Tensor:
-    """(B, C, H, W) as (B, G, C/G, H, W)."""
-    return h.unflatten(1, (groups, -1))
-
-
-def _per_channel(parameter: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    return parameter.to(_wide(h))[:, None, None]
-
-
-def _unit(h: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, groups: int) -> torch.Tensor:
-    """h with mean 0 and variance 1 in each group, in the dtype of the statistics."""
-    grouped = _grouped(h.to(_wide(h)), groups)
-    return ((grouped - mean[:, :, None, None, None]) * rstd[:, :, None, None, None]).flatten(1, 2)
 
 
 def _norm(
@@ -126,11 +141,11 @@ def _norm_backward(
 
 def _norm_fake(h, weight, bias, groups, eps, silu):
     statistics = [h.new_empty((h.shape[0], groups), dtype=_wide(h)) for _ in range(2)]
-    return torch.empty_like(h), *statistics
+    return torch.empty_like(_dense(h)), *statistics
 
 
 def _norm_backward_fake(grad_out, h, mean, rstd, weight, bias, groups, silu):
-    return torch.empty_like(h), torch.empty_like(weight), torch.empty_like(bias)
+    return torch.empty_like(_dense(h)), torch.empty_like(weight), torch.empty_like(bias)
 
 
 def _save_for_backward(ctx, inputs, output):

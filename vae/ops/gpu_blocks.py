@@ -1,0 +1,65 @@
+"""Launch shapes of our Triton kernels: how a tensor is cut, and what a program needs of shared memory.
+
+Plain arithmetic, so memory can be counted, and the shapes tested, where there is neither Triton nor a GPU.
+"""
+
+from typing import NamedTuple
+
+# CUDA C++ programming guide, table of compute capabilities: most shared memory of one block on sm_120
+# (RTX 50), 99 KiB. Hopper and the data-centre Blackwells have 227 KiB.
+SHARED_MEMORY_BYTES = 101_376
+
+# 4096 elements on 8 warps are 16 per thread: in bf16 two loads of 16 bytes, the widest there are, and few
+# enough registers for full occupancy. Not measured yet.
+TILE_ELEMENTS = 4096
+NUM_WARPS = 8
+
+# Programs that share one reduction: 8 warps each fill the 132 SMs of an H200 and the 170 of an RTX 5090 with
+# about 48 to 64 warps per SM. The same on every card, so a sum has the same order everywhere.
+REDUCTION_PROGRAMS = 1024
+
+# Consecutive channels of a tile where channels are last: 128 in bf16 are 256 bytes, two full transactions.
+NHWC_COLUMNS = 128
+# Where pixels are last a tile is long in pixels, and 8 channels keep its reduction over pixels in few warps.
+NCHW_COLUMNS = 8
+
+MERGE_TILE_ELEMENTS = 2048
+
+
+class NormBlocks(NamedTuple):
+    """How norm kernels cut (pixels, channels) of each image into tiles, and tiles into programs."""
+
+    rows: int  # pixels of a tile, a power of two
+    columns: int  # channels of a tile, a power of two
+    column_blocks: int
+    tiles: int  # tiles of one image along its pixels
+    tiles_per_program: int  # in a reduction
+    programs: int  # of a reduction, along the pixels: the number of partial results per image and channel
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Bound for one program: two tiles in fp32, should a reduction over rows exchange them whole."""
+        return 2 * 4 * self.rows * self.columns
+
+
+def norm_blocks(batch: int, channels: int, pixels: int, channels_last: bool) -> NormBlocks:
+    """Tiles of TILE_ELEMENTS, reductions over about REDUCTION_PROGRAMS programs in all."""
+    columns = min(NHWC_COLUMNS if channels_last else NCHW_COLUMNS, power_of_two(channels))
+    rows = min(TILE_ELEMENTS // columns, max(16, power_of_two(pixels)))
+    column_blocks = -(-channels // columns)
+    tiles = -(-pixels // rows)
+    wanted = max(1, REDUCTION_PROGRAMS // (batch * column_blocks))
+    tiles_per_program = -(-tiles // wanted)
+    programs = -(-tiles // tiles_per_program)
+    return NormBlocks(rows, columns, column_blocks, tiles, tiles_per_program, programs)
+
+
+def merge_tile(group_channels: int) -> tuple[int, int]:
+    """(partial results, channels) that a merging program holds at once, powers of two."""
+    columns = power_of_two(group_channels)
+    return max(1, MERGE_TILE_ELEMENTS // columns), columns
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
+    return 1 << max(0, number - 1).bit_length()
