@@ -13,7 +13,7 @@ for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 pytho
     elif ! "$name" -c 'import ensurepip, venv' >/dev/null 2>&1; then
         incomplete=$name
     else
-        exec "$name" launchers/environment.py "$@"
+        exec "$name" -m launchers.environment "$@"
     fi
 done
 

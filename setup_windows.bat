@@ -31,13 +31,15 @@ if defined INCOMPLETE (
 ) else (
     echo Set-up stopped: no Python found; 3.10 or newer is needed:  %MEND% 1>&2
 )
-rem Without arguments it may have been a double click, whose window would close on the message.
 if "%~1"=="" pause
 exit /b 1
 
 :found
-%BASE% -X utf8 launchers\environment.py %*
-exit /b %ERRORLEVEL%
+%BASE% -X utf8 -m launchers.environment %*
+set "CODE=%ERRORLEVEL%"
+rem Without arguments it may have been a double click, whose window would close on the last lines.
+if "%~1"=="" pause
+exit /b %CODE%
 
 :probe
 rem Exit code 0 when the Python that is called by %* will do; otherwise remembers why it will not.

@@ -16,9 +16,15 @@ if defined PYTHON goto start
 set "PYTHON=.venv\Scripts\python.exe"
 rem The set-up writes the stamp last, so an interrupted one is completed here.
 if exist "%PYTHON%" if exist ".venv\.setup-stamp.json" goto start
+rem Help is answered by any Python, before gigabytes are downloaded.
+if "%~1"=="--help" set "PYTHON=python"
+if "%~1"=="--help" goto start
 call setup_windows.bat --yes
 if errorlevel 1 exit /b %ERRORLEVEL%
 
 :start
-"%PYTHON%" -X utf8 launchers\training.py %*
-exit /b %ERRORLEVEL%
+"%PYTHON%" -X utf8 -m launchers.training %*
+set "CODE=%ERRORLEVEL%"
+rem Without arguments it may have been a double click, whose window would close on the last lines.
+if "%~1"=="" pause
+exit /b %CODE%

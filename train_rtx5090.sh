@@ -10,7 +10,11 @@ if [ -z "$python" ]; then
     python=.venv/bin/python
     # The set-up writes the stamp last, so an interrupted one is completed here.
     if [ ! -x "$python" ] || [ ! -e .venv/.setup-stamp.json ]; then
-        ./setup.sh --yes || exit
+        # Help is answered by any Python, before gigabytes are downloaded.
+        case ${1:-} in
+            -h | --help) exec python3 -m launchers.training --help ;;
+            *) ./setup.sh --yes || exit ;;
+        esac
     fi
 fi
-exec "$python" launchers/training.py "$@"
+exec "$python" -m launchers.training "$@"

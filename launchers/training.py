@@ -11,7 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from launchers.output import EXIT_INTERRUPTED, flushed_output
+from launchers.stamp import ROOT, has_requirements
+
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
 OUTPUT_DIR = "./outputs/rtx5090_training"
@@ -33,7 +35,8 @@ Paths are relative to the folder of this script.
 
 Every other flag goes to the trainer as it is. Without --profile, --config or --resume_from the profile
 is standard; without --output_dir the run goes to {OUTPUT_DIR}.
-The exit code is the trainer's. VAE_PYTHON names another Python than the one in .venv.
+The exit code is the trainer's. VAE_PYTHON names another Python than the one in .venv; otherwise .venv is
+completed first where the requirements have changed since it was made.
 """
 
 
@@ -134,6 +137,15 @@ def leave_tidily_on_signals() -> None:
             signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
+def complete_environment() -> int:
+    """Installs what the requirements ask for since the environment was made; the set-up's exit code."""
+    if has_requirements(Path(".venv")):
+        return 0
+    print("The requirements have changed: the environment is completed first.", flush=True)
+    setup = ["cmd", "/c", "setup_windows.bat"] if WINDOWS else ["./setup.sh"]
+    return subprocess.run([*setup, "--yes"]).returncode
+
+
 def become(command: list[str]) -> int:
     """Hands over to the command: signals reach it, and its exit code is ours."""
     sys.stdout.flush()
@@ -150,9 +162,11 @@ def main() -> int:
         print(HELP, end="")
         return 0
     os.chdir(ROOT)
-    python = os.environ.get("VAE_PYTHON") or sys.executable
-    asked = not arguments and sys.stdin.isatty()
-    if asked:
+    chosen = os.environ.get("VAE_PYTHON")
+    if not chosen and (code := complete_environment()) != 0:
+        return code
+    python = chosen or sys.executable
+    if not arguments and sys.stdin.isatty():
         arguments = ask_profile(python)
     command = trainer_command(arguments, holds_files("./data/train"))
     draws = "--demo" in arguments and not gives(arguments, "--data_path") and DEMO_DATA in command
@@ -160,17 +174,15 @@ def main() -> int:
         code = draw_demo_data(python)
         if code != 0:
             return code
-    code = become([python, *command])
-    if asked:
-        input("Enter closes this window. ")  # reached on Windows only, where a double click opened it
-    return code
+    return become([python, *command])
 
 
 if __name__ == "__main__":
     leave_tidily_on_signals()
     try:
-        sys.exit(main())
+        with flushed_output():
+            sys.exit(main())
     except (ValueError, OSError) as error:
         sys.exit(f"{LAUNCHER}: {error}")
     except (KeyboardInterrupt, EOFError):
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)

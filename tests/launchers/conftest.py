@@ -1,13 +1,11 @@
 """A project folder with stand-ins for the trainer, so that the launchers themselves really run."""
 
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -39,14 +37,11 @@ if os.environ.get("STUB_WAITS"):
     time.sleep(30)
 sys.exit(int(os.environ.get("STUB_PREPARE_CODE", "0")))
 """
-
-
-def load(name: str) -> ModuleType:
-    """A module of launchers/, which is no package: its files are run, not imported."""
-    spec = importlib.util.spec_from_file_location(f"launchers_{name}", ROOT / "launchers" / f"{name}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+CHECK = """
+import os, sys
+print(os.path.basename(sys.argv[0]), *sys.argv[1:], flush=True)
+sys.exit(int(os.environ.get("STUB_CHECK_CODE", "0")))
+"""
 
 
 class Project:
@@ -62,6 +57,7 @@ class Project:
             shutil.copy(path, folder)
         (folder / "train_vae.py").write_text(TRAINER)
         (folder / "prepare_data.py").write_text(PREPARE)
+        (folder / "check_compatibility.py").write_text(CHECK)
 
     def environ(self, **more: str) -> dict[str, str]:
         return {**os.environ, "VAE_PYTHON": sys.executable, **more}
@@ -108,16 +104,6 @@ class Project:
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
         return [json.loads(line) for line in lines]
-
-
-@pytest.fixture
-def environment() -> ModuleType:
-    return load("environment")
-
-
-@pytest.fixture
-def training() -> ModuleType:
-    return load("training")
 
 
 @pytest.fixture

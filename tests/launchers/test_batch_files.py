@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from launchers.stamp import STAMP
+
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = [
     ("setup_windows.bat", "setup.sh", "environment"),
@@ -48,11 +50,12 @@ def test_variables_are_set_inside_quotes(name):
 @pytest.mark.parametrize(("batch", "shell", "body"), PAIRS)
 def test_both_files_of_a_pair_hand_all_arguments_to_the_same_body(batch, shell, body):
     lines = lines_of(batch)
-    (start,) = [i for i, line in enumerate(lines) if f"launchers\\{body}.py %*" in line]
-    assert lines[start].endswith(f" -X utf8 launchers\\{body}.py %*")
+    (start,) = [i for i, line in enumerate(lines) if f"launchers.{body}" in line]
+    assert lines[start].endswith(f" -X utf8 -m launchers.{body} %*")
     # On a line of its own: within a bracket cmd would fill in the code from before.
-    assert lines[start + 1] == "exit /b %ERRORLEVEL%"
-    assert f'launchers/{body}.py "$@"' in (ROOT / shell).read_text()
+    assert lines[start + 1] == 'set "CODE=%ERRORLEVEL%"'
+    assert lines[start + 2 : start + 4] == ['if "%~1"=="" pause', "exit /b %CODE%"]
+    assert f'-m launchers.{body} "$@"' in (ROOT / shell).read_text()
 
 
 def test_both_launchers_set_up_a_missing_environment_the_same_way():
@@ -63,7 +66,7 @@ def test_both_launchers_set_up_a_missing_environment_the_same_way():
     for text in ("\n".join(batch).replace("\\", "/"), shell):
         assert ".venv/.setup-stamp.json" in text
         assert "VAE_PYTHON" in text
-    assert 'STAMP = ".setup-stamp.json"' in (ROOT / "launchers/environment.py").read_text()
+    assert STAMP == ".setup-stamp.json"
 
 
 @pytest.mark.parametrize("name", BATCH_FILES)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from launchers import training
+
 if os.name == "nt":
     pytest.skip("runs the shell scripts", allow_module_level=True)
 
@@ -63,13 +65,13 @@ def test_both_launchers_give_the_trainer_the_same_arguments(project, arguments, 
     assert project.calls() == from_sh
 
 
-def test_menu_offers_the_same_numbers_as_the_guide(training):
+def test_menu_offers_the_same_numbers_as_the_guide():
     assert training.MENU == {"1": "ultra", "2": "high", "3": "standard", "4": "fast"}
 
 
 def test_launchers_hold_no_numbers_of_a_recipe():
     text = "".join((ROOT / name).read_text() for name in ("train_rtx5090.sh", "train_rtx5090.bat"))
-    text += (ROOT / "launchers" / "training.py").read_text()
+    text += (ROOT / "launchers" / "training.py").read_text(encoding="utf-8")
     assert not re.findall(r"\b(?:512|768|1024|1536|2048|2560)\b", text)
 
 
@@ -181,11 +183,23 @@ def test_menu_left_by_end_of_input_starts_nothing(project):
 # --- the environment -----------------------------------------------------------------------------
 
 
+def replace_set_up(project, code: str) -> None:
+    (project.folder / "launchers/environment.py").write_text(code)
+
+
+MAKES_ENVIRONMENT = f"""
+import json, os, sys
+from pathlib import Path
+from launchers.stamp import STAMP, wanted
+print(*sys.argv[1:])
+os.makedirs(".venv/bin", exist_ok=True)
+os.path.lexists(".venv/bin/python") or os.symlink({sys.executable!r}, ".venv/bin/python")
+Path(".venv", STAMP).write_text(json.dumps(wanted(test=False)))
+"""
+
+
 def test_missing_environment_is_made_first_and_a_failure_ends_there(project):
-    made = f"import os; os.makedirs('.venv/bin'); os.symlink({sys.executable!r}, '.venv/bin/python')"
-    (project.folder / "launchers/environment.py").write_text(
-        f"import sys; print(*sys.argv[1:]); {made}; open('.venv/.setup-stamp.json', 'w')"
-    )
+    replace_set_up(project, MAKES_ENVIRONMENT)
     done = project.train("--profile", "fast", VAE_PYTHON="")
     assert done.returncode == 0
     assert done.stdout == "--yes\n"
@@ -193,10 +207,36 @@ def test_missing_environment_is_made_first_and_a_failure_ends_there(project):
     assert project.train("--profile", "fast", VAE_PYTHON="").stdout == ""  # complete: no set-up
 
     (project.folder / ".venv/.setup-stamp.json").unlink()
-    (project.folder / "launchers/environment.py").write_text("import sys; sys.exit(3)")
+    replace_set_up(project, "import sys; sys.exit(3)")
     project.calls()
     assert project.train("--profile", "fast", VAE_PYTHON="").returncode == 3
     assert project.calls() == []
+
+
+def test_changed_requirements_are_installed_first_and_a_failure_ends_there(project):
+    replace_set_up(project, MAKES_ENVIRONMENT)
+    project.train("--profile", "fast", VAE_PYTHON="")
+    project.calls()
+    with (project.folder / "requirements.txt").open("a") as requirements:
+        requirements.write("new-thing\n")
+    done = project.train("--profile", "fast", VAE_PYTHON="")
+    assert done.stdout == "The requirements have changed: the environment is completed first.\n--yes\n"
+    assert project.calls() == [["train_vae.py", *RUN, "--profile", "fast"]]
+    assert project.train("--profile", "fast", VAE_PYTHON="").stdout == ""
+
+    (project.folder / "requirements.txt").write_text("other\n")
+    replace_set_up(project, "import sys; sys.exit(3)")
+    project.calls()
+    assert project.train("--profile", "fast", VAE_PYTHON="").returncode == 3
+    assert project.calls() == []
+
+
+def test_help_comes_before_an_environment_is_made(project):
+    replace_set_up(project, "raise SystemExit('set up for nothing')")
+    done = project.train("--help", VAE_PYTHON="")
+    assert done.returncode == 0
+    assert "--demo" in done.stdout
+    assert not (project.folder / ".venv").exists()
 
 
 def test_help_needs_nothing_and_starts_nothing(project):

@@ -1,0 +1,60 @@
+"""Where a build is found, and what stands in for an index that cannot be reached."""
+
+import socket
+
+import pytest
+
+from launchers import torch_index
+from launchers.torch_index import read_index, torch_source
+
+NOWHERE = "http://127.0.0.1:9/whl"  # the discard port: refused at once
+
+
+def test_general_index_stands_in_with_a_version_for_the_same_cuda(monkeypatch):
+    monkeypatch.setenv("VAE_TORCH_INDEX", NOWHERE)
+    bounds = {
+        "cu126": ["torch<2.11"],
+        "cu128": ["torch<2.11"],
+        "cu130": ["torch<2.14"],
+        "cu132": [],
+        "cpu": [],
+    }
+    for build, expected in bounds.items():
+        source, name, remark = torch_source(build)
+        assert source == expected
+        assert name == "the general Python index"
+        assert f"{NOWHERE}/{build} cannot be reached" in remark
+        assert remark.count("\n") == 0
+    assert "CUDA 12.8, not CUDA 12.6" in torch_source("cu126")[2]
+    assert torch_source("index") == ([], "the general Python index", None)
+
+
+def test_nothing_stands_in_for_rocm(monkeypatch):
+    monkeypatch.setenv("VAE_TORCH_INDEX", NOWHERE)
+    with pytest.raises(ValueError, match="lists no ROCm build"):
+        torch_source("rocm")
+    monkeypatch.setattr(torch_index, "WINDOWS", True)
+    with pytest.raises(ValueError, match="for Linux only"):
+        torch_source("rocm")
+
+
+def test_windows_is_told_that_the_general_index_has_no_cuda(monkeypatch):
+    monkeypatch.setenv("VAE_TORCH_INDEX", NOWHERE)
+    monkeypatch.setattr(torch_index, "WINDOWS", True)
+    assert "without CUDA" in torch_source("cu128")[2]
+    assert "without CUDA" not in torch_source("cpu")[2]
+
+
+def test_an_index_that_never_answers_is_given_up(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("VAE_TORCH_INDEX", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert read_index("cpu", timeout=0.5) is None
+    assert torch_index.TIMEOUT_SECONDS <= 10  # each of its connections and answers may take so long
+
+
+def test_newest_version_is_read_from_the_index():
+    page = "".join(f"<a href='torch-2.10.0%2Brocm{v}-cp312.whl'>" for v in ("6.4", "7.10", "7.2"))
+    assert torch_index.newest_rocm(page) == "rocm7.10"
+    assert torch_index.newest_rocm("<a href='torch-2.10.0%2Bcu128-cp312.whl'>") is None
+    page = "<a href='torch-2.9.1%2Bcu128-cp312.whl'><a href='torch-2.11.0%2Bcu128-cp312.whl'>"
+    assert torch_index.newest_torch(page) == "2.11.0"
