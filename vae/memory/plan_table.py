@@ -160,6 +160,11 @@ def plan_data(gpu: str | None = None, vram_gib: float | None = None) -> dict[str
     return {"target": facts, "profiles": [asdict(plan) for plan in plan_profiles(target)]}
 
 
+def way_of(memory: StepMemory, images: int) -> str:
+    """How `images` of a step are cut: "8 x 2" are 8 passes of 2, the last of which may be smaller."""
+    return f"{-(-images // memory.micro_batch)} x {memory.micro_batch}"
+
+
 COLUMNS = (
     f"{'profile':<10}{'px':>6}{'images':>8}{'passes':>10}{'peak GiB':>10}{'of GiB':>8}{'floor s/step':>14}"
 )

@@ -1,7 +1,6 @@
 """What comes between steps: the log record, the sample sheet, the validation that ends an epoch."""
 
 import math
-import sys
 import time
 from dataclasses import dataclass, field, replace
 
@@ -14,10 +13,10 @@ from vae.training.held_out import SHEET_IMAGES, baseline_metrics, sample_sheet, 
 from vae.training.logbook import Logbook, say
 from vae.training.saving import save
 from vae.training.setup import Run
+from vae.training.stage_memory import memory_in_use
 from vae.training.stages import Stage
 
 SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
-GIB = 2**30
 
 
 @dataclass
@@ -92,21 +91,6 @@ def _check_finite(run: Run) -> None:
             f"{streak} steps in a row had a non-finite gradient (--max_nonfinite_steps {limit}): lower "
             "--learning_rate or use --use_bf16, and go on with --resume_from latest"
         )
-
-
-def memory_in_use(device: torch.device) -> dict[str, float]:
-    """Peak memory of this process so far, GiB: on the card, or of the process where there is none."""
-    if device.type == "cuda":
-        return {
-            "memory_peak_gib": torch.cuda.max_memory_allocated(device) / GIB,
-            "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
-        }
-    if sys.platform == "win32":
-        return {}
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes there, KiB on Linux
-    return {"memory_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB}
 
 
 def save_samples(run: Run, stage: Stage, logbook: Logbook) -> None:

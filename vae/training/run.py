@@ -5,15 +5,14 @@ from typing import Any
 
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.config.options import flatten
-from vae.memory.available import available_bytes
-from vae.memory.plan import StepMemory, StepSpec, choose_micro_batch
 from vae.training.logbook import Logbook, say
 from vae.training.loop import Outcome, train_stage
-from vae.training.milestones import measure_start, memory_in_use, save_samples
+from vae.training.milestones import measure_start, save_samples
 from vae.training.processes import Processes
 from vae.training.setup import Run, prepare_run
 from vae.training.shipping import LATENT_IMAGES, ship
 from vae.training.signals import StopSignals
+from vae.training.stage_memory import begin_measuring, plan_stage, record_measured
 from vae.training.stages import Stage, current_stage
 from vae.training.summary import after_run, before_stage
 
@@ -34,18 +33,20 @@ def _train_stages(run: Run, signals: StopSignals) -> int:
     done = _why_done(run, stage)
     if done:
         return _already_done(run, done)
-    plans = {later: _plan_memory(run, later) for later in run.stages[run.stages.index(stage) :]}
+    plans = {later: plan_stage(run, later) for later in run.stages[run.stages.index(stage) :]}
     _open_folder(run)
     logbook = Logbook(run.output_dir, run.state.position.step, run.processes.is_main)
     try:
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
-            memory, available = plans.get(stage) or _plan_memory(run, stage)
-            run.micro_batch = memory.micro_batch
+            plan = plans.get(stage) or plan_stage(run, stage)
+            run.micro_batch = plan.memory.micro_batch
             if run.processes.is_main:
-                say(before_stage(run, stage, memory, available))
+                say(before_stage(run, stage, plan))
+            begin_measuring(run.processes.device)
             measure_start(run, stage, logbook)
             outcome = train_stage(run, stage, logbook, signals)
+            record_measured(run, stage, plan, logbook)
             last = stage
             stage = current_stage(run.stages, run.state.position.epoch)
         if outcome is Outcome.SIGNALLED:
@@ -85,23 +86,6 @@ def _already_done(run: Run, reason: str) -> int:
     return 0
 
 
-def _plan_memory(run: Run, stage: Stage) -> tuple[StepMemory, int]:
-    """The predicted memory of the stage's step at the micro-batch chosen for it, and what may be used."""
-    speed = run.config.speed
-    spec = StepSpec(
-        model=run.config.model,
-        loss=run.config.loss,
-        image_size=stage.image_size,
-        batch=run.local_batch(stage),
-        dtype=run.networks.dtype,
-        channels_last=speed.channels_last,
-        averaged=run.state.averaged is not None,
-        processes=run.processes.world,
-    )
-    available = int(available_bytes(run.processes.device) * speed.vram_margin)
-    return choose_micro_batch(spec, available, speed.micro_batch_size), available
-
-
 def _open_folder(run: Run) -> None:
     """Make the output folder and write down what the run is about."""
     if run.processes.is_main:
@@ -125,7 +109,5 @@ def _finish(run: Run, stage: Stage, logbook: Logbook) -> None:
         crops = (dataset[0, index].image for index in range(0, len(dataset), stride))
         batches = (crop[None].to(run.processes.device) for crop in crops if crop is not None)
         shipped = ship(run.output_dir / "vae", run.state.shipped, run.networks, batches, stage.image_size)
-        peak = memory_in_use(run.processes.device)
-        logbook.record("memory", run.state.position.step, peak)
-        say(after_run(run, shipped, peak))
+        say(after_run(run, shipped))
     run.processes.wait()

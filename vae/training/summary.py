@@ -2,17 +2,17 @@
 
 import torch
 
-from vae.memory.plan import GIB, StepMemory
 from vae.training.checkpoints import list_checkpoints
 from vae.training.logbook import REJECTED_NAME
 from vae.training.schedule import warmup_steps
 from vae.training.setup import Run
+from vae.training.stage_memory import StagePlan, plan_line
 from vae.training.stages import Stage
 
 MILLION = 1e6
 
 
-def before_stage(run: Run, stage: Stage, memory: StepMemory, available: int) -> str:
+def before_stage(run: Run, stage: Stage, plan: StagePlan) -> str:
     """Model, data, memory and steps of the stage that begins."""
     config, state = run.config, run.state
     per_epoch = run.steps_per_epoch(stage)
@@ -29,8 +29,7 @@ def before_stage(run: Run, stage: Stage, memory: StepMemory, available: int) -> 
         f"{stage.image_size} px {config.data.crop} crops, {run.num_workers} workers",
         f"loss    {_loss(run)}",
         f"device  {_device(run)}",
-        f"memory  {memory.total / GIB:.2f} GiB predicted at micro-batch {run.micro_batch} "
-        f"({available / GIB:.1f} GiB may be used)",
+        f"plan    {plan_line(run, stage, plan)}",
         f"steps   {total} of {step_images} images: epochs {stage.first_epoch + 1} to {stage.end_epoch}, "
         f"{per_epoch} steps each; {warm_up} of warm-up, then {config.optim.lr_schedule} from "
         f"{config.optim.learning_rate:g}",
@@ -70,7 +69,7 @@ def _device(run: Run) -> str:
     return f"{device.type} ({name}){world}, " + ", ".join([kind[run.networks.dtype], *extras])
 
 
-def after_run(run: Run, shipped: tuple[float, float] | None, peak: dict[str, float]) -> str:
+def after_run(run: Run, shipped: tuple[float, float] | None) -> str:
     """Best metrics, files written and the next command to type."""
     history, position = run.state.history, run.state.position
     factor = run.state.autoencoder.downsampling
@@ -84,8 +83,6 @@ def after_run(run: Run, shipped: tuple[float, float] | None, peak: dict[str, flo
             lines.append("LPIPS was not measured: --perceptual_weight 0 loads no network for it")
         elif run.config.loss.perceptual_net == "random":
             lines.append("LPIPS is of random weights (--perceptual_net random): compare it with no other")
-    if peak:
-        lines.append(", ".join(f"{name} {value:.2f}" for name, value in peak.items()))
     if run.rejected:
         lines.append(f"{len(run.rejected)} pictures were skipped: {run.output_dir / REJECTED_NAME}")
     if shipped:
