@@ -4,7 +4,11 @@ import torch
 
 from vae.host import container_memory, main_memory
 
+GIB = 2**30
 CPU_SHARE = 0.5  # of the free memory: data workers and the system need theirs
+# What a step takes on a CUDA device beside its live tensors: workspaces of cuDNN and cuBLAS, and gaps that
+# the caching allocator cannot fill. A round figure, not measured yet.
+CUDA_RESERVE = GIB // 2
 
 
 def available_bytes(device: torch.device) -> int:
@@ -17,3 +21,8 @@ def available_bytes(device: torch.device) -> int:
         return free + torch.cuda.memory_reserved(device)
     free, limit = main_memory()[1], container_memory()
     return int((free if limit is None else min(free, limit)) * CPU_SHARE)
+
+
+def reserve_bytes(device: torch.device) -> int:
+    """Bytes that a step takes on the device on top of its live tensors."""
+    return CUDA_RESERVE if device.type == "cuda" else 0

@@ -1,16 +1,18 @@
-"""The memory of one step, predicted by running it on the meta device, and the micro-batch it allows."""
+"""The memory of one step, predicted by running it on the meta device; the rung and micro-batch it allows."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from vae.config.errors import UserError
-from vae.config.options import LossConfig, ModelConfig
+from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.losses.perceptual import build_perceptual
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
+from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients
 
 GIB = 2**30
@@ -29,32 +31,39 @@ class StepSpec:
     channels_last: bool
     averaged: bool  # a second copy of the weights for validation
     processes: int = 1  # several hold the gradients once more while they sum them
+    recompute: str = "none"  # rung of the ladder in vae.model.recompute
+    reserve: int = 0  # bytes beside all tensors: available.reserve_bytes
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of one step at a micro-batch: what stays between steps, and the most on top of it within one."""
+    """Bytes of one step at a rung and micro-batch: what stays between steps, and the most on top of it."""
 
+    recompute: str
     micro_batch: int
-    resident: int
-    working: int
+    resident: int  # weights, their average, AdamW's moments, LPIPS, the batch
+    working: int  # gradients, activations and all else that lives for a part of the step
+    reserve: int
+    flops: float  # floating-point operations of one image, forward and backward, LPIPS included
 
     @property
     def total(self) -> int:
-        return self.resident + self.working
+        return self.resident + self.working + self.reserve
 
 
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
-    """Predicted bytes of the step, by running its real code on tensors without data."""
+    """Predicted bytes and arithmetic of the step, by running its real code on tensors without data."""
     micro_batch = min(micro_batch, spec.batch)
-    return StepMemory(micro_batch, *_count(spec, micro_batch))
+    resident, working, flops = _count(replace(spec, reserve=0), micro_batch)
+    return StepMemory(spec.recompute, micro_batch, resident, working, spec.reserve, flops)
 
 
 @lru_cache(maxsize=64)
-def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
+def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     meta = torch.device("meta")
     with meta:
         autoencoder = AutoencoderKL(spec.model)
+        set_recompute(autoencoder, spec.recompute)
         adversarial = spec.loss.adversarial_weight > 0
         discriminator = None
         if adversarial:
@@ -86,37 +95,72 @@ def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
     resident += trained if spec.processes > 1 else 0
     resident += _bytes(perceptual) if perceptual is not None else 0
     resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch
-    return resident, working
+    return resident, working, counter.flops / images
 
 
 def _bytes(module: torch.nn.Module) -> int:
     return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
 
 
-def choose_micro_batch(spec: StepSpec, available: int, wanted: str) -> StepMemory:
-    """The step's memory at the micro-batch `wanted` (a number), or for "auto" at the largest that fits.
+def choose_step(spec: StepSpec, available: int, micro_batch: str, recompute: str) -> StepMemory:
+    """The step's memory at the rung and micro-batch that are asked for, or found where they are "auto".
 
-    Raises UserError where not even one image fits into `available` bytes.
+    auto is the fastest rung at which the passes asked for, or else single images, fit into `available`
+    bytes, and then the largest micro-batch. A number is taken as it is. Raises UserError where not even one
+    image fits. `spec.recompute` is not read.
     """
-    if wanted != "auto":
-        return step_memory(spec, int(wanted))
-    one = step_memory(spec, 1)
-    if one.total > available:
-        raise UserError(
-            f"--image_size {spec.image_size} needs {one.total / GIB:.1f} GiB for a single image, and "
-            f"{available / GIB:.1f} GiB may be used: lower --image_size, or try it with --micro_batch_size 1"
-        )
-    whole = step_memory(spec, spec.batch)  # alone in that no pass finds gradients of an earlier one
-    if whole.total <= available or spec.batch <= 2:
-        return whole if whole.total <= available else one
-    per_image = max(1, step_memory(spec, 2).total - one.total)
-    guess = 1 + (available - one.total) // per_image
-    best = step_memory(spec, min(spec.batch - 1, guess))
-    while best.total > available:
-        best = step_memory(spec, best.micro_batch - 1)
-    while best.micro_batch < spec.batch - 1:
-        larger = step_memory(spec, best.micro_batch + 1)
-        if larger.total > available:
+    rungs = RECOMPUTE if recompute == "auto" else (recompute,)
+    smallest = 1 if micro_batch == "auto" else int(micro_batch)
+    found = []
+    for rung in rungs:
+        found.append(step_memory(replace(spec, recompute=rung), smallest))
+        if found[-1].total <= available:
             break
-        best = larger
-    return best
+    best = min(found, key=lambda memory: memory.total)
+    if micro_batch != "auto":
+        return best
+    if best.total > available:
+        raise _too_large(spec, best, available, recompute)
+    return _largest_micro_batch(replace(spec, recompute=best.recompute), available)
+
+
+def choose_micro_batch(spec: StepSpec, available: int, wanted: str) -> StepMemory:
+    """choose_step at the rung that `spec` names."""
+    return choose_step(spec, available, wanted, spec.recompute)
+
+
+def _too_large(spec: StepSpec, best: StepMemory, available: int, recompute: str) -> UserError:
+    remedy = "lower --image_size" if recompute in ("auto", RECOMPUTE[-1]) else "take --recompute auto"
+    return UserError(
+        f"--image_size {spec.image_size} needs {best.total / GIB:.1f} GiB for a single image with "
+        f"--recompute {best.recompute}, and {available / GIB:.1f} GiB may be used: {remedy}, or try it with "
+        "--micro_batch_size 1"
+    )
+
+
+def _largest_micro_batch(spec: StepSpec, available: int) -> StepMemory:
+    """The most images per pass that fit, of which one does."""
+    whole = step_memory(spec, spec.batch)  # alone in that no pass finds gradients of an earlier one
+    if whole.total <= available:
+        return whole
+    most = _largest(lambda micro_batch: step_memory(spec, micro_batch).total, available, spec.batch)
+    return step_memory(spec, most)
+
+
+def _largest(total: Callable[[int], int], available: int, limit: int) -> int:
+    """The largest count from 1 up to below `limit` whose total fits, of which 1 does.
+
+    Totals are a straight line but for bends where another moment of the step becomes the fullest: each
+    guess lies on the line through what is counted already, so four counts are the rule.
+    """
+    fits, too_many = 1, limit
+    while too_many - fits > 1:
+        other = too_many if too_many < limit else fits + 1
+        slope = max(1, (total(other) - total(fits)) // (other - fits))
+        guess = fits + (available - total(fits)) // slope
+        guess = min(max(guess, fits + 1), too_many - 1)
+        if total(guess) <= available:
+            fits = guess
+        else:
+            too_many = guess
+    return fits
