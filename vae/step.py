@@ -112,7 +112,10 @@ def autoencoder_gradients(
                 recons.append(recon.detach())
             kl = kl_divergence(mean, logvar)  # (b,)
             kl_term = kl.sum() * (loss.kl_weight * inputs.image_share) * inputs.loss_scale
-            torch.autograd.backward([recon, kl_term], [grad_recon, torch.ones_like(kl_term)])
+            roots, gradients = [recon], [grad_recon]
+            if kl_term.requires_grad:  # not where the encoder is frozen
+                roots, gradients = [recon, kl_term], [grad_recon, torch.ones_like(kl_term)]
+            torch.autograd.backward(roots, gradients)
         _accumulate(sums, terms | {"kl": kl.detach()})
     return sums, recons
 

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import TINY, as_flags, run_script
 from vae.config.errors import UserError
 from vae.config.options import ModelConfig
-from vae.interop.diffusers_folder import WEIGHTS_NAME, save_diffusers_folder
+from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
+from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.training.processes import Processes
@@ -112,7 +113,8 @@ def test_a_folder_is_replaced_whole(tmp_path):
     for seed in (0, 1):
         torch.manual_seed(seed)
         model = AutoencoderKL(MODEL)
-        save_diffusers_folder(tmp_path / "vae", model, sample_size=32, scaling_factor=1.0, shift_factor=0.0)
+        config = diffusers_config(MODEL, 32, 1.0, 0.0)
+        save_diffusers_folder(tmp_path / "vae", stored_weights(model, "fp32"), config)
     assert {p.name for p in (tmp_path / "vae").iterdir()} == {"config.json", WEIGHTS_NAME}
     found = read_model(tmp_path / "vae")
     for name, value in model.state_dict().items():

@@ -154,6 +154,11 @@ class OptimConfig:
         at_least=0,
         at_most=0.99999,
     )
+    train_part: str = option(
+        "all",
+        "what is trained; decoder: the encoder stays as it is, so latents stay the same, and needs no graph",
+        choices=("all", "decoder"),
+    )
     max_nonfinite_steps: int = option(50, "stop after this many non-finite steps in a row", at_least=1)
 
 

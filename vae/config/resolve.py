@@ -32,6 +32,10 @@ def resolve(
     if checkpoint is not None:
         check_same_model(given, checkpoint)
     config = build({**(card or {}), **(profile or {}), **inherited, **given})
+    if config.optim.train_part == "decoder" and checkpoint is None and not config.model.init_from:
+        raise UserError(
+            "--train_part decoder keeps an encoder that there is not yet: name its VAE by --init_from"
+        )
     check_together(config)
     return config
 
@@ -43,6 +47,12 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
     shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator) if name in checkpoint}
     check_shape(given, shape, "the checkpoint of --resume_from")
+    part = checkpoint.get("train_part", "all")
+    if given.get("train_part", part) != part:
+        raise UserError(
+            f"--train_part {given['train_part']} contradicts the checkpoint of --resume_from, which trains "
+            f"{part}: begin a new run from it by --init_from"
+        )
 
 
 def check_shape(given: dict[str, Any], shape: dict[str, Any], source: str) -> None:

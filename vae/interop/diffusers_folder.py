@@ -8,29 +8,36 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
 
 from vae.config.errors import UserError
 from vae.config.options import ModelConfig
-from vae.model.autoencoder import AutoencoderKL
+from vae.interop.safetensors_file import write_safetensors
+from vae.model.autoencoder import LatentNorm
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 PICKLE_ADVICE = "which can run code when it is read: save it as .safetensors first (docs/export.md shows how)"
-CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")
+CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")  # without and with a latent norm
 
 
 def diffusers_config(
-    model: ModelConfig, sample_size: int, scaling_factor: float, shift_factor: float
+    model: ModelConfig,
+    sample_size: int,
+    scaling_factor: float,
+    shift_factor: float,
+    force_upcast: bool = False,
 ) -> dict[str, Any]:
-    """What diffusers.AutoencoderKL.from_pretrained reads from config.json."""
+    """What diffusers' AutoencoderKL.from_pretrained, or AutoencoderKLFlux2's, reads from config.json.
+
+    `force_upcast` makes pipelines that run in fp16 run the VAE in fp32.
+    """
     levels = len(model.channels)
-    return {
-        "_class_name": "AutoencoderKL",
+    shape = {
+        "_class_name": CLASSES[model.latent_norm],
         "_diffusers_version": "0.35.0",
         "act_fn": "silu",
         "block_out_channels": list(model.channels),
         "down_block_types": ["DownEncoderBlock2D"] * levels,
-        "force_upcast": False,
         "in_channels": 3,
         "latent_channels": model.z_channels,
         "layers_per_block": model.layers_per_block,
@@ -38,29 +45,28 @@ def diffusers_config(
         "norm_num_groups": model.norm_groups,
         "out_channels": 3,
         "sample_size": sample_size,
-        "scaling_factor": scaling_factor,
-        "shift_factor": shift_factor,
         "up_block_types": ["UpDecoderBlock2D"] * levels,
         "use_post_quant_conv": model.use_quant_conv,
         "use_quant_conv": model.use_quant_conv,
+    }
+    if model.latent_norm:  # which takes the place of scaling and shift
+        return shape | {"batch_norm_eps": LatentNorm.EPS, "patch_size": [2, 2]}
+    return shape | {
+        "force_upcast": force_upcast,
+        "scaling_factor": scaling_factor,
+        "shift_factor": shift_factor,
     }
 
 
 def save_diffusers_folder(
     folder: Path,
-    model: AutoencoderKL,
-    *,
-    sample_size: int,
-    scaling_factor: float,
-    shift_factor: float,
+    weights: dict[str, torch.Tensor],
+    config: dict[str, Any],
+    metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write `model` in fp32; both files appear whole or not at all."""
+    """Write weights, by our names, and what diffusers_config gave; each file appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().float().cpu().contiguous() for name, value in model.state_dict().items()}
-    config = diffusers_config(model.config, sample_size, scaling_factor, shift_factor)
-    temporary = folder / (WEIGHTS_NAME + ".tmp")
-    save_file(weights, temporary, metadata={"format": "pt"})
-    os.replace(temporary, folder / WEIGHTS_NAME)
+    write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
     temporary = folder / "config.json.tmp"
     temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(temporary, folder / "config.json")

@@ -1,14 +1,17 @@
-"""The tensors of a VAE in a safetensors file, alone in it or among those of a whole checkpoint."""
+"""The tensors of a VAE in a safetensors file: reading, alone or out of a whole checkpoint, and writing."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from vae.config.errors import UserError
 from vae.interop.compvis_names import current_name, from_compvis, is_compvis
+from vae.model.autoencoder import AutoencoderKL
 
 READABLE = {"F64", "F32", "F16", "BF16"}
 _PREFIXES = ("first_stage_model.", "vae.")  # of a VAE among the other networks of one file
@@ -34,6 +37,9 @@ _SCALING_BY_NEIGHBOUR = (
     ("model.diffusion_model.joint_blocks.", (1.5305, 0.0609)),  # SD3
     ("model.diffusion_model.double_blocks.", (0.3611, 0.1159)),  # FLUX.1
 )
+
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -74,6 +80,35 @@ def read_safetensors(path: Path, where: str) -> VaeTensors:
         weights[name] = value.float() if value.is_floating_point() else value
     _check_finite(weights, where)
     return VaeTensors(weights, compvis, dtype, metadata, scaling)
+
+
+def stored_weights(model: AutoencoderKL, dtype: str) -> dict[str, torch.Tensor]:
+    """A model's tensors as they are stored in fp32, fp16 or bf16, on the CPU; counters stay whole numbers.
+
+    Raises UserError where a weight is too large for fp16.
+    """
+    stored = {}
+    for name, value in model.state_dict().items():
+        value = value.detach().cpu().contiguous()
+        if value.is_floating_point():
+            value = value.to(DTYPES[dtype])
+            if not torch.isfinite(value).all():
+                raise UserError(f"--dtype {dtype} cannot hold {name}, which is too large: use bf16 or fp32")
+        stored[name] = value
+    return stored
+
+
+def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file whole or not at all; raises OSError where it cannot be written."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        tensors = {name: value.contiguous() for name, value in tensors.items()}
+        save_file(tensors, temporary, metadata={"format": "pt", **metadata})
+        os.replace(temporary, path)
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"cannot write {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _vae_names(names: list[str], where: str) -> tuple[dict[str, str], str]:

@@ -31,7 +31,10 @@ class VaeFile:
     scaling_factor: float | None  # latents are read as (z - shift) * scaling; None: the file does not say
     shift_factor: float | None
     sample_size: int | None  # px it was trained at
-    score: float | None  # PSNR of its newest validation, dB, where the file is a checkpoint that has one
+    force_upcast: (
+        bool | None
+    )  # whether programs in fp16 are to run the VAE in fp32; None: the file does not say
+    step: int | None  # optimizer step of a checkpoint
 
 
 @dataclass
@@ -70,6 +73,7 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "averaged") -> L
         )
     autoencoder = AutoencoderKL(config)
     load_weights(autoencoder, file.weights, f"{flag} {path}")
+    file.weights = {}  # the network holds them now
     return LoadedVae(autoencoder.eval().requires_grad_(False), file)
 
 
@@ -104,17 +108,18 @@ def _read_checkpoint(path: Path, where: str, weights: str) -> VaeFile:
             raise _refused_pickle(where) from None
         raise UserError(f"{where}: {text}") from None
     config = content["config"]
+    scaling, shift = content.get("latent_scaling") or (None, None)
     averaged = content["averaged"] if weights == "averaged" else None
-    best = content["history"].get("best") or {}
     return VaeFile(
         kind="checkpoint",
         shape={name: config[name] for name in _SHAPE if name in config},
         weights=averaged if averaged is not None else content["model"],
         dtype=torch.float32,
-        scaling_factor=config.get("scaling_factor"),
-        shift_factor=config.get("shift_factor"),
+        scaling_factor=scaling,
+        shift_factor=shift,
         sample_size=content["stages"][-1]["image_size"],
-        score=best.get("psnr"),
+        force_upcast=None,
+        step=content["position"]["step"],
     )
 
 
@@ -146,5 +151,6 @@ def _from_tensors(path: Path, where: str, config: dict[str, Any] | None) -> VaeF
         scaling_factor=scaling,
         shift_factor=(shift or 0.0) if scaling is not None else None,
         sample_size=size if isinstance(size, int) else None,
-        score=None,
+        force_upcast=said.get("force_upcast"),
+        step=None,
     )

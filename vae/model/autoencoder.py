@@ -207,6 +207,13 @@ class AutoencoderKL(nn.Module):
         self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
         self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv else None
         self.bn = LatentNorm(z) if config.latent_norm else None
+        self.encoder_frozen = False
+
+    def freeze_encoder(self) -> None:
+        """Keep all that makes latents as it is, and run it without a graph: only the decoder is trained."""
+        for part in filter(None, (self.encoder, self.quant_conv)):
+            part.requires_grad_(False)
+        self.encoder_frozen = True
 
     @property
     def downsampling(self) -> int:
@@ -230,7 +237,8 @@ class AutoencoderKL(nn.Module):
 
     def forward(self, images: torch.Tensor, noise: torch.Tensor | None = None):
         """Reconstruction, posterior mean and log-variance; without `noise` the mode is decoded."""
-        posterior = self.encode(images)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_frozen):
+            posterior = self.encode(images)
         latents = posterior.mode() if noise is None else posterior.sample(noise)
         return self.decode(latents.to(images.dtype)), posterior.mean, posterior.logvar
 

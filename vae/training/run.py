@@ -108,6 +108,14 @@ def _finish(run: Run, stage: Stage, logbook: Logbook) -> None:
         stride = max(1, len(dataset) // LATENT_IMAGES)  # over all folders, not the first one alone
         crops = (dataset[0, index].image for index in range(0, len(dataset), stride))
         batches = (crop[None].to(run.processes.device) for crop in crops if crop is not None)
-        shipped = ship(run.output_dir / "vae", run.state.shipped, run.networks, batches, stage.image_size)
+        state = run.state
+        shipped = ship(
+            run.output_dir / "vae",
+            state.shipped,
+            run.networks,
+            batches,
+            stage.image_size,
+            state.latent_scaling,
+        )
         say(after_run(run, shipped))
     run.processes.wait()

@@ -18,7 +18,7 @@ from vae.data.sampling import steps_per_epoch
 from vae.data.workers import resolve_num_workers
 from vae.gpus import CPU_SETTINGS, match_card
 from vae.interop.fitting import load_weights
-from vae.interop.vae_files import read_vae
+from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.perceptual import build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
 from vae.step import Networks
@@ -89,14 +89,14 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
     given, found = _find_checkpoint(given, tell)
     path, content = found if found else (None, None)
     config = _resolve(given, content, processes.device)
-    config, weights = _existing_vae(config, given)
+    config, source = _existing_vae(config, given)
     _check_output(config, path, latest=given.get("resume_from") == "latest")
     stages, position = _stages(config, given, content, tell)
     dtype = compute_dtype(config.speed, processes.device)
     train_names, held = choose_pictures(config, given)
     _check_stages(config, stages, position, train_names, processes)
     set_backends(config.speed)
-    state = _build_state(config, processes, dtype, weights)
+    state = _build_state(config, processes, dtype, source)
     perceptual = _perceptual(config, processes, dtype)
     networks, compiled = _networks(config, processes, state, perceptual, dtype, tell)
     fingerprint = hashlib.sha256("\n".join(train_names).encode("utf-8", "surrogateescape")).hexdigest()
@@ -120,15 +120,15 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
     )
 
 
-def _existing_vae(config: Config, given: dict[str, Any]) -> tuple[Config, dict[str, torch.Tensor] | None]:
-    """The weights that --init_from names, if it does, and the configuration with their shape."""
+def _existing_vae(config: Config, given: dict[str, Any]) -> tuple[Config, VaeFile | None]:
+    """The VAE that --init_from names, if it does, and the configuration with its shape."""
     if not config.model.init_from:
         return config, None
     file = read_vae(Path(config.model.init_from))
     shape = {"norm_groups": config.model.norm_groups, **file.shape}
     check_shape(given, shape, "the file of --init_from")
     shape["channels"] = tuple(shape["channels"])
-    return replace(config, model=replace(config.model, **shape)), file.weights
+    return replace(config, model=replace(config.model, **shape)), file
 
 
 def _stages(config: Config, given: dict[str, Any], content: dict[str, Any] | None, tell):
@@ -230,12 +230,14 @@ def _perceptual(config: Config, processes: Processes, dtype: torch.dtype):
     return build_perceptual(loss.perceptual_net, loss.perceptual_weights, dtype, processes.device)
 
 
-def _build_state(config, processes, dtype, weights) -> TrainingState:
+def _build_state(config, processes, dtype, source: VaeFile | None) -> TrainingState:
     state = begin_state(config, processes.device, fp16=dtype == torch.float16)
-    if weights is not None:
-        load_weights(state.autoencoder, weights, f"--init_from {config.model.init_from}")
+    if source is not None:
+        load_weights(state.autoencoder, source.weights, f"--init_from {config.model.init_from}")
         if state.averaged is not None:
             state.averaged.load_state_dict(state.autoencoder.state_dict())
+        if config.optim.train_part == "decoder" and source.scaling_factor is not None:
+            state.latent_scaling = source.scaling_factor, source.shift_factor
     return state
 
 

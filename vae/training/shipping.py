@@ -5,7 +5,9 @@ from pathlib import Path
 
 import torch
 
-from vae.interop.diffusers_folder import save_diffusers_folder
+from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
+from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
+from vae.interop.safetensors_file import stored_weights
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, to_float
 
@@ -13,31 +15,37 @@ LATENT_IMAGES = 256  # crops that the latent statistics are taken over
 
 
 @torch.no_grad()
-def latent_statistics(
+def latent_sums(
     model: AutoencoderKL, networks: Networks, batches: Iterable[torch.Tensor]
-) -> tuple[float, float]:
-    """(scaling, shift) such that (z - shift) * scaling has mean 0 and variance 1 over sampled latents.
-
-    `batches` are uint8 (B, 3, H, W); sums are kept in fp64.
-    """
-    count, total, squares = 0, 0.0, 0.0
+) -> tuple[LatentSums, LatentSums]:
+    """Sums over the sampled latents of uint8 (B, 3, H, W) batches, and over their 2x2 patches."""
+    latents, patches = LatentSums(), LatentSums()
     for images in batches:
         posterior = model.encode(network_input(to_float(images), networks))
-        mean = posterior.mean.double()
-        count += mean.numel()
-        total += mean.sum().item()
-        squares += (mean.square() + posterior.logvar.double().exp()).sum().item()
-    if count == 0:
-        return 1.0, 0.0
-    shift = total / count
-    variance = max(squares / count - shift**2, 1e-12)
-    return variance**-0.5, shift
+        latents.add(posterior.mean, posterior.logvar)
+        if model.bn is not None:
+            add_patches(patches, posterior)
+    return latents, patches
 
 
 def ship(
-    folder: Path, model: AutoencoderKL, networks: Networks, batches: Iterable[torch.Tensor], image_size: int
+    folder: Path,
+    model: AutoencoderKL,
+    networks: Networks,
+    batches: Iterable[torch.Tensor],
+    image_size: int,
+    fixed: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
-    """Write the diffusers folder; returns its scaling and shift."""
-    scaling, shift = latent_statistics(model, networks, batches)
-    save_diffusers_folder(folder, model, sample_size=image_size, scaling_factor=scaling, shift_factor=shift)
+    """Write the diffusers folder; returns its scaling and shift: `fixed`, or as measured on `batches`."""
+    scaling, shift = fixed or (1.0, 0.0)
+    measures_norm = model.bn is not None and is_unmeasured(model.bn)
+    if fixed is None or measures_norm:
+        latents, patches = latent_sums(model, networks, batches)
+        if measures_norm and patches.count:
+            set_latent_norm(model, patches.statistics())
+        if fixed is None and latents.count:
+            found = latents.statistics()
+            scaling, shift = found.scaling, found.shift
+    config = diffusers_config(model.config, image_size, scaling, shift)
+    save_diffusers_folder(folder, stored_weights(model, "fp32"), config)
     return scaling, shift

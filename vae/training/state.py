@@ -37,6 +37,7 @@ class TrainingState:
     position: Position
     history: History
     fp16: bool  # whether gradients carry a loss scale
+    latent_scaling: tuple[float, float] | None = None  # scaling and shift that belong to a frozen encoder
 
     @property
     def shipped(self) -> AutoencoderKL:
@@ -50,6 +51,8 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
     autoencoder = AutoencoderKL(config.model)
     initialize(autoencoder, config.model.init, config.run.seed)
     autoencoder.to(device, memory_format=layout)
+    if config.optim.train_part == "decoder":
+        autoencoder.freeze_encoder()
     discriminator = None
     if config.loss.adversarial_weight > 0:
         with torch.random.fork_rng(devices=[]):
@@ -72,9 +75,8 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
 def _optimizers(autoencoder, discriminator, optim: OptimConfig, loss: LossConfig):
     def adamw(module, learning_rate):
         betas = (optim.beta1, optim.beta2)
-        return torch.optim.AdamW(
-            module.parameters(), learning_rate, betas, weight_decay=optim.weight_decay, fused=True
-        )
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        return torch.optim.AdamW(trained, learning_rate, betas, weight_decay=optim.weight_decay, fused=True)
 
     found = [adamw(autoencoder, optim.learning_rate)]
     if discriminator is not None:
@@ -94,6 +96,7 @@ def checkpoint_content(
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "update": asdict(state.update),
         "fp16": state.fp16,
+        "latent_scaling": list(state.latent_scaling) if state.latent_scaling else None,
         "running_sq_norms": state.running_sq_norms,
         "position": asdict(state.position),
         "history": asdict(state.history),
@@ -120,6 +123,7 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
             setattr(state.update, name, value.to(device))  # a loss scale belongs to fp16 alone
     state.running_sq_norms = content["running_sq_norms"].to(device)
+    state.latent_scaling = tuple(content["latent_scaling"]) if content.get("latent_scaling") else None
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
 
