@@ -31,6 +31,7 @@ class StepSpec:
     channels_last: bool
     averaged: bool  # a second copy of the weights for validation
     processes: int = 1  # several hold the gradients once more while they sum them
+    train_part: str = "all"  # or "decoder", whose encoder keeps no activations, gradients or moments
     recompute: str = "none"  # rung of the ladder in vae.model.recompute
     reserve: int = 0  # bytes beside all tensors: available.reserve_bytes
 
@@ -64,6 +65,8 @@ def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     with meta:
         autoencoder = AutoencoderKL(spec.model)
         set_recompute(autoencoder, spec.recompute)
+        if spec.train_part == "decoder":
+            autoencoder.freeze_encoder()
         adversarial = spec.loss.adversarial_weight > 0
         discriminator = None
         if adversarial:
@@ -90,8 +93,9 @@ def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
         pixels = inputs.images.numel() // images * spec.dtype.itemsize
         working += pixels * max(0, spec.batch - images)
     weights = _bytes(autoencoder)
-    trained = weights + (_bytes(discriminator) if discriminator else 0)
-    resident = trained * (1 + ADAM_COPIES) + (weights if spec.averaged else 0)
+    others = _bytes(discriminator) if discriminator else 0
+    trained = others + sum(p.nbytes for p in autoencoder.parameters() if p.requires_grad)
+    resident = weights + others + trained * ADAM_COPIES + (weights if spec.averaged else 0)
     resident += trained if spec.processes > 1 else 0
     resident += _bytes(perceptual) if perceptual is not None else 0
     resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch

@@ -19,4 +19,5 @@ def stage_spec(
         channels_last=config.speed.channels_last,
         averaged=config.optim.ema_decay > 0,
         processes=processes,
+        train_part=config.optim.train_part,
     )
