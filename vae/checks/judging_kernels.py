@@ -1,0 +1,60 @@
+"""Judges the computations that were run for real: facts in, checks out, nothing is touched."""
+
+from vae.checks import remedies
+from vae.checks.facts import Facts, KernelRun
+from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
+
+TITLES = {
+    "matmul": "Matrix product",
+    "conv": "Convolution",
+    "channels_last": "channels_last",
+    "attention": "Attention",
+    "step": "A training step",
+    "compile": "torch.compile",
+}
+
+
+def judge_kernels(facts: Facts) -> list[Check]:
+    runs = {run.name: run for run in facts.loaded.kernels} if facts.loaded else {}
+    return [_kernel(facts, name, runs) for name in TITLES]
+
+
+def _kernel(facts: Facts, name: str, runs: dict[str, KernelRun]) -> Check:
+    check, title, loaded = f"kernels.{name}", TITLES[name], facts.loaded
+    where = "card" if loaded and loaded.devices else "CPU"
+    expected = f"its reference, forward and backward, on the {where}"
+    if loaded is None or loaded.error:
+        return Check(check, title, SKIP, "PyTorch does not load")
+    trouble = WARN if name == "compile" else FAIL  # training goes on without it, only slower
+    if loaded.unfinished == f"kernel {name}":
+        return Check(check, title, trouble, loaded.ended, expected, _mend(facts, loaded.ended))
+    if name in runs:
+        return _judge_run(facts, runs[name], check, title, trouble, expected)
+    if "import" in runs:
+        found = f"the model's code does not load: {runs['import'].error}"
+        return Check(check, title, trouble, found, expected, remedies.setup(facts))
+    if facts.quick and name == "compile":
+        return Check(check, title, SKIP, "left out by --quick")
+    found = f"not reached: {loaded.unfinished or 'nothing'} ended it ({loaded.ended})"
+    status = trouble if loaded.unfinished == "loading the model" else SKIP
+    return Check(check, title, status, found, expected, remedies.same_pair(facts) if status != SKIP else "")
+
+
+def _judge_run(facts: Facts, run: KernelRun, check: str, title: str, trouble: str, expected: str) -> Check:
+    if run.error:
+        return Check(check, title, trouble, run.error, expected, _mend(facts, run.error))
+    found = f"off by {run.difference:.1e} (at most {run.tolerance:.1e}) in {run.seconds:.2f} s"
+    if run.difference <= run.tolerance:
+        return Check(check, title, PASS, found, expected)
+    return Check(check, title, trouble, f"wrong results: {found}", expected, _mend(facts, ""))
+
+
+def _mend(facts: Facts, error: str) -> str:
+    """The line that mends what an error message of CUDA or the compiler means."""
+    if "no kernel image" in error or "not compatible with the current PyTorch" in error:
+        return remedies.setup(facts, remedies.suggested(facts) or "cu130")
+    if "out of memory" in error.lower():
+        return "nvidia-smi names the processes that hold the card's memory: end those you do not need"
+    if "compiler" in error.lower():
+        return remedies.compiler(facts)
+    return remedies.same_pair(facts)

@@ -1,0 +1,68 @@
+"""The exact lines that mend things, as they are typed on the system at hand."""
+
+import shlex
+
+from vae.checks import cuda_facts
+from vae.checks.facts import Facts
+
+
+def on_windows(facts: Facts) -> bool:
+    return facts.host.system == "Windows"
+
+
+def setup(facts: Facts, build: str | None = None) -> str:
+    """The set-up script, with a build where another one is needed."""
+    script = "setup_windows.bat" if on_windows(facts) else "./setup.sh"
+    return f"{script} --torch {build}" if build else script
+
+
+def pip(facts: Facts, *words: str) -> str:
+    """A pip command of the Python that runs now, quoted for the shell."""
+    python, shown = facts.python.executable or "python", words
+    if on_windows(facts):
+        return " ".join(f'"{w}"' if set(w) & set(" <>=&") else w for w in (python, "-m", "pip", *shown))
+    return shlex.join((python, "-m", "pip", *shown))
+
+
+def same_pair(facts: Facts) -> str:
+    """Torch and torchvision anew, both from the index of one build."""
+    tag = (facts.torch_files.version or "").partition("+")[2] or suggested(facts) or "cpu"
+    index = f"https://download.pytorch.org/whl/{tag}"
+    return pip(facts, "install", "--force-reinstall", "torch", "torchvision", "--index-url", index)
+
+
+def suggested(facts: Facts) -> str | None:
+    """The build of PyTorch for the first card and its driver."""
+    branch = cuda_facts.driver_branch(facts.smi.driver) if facts.smi.driver else None
+    return cuda_facts.suggested_build(branch, first_capability(facts))
+
+
+def first_capability(facts: Facts) -> tuple[int, int] | None:
+    """Compute capability of the first card, by PyTorch or else by nvidia-smi."""
+    return next(iter(capabilities(facts)), (None, None))[1]
+
+
+def capabilities(facts: Facts) -> list[tuple[str, tuple[int, int]]]:
+    """Name and compute capability of every card whose capability is known."""
+    if facts.loaded and facts.loaded.devices:
+        return [(card.name, card.capability) for card in facts.loaded.devices]
+    return [(card.name, card.capability) for card in facts.smi.cards if card.capability]
+
+
+def update_driver(facts: Facts, branch: int) -> str:
+    """Where a driver of at least `branch` comes from."""
+    if on_windows(facts) or facts.host.wsl:
+        where = "in Windows, " if facts.host.wsl else ""
+        return f"{where}install driver {branch} or newer from https://www.nvidia.com/drivers, then restart"
+    return f"install driver {branch} or newer, then restart (Ubuntu: sudo ubuntu-drivers install)"
+
+
+def compiler(facts: Facts) -> str:
+    """The line that installs a C and C++ compiler."""
+    if on_windows(facts):
+        return "winget install Microsoft.VisualStudio.2022.BuildTools"
+    return "xcode-select --install" if facts.host.system == "Darwin" else "sudo apt install gcc g++"
+
+
+def variable(facts: Facts, name: str, value: str) -> str:
+    return f"set {name}={value}" if on_windows(facts) else f"export {name}={value}"
