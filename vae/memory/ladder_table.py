@@ -1,0 +1,52 @@
+"""The ladder as a table: bytes and arithmetic of one step of the default model at every rung, counted.
+
+python -m vae.memory.ladder_table [SIDE in px, 1024 without]
+"""
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.memory.available import CUDA_RESERVE
+from vae.memory.plan import GIB, StepMemory, StepSpec, step_memory
+
+TERA = 1e12
+
+
+def default_spec(image_size: int, batch: int = 1) -> StepSpec:
+    """The step the figures of the documentation are of: bf16, L1 + LPIPS + KL, averaged weights."""
+    return StepSpec(
+        model=ModelConfig(),
+        loss=LossConfig(),
+        image_size=image_size,
+        batch=batch,
+        dtype=torch.bfloat16,
+        channels_last=True,
+        averaged=True,
+        reserve=CUDA_RESERVE,
+    )
+
+
+def ladder(spec: StepSpec) -> list[StepMemory]:
+    """The step at every rung with single images as passes, from the fastest to the smallest."""
+    return [step_memory(replace(spec, recompute=rung), 1) for rung in RECOMPUTE]
+
+
+def ladder_table(image_size: int) -> str:
+    """Working bytes per pixel and arithmetic of each rung, and all bytes of 1 image and of 4 in turn."""
+    one, four = ladder(default_spec(image_size)), ladder(default_spec(image_size, batch=4))
+    lines = [
+        f"{'--recompute':<16}{'bytes/pixel':>12}{'TFLOP/image':>13}{'GiB, 1 image':>14}{'4 as 4 x 1':>12}"
+    ]
+    for single, passes in zip(one, four, strict=True):
+        lines.append(
+            f"{single.recompute:<16}{single.working / image_size**2:>12,.0f}{single.flops / TERA:>13.1f}"
+            f"{single.total / GIB:>14.1f}{passes.total / GIB:>12.1f}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(ladder_table(int(sys.argv[1]) if len(sys.argv) > 1 else 1024))
