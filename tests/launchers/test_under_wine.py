@@ -1,0 +1,190 @@
+"""The .bat files, run under Wine where it is installed: cmd's rules as Wine knows them, not Windows itself.
+
+A stand-in takes Python's place: the starter that pip puts before its scripts on Windows, told to run a batch
+file that writes its arguments down and ends as it is told. Wine 8 has no working where and findstr, so the
+Microsoft Store's stub cannot be told from a missing Python here.
+"""
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.launchers.conftest import Project
+from tests.launchers.test_train_launchers import CHOICES
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("wine") is None, reason="needs Wine"),
+]
+
+# Called with the path of the .exe and then Python's arguments.
+STAND_IN = r"""@echo off
+setlocal DisableDelayedExpansion
+>>"%STUB_LOG%" echo %*
+if not "%2"=="-c" goto started
+if %3=="import sys" exit /b 0
+if %3=="import ensurepip, venv" goto venv
+exit /b %STUB_TOO_OLD%
+:venv
+exit /b %STUB_NO_VENV%
+:started
+if "%5"=="launchers.training" exit /b %STUB_CODE%
+if "%STUB_MAKES%"=="0" exit /b %STUB_SETUP_CODE%
+mkdir .venv\Scripts
+copy %1 .venv\Scripts\python.exe >nul
+echo {}>.venv\.setup-stamp.json
+exit /b %STUB_SETUP_CODE%
+"""
+STUBS = ("STUB_TOO_OLD", "STUB_NO_VENV", "STUB_CODE", "STUB_SETUP_CODE", "STUB_MAKES")
+
+
+def starter() -> bytes:
+    """pip's 64-bit starter for console programs: it runs what the #! line appended to it says."""
+    from pip._vendor import distlib
+
+    path = Path(distlib.__file__).with_name("t64.exe")
+    if not path.exists():  # Debian's own pip comes without
+        pytest.skip("this pip has no starter for Windows")
+    return path.read_bytes()
+
+
+def windows_path(path: Path) -> str:
+    return "Z:" + str(path).replace("/", "\\")
+
+
+class WindowsProject:
+    """A project in a folder with a space, a quote and an umlaut, and a stand-in for Python on PATH."""
+
+    def __init__(self, folder: Path, prefix: Path):
+        self.folder = Project(folder / "a b'ü").folder
+        self.prefix = prefix
+        self.programs = folder / "programs"
+        self.programs.mkdir()
+        self.log = folder / "log.txt"
+        (folder / "standin.bat").write_bytes(STAND_IN.replace("\n", "\r\n").encode("ascii"))
+        # Not by `call`, after which Wine 8 knows no exit code but 0 and 1.
+        (folder / "caller.bat").write_bytes(b'@"%BATCH_FILE%" %*\r\n')
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as empty:
+            empty.writestr("__main__.py", "")
+        command = rf"#!C:\windows\system32\cmd.exe /c {windows_path(folder / 'standin.bat')}"
+        stand_in = starter() + command.encode("ascii") + b"\r\n" + archive.getvalue()
+        (self.programs / "python.exe").write_bytes(stand_in)
+        if not prefix.exists():
+            self.wine("cmd", "/c", "exit")
+
+    def wine(self, *command: str, **more: str) -> subprocess.CompletedProcess:
+        environ = {key: value for key, value in os.environ.items() if key != "DISPLAY"}
+        environ |= {"LC_ALL": "C.UTF-8", "WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree,mshtml="}
+        environ |= {"WINEPREFIX": str(self.prefix), "WINEPATH": windows_path(self.programs)}
+        environ |= {"STUB_LOG": windows_path(self.log), **more}
+        return subprocess.run(
+            ["wine", *command],
+            cwd="/",
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=120,
+        )
+
+    def run(self, name: str, *arguments: str, **more: str) -> tuple[int, str, list[str]]:
+        """Exit code, error output, and the command lines that Python's stand-in was given."""
+        self.log.unlink(missing_ok=True)
+        done = self.wine(
+            "cmd",
+            "/c",
+            windows_path(self.programs.parent / "caller.bat"),
+            *arguments,
+            BATCH_FILE=windows_path(self.folder / name),
+            **{"VAE_PYTHON": "", **dict.fromkeys(STUBS, "0"), **more},
+        )
+        calls = self.log.read_bytes().decode("cp1252").splitlines() if self.log.exists() else []
+        return done.returncode, done.stderr.decode("utf-8", "replace"), [call.rstrip() for call in calls]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A folder for one Wine prefix of all these tests: making one takes seconds."""
+    return tmp_path_factory.mktemp("windows")
+
+
+@pytest.fixture
+def windows(base, request) -> WindowsProject:
+    folder = base / request.node.name.split("[")[0][-40:] / str(len(list(base.rglob("standin.bat"))))
+    folder.mkdir(parents=True)
+    return WindowsProject(folder, base / "wine")
+
+
+def words(call: str) -> list[str]:
+    """What a command line says after its program, split as Windows programs do where no quote is escaped."""
+    return [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|(\S+)', call)][1:]
+
+
+PROBES = [
+    ["-c", "import sys"],
+    ["-c", "import sys; sys.exit(not ((3, 10) <= sys.version_info and 2**32 < sys.maxsize))"],
+    ["-c", "import ensurepip, venv"],
+]
+START = ["-X", "utf8", "-m"]
+
+
+def test_train_hands_over_the_arguments_of_the_table(windows):
+    """The same table that train_rtx5090.sh is held to, up to where both files end in the same Python."""
+    rows = {f"ROW_{index}": arguments for index, (arguments, _) in enumerate(CHOICES)}
+    lines = [f'@call "%BATCH_FILE%" %{row}%\r\n' for row in rows]
+    (windows.programs.parent / "caller.bat").write_bytes("".join(lines).encode("ascii"))
+    typed = {row: subprocess.list2cmdline(arguments) for row, arguments in rows.items()}
+    code, error, calls = windows.run("train_rtx5090.bat", VAE_PYTHON="python", **typed)
+    assert (code, error) == (0, "")
+    expected = [[*START, "launchers.training", *arguments] for arguments in rows.values()]
+    assert [words(call) for call in calls] == expected
+
+
+def test_train_makes_a_missing_environment_and_ends_with_the_trainers_code(windows):
+    code, error, calls = windows.run("train_rtx5090.bat", "--demo", STUB_MAKES="1", STUB_CODE="75")
+    assert (code, error) == (75, "")
+    set_up = [*START, "launchers.environment", "--yes"]
+    assert [words(call) for call in calls] == [*PROBES, set_up, [*START, "launchers.training", "--demo"]]
+    assert "a b'ü\\.venv\\Scripts\\python.exe" in calls[-1]
+
+    # Now it is there. Without arguments there is a pause at the end, which must not eat the exit code.
+    code, error, calls = windows.run("train_rtx5090.bat", STUB_CODE="77")
+    assert (code, error) == (77, "")
+    assert [words(call) for call in calls] == [[*START, "launchers.training"]]
+
+
+def test_train_stops_where_the_set_up_fails(windows):
+    code, _, calls = windows.run("train_rtx5090.bat", "--demo", STUB_SETUP_CODE="3")
+    assert code != 0
+    assert words(calls[-1])[-2:] == ["launchers.environment", "--yes"]
+
+
+def test_set_up_hands_over_its_arguments_and_its_exit_code(windows):
+    arguments = ["--torch", "cpu", "--venv", "my ü env", "--yes"]
+    code, error, calls = windows.run("setup_windows.bat", *arguments, STUB_SETUP_CODE="3")
+    assert (code, error) == (3, "")
+    assert [words(call) for call in calls] == [*PROBES, [*START, "launchers.environment", *arguments]]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        ({"STUB_TOO_OLD": "1"}, "python is too old or 32-bit"),
+        ({"STUB_NO_VENV": "1"}, "python lacks venv or ensurepip"),
+        ({}, "Set-up stopped: "),  # no Python at all: see the top of this file
+    ],
+)
+def test_a_python_that_will_not_do_is_named_with_the_line_that_mends_it(windows, lacking, said):
+    if not lacking:
+        (windows.programs / "python.exe").unlink()
+    code, error, calls = windows.run("setup_windows.bat", "--yes", **lacking)
+    assert code == 1
+    assert said in error
+    assert "winget install Python.Python.3.12" in error
+    assert not any("launchers" in " ".join(words(call)) for call in calls)
