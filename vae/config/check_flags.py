@@ -18,10 +18,14 @@ examples:
   python check_compatibility.py                  everything; about half a minute
   python check_compatibility.py --quick          without compiling anything; a few seconds
   python check_compatibility.py --json > report.json    for programs, or to attach to a question
+  python check_compatibility.py --plan           which profiles fit this card, and how they run on it
+  python check_compatibility.py --plan --gpu "RTX 5090"      the same for a card that is not here
+  python check_compatibility.py --plan --vram_gib 12         the same for any card of 12 GiB
 
 exit code:
   0  fine; there may be warnings        2  the command line cannot be read
-  1  something failed                   3  with --strict: there are warnings"""
+  1  something failed                   3  with --strict: there are warnings
+  78 --plan: there is no such card"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,6 +42,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         prog="check_compatibility.py",
         description=DESCRIPTION,
         epilog=EPILOG,
+        usage="%(prog)s [flags]",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,4 +63,25 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         help=f"folder of the training pictures: can it be read, is it local ({defaults.data.data_path}, if "
         "it is there)",
     )
-    return parser.parse_args(argv)
+    plan = parser.add_argument_group("what fits, instead of the checks")
+    plan.add_argument("--plan", action="store_true", help="print each profile with its predicted memory")
+    plan.add_argument(
+        "--gpu", metavar="NAME", help="plan for this card; without it, for the one that is here"
+    )
+    plan.add_argument(
+        "--vram_gib", type=float, metavar="GIB", help="plan for a card with this much memory, as it is sold"
+    )
+    arguments = parser.parse_args(argv)
+    _check(arguments, parser)
+    return arguments
+
+
+def _check(arguments: argparse.Namespace, parser: _Parser) -> None:
+    for name in ("gpu", "vram_gib"):
+        if getattr(arguments, name) is not None and not arguments.plan:
+            parser.error(f"--{name} says what --plan is for: add --plan")
+    for name in ("quick", "strict"):
+        if getattr(arguments, name) and arguments.plan:
+            parser.error(
+                f"--{name} is for the checks, which --plan takes the place of: leave one of them out"
+            )
