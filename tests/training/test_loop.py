@@ -1,5 +1,6 @@
 """The loop: what goes wrong in a step changes nothing but time, and what only saves time changes nothing."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ import torch
 from tests.conftest import as_flags, run_script
 from tests.toy_networks import relative_difference
 from vae.config.errors import EXIT_NON_FINITE, NonFiniteError, UserError
-from vae.config.options import SpeedConfig
+from vae.config.options import RECOMPUTE, SpeedConfig
 from vae.model.autoencoder import AutoencoderKL
+from vae.model.recompute import set_recompute
 from vae.training import loop
 from vae.training.noise import posterior_noise
 from vae.training.precision import compute_dtype
@@ -119,13 +121,70 @@ def test_out_of_memory_in_the_discriminators_block_takes_the_step_again(tiny, tm
     assert relative_difference(found["discriminator"], expected["discriminator"]) < 2e-5
 
 
-def test_out_of_memory_at_a_single_image_is_one_line(tiny, monkeypatch):
+def full_until(monkeypatch, rung: str):
+    """Training passes run out of memory until the network is on the given rung of the ladder."""
+    plain, tried = AutoencoderKL.forward, []
+
+    def limited(self, pictures, noise=None):
+        if torch.is_grad_enabled() and pictures.device.type == "cpu":
+            tried.append((len(pictures), name_of_rung(self)))
+            if tried[-1] != (1, rung):
+                raise torch.OutOfMemoryError("injected")
+        return plain(self, pictures, noise)
+
+    monkeypatch.setattr(AutoencoderKL, "forward", limited)
+    return tried
+
+
+def name_of_rung(network: AutoencoderKL) -> str:
+    """The rung whose settings the network has."""
+
+    def settings(of: AutoencoderKL):
+        names = ("recompute", "redone", "fused_out")
+        return [getattr(module, name, None) for module in of.modules() for name in names]
+
+    found, other = settings(network), copy.deepcopy(network)
+    for rung in RECOMPUTE:
+        set_recompute(other, rung)
+        if settings(other) == found:
+            return rung
+    raise AssertionError("no rung has these settings")
+
+
+def test_out_of_memory_at_a_single_image_takes_the_next_rung(tiny, tmp_path, monkeypatch, capsys):
+    expected = trained(tiny, tmp_path, "undisturbed")
+    tried = full_until(monkeypatch, "encoder")
+    capsys.readouterr()
+    found = trained(tiny, tmp_path, "disturbed")
+    assert tried[:5] == [(4, "none"), (2, "none"), *((1, rung) for rung in RECOMPUTE[:3])]
+    assert set(tried[5:]) == {(1, "encoder")}
+    assert_same_weights(found, expected)
+    said = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
+    assert len(said) == 5
+    assert "--recompute encoder from here on" in said[-1]
+    record = [json.loads(line) for line in (tmp_path / "disturbed" / "metrics.jsonl").open()]
+    (memory,) = (line for line in record if line.get("recompute"))
+    assert (memory["recompute"], memory["micro_batch"]) == ("encoder", 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({}, "--recompute all: lower --image_size"),
+        ({"recompute": "blocks"}, "--recompute blocks: take --recompute auto"),
+    ],
+)
+def test_out_of_memory_with_nothing_left_is_one_line(tiny, monkeypatch, given, remedy):
     limit_memory(monkeypatch, images=0)
-    with pytest.raises(
-        UserError, match=r"out of memory with --micro_batch_size 1: lower --image_size"
-    ) as caught:
-        train({**tiny, **SHORT})
+    with pytest.raises(UserError, match=f"out of memory with --micro_batch_size 1 {remedy}") as caught:
+        train({**tiny, **SHORT, **given})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rung", RECOMPUTE)
+def test_the_rung_changes_no_weight(tiny, tmp_path, rung):
+    expected = trained(tiny, tmp_path, "none", recompute="none", max_steps=2)
+    assert_same_weights(trained(tiny, tmp_path, "rung", recompute=rung, max_steps=2), expected)
 
 
 def test_the_micro_batch_changes_no_weight(tiny, tmp_path):

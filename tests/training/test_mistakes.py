@@ -298,7 +298,7 @@ def test_a_corrupt_image_is_counted_named_once_and_skipped(tiny, tmp_path, monke
         batches.append((inputs.images.clone(), inputs.image_share))
         return compute_gradients(networks, inputs, sizes, loss, shared_pass)
 
-    monkeypatch.setattr("vae.training.loop.compute_gradients", spy)
+    monkeypatch.setattr("vae.training.within_memory.compute_gradients", spy)
     options = {**tiny, "init": "default", "val_split": 0.0, "num_epochs": 3, "max_bad_fraction": 0.1}
     assert train(options) == 0
     sizes = [len(images) for images, _ in batches]

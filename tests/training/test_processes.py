@@ -173,14 +173,14 @@ def test_two_compiled_processes_train(tiny, tmp_path):
 
 NON_FINITE = """
     import os, sys, torch
-    import vae.training.loop as loop
-    plain, calls = loop.compute_gradients, []
+    import vae.training.within_memory as within_memory
+    plain, calls = within_memory.compute_gradients, []
     def poisoned(networks, inputs, *rest):
         calls.append(1)
         if os.environ["RANK"] == "1" and len(calls) == 2:
             inputs.noise.fill_(float("nan"))
         return plain(networks, inputs, *rest)
-    loop.compute_gradients = poisoned
+    within_memory.compute_gradients = poisoned
 """
 
 

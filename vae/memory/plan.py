@@ -113,14 +113,7 @@ def choose_step(spec: StepSpec, available: int, micro_batch: str, recompute: str
     bytes, and then the largest micro-batch. A number is taken as it is. Raises UserError where not even one
     image fits. `spec.recompute` is not read.
     """
-    rungs = RECOMPUTE if recompute == "auto" else (recompute,)
-    smallest = 1 if micro_batch == "auto" else int(micro_batch)
-    found = []
-    for rung in rungs:
-        found.append(step_memory(replace(spec, recompute=rung), smallest))
-        if found[-1].total <= available:
-            break
-    best = min(found, key=lambda memory: memory.total)
+    best = fastest_rung(spec, available, 1 if micro_batch == "auto" else int(micro_batch), recompute)
     if micro_batch != "auto":
         return best
     if best.total > available:
@@ -128,9 +121,14 @@ def choose_step(spec: StepSpec, available: int, micro_batch: str, recompute: str
     return _largest_micro_batch(replace(spec, recompute=best.recompute), available)
 
 
-def choose_micro_batch(spec: StepSpec, available: int, wanted: str) -> StepMemory:
-    """choose_step at the rung that `spec` names."""
-    return choose_step(spec, available, wanted, spec.recompute)
+def fastest_rung(spec: StepSpec, available: int, micro_batch: int, recompute: str) -> StepMemory:
+    """The step at the fastest rung that fits, or the smallest where none does; `recompute`: auto or one."""
+    found = []
+    for rung in RECOMPUTE if recompute == "auto" else (recompute,):
+        found.append(step_memory(replace(spec, recompute=rung), micro_batch))
+        if found[-1].total <= available:
+            return found[-1]
+    return min(found, key=lambda memory: memory.total)
 
 
 def _too_large(spec: StepSpec, best: StepMemory, available: int, recompute: str) -> UserError:

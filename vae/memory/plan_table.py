@@ -5,7 +5,7 @@ Counted by the planner behind --micro_batch_size auto; a card that is not here i
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from vae.config.options import Config
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import precision, resolve
 from vae.gpus import BF16_CAPABILITY, CPU_SETTINGS, Card, lookup_card, match_card
-from vae.memory.available import CPU_SHARE, available_bytes
-from vae.memory.plan import GIB, StepMemory, StepSpec, choose_micro_batch, step_memory
+from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
+from vae.memory.plan import GIB, StepMemory, StepSpec, choose_step, fastest_rung
 from vae.memory.stage_spec import stage_spec
 
 # Of an RTX 5090's 31.84 GiB PyTorch sees 31.37, and of those 0.6 are CUDA's own where a process runs out of
@@ -47,6 +47,7 @@ class ProfilePlan:
     precision: str | None
     micro_batch: int | None
     passes: int | None
+    recompute: str | None  # rung of the ladder
     peak_gib: float | None  # weights, gradients, moments and the step; not CUDA's context
     available_gib: float
     floor_seconds: float | None  # of one step; None: the card's rate is not known
@@ -127,9 +128,12 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
     try:
         dtype = precision(config.speed, target.has_bf16, target.name)
     except UserError as error:
-        unknown = dict.fromkeys(("precision", "micro_batch", "passes", "peak_gib", "floor_seconds"))
+        unknown = dict.fromkeys(
+            ("precision", "micro_batch", "passes", "recompute", "peak_gib", "floor_seconds")
+        )
         return ProfilePlan(**about, **unknown, problem=str(error))
     spec = stage_spec(config, config.data.image_size, config.run.batch_size, getattr(torch, dtype))
+    spec = replace(spec, reserve=CUDA_RESERVE if target.is_gpu else 0)
     memory, problem = _choose(spec, available)
     passes = -(-images // memory.micro_batch)
     return ProfilePlan(
@@ -137,6 +141,7 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
         precision=dtype,
         micro_batch=memory.micro_batch,
         passes=passes,
+        recompute=memory.recompute,
         peak_gib=memory.total / GIB,
         floor_seconds=None,
         problem=problem,
@@ -146,9 +151,9 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
 def _choose(spec: StepSpec, available: int) -> tuple[StepMemory, str | None]:
     """The trainer's own choice, or the smallest need there is and that it does not fit."""
     try:
-        return choose_micro_batch(spec, available, "auto"), None
+        return choose_step(spec, available, "auto", "auto"), None
     except UserError:
-        least = step_memory(spec, 1)
+        least = fastest_rung(spec, available, 1, "auto")
         return least, f"does not fit: one image needs {least.total / GIB:.1f} GiB"
 
 
@@ -161,12 +166,13 @@ def plan_data(gpu: str | None = None, vram_gib: float | None = None) -> dict[str
 
 
 def way_of(memory: StepMemory, images: int) -> str:
-    """How `images` of a step are cut: "8 x 2" are 8 passes of 2, the last of which may be smaller."""
-    return f"{-(-images // memory.micro_batch)} x {memory.micro_batch}"
+    """How a step runs: "8 x 2, recompute none" are 8 passes of 2, the last of which may be smaller."""
+    return f"{-(-images // memory.micro_batch)} x {memory.micro_batch}, recompute {memory.recompute}"
 
 
 COLUMNS = (
-    f"{'profile':<10}{'px':>6}{'images':>8}{'passes':>10}{'peak GiB':>10}{'of GiB':>8}{'floor s/step':>14}"
+    f"{'profile':<10}{'px':>6}{'images':>8}{'passes':>10}  {'recompute':<16}{'peak GiB':>8}{'of GiB':>8}"
+    f"{'floor s/step':>14}"
 )
 
 
@@ -177,7 +183,9 @@ def table_line(plan: ProfilePlan) -> str:
         return f"{head}   {plan.problem}"
     passes = f"{plan.passes} x {plan.micro_batch}"
     floor = f"{plan.floor_seconds:.2f}" if plan.floor_seconds is not None else "-"
-    return f"{head}{passes:>10}{plan.peak_gib:>10.2f}{plan.available_gib:>8.1f}{floor:>14}"
+    return (
+        f"{head}{passes:>10}  {plan.recompute:<16}{plan.peak_gib:>8.2f}{plan.available_gib:>8.1f}{floor:>14}"
+    )
 
 
 def print_plan(gpu: str | None = None, vram_gib: float | None = None) -> None:

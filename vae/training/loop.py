@@ -2,19 +2,18 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 
 import torch
 from tqdm import tqdm
 
-from vae.config.errors import DataError, UserError
+from vae.config.errors import DataError
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.losses.adversarial import adaptive_weight, ramp, update_running
-from vae.step import StepInputs, apply_update, compute_gradients, micro_batch_sizes
+from vae.step import StepInputs, apply_update
 from vae.training.checkpoints import step_name
-from vae.training.logbook import Logbook, say
+from vae.training.logbook import Logbook
 from vae.training.milestones import Window, finish_epoch, log, save_samples
 from vae.training.noise import posterior_noise
 from vae.training.profiling import StepProfiler
@@ -23,6 +22,7 @@ from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
 from vae.training.setup import Run
 from vae.training.signals import StopSignals
 from vae.training.stages import Stage
+from vae.training.within_memory import gradients_within_memory
 
 
 class Outcome(Enum):
@@ -31,13 +31,6 @@ class Outcome(Enum):
     FINISHED = "the stage's epochs are done"
     ENOUGH_STEPS = "--max_steps is reached"
     SIGNALLED = "a signal asked to stop"
-
-
-_LIBRARY_OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory")
-
-
-class OutOfMemoryElsewhereError(Exception):
-    """Another process ran out of memory in this step: all take it again together."""
 
 
 def train_stage(run: Run, stage: Stage, logbook: Logbook, signals: StopSignals) -> Outcome:
@@ -100,7 +93,7 @@ def take_step(
     state, position = run.state, run.state.position
     images, stop, save_asked = _agree(run, stage, batch, logbook, signals)
     inputs = _step_inputs(run, stage, batch, images)
-    sums = _gradients_within_memory(run, inputs)
+    sums = gradients_within_memory(run, inputs)
     if len(batch.images) == 0:  # the stand-in of a process without pictures is measured nowhere
         sums = {name: torch.zeros_like(value) for name, value in sums.items()}
     _set_learning_rates(run, stage)
@@ -183,56 +176,6 @@ def _step_inputs(run: Run, stage: Stage, batch: Batch, images: int) -> StepInput
         adaptive = adaptive_weight(*run.state.running_sq_norms, loss.disc_max_weight)
         factor = adaptive * (loss.adversarial_weight * ramp(step, loss.disc_start, loss.disc_ramp))
     return StepInputs(pixels, noise, share, run.state.update.loss_scale, factor)
-
-
-def _gradients_within_memory(run: Run, inputs: StepInputs) -> dict[str, torch.Tensor]:
-    """Gradients of the step; where memory runs out, all processes take it again in smaller micro-batches."""
-    while True:
-        together = False
-
-        @contextmanager
-        def shared_pass() -> Iterator[None]:
-            nonlocal together
-            if run.processes.sum_numbers(0)[0] > 0:
-                raise OutOfMemoryElsewhereError
-            together = True  # from here the others wait for this process's gradients
-            yield
-            together = False
-
-        try:
-            sizes = micro_batch_sizes(len(inputs.images), run.micro_batch, run.processes.world > 1)
-            return compute_gradients(run.networks, inputs, sizes, run.config.loss, shared_pass)
-        except OutOfMemoryElsewhereError:
-            failed_here = False
-        except RuntimeError as error:
-            if not _out_of_memory(error):
-                raise
-            failed_here = True
-        # outside the except clause: the exception holds the frames, and they the memory
-        _shrink_micro_batch(run, max(sizes), together and run.processes.world > 1, failed_here)
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device is full: libraries that allocate for themselves have words of their own for it."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _LIBRARY_OUT_OF_MEMORY)
-
-
-def _shrink_micro_batch(run: Run, largest: int, together: bool, failed_here: bool) -> None:
-    if failed_here and not together:
-        run.processes.sum_numbers(1)
-    if failed_here and (largest == 1 or together):
-        raise UserError(
-            f"out of memory with --micro_batch_size {largest}: lower "
-            f"{'--image_size' if largest == 1 else '--micro_batch_size'} and go on with --resume_from latest"
-        )
-    for optimizer in run.state.optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    if run.processes.device.type == "cuda":
-        torch.cuda.empty_cache()
-    run.micro_batch = max(1, min(largest, run.micro_batch) // 2)
-    if run.processes.is_main:
-        say(f"out of memory: micro-batch lowered to {run.micro_batch}; same batch and gradients, more passes")
 
 
 def _set_learning_rates(run: Run, stage: Stage) -> None:

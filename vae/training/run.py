@@ -40,7 +40,7 @@ def _train_stages(run: Run, signals: StopSignals) -> int:
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
             plan = plans.get(stage) or plan_stage(run, stage)
-            run.micro_batch = plan.memory.micro_batch
+            run.use(plan.memory.recompute, plan.memory.micro_batch)
             if run.processes.is_main:
                 say(before_stage(run, stage, plan))
             begin_measuring(run.processes.device)

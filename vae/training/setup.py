@@ -21,6 +21,7 @@ from vae.interop.fitting import load_weights
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.perceptual import build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
+from vae.model.recompute import set_recompute
 from vae.step import Networks
 from vae.training.checkpoints import list_checkpoints, load_named, load_newest
 from vae.training.held_out import Held
@@ -48,7 +49,8 @@ class Run:
     compiled: bool
     num_workers: int
     rejected: set[str] = field(default_factory=set)
-    micro_batch: int = 0  # set when a stage begins, lowered when memory runs out
+    recompute: str = "none"  # both set when a stage begins, and lowered when memory runs out
+    micro_batch: int = 0
     saved_step: int = -1  # optimizer step of the newest checkpoint written by this command
 
     @property
@@ -58,6 +60,11 @@ class Run:
     @property
     def fp16(self) -> bool:
         return self.networks.dtype == torch.float16
+
+    def use(self, recompute: str, micro_batch: int) -> None:
+        """Take the steps to come at a rung of the ladder, in passes of `micro_batch` images."""
+        self.recompute, self.micro_batch = recompute, micro_batch
+        set_recompute(self.state.autoencoder, recompute)
 
     def local_batch(self, stage: Stage) -> int:
         """Indices of one optimizer step of this process."""

@@ -1,12 +1,12 @@
 """The memory of a stage: planned before it begins, measured while it runs, both in the run's records."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from vae.memory.available import available_bytes
-from vae.memory.plan import GIB, StepMemory, choose_micro_batch
+from vae.memory.available import available_bytes, reserve_bytes
+from vae.memory.plan import GIB, StepMemory, choose_step
 from vae.memory.plan_table import way_of
 from vae.memory.stage_spec import stage_spec
 from vae.training.logbook import Logbook, say
@@ -25,9 +25,11 @@ class StagePlan:
 def plan_stage(run: Run, stage: Stage) -> StagePlan:
     """How the step of `stage` is to run; UserError where not even one image fits."""
     speed = run.config.speed
+    device = run.processes.device
     spec = stage_spec(run.config, stage.image_size, stage.batch_size, run.networks.dtype, run.processes.world)
-    available = int(available_bytes(run.processes.device) * speed.vram_margin)
-    return StagePlan(choose_micro_batch(spec, available, speed.micro_batch_size), available)
+    spec = replace(spec, reserve=reserve_bytes(device))
+    available = int(available_bytes(device) * speed.vram_margin)
+    return StagePlan(choose_step(spec, available, speed.micro_batch_size, speed.recompute), available)
 
 
 def plan_line(run: Run, stage: Stage, plan: StagePlan) -> str:
@@ -69,18 +71,20 @@ def record_measured(run: Run, stage: Stage, plan: StagePlan, logbook: Logbook) -
     record = {
         "image_size": stage.image_size,
         "micro_batch": run.micro_batch,
+        "recompute": run.recompute,
         "predicted_peak_gib": plan.memory.total / GIB,
         **measured,
     }
     logbook.record("memory", run.state.position.step, record)
-    say(measured_line(record, replanned=run.micro_batch != plan.memory.micro_batch))
+    planned = (plan.memory.recompute, plan.memory.micro_batch)
+    say(measured_line(record, replanned=(run.recompute, run.micro_batch) != planned))
 
 
 def measured_line(record: dict[str, float], replanned: bool = False) -> str:
     """Predicted beside measured in one line; the size of a process is no measure of the step."""
     line = f"memory  predicted peak {record['predicted_peak_gib']:.2f} GiB"
     if replanned:
-        line += " (before memory ran out and the passes were made smaller)"
+        line += " (before memory ran out and it was lowered)"
     if "memory_reserved_gib" in record:
         reserved = record["memory_reserved_gib"]
         difference = reserved / record["predicted_peak_gib"] - 1
