@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Predicted against measured peak memory of the trainer's step, for each image size and rung of the ladder.
+
+Each case is two passes of one image, so that the second meets whole gradients, in a process of its own.
+On a card: the default model in bf16, eager and compiled, every rung that fits. On a CPU: a small model,
+eager, and measured are the bytes that are alive while the step really runs.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import torch  # noqa: E402
+
+from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
+from vae.losses.perceptual import build_perceptual  # noqa: E402
+from vae.memory.available import available_bytes, reserve_bytes  # noqa: E402
+from vae.memory.live_bytes import LiveBytes  # noqa: E402
+from vae.memory.plan import GIB, StepMemory, step_memory  # noqa: E402
+from vae.memory.stage_spec import stage_spec  # noqa: E402
+from vae.model.autoencoder import downsampling  # noqa: E402
+from vae.model.recompute import set_recompute  # noqa: E402
+from vae.step import Networks, StepInputs, apply_update, compute_gradients  # noqa: E402
+from vae.training.precision import compile_in_place, set_backends  # noqa: E402
+from vae.training.state import begin_state  # noqa: E402
+
+SIZES = {"cuda": (512, 1024, 2048), "cpu": (64, 128)}
+SMALL = {"channels": [32, 64, 64, 64], "layers_per_block": 1, "norm_groups": 8}
+PASSES = 2
+STEPS = 3  # the first makes AdamW's moments
+TIMEOUT_SECONDS = 1800  # of one case: compiling takes minutes
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step to predict and to measure."""
+
+    device: str
+    image_size: int
+    recompute: str
+    compiled: bool
+
+    def config(self) -> Config:
+        """The run's configuration; LPIPS with random weights takes what LPIPS takes."""
+        small = SMALL if self.device == "cpu" else {}
+        values = {"image_size": self.image_size, "batch_size": PASSES, "use_bf16": True}
+        return build({**small, **values, "perceptual_net": "random", "use_torch_compile": self.compiled})
+
+    def predicted(self) -> StepMemory:
+        """What the planner says."""
+        spec = stage_spec(self.config(), self.image_size, PASSES, torch.bfloat16)
+        return step_memory(
+            replace(spec, recompute=self.recompute, reserve=reserve_bytes(torch.device(self.device))), 1
+        )
+
+
+def run_steps(case: Case, begin: Callable[[], None]) -> None:
+    """The trainer's own step, STEPS times on random pixels; `begin` is called when all is built."""
+    device, config = torch.device(case.device), case.config()
+    set_backends(config.speed)
+    state = begin_state(config, device, fp16=False)
+    set_recompute(state.autoencoder, case.recompute)
+    perceptual = build_perceptual(config.loss.perceptual_net, None, torch.bfloat16, device)
+    if case.compiled:
+        compile_in_place(state.autoencoder)
+        compile_in_place(perceptual)
+    networks = Networks(state.autoencoder, None, perceptual, torch.bfloat16, config.speed.channels_last)
+    latent = case.image_size // downsampling(config.model)
+    begin()
+    for _ in range(STEPS):
+        shape = (PASSES, 3, case.image_size, case.image_size)
+        inputs = StepInputs(
+            images=torch.randint(0, 256, shape, dtype=torch.uint8, device=device),
+            noise=torch.randn(PASSES, config.model.z_channels, latent, latent, device=device),
+            image_share=1 / PASSES,
+            loss_scale=state.update.loss_scale,
+            adversarial_factor=None,
+        )
+        compute_gradients(networks, inputs, [1] * PASSES, config.loss)
+        apply_update(state.optimizers, state.update, config.optim, fp16=False, empty=False)
+        weight = 1 - config.optim.ema_decay
+        torch._foreach_lerp_(list(state.averaged.parameters()), list(state.autoencoder.parameters()), weight)
+
+
+def begin_on_card() -> None:
+    """Forget what building took."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def measure(case: Case) -> dict[str, float]:
+    """GiB of the case's step, run here and now."""
+    if case.device == "cpu":
+        with LiveBytes() as counter:
+            run_steps(case, lambda: setattr(counter, "peak", counter.current))
+        return {"measured_gib": counter.peak / GIB}
+    run_steps(case, begin_on_card)
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "measured_gib": torch.cuda.max_memory_reserved() / GIB,
+        "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+        # CUDA's context and what libraries take for themselves, if no other process is on the card
+        "outside_pytorch_gib": (total - free - torch.cuda.memory_reserved()) / GIB,
+    }
+
+
+def in_a_process(case: Case) -> dict[str, float | str]:
+    """measure() in a process of its own; its failure in one line where it has none."""
+    words = [sys.executable, __file__, "--one", json.dumps(asdict(case))]
+    try:
+        found = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"not done after {TIMEOUT_SECONDS} s"}
+    if found.returncode == 0:
+        return json.loads(found.stdout.splitlines()[-1])
+    lines = [line for line in found.stderr.splitlines() if line.strip()] or [f"exit {found.returncode}"]
+    return {"failure": lines[-1][:200]}
+
+
+def compare(case: Case, available: int) -> dict:
+    """The case with its prediction and, where that fits, its measurement."""
+    memory = case.predicted()
+    row = asdict(case) | {"predicted_gib": memory.total / GIB, "tflop_per_image": memory.flops / 1e12}
+    if memory.total > available:
+        return row | {"failure": f"does not fit {available / GIB:.1f} GiB"}
+    row |= in_a_process(case)
+    if "measured_gib" in row:
+        row["difference"] = row["measured_gib"] / row["predicted_gib"] - 1
+    return row
+
+
+def line_of(row: dict) -> str:
+    """One row of the table."""
+    way = "compiled" if row["compiled"] else "eager"
+    head = f"| {row['image_size']} | {way} | {row['recompute']} | {row['predicted_gib']:.3f} |"
+    if "failure" in row:
+        return f"{head} {row['failure']} | | |"
+    outside = f"{row['outside_pytorch_gib']:.3f}" if "outside_pytorch_gib" in row else "-"
+    return f"{head} {row['measured_gib']:.3f} | {row['difference']:+.1%} | {outside} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
+    parser.add_argument("--sizes", type=int, nargs="+", help="px; default 512 1024 2048, on a CPU 64 128")
+    parser.add_argument("--rungs", nargs="+", choices=RECOMPUTE, default=list(RECOMPUTE), metavar="RUNG")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(Case(**json.loads(given.one)))))
+        return
+    kind = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(kind)
+    name = torch.cuda.get_device_name() if kind == "cuda" else "CPU"
+    print(f"{name}, PyTorch {torch.__version__}, {PASSES} passes of one image, bf16")
+    print("| px | way | recompute | predicted GiB | measured GiB | difference | outside PyTorch GiB |")
+    print("|---|---|---|---|---|---|---|")
+    rows = []
+    for size in given.sizes or SIZES[kind]:
+        for compiled in (False, True) if kind == "cuda" else (False,):
+            for rung in given.rungs:
+                rows.append(compare(Case(kind, size, rung, compiled), available_bytes(device)))
+                print(line_of(rows[-1]), flush=True)
+    if given.json:
+        about = {"device": name, "torch": str(torch.__version__), "rows": rows}
+        given.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
