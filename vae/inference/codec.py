@@ -71,7 +71,7 @@ def reconstruct(
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
 ) -> torch.Tensor:
-    """Reconstruction of images (B, 3, H, W) in [-1, 1]: of the posterior's mode, or of a sample by `noise`."""
+    """Reconstructed images (B, 3, H, W) in [-1, 1], of the posterior's mode, or of a sample by `noise`."""
     posterior = encode_images(model, images, dtype=dtype, tile=tile)
     latents = posterior.mode() if noise is None else posterior.sample(noise)
     return decode_latents(model, latents, images.shape[2:], dtype=dtype, tile=tile)

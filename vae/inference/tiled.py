@@ -2,7 +2,7 @@
 
 The result is that of the whole picture up to rounding, not a blend of overlapping parts: every tile is read
 with the halo its layer needs, and a GroupNorm takes its statistics over the whole feature map, gathered while
-the pass in front of it produces the tiles. Features lie in host memory. The device holds the weights, one tile
+the pass in front of it produces the tiles. Features lie in host memory. The device holds the weights, a tile
 and, in the middle block alone, a whole feature map, for attention looks at every position.
 
 Two feature maps exist at a time, as a residual block asks: the trunk, and the branch that is added to it.

@@ -1,0 +1,82 @@
+"""Files of latents: what goes in comes out, and anything else is refused with its reason."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.inference.conftest import SMALL
+from vae.inference.latent_file import (
+    BadLatentsError,
+    Latents,
+    LatentSource,
+    encoder_fingerprint,
+    load_latents,
+    save_latents,
+)
+from vae.model.autoencoder import AutoencoderKL, Posterior
+
+SOURCE = LatentSource("a" * 64, 4, 8, 0.5, None)
+
+
+def latents() -> Latents:
+    torch.manual_seed(0)
+    return Latents(Posterior(torch.randn(1, 4, 3, 5), torch.randn(1, 4, 3, 5)), (20, 33))
+
+
+def reason(path, source=SOURCE, **others) -> str:
+    with pytest.raises(BadLatentsError) as caught:
+        load_latents(path, source, **others)
+    return caught.value.reason
+
+
+def test_a_round_trip_is_exact(tmp_path):
+    path = tmp_path / "deep" / "one.safetensors"
+    save_latents(path, latents(), SOURCE, "one.png")
+    found = load_latents(path, SOURCE)
+    assert torch.equal(found.posterior.mean, latents().posterior.mean)
+    assert torch.equal(found.posterior.logvar, latents().posterior.logvar)
+    assert found.size == (20, 33)
+    assert [entry.name for entry in path.parent.iterdir()] == ["one.safetensors"]  # no temporary left
+
+
+def test_another_encoder_or_shape_is_refused(tmp_path):
+    path = tmp_path / "one.safetensors"
+    save_latents(path, latents(), SOURCE, "one.png")
+    other = LatentSource("b" * 64, 4, 8, None, None)
+    assert reason(path, other) == "latents_of_another_vae"
+    assert load_latents(path, other, any_vae=True).size == (20, 33)
+    assert reason(path, LatentSource("b" * 64, 16, 8, None, None), any_vae=True) == "wrong_shape"
+    assert reason(path, LatentSource("b" * 64, 4, 16, None, None), any_vae=True) == "wrong_shape"
+
+
+def test_every_truncation_is_refused(tmp_path):
+    path = tmp_path / "one.safetensors"
+    save_latents(path, latents(), SOURCE, "one.png")
+    content = path.read_bytes()
+    for length in (0, 4, 8, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        assert reason(path) == "damaged", length
+
+
+def test_files_of_something_else_are_refused(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"encoder.conv_in.weight": torch.zeros(2)}, path)
+    assert reason(path) == "not_latents"
+    assert reason(path, any_vae=True) == "not_latents"
+    save_file({"latents": torch.zeros(4, 2, 2)}, path)
+    assert reason(path) == "not_latents"
+    assert load_latents(path, SOURCE, any_vae=True).size == (16, 16)
+    save_file({"latents": torch.full((4, 2, 2), torch.nan)}, path)
+    assert reason(path, any_vae=True) == "not_finite"
+    torch.save({"latents": torch.zeros(4, 2, 2)}, path)  # a pickle under another name is not opened as one
+    assert reason(path) == "damaged"
+
+
+def test_the_fingerprint_is_of_the_encoder_alone():
+    model = AutoencoderKL(SMALL)
+    before = encoder_fingerprint(model)
+    with torch.no_grad():
+        model.decoder.conv_out.bias += 1
+        assert encoder_fingerprint(model) == before
+        model.encoder.conv_out.bias[0] += 1e-3
+        assert encoder_fingerprint(model) != before

@@ -1,0 +1,224 @@
+"""The five modes on real files, and what a bad file costs."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+from tests.conftest import TINY
+from tests.inference.conftest import write_vae
+from vae.config.errors import DataError, UserError
+from vae.interop.vae_files import load_vae
+from vae.training.run import train
+
+
+def pixels(path) -> np.ndarray:
+    return np.asarray(Image.open(path))
+
+
+@pytest.fixture
+def one(pictures, tmp_path):
+    """One picture of 37 x 23 px, sides no multiples of the downsampling."""
+    path = tmp_path / "one.png"
+    Image.open(pictures / "picture_00.png").crop((0, 0, 37, 23)).save(path)
+    return path
+
+
+def test_reconstruction_keeps_the_size_and_is_what_the_model_computes(command, one, vae_folder, tmp_path):
+    assert command("reconstruct", "--input", one) == 0
+    found = pixels(tmp_path / "out" / "one.png")
+    original = pixels(one)
+    assert found.shape == original.shape == (23, 37, 3)
+    model = load_vae(vae_folder).autoencoder
+    padded = np.pad(original, ((0, 1), (0, 3), (0, 0)), mode="reflect")
+    images = torch.from_numpy(padded).permute(2, 0, 1)[None].float() / 127.5 - 1
+    with torch.no_grad():
+        recon = ((model(images)[0] + 1) * 127.5).round().clamp(0, 255)[0, :, :23, :37]
+    difference = np.abs(found.astype(int) - recon.permute(1, 2, 0).numpy().astype(int))
+    assert difference.max() <= 1  # another memory layout may round a level's half the other way
+    assert (difference > 0).mean() < 0.01
+
+
+def test_a_folder_keeps_its_names_and_depth(command, pictures, tmp_path):
+    assert command("reconstruct", "--input", pictures) == 0
+    written = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*.png"))
+    assert written == sorted(p.relative_to(pictures) for p in pictures.rglob("*.png"))
+
+
+def test_encode_then_decode_is_reconstruct(command, one, tmp_path):
+    assert command("reconstruct", "--input", one) == 0
+    assert command("encode", "--input", one, "--output_dir", tmp_path / "latents") == 0
+    assert command("decode", "--input", tmp_path / "latents", "--output_dir", tmp_path / "decoded") == 0
+    assert np.array_equal(pixels(tmp_path / "decoded" / "one.png"), pixels(tmp_path / "out" / "one.png"))
+
+
+def test_latents_say_what_they_are(command, one, tmp_path):
+    assert command("encode", "--input", one) == 0
+    with safe_open(tmp_path / "out" / "one.safetensors", framework="pt") as file:
+        latents, logvar, metadata = file.get_tensor("latents"), file.get_tensor("logvar"), file.metadata()
+    assert latents.shape == logvar.shape == (16, 6, 10)
+    assert latents.dtype == torch.float32
+    assert (metadata["width"], metadata["height"], metadata["downsampling"]) == ("37", "23", "4")
+    assert (float(metadata["scaling_factor"]), float(metadata["shift_factor"])) == (0.5, 0.25)
+    mean = [float(part) for part in metadata["channel_mean"].strip("[]").split(",")]
+    torch.testing.assert_close(torch.tensor(mean), latents.mean(dim=(1, 2)), rtol=0, atol=2e-6)
+    assert metadata["source"] == "one.png"
+
+
+def test_tiles_write_the_same_pictures(command, pictures, tmp_path):
+    assert command("reconstruct", "--input", pictures) == 0
+    tiled = ("--tile", "--tile_size", "32", "--output_dir", tmp_path / "tiled")
+    assert command("reconstruct", "--input", pictures, *tiled) == 0
+    for path in (tmp_path / "out").rglob("*.png"):
+        whole = pixels(path).astype(int)
+        same = pixels(tmp_path / "tiled" / path.relative_to(tmp_path / "out")).astype(int)
+        assert np.abs(whole - same).max() <= 1
+
+
+def test_interpolation_goes_from_one_reconstruction_to_the_other(command, pictures, tmp_path):
+    ends = [pictures / "picture_00.png", pictures / "picture_02.png"]
+    assert command("reconstruct", "--input", *ends) == 0
+    assert command("interpolate", "--input", *ends, "--steps", 5, "--output_dir", tmp_path / "series") == 0
+    series = [pixels(path) for path in sorted((tmp_path / "series").iterdir())]
+    assert len(series) == 5
+    assert np.array_equal(series[0], pixels(tmp_path / "out" / "picture_00.png"))
+    assert np.array_equal(series[-1], pixels(tmp_path / "out" / "picture_02.png"))
+    away = [np.abs(series[0].astype(int) - frame).mean() for frame in series]
+    assert away == sorted(away)
+    assert len(set(away)) == 5
+
+
+def test_interpolation_between_a_picture_and_latents(command, pictures, tmp_path):
+    assert command("encode", "--input", pictures / "picture_02.png", "--output_dir", tmp_path / "z") == 0
+    ends = [pictures / "picture_00.png", tmp_path / "z" / "picture_02.safetensors"]
+    assert command("interpolate", "--input", *ends, "--steps", 2) == 0
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_interpolation_needs_two_inputs_of_one_size(command, pictures, one, tmp_path, capsys):
+    with pytest.raises(UserError, match="names 3 files"):
+        command("interpolate", "--input", one, one, one)
+    assert command("interpolate", "--input", one, pictures / "picture_00.png") == 77
+    assert "37x23 and 48x40" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_variations_follow_seed_scale_and_name_but_not_their_company(command, pictures, tmp_path):
+    names = [pictures / "picture_00.png", pictures / "picture_02.png"]
+
+    def vary(folder, *words):
+        assert command("variations", "--output_dir", tmp_path / folder, "--count", 2, *words) == 0
+        return {path.name: pixels(path).astype(int) for path in (tmp_path / folder).iterdir()}
+
+    both = vary("both", "--input", *names)
+    alone = vary("alone", "--input", names[1])
+    assert len(both) == 4
+    assert all(np.array_equal(alone[name], both[name]) for name in alone)
+    seeded = vary("seeded", "--input", names[1], "--seed", 1)
+    far = vary("far", "--input", names[1], "--noise_scale", 8)
+    middle = vary("middle", "--input", names[1], "--noise_scale", 0)
+    first, second = sorted(alone)
+    assert np.array_equal(middle[first], middle[second])
+    assert not np.array_equal(alone[first], alone[second])
+    assert not np.array_equal(alone[first], seeded[first])
+    assert np.abs(far[first] - middle[first]).mean() > np.abs(alone[first] - middle[first]).mean()
+
+
+def test_a_bad_file_is_named_and_the_others_are_finished(command, pictures, one, tmp_path, capsys):
+    folder = tmp_path / "mixed"
+    shutil.copytree(pictures / "inner", folder)
+    (folder / "torn.png").write_bytes(one.read_bytes()[:300])
+    (folder / "text.jpg").write_text("no picture")
+    Image.new("RGB", (40, 7)).save(folder / "thin.png")
+    assert command("reconstruct", "--input", folder) == 77
+    found = capsys.readouterr()
+    assert "8 of 11 done, 3 failed" in found.out
+    assert "torn.png: truncated" in found.err
+    assert "text.jpg: not_an_image" in found.err
+    assert "thin.png: too_small: 40x7 px" in found.err
+    assert len(list((tmp_path / "out").iterdir())) == 8
+
+
+def test_pictures_are_turned_by_exif(command, tmp_path):
+    path = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 24), (200, 30, 30)).save(path, exif=exif)
+    assert command("reconstruct", "--input", path) == 0
+    assert pixels(tmp_path / "out" / "turned.png").shape == (40, 24, 3)
+
+
+def test_latents_of_another_vae_are_refused_by_name(command, one, tmp_path, capsys):
+    assert command("encode", "--input", one, "--output_dir", tmp_path / "z") == 0
+    other = write_vae(tmp_path / "other", seed=1)
+    latents = tmp_path / "z" / "one.safetensors"
+    assert command("decode", "--input", latents, "--vae", other) == 77
+    assert "one.safetensors: latents_of_another_vae" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert command("decode", "--input", latents, "--vae", other, "--any_vae") == 0
+
+
+def test_what_exists_is_kept_unless_overwritten(command, one, tmp_path):
+    assert command("reconstruct", "--input", one) == 0
+    before = (tmp_path / "out" / "one.png").stat().st_mtime_ns
+    with pytest.raises(UserError, match="--overwrite"):
+        command("reconstruct", "--input", one)
+    assert (tmp_path / "out" / "one.png").stat().st_mtime_ns == before
+    assert command("reconstruct", "--input", one, "--overwrite") == 0
+    assert (tmp_path / "out" / "one.png").stat().st_mtime_ns > before
+
+
+def test_an_input_is_never_written_over(command, one):
+    with pytest.raises(UserError, match="replace the input"):
+        command("reconstruct", "--input", one, "--output_dir", one.parent, "--overwrite")
+    with pytest.raises(UserError, match="lies in"):
+        command("reconstruct", "--input", one.parent, "--output_dir", one.parent / "results")
+
+
+def test_two_inputs_of_one_name_get_two_results(command, one, tmp_path):
+    folder = tmp_path / "twins"
+    folder.mkdir()
+    Image.open(one).save(folder / "a.png")
+    Image.open(one).convert("L").save(folder / "A.jpg")
+    assert command("reconstruct", "--input", folder) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["A_jpg.png", "a_png.png"]
+    with pytest.raises(UserError, match="would both write"):
+        command("reconstruct", "--input", one, one)
+
+
+@pytest.mark.parametrize(
+    ("mode", "what"), [("encode", "no pictures"), ("decode", "no latents"), ("variations", "pictures or")]
+)
+def test_an_empty_folder_is_said_so(command, tmp_path, mode, what):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=what):
+        command(mode, "--input", tmp_path / "empty")
+    with pytest.raises(DataError, match="does not exist"):
+        command(mode, "--input", tmp_path / "nowhere")
+
+
+def test_fp16_that_overflows_is_refused_with_the_way_out(command, one, vae_folder, tmp_path, capsys):
+    loud = tmp_path / "loud"
+    shutil.copytree(vae_folder, loud)
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(loud / "diffusion_pytorch_model.safetensors")
+    weights["encoder.conv_in.weight"] *= 1e6  # 65,504 is the largest number of fp16
+    save_file(weights, loud / "diffusion_pytorch_model.safetensors")
+    assert command("reconstruct", "--input", one, "--vae", loud, "--dtype", "fp16") == 77
+    assert "not_finite" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_and_its_shipped_folder_give_the_same_pictures(command, pictures, tmp_path):
+    run = tmp_path / "run"
+    given = {**TINY, "data_path": str(pictures), "output_dir": str(run), "num_epochs": 1, "val_split": 0.0}
+    assert train(given) == 0
+    words = ("--input", pictures / "inner")
+    assert command("reconstruct", *words, "--vae", run / "checkpoint_epoch_1.pt") == 0
+    assert command("reconstruct", *words, "--vae", run / "vae", "--output_dir", tmp_path / "second") == 0
+    for path in (tmp_path / "out").iterdir():
+        assert np.array_equal(pixels(path), pixels(tmp_path / "second" / path.name))

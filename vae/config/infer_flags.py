@@ -1,0 +1,103 @@
+"""The options of infer_vae.py, each declared once."""
+
+from dataclasses import MISSING, dataclass
+
+from vae.config.errors import UserError
+from vae.config.flags import parse_section
+from vae.config.options import option
+
+MODES = ("reconstruct", "encode", "decode", "interpolate", "variations")
+# Options that one mode alone reads.
+_MODE_OF = {"steps": "interpolate", "count": "variations", "noise_scale": "variations", "seed": "variations"}
+
+
+@dataclass(frozen=True)
+class InferConfig:
+    """Which VAE, what it is used on, and how."""
+
+    vae: str = option(
+        MISSING, "the VAE: one of our checkpoints, a diffusers folder or a .safetensors file", metavar="PATH"
+    )
+    mode: str = option(
+        MISSING,
+        "reconstruct: pictures through encoder and decoder; encode: pictures to latents; decode: latents to "
+        "pictures; interpolate: a series between two of either; variations: samples around each of either",
+        choices=MODES,
+    )
+    input: tuple[str, ...] = option(
+        MISSING, "files and folders (of any depth): pictures, or latents (.safetensors)", metavar="PATH"
+    )
+    output_dir: str = option(MISSING, "where results go, named as the inputs; made if missing", metavar="DIR")
+    overwrite: bool = option(False, "replace results that are there already")
+    steps: int = option(
+        8,
+        "interpolate: pictures in the series, both ends included",
+        metavar="N",
+        at_least=2,
+        at_most=10_000,
+    )
+    count: int = option(4, "variations: samples of each input", metavar="N", at_least=1, at_most=10_000)
+    noise_scale: float = option(
+        1.0,
+        "variations: how far samples lie from the middle, in standard deviations of the VAE's own posterior",
+        metavar="X",
+        at_least=0,
+    )
+    seed: int = option(0, "variations: another seed draws others", metavar="N", at_least=0, at_most=2**63 - 1)
+    tile: bool = option(
+        False,
+        "for pictures larger than memory: layer by layer over tiles, features in host memory; same result up "
+        "to rounding, more time",
+    )
+    tile_size: int = option(
+        512, "side of the tiles; smaller takes less memory and more time", metavar="PX", at_least=32
+    )
+    weights: str = option(
+        "averaged",
+        "which weights of our checkpoints: the validated average or the raw",
+        choices=("averaged", "raw"),
+    )
+    any_vae: bool = option(
+        False, "decode latents although their record names another encoder, or nothing at all"
+    )
+    dtype: str = option(
+        "auto",
+        "precision of the computation; auto: bf16 on a card that has it, else fp32",
+        choices=("auto", "fp32", "bf16", "fp16"),
+    )
+    device: str = option("auto", "cuda, cpu or auto", choices=("auto", "cuda", "cpu"))
+    background: str = option(
+        "white", "what shows through transparent pixels: a colour name or #rrggbb", metavar="COLOR"
+    )
+    max_pixels: int = option(
+        300_000_000, "pictures with more pixels are refused before they are decoded", metavar="N", at_least=64
+    )
+
+
+EPILOG = """examples:
+  infer_vae.py --vae outputs/first/vae --mode reconstruct --input photo.jpg --output_dir seen
+  infer_vae.py --vae outputs/first/vae --mode encode --input data/train --output_dir latents
+  infer_vae.py --vae outputs/first/vae --mode decode --input latents --output_dir decoded
+  infer_vae.py --vae outputs/first/vae --mode reconstruct --input huge.png --output_dir seen --tile
+
+A file that cannot be used is named and the others are finished; the exit code is then 77.
+"""
+
+
+def parse_infer_flags(argv: list[str]) -> InferConfig:
+    """The options of one command; UserError where one of them says nothing about the others."""
+    config = parse_section(
+        InferConfig,
+        "infer_vae.py",
+        "Use a trained VAE: see what it makes of pictures, write their latents, and turn latents into "
+        "pictures.",
+        EPILOG,
+        argv,
+    )
+    given = {word.split("=")[0].removeprefix("--") for word in argv}
+    for name, mode in _MODE_OF.items():
+        if name in given and config.mode != mode:
+            raise UserError(f"--{name} belongs to --mode {mode}, not to --mode {config.mode}: leave it out")
+    if "tile_size" in given and not config.tile:
+        raise UserError(f"--tile_size {config.tile_size} says nothing without --tile: add it")
+    return config

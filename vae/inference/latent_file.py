@@ -1,0 +1,143 @@
+"""Latents of one picture as a safetensors file that says which encoder made them, and how they are used.
+
+Tensors: `latents`, the posterior's mean, and `logvar`, its log-variance, both fp32 (Z, h, w), as the network
+gives them. Diffusion models read (latents - shift_factor) * scaling_factor; the metadata holds both where the
+VAE says them.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from vae.inference.files import replacing
+from vae.inference.padding import padded_side
+from vae.model.autoencoder import AutoencoderKL, Posterior
+
+FORMAT = "vae-latents-1"
+_SHOWN_DIGITS = 12  # of a fingerprint in messages
+
+
+class BadLatentsError(Exception):
+    """Latents that cannot be used: a short stable `reason` code and a `detail` for people."""
+
+    def __init__(self, reason: str, detail: str):
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class LatentSource:
+    """The encoder that latents come from, as their files name it."""
+
+    fingerprint: str
+    z_channels: int
+    downsampling: int
+    scaling_factor: float | None
+    shift_factor: float | None
+
+
+@dataclass(frozen=True)
+class Latents:
+    """The posterior of one picture, (1, Z, h, w), and the picture's (height, width) before padding."""
+
+    posterior: Posterior
+    size: tuple[int, int]
+
+
+def encoder_fingerprint(model: AutoencoderKL) -> str:
+    """SHA-256 of what makes latents: names, shapes and fp32 values of the encoder and its quant convolution.
+
+    A VAE whose decoder alone was trained on keeps it: its latents are the same. A copy rounded to fp16 or
+    bf16 does not.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if name.startswith(("encoder.", "quant_conv.")):
+            digest.update(f"{name} {tuple(value.shape)}\n".encode())
+            digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_latents(path: Path, latents: Latents, source: LatentSource, picture: str) -> None:
+    """Write the file, whole or not at all, or raise OSError; `picture` is the name of what was encoded."""
+    posterior = latents.posterior
+    mean, logvar = (value[0].float().cpu().contiguous() for value in (posterior.mean, posterior.logvar))
+    metadata = {
+        "format": FORMAT,
+        "source": picture,
+        "height": str(latents.size[0]),
+        "width": str(latents.size[1]),
+        "downsampling": str(source.downsampling),
+        "encoder_fingerprint": source.fingerprint,
+        "channel_mean": json.dumps(_per_channel(mean.double().mean(dim=(1, 2)))),
+        "channel_std": json.dumps(_per_channel(mean.double().std(dim=(1, 2), correction=0))),
+    }
+    for name in ("scaling_factor", "shift_factor"):
+        if getattr(source, name) is not None:
+            metadata[name] = repr(float(getattr(source, name)))
+    with replacing(path) as temporary:
+        try:
+            save_file({"latents": mean, "logvar": logvar}, temporary, metadata=metadata)
+        except SafetensorError as error:  # a full disk reaches it as an error without an errno
+            raise OSError(f"cannot write {path}: {error}") from None
+
+
+def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Latents:
+    """Latents of the encoder `source`, of any one with `any_vae`; raises BadLatentsError for all else."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            names = sorted(file.keys())
+            ours = "latents" in names and (any_vae or metadata.get("format") == FORMAT)
+            if not ours:
+                raise BadLatentsError("not_latents", _what_else(names))
+            mean = file.get_tensor("latents").float()
+            logvar = file.get_tensor("logvar").float() if "logvar" in names else torch.full_like(mean, -30.0)
+    except (SafetensorError, OSError, ValueError) as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadLatentsError("damaged", f"truncated or no safetensors file ({text}): encode again") from None
+    theirs = metadata.get("encoder_fingerprint", "")
+    if theirs != source.fingerprint and not any_vae:
+        raise BadLatentsError(
+            "latents_of_another_vae",
+            f"made by encoder {theirs[:_SHOWN_DIGITS]}, and --vae has {source.fingerprint[:_SHOWN_DIGITS]}: "
+            "name the VAE that encoded them, or add --any_vae",
+        )
+    return Latents(*_checked(mean, logvar, metadata, source))
+
+
+def _checked(
+    mean, logvar, metadata: dict[str, str], source: LatentSource
+) -> tuple[Posterior, tuple[int, int]]:
+    """The posterior and the picture's size, where tensors and metadata agree with each other and the VAE."""
+    if mean.dim() == 3:
+        mean, logvar = mean[None], logvar[None]
+    if mean.dim() != 4 or mean.shape[:2] != (1, source.z_channels) or logvar.shape != mean.shape:
+        shape = "x".join(map(str, mean.shape))
+        raise BadLatentsError("wrong_shape", f"{shape}, and --vae has {source.z_channels} latent channels")
+    if 0 in mean.shape or not (torch.isfinite(mean).all() and torch.isfinite(logvar).all()):
+        raise BadLatentsError("not_finite", "holds NaN, infinity or nothing at all: encode again")
+    sides = [side * source.downsampling for side in mean.shape[2:]]
+    try:
+        size = [int(metadata.get(name, side)) for name, side in zip(("height", "width"), sides, strict=True)]
+    except ValueError:
+        raise BadLatentsError("damaged", "the picture's size in it is no number: encode again") from None
+    if [padded_side(side, source.downsampling) for side in size] != sides:
+        shape = f"{size[1]}x{size[0]} px does not belong to {mean.shape[3]}x{mean.shape[2]} latents"
+        raise BadLatentsError("wrong_shape", f"{shape} of --vae")
+    return Posterior(mean, logvar), (size[0], size[1])
+
+
+def _per_channel(values: torch.Tensor) -> list[float]:
+    return [round(value, 6) for value in values.tolist()]
+
+
+def _what_else(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"a safetensors file of something else ({shown or 'no tensors'}): give files of --mode encode"

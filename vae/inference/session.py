@@ -1,0 +1,133 @@
+"""A VAE in use: on its device, in its dtype, whole or in tiles; pictures and latent files in, pixels out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from vae.config.errors import UserError
+from vae.config.infer_flags import InferConfig
+from vae.inference.codec import decode_latents, encode_images
+from vae.inference.files import LATENTS, read_picture_tensor, to_pixels
+from vae.inference.latent_file import (
+    BadLatentsError,
+    Latents,
+    LatentSource,
+    encoder_fingerprint,
+    load_latents,
+)
+from vae.model.autoencoder import AutoencoderKL
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded VAE and how it is used."""
+
+    config: InferConfig
+    model: AutoencoderKL
+    source: LatentSource
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def tile(self) -> int | None:
+        return self.config.tile_size if self.config.tile else None
+
+    @property
+    def headline(self) -> str:
+        """One line of what runs how."""
+        config = self.model.config
+        names = {dtype: name for name, dtype in _DTYPES.items()}
+        tiles = f", tiles of {self.tile} px" if self.tile else ""
+        return (
+            f"{self.config.vae}: {config.z_channels} latent channels, {self.model.downsampling}x smaller; "
+            f"{names[self.dtype]} on {self.device.type}{tiles}"
+        )
+
+    def encode(self, images: torch.Tensor) -> Latents:
+        """Latents of images (1, 3, H, W) in [-1, 1]."""
+        with _tile_progress("encode") as on_step:
+            posterior = encode_images(self.model, images, dtype=self.dtype, tile=self.tile, on_step=on_step)
+        self._check_finite(posterior.mean)
+        return Latents(posterior, tuple(images.shape[2:]))
+
+    def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
+        """uint8 (H, W, 3) pixels of latents (1, Z, h, w)."""
+        with _tile_progress("decode") as on_step:
+            images = decode_latents(
+                self.model, latents, size, dtype=self.dtype, tile=self.tile, on_step=on_step
+            )
+        self._check_finite(images)
+        return to_pixels(images)
+
+    def _check_finite(self, values: torch.Tensor) -> None:
+        if not torch.isfinite(values).all():
+            remedy = "add --dtype fp32" if self.dtype != torch.float32 else "the VAE itself is at fault"
+            raise BadLatentsError("not_finite", f"the network gave NaN or infinity: {remedy}")
+
+    def read(self, path: Path) -> Latents:
+        """Latents of a file: its own, or those of the picture in it."""
+        if path.suffix.lower() == LATENTS:
+            return load_latents(path, self.source, self.config.any_vae)
+        return self.encode(read_picture_tensor(path, self.config))
+
+
+def open_session(config: InferConfig, load_vae: Callable[..., Any]) -> Session:
+    """Load the VAE of --vae onto --device; UserError where there is no such device or VAE.
+
+    `load_vae(path, flag=, weights=)` gives an object with `autoencoder`, `scaling_factor`, `shift_factor`.
+    """
+    device = _device(config.device)
+    loaded = load_vae(Path(config.vae), flag="--vae", weights=config.weights)
+    model = loaded.autoencoder
+    source = LatentSource(
+        encoder_fingerprint(model),
+        model.config.z_channels,
+        model.downsampling,
+        loaded.scaling_factor,
+        loaded.shift_factor,
+    )
+    model.to(device, memory_format=torch.channels_last)
+    torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 is to be fp32
+    return Session(config, model, source, _dtype(config.dtype, device))
+
+
+@contextmanager
+def _tile_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of tiles below the bar of files while one picture lasts; none where no tiles are heard of."""
+    bars: list[tqdm] = []
+
+    def on_step(done: int, total: int) -> None:
+        if not bars:
+            bars.append(tqdm(total=total, desc=what, unit="tile", leave=False, disable=None))
+        bars[0].update()
+
+    try:
+        yield on_step
+    finally:
+        for bar in bars:
+            bar.close()
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: PyTorch finds no card here: give --device cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
+    return _DTYPES[name]
