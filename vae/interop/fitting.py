@@ -1,6 +1,7 @@
 """Whether tensors fit the architecture: its shape read off them, and what is wrong with its likely cause."""
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -55,21 +56,36 @@ def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor], where: 
         not in (own[name].shape, (*own[name].shape, 1, 1))  # linears as 1x1 convolutions
     )
     found = []
-    for what, names in (("lacks", missing), ("has the unknown", surplus), ("has another shape of", unequal)):
+    for what, names, among in (
+        ("lacks", missing, own),
+        ("has the unknown", surplus, weights),
+        ("has another shape of", unequal, own),
+    ):
         if names:
-            found.append(f"{what} {grouped(names)}")
+            found.append(f"{what} {grouped(names, among)}")
     if found:
         cause = _likely_cause(own, weights, missing, surplus, unequal)
         raise UserError(f"{where} {' and '.join(found)}{f': {cause}' if cause else ''}")
     model.load_state_dict({name: value.reshape(own[name].shape) for name, value in weights.items()})
 
 
-def grouped(names: list[str]) -> str:
-    """Names in one line: those that share their first three parts stand together with their number."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(".".join(name.split(".")[:3]), []).append(name)
-    shown = [found[0] if len(found) == 1 else f"{start}.* ({len(found)})" for start, found in groups.items()]
+def grouped(names: Collection[str], among: Collection[str]) -> str:
+    """`names` in one line: all of `among` that begin alike are said by that beginning and their number."""
+    left = set(names)
+    shown = []
+    for name in sorted(names):
+        if name not in left:
+            continue
+        parts = name.split(".")
+        for depth in range(1, len(parts)):
+            start = ".".join(parts[:depth]) + "."
+            alike = {other for other in among if other.startswith(start)}
+            if len(alike) > 1 and alike <= left:
+                shown.append(f"{start}* ({len(alike)})")
+                left -= alike
+                break
+        else:
+            shown.append(name)
     more = f" and {len(shown) - _GROUPS_SHOWN} more" if len(shown) > _GROUPS_SHOWN else ""
     return ", ".join(shown[:_GROUPS_SHOWN]) + more
 

@@ -120,7 +120,7 @@ def _vae_names(names: list[str], where: str) -> tuple[dict[str, str], str]:
     else:
         prefix, found = "", {name: name for name in names}
     found = {ours: name for ours, name in found.items() if not _DROPPED.match(ours)}
-    ours = re.compile(r"(encoder\.(conv_in|down)|decoder\.(conv_in|up))")
+    ours = re.compile(r"(encoder\.(conv_in|down(_blocks)?)|decoder\.(conv_in|up(_blocks)?))\.")
     if not any(ours.match(name) for name in found):
         kind = next(
             (what for pattern, what in OTHER_NETWORKS if any(re.match(pattern, n) for n in names)), None

@@ -1,0 +1,74 @@
+"""VAEs as others publish them, with random weights: diffusers folders and files of the research code."""
+
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL, AutoencoderKLFlux2
+from safetensors.torch import save_file
+
+from tests.interop.research_vae import ResearchVAE
+
+NARROW = (32, 32, 64, 64)
+REAL = (128, 256, 512, 512)
+
+# latent channels, where the quant convolutions are, scaling, shift
+FAMILIES = {
+    "sd": (4, "outer", 0.18215, None),
+    "sdxl": (4, "outer", 0.13025, None),
+    "sd3": (16, None, 1.5305, 0.0609),
+    "flux": (16, None, 0.3611, 0.1159),
+    "flux2": (32, "inner", None, None),
+}
+
+
+def diffusers_model(family: str, widths=NARROW):
+    """A published model of the family as diffusers builds it."""
+    z, quant, scaling, shift = FAMILIES[family]
+    torch.manual_seed(7)
+    shape = {
+        "block_out_channels": widths,
+        "down_block_types": ["DownEncoderBlock2D"] * len(widths),
+        "up_block_types": ["UpDecoderBlock2D"] * len(widths),
+        "layers_per_block": 2,
+        "latent_channels": z,
+        "sample_size": 64,
+        "use_quant_conv": quant is not None,
+        "use_post_quant_conv": quant is not None,
+    }
+    if family == "flux2":
+        return vary(AutoencoderKLFlux2(**shape))
+    return vary(AutoencoderKL(**shape, scaling_factor=scaling, shift_factor=shift))
+
+
+def research_model(family: str, widths=NARROW) -> ResearchVAE:
+    """The same as the research code builds it."""
+    z, quant, _, _ = FAMILIES[family]
+    torch.manual_seed(8)
+    return vary(ResearchVAE(widths, z, quant))
+
+
+def vary(model):
+    """Norms and statistics away from the ones and zeros they begin with, so that a swap would show."""
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name:
+                value.add_(0.3 * torch.randn_like(value))
+        if hasattr(model, "bn"):
+            model.bn.running_mean.normal_()
+            model.bn.running_var.uniform_(0.5, 2)
+            model.bn.num_batches_tracked.fill_(123)
+    return model.eval().requires_grad_(False)
+
+
+def save_research(path: Path, model: ResearchVAE, prefix: str = "", more: dict | None = None) -> Path:
+    """Write the model's own state_dict as safetensors."""
+    tensors = {prefix + name: value.contiguous() for name, value in model.state_dict().items()}
+    save_file({**tensors, **(more or {})}, path)
+    return path
+
+
+def picture(side: int = 64) -> torch.Tensor:
+    """(1, 3, side, side) in [-1, 1], smooth and seeded."""
+    generator = torch.Generator().manual_seed(5)
+    coarse = torch.rand(1, 3, 7, 7, generator=generator) * 2 - 1
+    return torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic").clamp(-1, 1)

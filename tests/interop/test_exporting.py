@@ -1,0 +1,173 @@
+"""What is exported means, to diffusers and to the research code, what was read: every family, every form."""
+
+import gc
+import json
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, AutoencoderKLFlux2
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.interop.families import FAMILIES, REAL, diffusers_model, picture, research_model, save_research
+from vae.config.errors import UserError
+from vae.config.export_flags import ExportConfig
+from vae.interop.diffusers_folder import WEIGHTS_NAME
+from vae.interop.exporting import export
+from vae.interop.vae_files import load_vae
+
+
+def quietly(_line: str) -> None:
+    pass
+
+
+def write(*vaes, output, **options) -> None:
+    export(ExportConfig(vae=tuple(map(str, vaes)), output=str(output), **options), say=quietly)
+
+
+def assert_bitwise(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        assert torch.equal(found[name], value), name
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_diffusers_to_the_research_code_and_back(family, tmp_path):
+    theirs = diffusers_model(family)
+    theirs.save_pretrained(tmp_path / "theirs")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "one.safetensors", output=tmp_path / "back")
+    assert_bitwise(load_file(tmp_path / "back" / WEIGHTS_NAME), load_file(tmp_path / "theirs" / WEIGHTS_NAME))
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    known = dict(theirs.config) | {"_class_name": type(theirs).__name__}
+    for name, value in config.items():
+        if name not in ("_diffusers_version", "shift_factor"):
+            expected = known[name]
+            assert value == (list(expected) if isinstance(expected, tuple) else expected), name
+    assert (config.get("shift_factor") or 0) == (known.get("shift_factor") or 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_research_code_to_diffusers_and_back(family, tmp_path):
+    theirs = research_model(family)
+    path = save_research(tmp_path / "theirs.safetensors", theirs)
+    write(path, output=tmp_path / "folder", scaling_factor=0.5)
+    write(tmp_path / "folder", output=tmp_path / "back.safetensors", format="single")
+    assert_bitwise(load_file(tmp_path / "back.safetensors"), theirs.state_dict())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_diffusers_computes_what_the_research_code_does(family, tmp_path):
+    theirs = research_model(family)
+    path = save_research(tmp_path / "theirs.safetensors", theirs)
+    write(path, output=tmp_path / "folder", scaling_factor=0.5)
+    kind = AutoencoderKLFlux2 if family == "flux2" else AutoencoderKL
+    model = kind.from_pretrained(tmp_path / "folder")
+    ours = load_vae(path).autoencoder
+    latents = theirs.encode(picture())
+    assert_near(model.encode(picture()).latent_dist.mode(), latents)
+    assert_near(ours.encode(picture()).mode(), latents)
+    assert_near(model.decode(latents).sample, theirs.decode(latents))
+    assert_near(ours.decode(latents), theirs.decode(latents))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_research_code_loads_our_single_file(family, tmp_path):
+    theirs = diffusers_model(family)
+    theirs.save_pretrained(tmp_path / "theirs")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    model = research_model(family)
+    model.load_state_dict(load_file(tmp_path / "one.safetensors"))  # strict
+    assert_near(model.decode(model.encode(picture())), theirs(picture()).sample)
+
+
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name != "flux2"]
+)  # it has no single-file form
+def test_diffusers_loads_our_single_file(family, tmp_path):
+    theirs = diffusers_model(family)
+    theirs.save_pretrained(tmp_path / "theirs")
+    write(tmp_path / "theirs", output=tmp_path / "folder")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    model = AutoencoderKL.from_single_file(
+        str(tmp_path / "one.safetensors"), config=str(tmp_path / "folder"), local_files_only=True
+    )
+    assert_near(model(picture()).sample, theirs(picture()).sample)
+
+
+def test_flux2_latents_are_normalised_as_by_its_batch_norm(tmp_path):
+    theirs = diffusers_model("flux2")
+    theirs.save_pretrained(tmp_path)
+    ours = load_vae(tmp_path).autoencoder
+    latents = theirs.encode(picture()).latent_dist.mode()
+    batch, z, height, width = latents.shape
+    patches = latents.view(batch, z, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
+    normalised = theirs.bn(patches.reshape(batch, 4 * z, height // 2, width // 2))  # in evaluation mode
+    assert_near(ours.bn.normalize(latents), normalised)
+    assert_near(ours.bn.denormalize(normalised), latents)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_half_precision_is_a_cast(dtype, kind, tmp_path):
+    theirs = research_model("flux2")
+    path = save_research(tmp_path / "theirs.safetensors", theirs)
+    write(path, output=tmp_path / "half.safetensors", format="single", dtype=dtype)
+    expected = {
+        name: value.to(kind) if value.is_floating_point() else value
+        for name, value in theirs.state_dict().items()
+    }
+    assert_bitwise(load_file(tmp_path / "half.safetensors"), expected)
+    write(tmp_path / "half.safetensors", output=tmp_path / "again.safetensors", format="single", dtype=dtype)
+    assert_bitwise(load_file(tmp_path / "again.safetensors"), expected)
+
+
+def test_a_weight_too_large_for_fp16_is_an_error(tmp_path):
+    theirs = research_model("sd")
+    theirs.decoder.conv_out.weight[0, 0, 0, 0] = 7e4
+    path = save_research(tmp_path / "theirs.safetensors", theirs)
+    with pytest.raises(UserError, match=r"--dtype fp16 cannot hold decoder\.conv_out\.weight"):
+        write(path, output=tmp_path / "half.safetensors", format="single", dtype="fp16")
+    assert not (tmp_path / "half.safetensors").exists()
+
+
+def test_our_single_file_says_what_a_folder_says(tmp_path):
+    diffusers_model("flux").save_pretrained(tmp_path / "theirs")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    loaded = load_vae(tmp_path / "one.safetensors")
+    assert (loaded.scaling_factor, loaded.shift_factor) == (0.3611, 0.1159)
+    assert loaded.kind == "compvis"
+    with safe_open(tmp_path / "one.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["vae_config"])["norm_num_groups"] == 32
+
+
+def test_diffusers_needs_a_scaling(tmp_path):
+    path = save_research(tmp_path / "theirs.safetensors", research_model("sd"))
+    with pytest.raises(UserError, match="--data_path to measure it, or --scaling_factor"):
+        write(path, output=tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["sd", "flux", "flux2"])  # sdxl and sd3 have the shapes of sd and flux
+def test_real_widths(family, tmp_path):
+    theirs = diffusers_model(family, REAL)
+    theirs.save_pretrained(tmp_path / "theirs")
+    expected = theirs(picture()).sample
+    del theirs
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "one.safetensors", output=tmp_path / "back")
+    gc.collect()
+    assert_bitwise(load_file(tmp_path / "back" / WEIGHTS_NAME), load_file(tmp_path / "theirs" / WEIGHTS_NAME))
+    model = research_model(family, REAL)
+    model.load_state_dict(load_file(tmp_path / "one.safetensors"))
+    assert_near(model.decode(model.encode(picture())), expected)
+    if family != "flux2":
+        model = AutoencoderKL.from_single_file(
+            str(tmp_path / "one.safetensors"), config=str(tmp_path / "back"), local_files_only=True
+        )
+        assert_near(model(picture()).sample, expected)

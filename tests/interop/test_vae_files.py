@@ -1,0 +1,273 @@
+"""Any VAE file is recognised, and one that cannot be used is named in one line with its likely cause."""
+
+import json
+import os
+import re
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.interop.families import FAMILIES, diffusers_model, picture, research_model, save_research
+from vae.config.errors import EXIT_CONFIG, UserError
+from vae.config.options import Config, flatten
+from vae.interop.checkpoint_file import save_checkpoint
+from vae.interop.diffusers_folder import WEIGHTS_NAME
+from vae.interop.vae_files import load_vae
+from vae.model.autoencoder import AutoencoderKL
+
+
+def error_of(path, **options) -> str:
+    with pytest.raises(UserError) as caught:
+        load_vae(path, **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(f"--vae {path}"), text
+    assert caught.value.exit_code == EXIT_CONFIG
+    return text
+
+
+# --- recognised ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_says_everything(family, tmp_path):
+    theirs = diffusers_model(family)
+    theirs.save_pretrained(tmp_path / "vae")
+    loaded = load_vae(tmp_path)  # a pipeline's folder
+    z, quant, scaling, shift = FAMILIES[family]
+    config = loaded.autoencoder.config
+    assert (config.z_channels, config.use_quant_conv, config.latent_norm) == (
+        z,
+        quant is not None,
+        family == "flux2",
+    )
+    assert loaded.kind == "diffusers"
+    assert loaded.scaling_factor == scaling
+    assert loaded.shift_factor == (None if scaling is None else shift or 0.0)
+    assert loaded.file.sample_size == 64
+    assert not loaded.autoencoder.training
+    assert not any(p.requires_grad for p in loaded.autoencoder.parameters())
+
+
+@pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
+def test_prefixes_and_what_stands_beside_are_passed_over(prefix, tmp_path):
+    theirs = research_model("sd")
+    more = {
+        f"{prefix}loss.discriminator.main.0.weight": torch.zeros(3),
+        f"{prefix}model_ema.decay": torch.tensor(0.999),
+        f"{prefix}model_ema.encoderconv_inweight": torch.zeros(3),
+    }
+    if prefix:
+        more["model.diffusion_model.input_blocks.0.0.weight"] = torch.zeros(3)
+        more["model_ema.decay"] = torch.tensor(0.999)
+    loaded = load_vae(save_research(tmp_path / "model.safetensors", theirs, prefix, more))
+    assert loaded.kind == "compvis"
+    latents = theirs.encode(picture())
+    assert (loaded.autoencoder.decode(latents) - theirs.decode(latents)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "scaling"),
+    [
+        ("conditioner.embedders.0.weight", (0.13025, 0.0)),
+        ("cond_stage_model.transformer.weight", (0.18215, 0.0)),
+        ("model.diffusion_model.joint_blocks.0.weight", (1.5305, 0.0609)),
+        ("model.diffusion_model.double_blocks.0.weight", (0.3611, 0.1159)),
+        ("model.diffusion_model.something.weight", (None, None)),
+    ],
+)
+def test_a_whole_checkpoint_says_its_scaling_by_what_else_it_holds(neighbour, scaling, tmp_path):
+    more = {neighbour: torch.zeros(1)}
+    path = save_research(tmp_path / "model.safetensors", research_model("sd"), "first_stage_model.", more)
+    loaded = load_vae(path)
+    assert (loaded.scaling_factor, loaded.shift_factor) == scaling
+
+
+def test_a_variant_of_the_weights_is_found(tmp_path):
+    diffusers_model("sd").half().save_pretrained(tmp_path, variant="fp16")
+    loaded = load_vae(tmp_path)
+    assert loaded.file.dtype == torch.float16
+    assert {p.dtype for p in loaded.autoencoder.parameters()} == {torch.float32}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint with different raw and averaged weights."""
+    values = {"channels": [8, 16], "layers_per_block": 1, "norm_groups": 4, "z_channels": 4}
+    shape = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    raw, averaged = (AutoencoderKL(type(Config().model)(**shape)) for _ in range(2))
+    content = {
+        "model": raw.state_dict(),
+        "averaged": averaged.state_dict(),
+        "config": {**flatten(Config()), **values},
+        "position": {"step": 12},
+        "stages": [{"image_size": 32}],
+    }
+    save_checkpoint(tmp_path / "checkpoint_epoch_1.pt", content)
+    return tmp_path / "checkpoint_epoch_1.pt", raw, averaged
+
+
+@pytest.mark.parametrize("which", ["averaged", "raw"])
+def test_a_checkpoint_gives_the_weights_that_are_asked_for(checkpoint, which):
+    path, raw, averaged = checkpoint
+    loaded = load_vae(path, weights=which)
+    expected = {"raw": raw, "averaged": averaged}[which].state_dict()
+    for name, value in loaded.autoencoder.state_dict().items():
+        assert torch.equal(value, expected[name])
+    assert (loaded.kind, loaded.file.step, loaded.file.sample_size) == ("checkpoint", 12, 32)
+    assert loaded.scaling_factor is None
+
+
+def test_a_checkpoint_without_averages_gives_its_raw_weights(checkpoint):
+    path, raw, _ = checkpoint
+    content = torch.load(path, weights_only=True)
+    save_checkpoint(path, {**content, "averaged": None, "latent_scaling": [0.5, 0.25]})
+    loaded = load_vae(path)
+    assert torch.equal(loaded.autoencoder.encoder.conv_in.weight, raw.encoder.conv_in.weight)
+    assert (loaded.scaling_factor, loaded.shift_factor) == (0.5, 0.25)
+
+
+# --- refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("lora_unet_down.lora_down.weight", "LoRA"),
+        ("quantize.embedding.weight", "VQ model"),
+        ("encoder.stages.0.weight", "DC-AE"),
+        ("decoder.layers.0.weight", "TAESD"),
+        ("encoder.downsamples.0.weight", "video VAE"),
+        ("model.diffusion_model.input_blocks.0.0.weight", "diffusion model without its VAE"),
+        ("double_blocks.0.img_attn.weight", "diffusion model without its VAE"),
+        ("text_model.embeddings.weight", "text encoder"),
+        ("something.weight", "it begins something.weight"),
+    ],
+)
+def test_another_network_is_recognised(name, kind, tmp_path):
+    save_file({name: torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert kind in error_of(tmp_path / "model.safetensors")
+
+
+def drop(pattern):
+    return lambda tensors: [tensors.pop(name) for name in list(tensors) if pattern in name]
+
+
+def put(name, value):
+    return lambda tensors: tensors.update({name: value})
+
+
+def time_axis(tensors):
+    for name, value in tensors.items():
+        if value.dim() == 4:
+            tensors[name] = value[:, :, None].contiguous()
+
+
+def four_channels(tensors):
+    tensors["encoder.conv_in.weight"] = torch.zeros(32, 4, 3, 3)
+
+
+def other_decoder(tensors):
+    tensors["decoder.conv_in.weight"] = torch.zeros(96, 4, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (drop("decoder."), r"lacks decoder.\* \(\d+\).*it is an encoder alone"),
+        (drop("encoder."), "lacks the encoder: a decoder alone"),
+        (drop("decoder.up.1"), r"lacks decoder.up_blocks.2.\* \(28\): part of it is missing"),
+        (drop("post_quant_conv"), "only one of the two quant convolutions"),
+        (drop("mid.attn_1"), r"lacks .*mid_block.attentions.* \(10\).*without attention"),
+        (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), "attention inside its levels"),
+        (put("encoder.extra.weight", torch.zeros(1)), "has the unknown encoder.extra.weight"),
+        (time_axis, "video VAE"),
+        (four_channels, "another shape of encoder.conv_in.weight: its pictures have 4 channels"),
+        (other_decoder, "its decoder begins 96 wide, its encoder ends 64 wide"),
+        (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite, in decoder.conv_out"),
+        (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "fp8 weights .decoder"),
+        (put("decoder.conv_out.bias", torch.zeros(3, dtype=torch.int8)), "I8 weights"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_likely_cause(edit, said, tmp_path):
+    tensors = {name: value.contiguous() for name, value in research_model("sd").state_dict().items()}
+    edit(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    text = error_of(tmp_path / "model.safetensors")
+    assert re.search(said, text), text
+    assert len(text) < 400
+
+
+def test_a_truncated_file_says_so(tmp_path):
+    path = save_research(tmp_path / "model.safetensors", research_model("sd"))
+    whole = path.read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 100, 4, 0):
+        path.write_bytes(whole[:size])
+        assert "truncated" in error_of(path), size
+
+
+def test_damage_in_the_header_is_one_line(tmp_path):
+    path = tmp_path / "model.safetensors"
+    for header in (
+        b"{",
+        b"[]",
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b"\xff\xfe",
+    ):
+        path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+        assert "cannot be read" in error_of(path)
+
+
+@pytest.mark.parametrize("name", ["model.ckpt", "model.bin", "model.pth", "model.pt"])
+def test_a_pickle_is_refused_with_the_way_out(name, tmp_path):
+    torch.save({"state_dict": research_model("sd").state_dict()}, tmp_path / name)
+    text = error_of(tmp_path / name)
+    assert "pickle" in text
+    assert "docs/export.md" in text
+
+
+def test_a_hostile_pickle_runs_nothing(tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save(Hostile(), tmp_path / "model.pt")
+    assert "pickle" in error_of(tmp_path / "model.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_damaged_checkpoint_is_named(checkpoint):
+    path, _, _ = checkpoint
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert "damaged" in error_of(path)
+
+
+@pytest.mark.parametrize("name", ["nothing", "model.gguf", "picture.png"])
+def test_other_paths(name, tmp_path):
+    if name != "nothing":
+        (tmp_path / name).write_bytes(b"GGUF")
+    text = error_of(tmp_path / name)
+    assert {"nothing": "no such file", "model.gguf": "GGUF", "picture.png": "not a .safetensors"}[
+        name
+    ] in text
+
+
+def test_a_run_that_has_shipped_nothing_names_its_checkpoints(checkpoint):
+    path, _, _ = checkpoint
+    assert "name one of the checkpoints" in error_of(path.parent)
+
+
+def test_widths_that_32_groups_do_not_divide_need_a_config(tmp_path):
+    theirs = diffusers_model("sd")
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS_NAME)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["norm_num_groups"] == 32
+    small = {name: value[:8] if value.dim() == 1 else value[:8, :8] for name, value in tensors.items()}
+    save_file({n: v.contiguous() for n, v in small.items()}, tmp_path / "small.safetensors")
+    assert "does not say its own groups" in error_of(tmp_path / "small.safetensors")
