@@ -1,0 +1,300 @@
+"""The ten cases: what each compares, at which size, and what is made of the figures.
+
+Each case is a function of a Bench. It returns its contestants, each with its side, seconds and bytes, and the
+ratios: speed is theirs' best median over ours' best, memory is ours over theirs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmarks.comparison import operations
+from benchmarks.comparison.measuring import Contestant, Measured, Stopwatch, counted, memory_cap
+from benchmarks.comparison.ours import Ours
+from benchmarks.comparison.theirs import (
+    AUTOCAST,
+    AUTOCAST_CHECKPOINTING,
+    BF16,
+    BF16_CHANNELS_LAST,
+    BF16_CHANNELS_LAST_COMPILED,
+    BF16_CHECKPOINTING,
+    BF16_COMPILED,
+    Theirs,
+    Variant,
+)
+from benchmarks.comparison.work import Work
+from vae.model.recompute import RUNGS
+
+META = torch.device("meta")
+GIB = 2**30
+CAP_BYTES = 30 * GIB  # of case 4: what a 32 GB card leaves
+ADAM_BYTES_PER_PARAMETER = 12  # fp32 weight and both moments
+
+# Image sides in px (cases 1 to 6 and 10), sides of the feature map in px (7 and 8), tokens (9).
+SMALL = {1: 128, 2: 256, 3: 320, 4: 192, 5: 96, 6: 128, 7: 256, 8: 64, 9: (1024, 4096), 10: 256}
+LARGE = {1: 512, 2: 1024, 3: 2048, 4: 2048, 5: 2048, 6: 1024, 7: 1024, 8: 512, 9: (16384, 65536), 10: 1024}
+BATCH = {"small": {1: 1, 5: 4}, "large": {1: 4, 5: 4}}
+
+
+@dataclass(frozen=True)
+class OursKind:
+    """One way to run our step: a rung of the ladder, compiled or not."""
+
+    recompute: str
+    compiled: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"ours {self.recompute}{' compile' if self.compiled else ''}"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every case is given."""
+
+    stopwatch: Stopwatch
+    size: str  # "small" or "large"
+    compile: bool  # whether compiled variants run
+
+    @property
+    def device(self) -> torch.device:
+        return self.stopwatch.device
+
+    def sizes(self, case: int) -> Any:
+        return (SMALL if self.size == "small" else LARGE)[case]
+
+    def batch(self, case: int) -> int:
+        return BATCH[self.size].get(case, 1)
+
+
+def network_case(
+    bench: Bench, work: Work, ours: list[OursKind], theirs: list[Variant], whole: bool
+) -> dict[str, Any]:
+    """Time and count steps (`whole`) or gradients alone of both sides' kinds."""
+    contestants, sides, facts = [], {}, {}
+    for kind in ours:
+        contestants.append(Contestant(kind.name, _ours(bench, work, kind, whole), kind.compiled))
+        sides[kind.name] = "ours"
+        if not kind.compiled:
+            facts[kind.name] = counted(Ours(work, META, recompute=kind.recompute).gradients)
+    for variant in theirs:
+        name = f"diffusers {variant.name}"
+        contestants.append(Contestant(name, _theirs(bench, work, variant, whole), variant.compiled))
+        sides[name] = "theirs"
+        if not variant.compiled:
+            facts[name] = counted(Theirs(work, META, variant).gradients)
+    measured = bench.stopwatch.compare(contestants)
+    found = _table(measured, sides, facts)
+    return {
+        "image_size": work.image_size,
+        "batch": work.batch,
+        "contestants": found,
+        **_speed(measured, sides),
+    }
+
+
+def _ours(bench: Bench, work: Work, kind: OursKind, whole: bool) -> Callable[[], Callable]:
+    def build():
+        side = Ours(work, bench.device, recompute=kind.recompute, compiled=kind.compiled)
+        return side.step if whole else lambda: (side.gradients(), side.clear())
+
+    return build
+
+
+def _theirs(bench: Bench, work: Work, variant: Variant, whole: bool) -> Callable[[], Callable]:
+    def build():
+        side = Theirs(work, bench.device, variant)
+        return side.step if whole else lambda: (side.gradients(), side.clear())
+
+    return build
+
+
+def _table(measured: dict[str, Measured], sides: dict[str, str], facts: dict) -> dict[str, dict]:
+    return {n: {"side": sides[n], **m.as_dict(), **facts.get(n, {})} for n, m in measured.items()}
+
+
+def _speed(measured: dict[str, Measured], sides: dict[str, str]) -> dict[str, Any]:
+    """Best against best by median; nothing where one side has no figure."""
+    best = {}
+    for side in ("ours", "theirs"):
+        timed = [m for name, m in measured.items() if sides[name] == side and m.seconds]
+        if not timed:
+            return {}
+        best[side] = min(timed, key=lambda m: m.median)
+    ratio = best["theirs"].median / best["ours"].median
+    return {
+        "speed": round(ratio, 3),
+        "fastest": {side: m.name for side, m in best.items()},
+    }
+
+
+def _memory(work: Work, pairs: list[tuple[str, Variant]]) -> dict[str, Any]:
+    """Counted peaks of one step, ours over theirs, at `work`; and bytes per pixel."""
+    ratios, per_pixel = {}, {}
+    pixels = work.batch * work.image_size**2
+    for rung, variant in pairs:
+        mine = counted(Ours(work, META, recompute=rung).gradients)["counted_bytes"]
+        other = counted(Theirs(work, META, variant).gradients)["counted_bytes"]
+        ratios[f"ours {rung} / diffusers {variant.name}"] = round(mine / other, 4)
+        per_pixel[f"ours {rung}"] = round(mine / pixels)
+        per_pixel[f"diffusers {variant.name}"] = round(other / pixels)
+    counted_at = {"image_size": work.image_size, "batch": work.batch}
+    return {"memory": ratios, "memory_counted_at": counted_at, "counted_bytes_per_pixel": per_pixel}
+
+
+def _plain(bench: Bench) -> list[Variant]:
+    """Their variants without checkpointing."""
+    compiled = [BF16_COMPILED, BF16_CHANNELS_LAST_COMPILED] if bench.compile else []
+    return [AUTOCAST, BF16, BF16_CHANNELS_LAST, *compiled]
+
+
+def _fast(bench: Bench) -> list[OursKind]:
+    """Our fast rungs."""
+    compiled = [OursKind("activations", compiled=True)] if bench.compile else []
+    return [OursKind("none"), OursKind("activations"), *compiled]
+
+
+def _without_compile(bench: Bench) -> Bench:
+    """For cases whose compiled variants would cost minutes each and say what case 2 says."""
+    return replace(bench, compile=False)
+
+
+def case_1(bench: Bench) -> dict[str, Any]:
+    """VAE forward and backward, L1 alone"""
+    bench = _without_compile(bench)
+    work = Work(bench.sizes(1), bench.batch(1), perceptual=False)
+    found = network_case(bench, work, _fast(bench), _plain(bench), whole=False)
+    large = replace(work, image_size=LARGE[1], batch=BATCH["large"][1])
+    return found | _memory(large, [("activations", BF16), ("activations", AUTOCAST)])
+
+
+def case_2(bench: Bench) -> dict[str, Any]:
+    """Whole step: L1, LPIPS, KL, clipping, AdamW"""
+    work = Work(bench.sizes(2))
+    found = network_case(bench, work, _fast(bench), _plain(bench), whole=True)
+    return found | _memory(Work(LARGE[2]), [("activations", BF16), ("activations", AUTOCAST)])
+
+
+def case_3(bench: Bench) -> dict[str, Any]:
+    """Whole step of a large picture"""
+    bench = _without_compile(bench)
+    kinds = [OursKind("activations")] if bench.size == "small" else _fast(bench)
+    theirs = [BF16] if bench.size == "small" else _plain(bench)
+    found = network_case(bench, Work(bench.sizes(3)), kinds, theirs, whole=True)
+    return found | _memory(Work(LARGE[3]), [("activations", BF16), ("activations", AUTOCAST)])
+
+
+def case_4(bench: Bench) -> dict[str, Any]:
+    """Whole step within 30 GiB, theirs with gradient checkpointing"""
+    rung = fastest_within(Work(LARGE[4]), CAP_BYTES)
+    kinds = [OursKind(name) for name in dict.fromkeys((rung, "blocks_encoder"))]
+    theirs = [BF16_CHECKPOINTING, AUTOCAST_CHECKPOINTING]
+    with memory_cap(bench.device, CAP_BYTES):
+        found = network_case(bench, Work(bench.sizes(4)), kinds, theirs, whole=True)
+    pairs = [("blocks_encoder", BF16_CHECKPOINTING), (rung, BF16_CHECKPOINTING)]
+    return found | _memory(Work(LARGE[4]), pairs)
+
+
+def fastest_within(work: Work, capped_bytes: int) -> str:
+    """The first rung whose counted step, weights and moments included, takes at most `capped_bytes`."""
+    for rung in RUNGS:
+        side = Ours(work, META, recompute=rung)
+        parameters = sum(p.numel() for p in side.networks.autoencoder.parameters())
+        if counted(side.gradients)["counted_bytes"] + parameters * ADAM_BYTES_PER_PARAMETER <= capped_bytes:
+            return rung
+    raise ValueError(f"no rung fits {capped_bytes / GIB:.1f} GiB at {work.image_size} px")
+
+
+def case_5(bench: Bench) -> dict[str, Any]:
+    """Four pictures as 4 passes of 1, against four steps' gradients of one"""
+    rung = "blocks_encoder"
+    work = Work(bench.sizes(5), bench.batch(5))
+
+    def cut() -> Callable:
+        side = Ours(work, bench.device, recompute=rung, micro_batch=1)
+        return lambda: (side.gradients(), side.clear())
+
+    def singles() -> Callable:
+        side = Ours(replace(work, batch=1), bench.device, recompute=rung)
+        return lambda: [(side.gradients(), side.clear()) for _ in range(work.batch)]
+
+    names = {"4 as 4 x 1": cut, "four singles": singles}
+    measured = bench.stopwatch.compare([Contestant(name, build) for name, build in names.items()])
+    large = Work(LARGE[5], BATCH["large"][5])
+    side = Ours(large, META, recompute=rung, micro_batch=1)
+    parameters = sum(p.numel() for p in side.networks.autoencoder.parameters())
+    facts = counted(side.gradients)
+    all_in = facts["counted_bytes"] + parameters * ADAM_BYTES_PER_PARAMETER
+    seconds = {name: m.median for name, m in measured.items()}
+    ratio = {}
+    if all(seconds.values()):
+        ratio = {"time_ratio": round(seconds["4 as 4 x 1"] / seconds["four singles"], 3)}
+    return {
+        "image_size": work.image_size,
+        "batch": work.batch,
+        "contestants": _table(measured, dict.fromkeys(names, "ours"), {}),
+        **ratio,
+        "memory_counted_at": {"image_size": large.image_size, "batch": large.batch, "recompute": rung},
+        "all_in_gib": round(all_in / GIB, 2),
+        "gradient_difference": cut_difference(
+            replace(work, image_size=min(64, work.image_size)), bench.device
+        ),
+    }
+
+
+def cut_difference(work: Work, device: torch.device) -> float:
+    """Relative difference of the gradients of a batch in one pass and as single pictures, fp32."""
+    grads = []
+    for micro_batch in (work.batch, 1):
+        side = Ours(work, device, torch.float32, micro_batch=micro_batch)
+        side.gradients()
+        grads.append(torch.cat([p.grad.flatten() for p in side.networks.autoencoder.parameters()]))
+    return float(f"{((grads[1] - grads[0]).norm() / grads[0].norm()).item():.2e}")
+
+
+def case_6(bench: Bench) -> dict[str, Any]:
+    """Adversarial step: both networks take one update"""
+    bench = _without_compile(bench)
+    work = Work(bench.sizes(6), adversarial=True)
+    shared = replace(BF16, name="bf16, one forward for both (not in their script)", one_forward=True)
+    found = network_case(bench, work, _fast(bench), [*_plain(bench), shared], whole=True)
+    written = {n: row for n, row in found["contestants"].items() if "one forward" not in n}
+    timed = {
+        side: min(r["seconds"] for r in written.values() if r["side"] == side and "seconds" in r)
+        for side in ("ours", "theirs")
+        if any(r["side"] == side and "seconds" in r for r in written.values())
+    }
+    if len(timed) == 2:
+        found["speed_against_the_script_as_written"] = round(timed["theirs"] / timed["ours"], 3)
+    large = replace(work, image_size=LARGE[6])
+    return found | _memory(large, [("activations", BF16), ("activations", AUTOCAST)])
+
+
+def case_7(bench: Bench) -> dict[str, Any]:
+    """GroupNorm and SiLU, forward and backward, 128 channels"""
+    return operations.compare_norm_silu(bench.stopwatch, (bench.sizes(7), LARGE[7]))
+
+
+def case_8(bench: Bench) -> dict[str, Any]:
+    """Nearest enlargement by two and 3x3 convolution, forward and backward, 256 channels"""
+    return operations.compare_upsample(bench.stopwatch, (bench.sizes(8), LARGE[8]))
+
+
+def case_9(bench: Bench) -> dict[str, Any]:
+    """One-head attention of width 512, forward and backward"""
+    return operations.compare_attention(bench.stopwatch, bench.sizes(9), LARGE[9])
+
+
+def case_10(bench: Bench) -> dict[str, Any]:
+    """LPIPS, forward and backward to the reconstruction"""
+    return operations.compare_lpips(bench.stopwatch, Work(bench.sizes(10)), Work(LARGE[10]))
+
+
+CASES = {
+    number: case
+    for number, case in enumerate(
+        (case_1, case_2, case_3, case_4, case_5, case_6, case_7, case_8, case_9, case_10), start=1
+    )
+}

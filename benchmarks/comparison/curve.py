@@ -1,0 +1,102 @@
+"""Throughput and memory over resolution, as figures and as an SVG drawing that needs no plotting library."""
+
+import math
+from html import escape
+from typing import Any
+
+import torch
+
+from benchmarks.comparison.cases import Bench, OursKind, network_case
+from benchmarks.comparison.measuring import counted
+from benchmarks.comparison.ours import Ours
+from benchmarks.comparison.theirs import AUTOCAST, BF16, BF16_CHECKPOINTING, Theirs
+from benchmarks.comparison.work import Work
+
+TIMED_PX = {"small": (64, 128, 192, 256), "large": (256, 512, 1024, 1536)}
+COUNTED_PX = (256, 512, 1024, 1536, 2048)
+RUNGS = ("activations", "blocks_encoder", "all")
+THEIRS = (AUTOCAST, BF16, BF16_CHECKPOINTING)
+META = torch.device("meta")
+
+
+def curve(bench: Bench) -> dict[str, Any]:
+    """Megapixels per second of whole steps of one picture, and counted GiB of their peak, by side in px."""
+    speed: dict[str, dict[str, float]] = {}
+    for px in TIMED_PX[bench.size]:
+        found = network_case(bench, Work(px), [OursKind(RUNGS[0])], list(THEIRS[:2]), whole=True)
+        for name, row in found["contestants"].items():
+            if "seconds" in row:
+                speed.setdefault(name, {})[str(px)] = round(px**2 / 1e6 / row["seconds"], 5)
+    memory: dict[str, dict[str, float]] = {}
+    for px in COUNTED_PX:
+        for rung in RUNGS:
+            peak = counted(Ours(Work(px), META, recompute=rung).gradients)["counted_bytes"]
+            memory.setdefault(f"ours {rung}", {})[str(px)] = round(peak / 2**30, 3)
+        for variant in THEIRS:
+            peak = counted(Theirs(Work(px), META, variant).gradients)["counted_bytes"]
+            memory.setdefault(f"diffusers {variant.name}", {})[str(px)] = round(peak / 2**30, 3)
+    return {"megapixels_per_second": speed, "counted_gib_of_one_picture": memory}
+
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 520, 380, 62, 44, 46, 190
+COLOURS = {"ours": ("#0b6e4f", "#21a179", "#7bd3b0"), "diffusers": ("#9c2a2a", "#d9603b", "#e8a87c")}
+
+
+def draw(found: dict[str, Any], machine: dict[str, Any]) -> str:
+    """Two panels side by side, both axes logarithmic."""
+    where = machine.get("card") or f"{machine['cpu']}, {machine['threads']} threads"
+    panels = [
+        ("Whole steps: megapixels per second, " + where, found["megapixels_per_second"]),
+        ("Peak of one picture's step, counted: GiB", found["counted_gib_of_one_picture"]),
+    ]
+    body = "".join(_panel(title, series, index * WIDTH) for index, (title, series) in enumerate(panels))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{HEIGHT}" '
+        f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
+        f"{body}</svg>\n"
+    )
+
+
+def _panel(title: str, series: dict[str, dict[str, float]], offset: int) -> str:
+    sides = sorted({int(px) for points in series.values() for px in points})
+    values = [value for points in series.values() for value in points.values()]
+    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
+    across = _scale(math.log2(sides[0]), math.log2(sides[-1]), offset + LEFT, offset + WIDTH - RIGHT)
+    upward = _scale(low, high, HEIGHT - BOTTOM, TOP)
+    parts = [_text(offset + LEFT, 20, title, "start", "bold")]
+    parts.append(_text((offset + LEFT + offset + WIDTH - RIGHT) / 2, HEIGHT - 12, "side of the picture, px"))
+    for px in sides:
+        parts.append(_text(across(math.log2(px)), HEIGHT - BOTTOM + 16, str(px)))
+    for power in range(low, high + 1, max(1, (high - low) // 6)):
+        y = upward(power)
+        parts.append(f'<path d="M{offset + LEFT} {y:.1f}H{offset + WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(_text(offset + LEFT - 6, y + 4, f"{2.0**power:.3g}", "end"))
+    used: dict[str, int] = {}
+    ends = []
+    for name, points in series.items():
+        side = name.split()[0]
+        colour = COLOURS[side][used.setdefault(side, 0) % 3]
+        used[side] += 1
+        dots = [(across(math.log2(int(px))), upward(math.log2(value))) for px, value in points.items()]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in dots]
+        ends.append((dots[-1][1], name, colour))
+    y = -math.inf
+    for wanted, name, colour in sorted(ends):  # labels beside the last points, moved apart
+        y = max(wanted + 4, y + 14)
+        parts.append(_text(offset + WIDTH - RIGHT + 8, y, name, "start", colour=colour))
+    return "".join(parts)
+
+
+def _scale(low: float, high: float, start: float, end: float):
+    return lambda value: start + (value - low) / max(high - low, 1e-9) * (end - start)
+
+
+def _text(
+    x: float, y: float, words: str, anchor: str = "middle", weight: str = "normal", colour: str = "#222"
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}">'
+        f"{escape(words)}</text>"
+    )

@@ -1,0 +1,175 @@
+"""Seconds and bytes of contestants that do the same work: interleaved, warmed up, median of repeats.
+
+On a CPU all contestants are built, then take turns (A B A B ...), so that whatever else the machine does
+meets them alike; with one thread the clock is the process's own CPU time, which leaves out what other
+programs take. On a GPU each is alone on the card while it is measured: its peak of memory is its own.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from vae.memory.live_bytes import LiveBytes
+
+Run = Callable[[], Any]
+GPU_WARMUP = 3  # algorithm search, first allocations, clocks
+SHORT_SECONDS, MOST_ROUNDS = 2.0, 25  # runs of milliseconds are repeated for about this long
+
+
+@dataclass
+class Contestant:
+    """One way to do a case's work: `build` makes what `run` needs and returns it."""
+
+    name: str
+    build: Callable[[], Run]
+    optional: bool = False  # left out where the time is up: compiling takes minutes
+
+
+@dataclass
+class Measured:
+    """Seconds of each timed run, and on a GPU the most bytes while they ran, everything included."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    failure: str | None = None
+
+    @property
+    def median(self) -> float | None:
+        return median(self.seconds) if self.seconds else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the JSON file holds: nothing that is not known."""
+        found: dict[str, Any] = {}
+        if self.seconds:
+            found["seconds"] = _digits(self.median)
+            found["seconds_least_and_most"] = [_digits(min(self.seconds)), _digits(max(self.seconds))]
+            found["repeats"] = len(self.seconds)
+        for name in ("allocated_bytes", "reserved_bytes", "failure"):
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name)
+        return found
+
+
+@dataclass
+class Stopwatch:
+    """How often to measure on which device, and until when optional contestants still start."""
+
+    device: torch.device
+    rounds: int
+    deadline: float  # of time.monotonic()
+
+    @property
+    def clock(self) -> str:
+        """What seconds are: "cpu" time of this process, or time on the "wall"."""
+        return "cpu" if self.device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
+
+    def compare(self, contestants: list[Contestant]) -> dict[str, Measured]:
+        """Every contestant's figures by its name."""
+        gc.collect()
+        gpu = self.device.type == "cuda"
+        return self._one_by_one(contestants) if gpu else self._in_turns(contestants)
+
+    def _in_turns(self, contestants: list[Contestant]) -> dict[str, Measured]:
+        chosen = [c for c in contestants if not c.optional or time.monotonic() < self.deadline]
+        runs = {c.name: c.build() for c in chosen}
+        found = {name: Measured(name) for name in runs}
+        warmup = [self._seconds(run) for run in runs.values()]
+        for _ in range(self._rounds(min(warmup))):
+            for name, run in runs.items():
+                found[name].seconds.append(self._seconds(run))
+        return self._with_left_out(contestants, found)
+
+    def _one_by_one(self, contestants: list[Contestant]) -> dict[str, Measured]:
+        found = {}
+        for contestant in contestants:
+            if contestant.optional and time.monotonic() >= self.deadline:
+                continue
+            found[contestant.name] = self._alone(contestant)
+            gc.collect()
+            torch.cuda.empty_cache()
+        return self._with_left_out(contestants, found)
+
+    def _alone(self, contestant: Contestant) -> Measured:
+        measured = Measured(contestant.name)
+        try:
+            run = contestant.build()
+            for _ in range(GPU_WARMUP):
+                run()
+            torch.cuda.reset_peak_memory_stats(self.device)
+            measured.seconds = [self._seconds(run)]
+            measured.seconds += [self._seconds(run) for _ in range(self._rounds(measured.median) - 1)]
+            measured.allocated_bytes = torch.cuda.max_memory_allocated(self.device)
+            measured.reserved_bytes = torch.cuda.max_memory_reserved(self.device)
+        except torch.OutOfMemoryError:
+            measured.failure = "out of memory"
+        return measured
+
+    def _with_left_out(
+        self, contestants: list[Contestant], found: dict[str, Measured]
+    ) -> dict[str, Measured]:
+        missing = Measured("", failure="left out: the time was up")
+        return {c.name: found.get(c.name, missing) for c in contestants}
+
+    def _rounds(self, seconds: float) -> int:
+        return max(self.rounds, min(MOST_ROUNDS, int(SHORT_SECONDS / max(seconds, 1e-6))))
+
+    def _seconds(self, run: Run) -> float:
+        clock = time.process_time if self.clock == "cpu" else time.perf_counter
+        self._wait()
+        began = clock()
+        run()
+        self._wait()
+        return clock() - began
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def memory_cap(device: torch.device, capped_bytes: int):
+    """On a GPU, this process may take no more than `capped_bytes` of the card while entered."""
+    if device.type != "cuda":
+        yield
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, capped_bytes / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def counted(run: Run) -> dict[str, int]:
+    """Peak of live bytes and floating-point operations of `run` on the meta device."""
+    with LiveBytes() as counter:
+        run()
+    return {"counted_bytes": counter.peak, "flops": counter.flops}
+
+
+def saved_bytes(forward: Run, parameters: list[torch.Tensor]) -> int:
+    """Bytes that the graph of `forward` keeps for its backward, the input included, parameters not."""
+    apart = {parameter.untyped_storage()._cdata for parameter in parameters}
+    kept = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in apart:
+            kept[storage._cdata] = storage  # held, so that its address stays its own
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward()
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def _digits(seconds: float) -> float:
+    return float(f"{seconds:.4g}")

@@ -1,0 +1,82 @@
+"""Our side: the trainer's own step on networks built as the trainer builds them."""
+
+import torch
+
+from benchmarks.comparison.work import SEED, Work
+from vae.config.options import OptimConfig
+from vae.losses.perceptual import build_perceptual
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.discriminator import Discriminator
+from vae.model.initialization import initialize
+from vae.model.recompute import set_recompute
+from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
+from vae.training.precision import compile_in_place
+
+
+class Ours:
+    """Networks, optimizers and one batch of `work`; weights are fp32, `dtype` is what they compute in."""
+
+    def __init__(
+        self,
+        work: Work,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        recompute: str = "none",
+        channels_last: bool = True,
+        micro_batch: int | None = None,
+        compiled: bool = False,
+    ):
+        self.work = work
+        self.sizes = micro_batch_sizes(work.batch, micro_batch or work.batch, distributed=False)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        autoencoder, discriminator = _networks(work, device)
+        autoencoder.to(device, memory_format=layout)
+        set_recompute(autoencoder, recompute)
+        if discriminator is not None:
+            discriminator.to(device, memory_format=layout)
+        perceptual = build_perceptual("random", None, dtype, device) if work.perceptual else None
+        self.networks = Networks(autoencoder, discriminator, perceptual, dtype, channels_last)
+        self.inputs = StepInputs(
+            images=work.images(device),
+            noise=work.noise(device),
+            image_share=1 / work.batch,
+            loss_scale=torch.ones((), device=device),
+            adversarial_factor=torch.ones((), device=device) if work.adversarial else None,
+        )
+        if compiled:
+            compile_in_place(autoencoder)
+        if device.type != "meta":
+            trained = [network for network in (autoencoder, discriminator) if network is not None]
+            self.optim = OptimConfig()
+            self.optimizers = [
+                torch.optim.AdamW(network.parameters(), self.optim.learning_rate, fused=True)
+                for network in trained
+            ]
+            self.update = UpdateState.begin(device, fp16=False)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Forward, losses and backward; returns the sums of the loss terms."""
+        return compute_gradients(self.networks, self.inputs, self.sizes, self.work.loss)
+
+    def step(self) -> None:
+        """One whole step: gradients, clipping, update."""
+        self.gradients()
+        apply_update(self.optimizers, self.update, self.optim, fp16=False, empty=False)
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for network in (self.networks.autoencoder, self.networks.discriminator):
+            if network is not None:
+                network.zero_grad(set_to_none=True)
+
+
+def _networks(work: Work, device: torch.device) -> tuple[AutoencoderKL, Discriminator | None]:
+    meta = device.type == "meta"
+    with torch.device("meta" if meta else "cpu"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        autoencoder = AutoencoderKL(work.model)
+        loss = work.loss
+        discriminator = Discriminator(loss.disc_channels, loss.disc_layers) if work.adversarial else None
+    if not meta:
+        initialize(autoencoder, "default", SEED)
+    return autoencoder, discriminator

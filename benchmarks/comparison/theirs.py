@@ -1,0 +1,220 @@
+"""The other side: diffusers' AutoencoderKL in the step of its own trainer, written out from its formulas.
+
+Source: examples/research_projects/autoencoderkl/train_autoencoderkl.py of huggingface/diffusers. The loss of
+a step, with sums over the N values of a picture: sum(|recon - target|) + N * scale * LPIPS + kl_scale * KL,
+mean over the pictures; then clipping at 1, AdamW, and the logged terms read to the host.
+
+What differs from the script, each so that both sides do the same work:
+- LPIPS has its gradient. The script takes it under no_grad, so there it teaches nothing.
+- LPIPS' few linear weights are frozen. The script lets gradients add up in them, unused.
+- The noise of the posterior is handed in instead of drawn.
+- Gradients are set to none, which the script does with --set_grads_to_none.
+- Before the discriminator begins, the script already runs it each step, and two gradients at the last layer,
+  for a term of weight 0: left out, but where both sides are adversarial.
+- The script computes the discriminator's loss and never walks it back: it is walked back here.
+
+The script turns weights to bf16 under --mixed_precision bf16 and calls encode and decode around the wrapper
+that would have switched autocast on; that is the variant `bf16`. Weights in fp32 under autocast, which its
+own error message asks for, is the variant `autocast`. Both are run.
+"""
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import lpips
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.comparison.cuda_rules import CudaRules
+from benchmarks.comparison.ours import Ours
+from benchmarks.comparison.work import PERCEPTUAL_SCALE, Work
+from vae.interop.diffusers_folder import diffusers_config
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run their step."""
+
+    name: str
+    weights: torch.dtype = torch.bfloat16
+    autocast: bool = False
+    channels_last: bool = False
+    compiled: bool = False
+    checkpointing: bool = False
+    one_forward: bool = False  # adversarial: both networks learn from one forward; the script takes two
+
+
+FP64 = Variant("fp64", torch.float64)  # to check that both sides do the same work
+AUTOCAST = Variant("autocast", torch.float32, autocast=True)
+BF16 = Variant("bf16")
+BF16_CHANNELS_LAST = Variant("bf16 channels_last", channels_last=True)
+BF16_COMPILED = Variant("bf16 compile", compiled=True)
+BF16_CHANNELS_LAST_COMPILED = Variant("bf16 channels_last compile", channels_last=True, compiled=True)
+AUTOCAST_CHECKPOINTING = Variant("autocast checkpointing", torch.float32, autocast=True, checkpointing=True)
+BF16_CHECKPOINTING = Variant("bf16 checkpointing", checkpointing=True)
+
+
+class Theirs:
+    """Their networks with our weights, optimizers, and one batch of `work`."""
+
+    def __init__(self, work: Work, device: torch.device, variant: Variant, ours: Ours | None = None):
+        """`ours` lends its weights; without it a new one of the same seed does."""
+        source = ours or Ours(work, device, torch.float32)
+        self.work, self.device, self.variant = work, device, variant
+        self.vae = build_vae(work, source, device, variant)
+        self.perceptual = build_lpips(source, device, variant.weights) if work.perceptual else None
+        self.layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+        # The loader's batch: floats of standard layout; decoding and scaling happen in its workers.
+        self.images = source.inputs.images.float() / 127.5 - 1
+        self.noise = source.inputs.noise.to(variant.weights)
+        self.discriminator = None
+        if work.adversarial:
+            self.discriminator = patch_discriminator().to(device, variant.weights, memory_format=self.layout)
+        if device.type != "meta":
+            self.optimizer = _adamw(self.vae)
+            self.disc_optimizer = _adamw(self.discriminator) if work.adversarial else None
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Forward, losses and backward of the autoencoder; returns the loss terms, means over pictures."""
+        with self._precision():
+            loss, terms, _ = self._losses()
+        loss.backward()
+        return terms
+
+    def step(self) -> None:
+        """One whole step of their trainer; with a discriminator, the two iterations that train both."""
+        with self._precision():
+            loss, terms, recon = self._losses()
+        for term in (loss, *terms.values()):
+            term.detach().item()  # their log
+        loss.backward()
+        _update(self.vae, self.optimizer)
+        if self.discriminator is not None:
+            self._discriminator_iteration(recon.detach() if self.variant.one_forward else None)
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self.vae.zero_grad(set_to_none=True)
+
+    def _forward(self):
+        targets = self.images.to(self.variant.weights, memory_format=self.layout)  # (B, 3, H, W)
+        posterior = self.vae.encode(targets).latent_dist
+        latents = posterior.mean + posterior.std * self.noise  # (B, Z, H/f, W/f)
+        return targets, posterior, self.vae.decode(latents).sample
+
+    def _losses(self) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+        targets, posterior, recon = self._forward()
+        batch, kl_scale = len(targets), self.work.loss.kl_weight * self.work.values
+        nll = F.l1_loss(recon.float(), targets.float(), reduction="none")
+        terms = {"reconstruction": nll.sum() / (batch * self.work.values)}
+        if self.perceptual is not None:
+            perceptual = self.perceptual(recon, targets)  # (B, 1, 1, 1)
+            nll = nll + PERCEPTUAL_SCALE * perceptual
+            terms["perceptual"] = perceptual.float().mean()
+        nll = nll.sum() / batch
+        kl = posterior.kl().sum() / batch
+        terms["kl"] = kl
+        loss = nll + kl_scale * kl
+        if self.discriminator is not None:
+            adversarial = -self.discriminator(recon).float().mean()
+            loss = loss + self._adaptive_weight(nll, adversarial) * adversarial
+            terms["adversarial"] = adversarial
+        return loss, terms, recon
+
+    def _adaptive_weight(self, nll: torch.Tensor, adversarial: torch.Tensor) -> torch.Tensor:
+        """Ratio of both gradients at the decoder's last layer: the decoder's head is walked back twice."""
+        last = self.vae.decoder.conv_out.weight
+        (of_nll,) = torch.autograd.grad(nll, last, retain_graph=True)
+        (of_adversarial,) = torch.autograd.grad(adversarial, last, retain_graph=True)
+        return (of_nll.norm() / (of_adversarial.norm() + 1e-4)).clamp(0, 1e4).detach()
+
+    def _discriminator_iteration(self, recon: torch.Tensor | None) -> None:
+        with self._precision():
+            if recon is None:
+                targets, _, recon = self._forward()
+            else:
+                targets = self.images.to(self.variant.weights, memory_format=self.layout)
+            real, fake = self.discriminator(targets), self.discriminator(recon.detach())
+            loss = 0.5 * (F.relu(1 - real.float()).mean() + F.relu(1 + fake.float()).mean())
+        for term in (loss, real.mean(), fake.mean()):
+            term.detach().item()
+        self.disc_optimizer.zero_grad(set_to_none=True)  # the generator's pass left its own there
+        loss.backward()
+        _update(self.discriminator, self.disc_optimizer)
+
+    def _precision(self) -> AbstractContextManager:
+        if self.device.type == "meta":
+            return CudaRules(self.variant.autocast)
+        if self.variant.autocast:
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+
+def build_vae(work: Work, source: Ours, device: torch.device, variant: Variant) -> AutoencoderKL:
+    """Their model with our weights, which their loader takes by name, all of them."""
+    config = diffusers_config(work.model, work.image_size, 1.0, 0.0)
+    with torch.device("meta"):
+        vae = AutoencoderKL.from_config(config)
+    if device.type != "meta":
+        vae.to_empty(device=device)
+        vae.load_state_dict(source.networks.autoencoder.state_dict())
+    layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+    nn.Module.to(vae, dtype=variant.weights, memory_format=layout)
+    vae.train()
+    if variant.checkpointing:
+        vae.enable_gradient_checkpointing()
+        if device.type == "meta":  # what runs again in backward follows CUDA's rules again
+            rules = partial(CudaRules, variant.autocast)
+            again = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), rules()))
+            vae.enable_gradient_checkpointing(again)
+    if variant.compiled:
+        vae.encoder.compile(dynamic=False)
+        vae.decoder.compile(dynamic=False)
+    return vae
+
+
+def build_lpips(source: Ours, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The lpips package's network with the weights of ours."""
+    perceptual = source.networks.perceptual
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package asks torchvision for its network in an old way
+        package = lpips.LPIPS(net="vgg", pretrained=False, pnet_rand=True, verbose=False)
+    if device.type != "meta":
+        package.to_empty(device=device)
+        with torch.no_grad():
+            trunk = [weight for part in perceptual.slices for weight in part.parameters()]
+            for mine, other in zip(trunk, package.net.parameters(), strict=True):
+                other.copy_(mine)
+            for index, layer in enumerate(package.lins):
+                layer.model[-1].weight.copy_(getattr(perceptual, f"linear{index}").view(1, -1, 1, 1))
+    package.scaling_layer.shift = perceptual.shift.clone()
+    package.scaling_layer.scale = perceptual.scale.clone()
+    return package.to(dtype).requires_grad_(False).eval()
+
+
+def patch_discriminator(width: int = 64, layers: int = 3) -> nn.Sequential:
+    """The PatchGAN of pix2pix (Isola et al. 2017) that their script trains against, batch norm included."""
+    widths = [width * min(2**i, 8) for i in range(layers + 1)]
+    parts = [nn.Conv2d(3, widths[0], 4, 2, 1), nn.LeakyReLU(0.2, inplace=True)]
+    for index, (before, after) in enumerate(pairwise(widths), start=1):
+        stride = 2 if index < layers else 1
+        parts += [nn.Conv2d(before, after, 4, stride, 1, bias=False), nn.BatchNorm2d(after)]
+        parts += [nn.LeakyReLU(0.2, inplace=True)]
+    return nn.Sequential(*parts, nn.Conv2d(widths[-1], 1, 4, 1, 1))
+
+
+def _adamw(module: nn.Module) -> torch.optim.Optimizer:
+    """The script's defaults."""
+    return torch.optim.AdamW(module.parameters(), 4.5e-6, (0.9, 0.999), 1e-8, 1e-2)
+
+
+def _update(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,58 @@
+"""What both sides do in one step: pictures, noise, networks and the weights of the losses.
+
+Shapes: B images, H x W pixels (square), Z latent channels.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from vae.config.options import LossConfig, ModelConfig
+from vae.model.autoencoder import downsampling
+
+SEED = 0
+PERCEPTUAL_SCALE = 0.5  # the default of diffusers' script
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step's work. The default network is the one both projects train; tests take a small one."""
+
+    image_size: int
+    batch: int = 1
+    perceptual: bool = True
+    adversarial: bool = False
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(init="default"))
+
+    @property
+    def values(self) -> int:
+        """Values of one picture: its three colours at each pixel."""
+        return 3 * self.image_size**2
+
+    @property
+    def loss(self) -> LossConfig:
+        """Our loss: means per image. Theirs is `values` times as large, which clipping takes out again."""
+        return LossConfig(
+            perceptual_weight=PERCEPTUAL_SCALE if self.perceptual else 0.0,
+            perceptual_net="random",  # the same trunk on both sides, and nothing to download
+            adversarial_weight=1.0 if self.adversarial else 0.0,
+        )
+
+    def images(self, device: torch.device) -> torch.Tensor:
+        """(B, 3, H, W) uint8: smooth colours with some noise, always the same."""
+        shape = (self.batch, 3, self.image_size, self.image_size)
+        if device.type == "meta":
+            return torch.empty(shape, dtype=torch.uint8, device=device)
+        random = torch.Generator().manual_seed(SEED)
+        coarse = torch.rand(self.batch, 3, 8, 8, generator=random)
+        smooth = torch.nn.functional.interpolate(coarse, shape[2:], mode="bicubic")
+        noise = torch.randn(shape, generator=random) * 0.05
+        return ((smooth + noise).clamp(0, 1) * 255).to(torch.uint8).to(device)
+
+    def noise(self, device: torch.device) -> torch.Tensor:
+        """(B, Z, H/f, W/f) fp32 standard normal, always the same."""
+        side = self.image_size // downsampling(self.model)
+        shape = (self.batch, self.model.z_channels, side, side)
+        if device.type == "meta":
+            return torch.empty(shape, device=device)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(SEED + 1)).to(device)

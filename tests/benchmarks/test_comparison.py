@@ -1,0 +1,212 @@
+"""The comparison compares the same work, counts by CUDA's rules, and says truly what it found."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.comparison import theirs as other_side
+from benchmarks.comparison.cuda_rules import CudaRules
+from benchmarks.comparison.curve import draw
+from benchmarks.comparison.equality import OtherWorkError, check_same_work
+from benchmarks.comparison.goals import judge
+from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes
+from benchmarks.comparison.ours import Ours
+from benchmarks.comparison.theirs import AUTOCAST, BF16, Theirs, patch_discriminator
+from benchmarks.comparison.work import Work
+from tests.conftest import ROOT
+from vae.config.options import ModelConfig
+from vae.model.discriminator import Discriminator
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+TOY = ModelConfig(channels=(8, 16), layers_per_block=1, norm_groups=4, z_channels=4, init="default")
+TOY_WORK = Work(32, batch=2, model=TOY)
+
+
+def test_both_sides_do_the_same_work():
+    found = check_same_work(CPU, TOY_WORK)["relative_differences"]
+    assert {"reconstructions", "gradients", "perceptual losses", "kl losses"} <= set(found)
+    assert max(found.values()) < 1e-6
+
+
+def test_other_work_is_noticed(monkeypatch):
+    monkeypatch.setattr(other_side, "PERCEPTUAL_SCALE", 0.51)
+    with pytest.raises(OtherWorkError, match="gradients differ by"):
+        check_same_work(CPU, TOY_WORK)
+
+
+def saved_by_losses(side: Theirs, *modes) -> Counter:
+    """Shapes and dtypes of what the graph of one step of theirs keeps for its backward."""
+    kept = Counter()
+
+    def keep(tensor):
+        kept[tuple(tensor.shape), tensor.dtype] += 1
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        side._losses()
+    return kept
+
+
+@contextmanager
+def cuda_autocast(enabled: bool):
+    """torch.autocast("cuda") switches itself off where there is no card."""
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", enabled)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.clear_autocast_cache()
+
+
+def onto_fake_card(side: Theirs) -> None:
+    """Replace all tensors by fake ones of a CUDA device, on which PyTorch's own autocast works."""
+
+    def fake(tensor):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+    for module in (*side.vae.modules(), *side.perceptual.modules()):
+        for name, value in module._parameters.items():
+            if value is not None:
+                module._parameters[name] = torch.nn.Parameter(fake(value), value.requires_grad)
+        for name, value in module._buffers.items():
+            module._buffers[name] = fake(value)
+    side.images, side.noise = fake(side.images), fake(side.noise)
+
+
+@pytest.mark.parametrize("variant", [AUTOCAST, BF16], ids=lambda variant: variant.name)
+def test_rules_on_meta_are_those_of_cuda(variant):
+    side = Theirs(TOY_WORK, META, variant)
+    on_meta = saved_by_losses(side, side._precision())
+    with FakeTensorMode():
+        onto_fake_card(side)
+        attention_alone = CudaRules(autocast=False)  # which kernel it takes, PyTorch asks a real card
+        on_card = saved_by_losses(side, attention_alone, cuda_autocast(variant.autocast))
+    assert on_meta == on_card
+
+
+def test_contestants_take_turns():
+    order = []
+    names = ["a", "b", "c"]
+    contestants = [Contestant(name, lambda name=name: lambda: order.append(name)) for name in names]
+    stopwatch = Stopwatch(CPU, rounds=4, deadline=time.monotonic() + 60)
+    measured = stopwatch.compare(contestants)
+    assert order == names * (len(order) // 3)
+    assert len(order) // 3 == 1 + len(measured["a"].seconds) >= 5  # one round warms up
+
+
+def test_optional_contestants_are_left_out_when_time_is_up():
+    contestants = [Contestant("a", lambda: int), Contestant("b", lambda: int, optional=True)]
+    measured = Stopwatch(CPU, rounds=1, deadline=time.monotonic() - 1).compare(contestants)
+    assert measured["a"].seconds
+    assert measured["b"].failure == "left out: the time was up"
+
+
+def test_saved_bytes_are_what_the_graph_keeps():
+    h = torch.empty(1, 8, 16, 16, device=META, requires_grad=True)
+    weight = torch.empty(8, device=META, requires_grad=True)
+    size = h.nbytes
+
+    assert saved_bytes(lambda: F.silu(h), []) == size
+    assert (
+        saved_bytes(lambda: F.silu(h * 2), []) == size
+    )  # its result, not h: a product with a number keeps none
+    assert saved_bytes(lambda: F.silu(h * weight.view(1, 8, 1, 1)), [weight]) == 2 * size
+
+
+def test_counted_bytes_of_theirs_on_meta_are_those_of_a_run():
+    """Without attention and autocast, where the CPU chooses as CUDA does: the discriminator."""
+    images = torch.rand(1, 3, 64, 64)
+    peaks = []
+    for device in (CPU, META):
+        network = patch_discriminator(8).to(device)
+        batch = images.to(device)
+        peaks.append(counted(lambda n=network, b=batch: n(b).mean().backward())["counted_bytes"])
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+
+
+def test_both_discriminators_are_one_but_for_their_norms():
+    with META:
+        other, mine = patch_discriminator(), Discriminator(64, 3)
+    assert [p.shape for p in other.parameters()] == [
+        p.shape
+        for conv, norm in zip([*mine.convs, mine.conv_out], [None, *mine.norms, None], strict=True)
+        for p in [*conv.parameters(), *(norm.parameters() if norm else [])]
+    ]
+
+
+@pytest.mark.parametrize("one_forward", [False, True])
+def test_adversarial_step_of_theirs_trains_both_networks(one_forward):
+    work = Work(32, batch=2, model=TOY, perceptual=False, adversarial=True)
+    side = Theirs(work, CPU, other_side.Variant("fp32", torch.float32, one_forward=one_forward))
+    before = [p.clone() for p in (*side.vae.parameters(), *side.discriminator.parameters())]
+    side.step()
+    after = [*side.vae.parameters(), *side.discriminator.parameters()]
+    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(p.grad is None for p in after)
+
+
+def test_our_step_changes_every_weight():
+    side = Ours(TOY_WORK, CPU, torch.float32, recompute="activations")
+    before = [p.clone() for p in side.networks.autoencoder.parameters()]
+    side.step()
+    assert all(
+        not torch.equal(a, b) for a, b in zip(before, side.networks.autoencoder.parameters(), strict=True)
+    )
+
+
+def test_goals_are_judged_by_the_figures():
+    result = {"speed": 1.29, "memory": {"ours activations / diffusers bf16": 0.38}}
+    assert [(goal["what"].split()[0], goal["met"]) for goal in judge(2, result, gpu=False)] == [
+        ("speed", False),
+        ("bytes", True),
+    ]
+    assert [goal["met"] for goal in judge(2, {"speed": 2.5}, gpu=True)] == [True]
+    assert judge(1, {"speed": 0.5}, gpu=False) == []  # no goal is stated for a CPU
+    assert [goal["met"] for goal in judge(5, {"time_ratio": 1.06, "all_in_gib": 16.0}, gpu=True)] == [
+        False,
+        True,
+    ]
+
+
+def test_chart_is_svg_with_every_curve():
+    points = {"64": 0.1, "128": 0.15, "1024": 0.2}
+    names = ["ours activations", "diffusers bf16", "diffusers <autocast>"]
+    found = {"megapixels_per_second": dict.fromkeys(names, points)}
+    found["counted_gib_of_one_picture"] = {names[0]: points}
+    root = ElementTree.fromstring(draw(found, {"cpu": "Some CPU", "threads": 1}))
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert set(names) <= set(texts)
+    lines = [element for element in root.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert len(lines) == 4
+    for line in lines:
+        assert len(line.get("points").split()) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cases", "11"], "give numbers from 1 to 10"),
+        (["--rounds", "0"], "give a whole number from 1"),
+        (["--out", "no_such_folder/x.json"], "there is no folder no_such_folder"),
+        (["--large", "--device", "cpu"], "--large is for cards"),
+    ],
+)
+def test_mistakes_end_with_a_line(words, said):
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), *words]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+    assert done.returncode != 0
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
