@@ -54,10 +54,9 @@ class Case:
 
     def predicted(self) -> StepMemory:
         """What the planner says."""
-        spec = stage_spec(self.config(), self.image_size, PASSES, torch.bfloat16)
-        return step_memory(
-            replace(spec, recompute=self.recompute, reserve=reserve_bytes(torch.device(self.device))), 1
-        )
+        reserve = reserve_bytes(torch.device(self.device))
+        spec = stage_spec(self.config(), self.image_size, PASSES, torch.bfloat16, reserve)
+        return step_memory(replace(spec, recompute=self.recompute), 1)
 
 
 def run_steps(case: Case, begin: Callable[[], None]) -> None:

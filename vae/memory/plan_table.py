@@ -5,7 +5,7 @@ Counted by the planner behind --micro_batch_size auto; a card that is not here i
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from vae.memory.stage_spec import stage_spec
 # Of an RTX 5090's 31.84 GiB PyTorch sees 31.37, and of those 0.6 are CUDA's own where a process runs out of
 # the rest: https://github.com/Wan-Video/Wan2.1/issues/465. A card that is here is asked instead.
 DRIVER_AND_CONTEXT_GIB = 1.1
+TERA, GIGA = 1e12, 1e9
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class ProfilePlan:
     micro_batch: int | None
     passes: int | None
     recompute: str | None  # rung of the ladder
-    peak_gib: float | None  # weights, gradients, moments and the step; not CUDA's context
+    peak_gib: float | None  # StepMemory.total
     available_gib: float
+    tflop_per_image: float | None  # 1e12 operations, forward and backward, recomputation included
     floor_seconds: float | None  # of one step; None: the card's rate is not known
     problem: str | None  # why it cannot run
 
@@ -123,29 +125,53 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
     """How the step of `config`, called `name`, runs on `target`."""
     available = int(target.available * config.speed.vram_margin)
     images = config.run.batch_size * config.run.accumulation_steps
-    about = {"profile": name, "image_size": config.data.image_size, "images_per_step": images}
-    about["available_gib"] = available / GIB
+    about = {
+        "profile": name,
+        "image_size": config.data.image_size,
+        "images_per_step": images,
+        "available_gib": available / GIB,
+    }
     try:
         dtype = precision(config.speed, target.has_bf16, target.name)
     except UserError as error:
-        unknown = dict.fromkeys(
-            ("precision", "micro_batch", "passes", "recompute", "peak_gib", "floor_seconds")
-        )
-        return ProfilePlan(**about, **unknown, problem=str(error))
-    spec = stage_spec(config, config.data.image_size, config.run.batch_size, getattr(torch, dtype))
-    spec = replace(spec, reserve=CUDA_RESERVE if target.is_gpu else 0)
+        unknown = {item.name: None for item in fields(ProfilePlan) if item.name not in about}
+        return ProfilePlan(**(about | unknown | {"problem": str(error)}))
+    spec = stage_spec(
+        config,
+        config.data.image_size,
+        config.run.batch_size,
+        getattr(torch, dtype),
+        CUDA_RESERVE if target.is_gpu else 0,
+    )
     memory, problem = _choose(spec, available)
-    passes = -(-images // memory.micro_batch)
+    known_rate = target.card is not None and dtype != "float32"
     return ProfilePlan(
         **about,
         precision=dtype,
         micro_batch=memory.micro_batch,
-        passes=passes,
+        passes=passes_of(memory, images),
         recompute=memory.recompute,
         peak_gib=memory.total / GIB,
-        floor_seconds=None,
+        tflop_per_image=memory.flops / TERA,
+        floor_seconds=floor_seconds(memory, images, target.card) if known_rate else None,
         problem=problem,
     )
+
+
+def passes_of(memory: StepMemory, images: int) -> int:
+    """Passes that a step of `images` takes; the last may be smaller than the others."""
+    return -(-images // memory.micro_batch)
+
+
+def floor_seconds(memory: StepMemory, images: int, card: Card) -> float:
+    """Least seconds of a step of `images`, which no real one reaches: the larger of two bounds.
+
+    Its arithmetic at the card's dense bf16 rate, and writing and reading once, at its bandwidth, what each
+    pass holds at its peak.
+    """
+    arithmetic = memory.flops * images / (card.bf16_tflops * TERA)
+    traffic = 2 * memory.working * passes_of(memory, images) / (card.bandwidth_gb_s * GIGA)
+    return max(arithmetic, traffic)
 
 
 def _choose(spec: StepSpec, available: int) -> tuple[StepMemory, str | None]:
@@ -160,32 +186,48 @@ def _choose(spec: StepSpec, available: int) -> tuple[StepMemory, str | None]:
 def plan_data(gpu: str | None = None, vram_gib: float | None = None) -> dict[str, Any]:
     """The whole plan as plain data for JSON."""
     target = find_target(gpu, vram_gib)
-    facts = asdict(target) | {"available": target.available / GIB}
-    facts["available_gib"] = facts.pop("available")
+    facts = asdict(target)
+    facts["available_gib"] = facts.pop("available") / GIB
     return {"target": facts, "profiles": [asdict(plan) for plan in plan_profiles(target)]}
 
 
 def way_of(memory: StepMemory, images: int) -> str:
     """How a step runs: "8 x 2, recompute none" are 8 passes of 2, the last of which may be smaller."""
-    return f"{-(-images // memory.micro_batch)} x {memory.micro_batch}, recompute {memory.recompute}"
+    return f"{passes_of(memory, images)} x {memory.micro_batch}, recompute {memory.recompute}"
 
 
-COLUMNS = (
-    f"{'profile':<10}{'px':>6}{'images':>8}{'passes':>10}  {'recompute':<16}{'peak GiB':>8}{'of GiB':>8}"
-    f"{'floor s/step':>14}"
+HEAD = (
+    f"{'profile':<10}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
+    f"{'TFLOP/image':>13}{'floor s/step':>14}"
 )
 
 
 def table_line(plan: ProfilePlan) -> str:
-    """One line of the table under COLUMNS."""
-    head = f"{plan.profile:<10}{plan.image_size:>6}{plan.images_per_step:>8}"
+    """One line of the table under HEAD."""
+    head = f"{plan.profile:<10}{plan.image_size:>5}{plan.images_per_step:>8}"
     if plan.problem:
         return f"{head}   {plan.problem}"
     passes = f"{plan.passes} x {plan.micro_batch}"
     floor = f"{plan.floor_seconds:.2f}" if plan.floor_seconds is not None else "-"
     return (
-        f"{head}{passes:>10}  {plan.recompute:<16}{plan.peak_gib:>8.2f}{plan.available_gib:>8.1f}{floor:>14}"
+        f"{head}{passes:>9}  {plan.recompute:<15}{plan.peak_gib:>8.2f}{plan.available_gib:>8.1f}"
+        f"{plan.tflop_per_image:>13.1f}{floor:>14}"
     )
+
+
+def _legend(target: Target) -> list[str]:
+    libraries = f", and {CUDA_RESERVE / GIB:g} GiB for libraries and gaps" if target.is_gpu else ""
+    lines = [
+        "images: of one optimizer step, computed in so many passes of so many; recompute: docs/memory.md",
+        "peak: weights, gradients, moments, averaged weights, all tensors of the step without torch.compile"
+        f"{libraries}; counted by running the step without data, not measured",
+    ]
+    if target.card:
+        lines.append(
+            f"floor: the arithmetic at {target.card.bf16_tflops:g} TFLOP/s (dense bf16) or the traffic at "
+            f"{target.card.bandwidth_gb_s:g} GB/s, whichever is longer; no real step is as fast"
+        )
+    return lines
 
 
 def print_plan(gpu: str | None = None, vram_gib: float | None = None) -> None:
@@ -194,6 +236,7 @@ def print_plan(gpu: str | None = None, vram_gib: float | None = None) -> None:
     print(f"Plan for {target.name}: {target.available / GIB:.1f} GiB ({target.explained})")
     for note in target.notes:
         print(f"note: {note}")
-    print(COLUMNS)
+    print(f"\n{HEAD}", flush=True)
     for plan in plan_profiles(target):
         print(table_line(plan), flush=True)
+    print("", *_legend(target), sep="\n")

@@ -7,9 +7,12 @@ from vae.memory.plan import StepSpec
 
 
 def stage_spec(
-    config: Config, image_size: int, batch_size: int, dtype: torch.dtype, processes: int = 1
+    config: Config, image_size: int, batch_size: int, dtype: torch.dtype, reserve: int, processes: int = 1
 ) -> StepSpec:
-    """What decides the memory of a stage's step: crops of `image_size` px, `batch_size` of them per batch."""
+    """What decides the memory of a stage's step: crops of `image_size` px, `batch_size` of them per batch.
+
+    `reserve`: bytes the device takes beside all tensors (vae.memory.available).
+    """
     return StepSpec(
         model=config.model,
         loss=config.loss,
@@ -20,4 +23,5 @@ def stage_spec(
         averaged=config.optim.ema_decay > 0,
         processes=processes,
         train_part=config.optim.train_part,
+        reserve=reserve,
     )

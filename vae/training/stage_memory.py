@@ -1,7 +1,7 @@
 """The memory of a stage: planned before it begins, measured while it runs, both in the run's records."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -26,8 +26,14 @@ def plan_stage(run: Run, stage: Stage) -> StagePlan:
     """How the step of `stage` is to run; UserError where not even one image fits."""
     speed = run.config.speed
     device = run.processes.device
-    spec = stage_spec(run.config, stage.image_size, stage.batch_size, run.networks.dtype, run.processes.world)
-    spec = replace(spec, reserve=reserve_bytes(device))
+    spec = stage_spec(
+        run.config,
+        stage.image_size,
+        stage.batch_size,
+        run.networks.dtype,
+        reserve_bytes(device),
+        run.processes.world,
+    )
     available = int(available_bytes(device) * speed.vram_margin)
     return StagePlan(choose_step(spec, available, speed.micro_batch_size, speed.recompute), available)
 
