@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from vae.config.errors import UserError
-from vae.config.options import LossConfig, ModelConfig, OptimConfig
+from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
 from vae.losses.perceptual import build_perceptual
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import StepSpec, choose_micro_batch, step_memory
+from vae.memory.plan import StepSpec, _largest, choose_step, fastest_rung, step_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
+from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
 
 MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
@@ -34,6 +35,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
     layout = torch.channels_last if spec.channels_last else torch.contiguous_format
     with LiveBytes() as counter:
         model = AutoencoderKL(spec.model).to(memory_format=layout)
+        set_recompute(model, spec.recompute)
         averaged = AutoencoderKL(spec.model) if spec.averaged else None
         networks = Networks(model, None, None, spec.dtype, spec.channels_last)
         if spec.loss.adversarial_weight:
@@ -92,6 +94,15 @@ def test_prediction_in_each_precision_and_layout(dtype, channels_last):
     assert predicted.working == pytest.approx(working, rel=0.01)
 
 
+@pytest.mark.parametrize("rung", RECOMPUTE[1:])
+def test_prediction_at_each_rung(rung):
+    spec = replace(SPEC, loss=ALL, recompute=rung)
+    resident, working = measured(spec, 2)
+    predicted = step_memory(spec, 2)
+    assert predicted.resident == pytest.approx(resident, rel=0.01)
+    assert predicted.working == pytest.approx(working, rel=0.01)
+
+
 def test_linear_in_the_micro_batch():
     spec = replace(SPEC, batch=32)
     totals = [step_memory(spec, micro_batch).total for micro_batch in (4, 8, 12, 16)]
@@ -135,12 +146,12 @@ def test_auto_takes_the_largest_that_fits(batch):
     for available in {total + extra for total in totals.values() for extra in (-1, 0, 1)}:
         fitting = [micro_batch for micro_batch, total in totals.items() if total <= available]
         if fitting:
-            found = choose_micro_batch(spec, available, "auto")
+            found = choose_step(spec, available, "auto", "none")
             assert found.micro_batch == max(fitting)
             assert found.total <= available
         elif available < totals[1]:
             with pytest.raises(UserError):
-                choose_micro_batch(spec, available, "auto")
+                choose_step(spec, available, "auto", "none")
 
 
 def test_auto_takes_the_whole_batch_where_gradients_weigh_more_than_pictures():
@@ -148,18 +159,68 @@ def test_auto_takes_the_whole_batch_where_gradients_weigh_more_than_pictures():
     wide = ModelConfig(channels=(128, 128), layers_per_block=1, norm_groups=4, z_channels=4)
     spec = replace(SPEC, model=wide, image_size=16, batch=5)
     whole = step_memory(spec, 5).total
-    assert choose_micro_batch(spec, whole, "auto").micro_batch == 5
+    assert choose_step(spec, whole, "auto", "none").micro_batch == 5
 
 
-def test_not_even_one_image():
-    with pytest.raises(UserError, match=r"--image_size 64 needs .* GiB for a single image") as caught:
-        choose_micro_batch(SPEC, 1000, "auto")
+@pytest.mark.parametrize(
+    ("recompute", "words"),
+    [
+        ("auto", r"with --recompute \w+, .*: lower --image_size"),
+        ("none", "with --recompute none, .*: take --recompute auto"),
+        ("all", "with --recompute all, .*: lower --image_size"),
+    ],
+)
+def test_not_even_one_image(recompute, words):
+    with pytest.raises(
+        UserError, match=rf"--image_size 64 needs .* GiB for a single image {words}"
+    ) as caught:
+        choose_step(SPEC, 1000, "auto", recompute)
     assert "\n" not in str(caught.value)
 
 
+def test_auto_takes_the_fastest_rung_at_which_one_image_fits():
+    spec = replace(SPEC, batch=1)
+    totals = {rung: step_memory(replace(spec, recompute=rung), 1).total for rung in RECOMPUTE}
+    for available in sorted(totals.values()):
+        expected = next(rung for rung in RECOMPUTE if totals[rung] <= available)
+        assert choose_step(spec, available, "auto", "auto").recompute == expected
+        assert choose_step(spec, available, "1", "auto").recompute == expected
+    assert fastest_rung(spec, 0, 1, "auto").total == min(totals.values())
+    assert choose_step(spec, 0, "1", "auto").total == min(totals.values())  # a number is taken as it is
+
+
+def test_auto_finds_a_rung_for_the_passes_asked_for():
+    spec = replace(SPEC, batch=8, image_size=128)
+    at_none, at_blocks = (step_memory(replace(spec, recompute=r), 4).total for r in ("none", "blocks"))
+    found = choose_step(spec, (at_none + at_blocks) // 2, "4", "auto")
+    assert found.micro_batch == 4
+    assert found.recompute != "none"
+
+
+def test_the_reserve_counts_against_the_card():
+    spec = replace(SPEC, batch=1, reserve=1000)
+    one = step_memory(spec, 1)
+    assert one.total == one.resident + one.working + 1000
+    assert one.total == step_memory(replace(spec, reserve=0), 1).total + 1000
+
+
+@pytest.mark.parametrize("bends", [(), (5, 40), (2, 3, 90)])
+def test_the_largest_count_is_found_in_few_steps(bends):
+    def total(count):
+        asked.append(count)
+        return 1000 + 7 * count + sum(13 * max(0, count - bend) for bend in bends)
+
+    for available in (1010, 1100, 1500, 2000, 10_000):
+        asked = []
+        expected = max(n for n in range(1, 128) if total(n) <= available or n == 1)
+        asked.clear()
+        assert _largest(total, available, 128) == expected
+        assert len(set(asked)) <= (5 if not bends else 12)
+
+
 def test_a_number_is_taken_as_it_is():
-    assert choose_micro_batch(SPEC, 0, "3").micro_batch == 3
-    assert choose_micro_batch(SPEC, 0, "9").micro_batch == 4
+    assert choose_step(SPEC, 0, "3", "none").micro_batch == 3
+    assert choose_step(SPEC, 0, "9", "none").micro_batch == 4
 
 
 def test_planning_draws_no_random_number():

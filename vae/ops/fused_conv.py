@@ -77,6 +77,23 @@ def _norm_silu_conv_backward(
     return grad_h, grad_norm_weight, grad_norm_bias, grad_weight, grad_bias
 
 
+def conv_flops(pixels: int, weight_shape: torch.Size) -> int:
+    """Floating-point operations of a stride-1 convolution whose output has `pixels`, those of all images."""
+    return 2 * pixels * weight_shape.numel()
+
+
+def _pixels(shape: torch.Size) -> int:
+    return shape[0] * shape[2] * shape[3]
+
+
+def _flops(h, norm_weight, norm_bias, weight, *_, **__) -> int:
+    return conv_flops(_pixels(h), weight)
+
+
+def _backward_flops(grad_out, h, mean, rstd, norm_weight, norm_bias, weight, *_, **__) -> int:
+    return 2 * conv_flops(_pixels(h), weight)
+
+
 def _save_for_backward(ctx, inputs, output):
     h, norm_weight, norm_bias, weight, _, ctx.groups, _ = inputs
     ctx.save_for_backward(h, *output[1:], norm_weight, norm_bias, weight)
@@ -86,5 +103,5 @@ def _gradients(ctx, grad_out, grad_mean, grad_rstd):
     return *_backward_op(grad_out, *ctx.saved_tensors, ctx.groups), None, None
 
 
-_backward_op = define_op(_norm_silu_conv_backward, _norm_silu_conv_backward)
-_op = define_op(_norm_silu_conv, _norm_silu_conv, _gradients, _save_for_backward)
+_backward_op = define_op(_norm_silu_conv_backward, _norm_silu_conv_backward, flops=_backward_flops)
+_op = define_op(_norm_silu_conv, _norm_silu_conv, _gradients, _save_for_backward, _flops)

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from vae.ops.fused_conv import conv3x3, conv_input_gradient, conv_weight_gradients, norm_silu_conv_reference
+from vae.ops.fused_conv import (
+    conv3x3,
+    conv_flops,
+    conv_input_gradient,
+    conv_weight_gradients,
+    norm_silu_conv_reference,
+)
 from vae.ops.library import define_op
 from vae.ops.norm import norm_statistics, normalize, normalize_backward
 
@@ -70,6 +76,16 @@ def _residual_block_backward(
     return [grad, *norm_grads1, *grads1, *norm_grads2, *grads2, *shortcut_grads]
 
 
+def _flops(x, parameters, *_, **__) -> int:
+    pixels = x[0] * x[2] * x[3]
+    return sum(conv_flops(pixels, shape) for shape in parameters if len(shape) == 4)
+
+
+def _backward_flops(grad_out, x, statistics, parameters, *_, **__) -> int:
+    first = conv_flops(x[0] * x[2] * x[3], parameters[2])  # made again
+    return 2 * _flops(x, parameters) + first
+
+
 def _save_for_backward(ctx, inputs, output):
     x, parameters, ctx.groups, _ = inputs
     ctx.save_for_backward(x, *output[1:], *parameters)
@@ -81,5 +97,5 @@ def _gradients(ctx, grads):
     return grad_x, rest, None, None
 
 
-_backward_op = define_op(_residual_block_backward, _residual_block_backward)
-_op = define_op(_residual_block, _residual_block, _gradients, _save_for_backward)
+_backward_op = define_op(_residual_block_backward, _residual_block_backward, flops=_backward_flops)
+_op = define_op(_residual_block, _residual_block, _gradients, _save_for_backward, _flops)
