@@ -1,0 +1,67 @@
+"""Statistics of latents are those of the samples, per channel and over all."""
+
+import pytest
+import torch
+
+from vae.interop.latent_statistics import LatentSums, add_patches
+from vae.model.autoencoder import Posterior
+
+
+def posteriors(count: int, channels: int = 3) -> list[Posterior]:
+    generator = torch.Generator().manual_seed(0)
+    offset = torch.tensor([5.0, -2.0, 0.1])[:, None, None]
+    size = torch.tensor([0.1, 3.0, 1.0])[:, None, None]
+    return [
+        Posterior(
+            torch.randn(2, channels, 6, 4, generator=generator) * size + offset,
+            torch.randn(2, channels, 6, 4, generator=generator) - 2,
+        )
+        for _ in range(count)
+    ]
+
+
+def sums_of(parts) -> LatentSums:
+    sums = LatentSums()
+    for part in parts:
+        sums.add(part.mean, part.logvar)
+    return sums
+
+
+def test_they_are_those_of_many_samples():
+    parts = posteriors(4)
+    found = sums_of(parts).statistics()
+    generator = torch.Generator().manual_seed(1)
+    samples = torch.cat(
+        [p.sample(torch.randn(p.mean.shape, generator=generator)) for p in parts for _ in range(500)]
+    )
+    assert torch.allclose(found.mean, samples.mean((0, 2, 3)).double(), atol=0.01)
+    assert torch.allclose(found.std, samples.std((0, 2, 3)).double(), rtol=0.01)
+    assert found.shift == pytest.approx(samples.mean().item(), abs=0.01)
+    assert found.scaling == pytest.approx(1 / samples.std().item(), rel=0.01)
+
+
+def test_they_do_not_depend_on_how_pictures_are_batched():
+    parts = posteriors(4)
+    whole = Posterior(torch.cat([p.mean for p in parts]), torch.cat([p.logvar for p in parts]))
+    one, other = sums_of(parts).statistics(), sums_of([whole]).statistics()
+    assert torch.allclose(one.mean, other.mean, rtol=1e-12)
+    assert torch.allclose(one.std, other.std, rtol=1e-12)
+    assert one.count == other.count == 4 * 2 * 6 * 4
+
+
+def test_a_large_mean_does_not_drown_the_spread():
+    generator = torch.Generator().manual_seed(0)
+    mean = 1000 + 0.01 * torch.randn(1, 1, 100, 100, generator=generator, dtype=torch.float64)
+    sums = LatentSums()
+    sums.add(mean, torch.full_like(mean, -30.0))
+    assert sums.statistics().std.item() == pytest.approx(0.01, rel=0.02)  # fp32 sums would give noise
+
+
+def test_patches_leave_an_odd_border_out():
+    part = Posterior(torch.randn(1, 2, 5, 7), torch.zeros(1, 2, 5, 7))
+    sums = LatentSums()
+    add_patches(sums, part)
+    found = sums.statistics()
+    assert found.count == 2 * 3
+    corner = part.mean[:, 0, 0:4:2, 1:6:2]  # channel 0, row 0, column 1 of each patch
+    assert found.mean[1].item() == pytest.approx(corner.mean().item(), abs=1e-6)
