@@ -1,0 +1,140 @@
+"""Facts of machines for the judgements: a desktop with an RTX 5090 where all is well, and changes of it."""
+
+from dataclasses import replace
+
+from vae.checks.facts import (
+    CudaDevice,
+    Facts,
+    Folder,
+    HostFacts,
+    KernelRun,
+    LoadedTorch,
+    PythonFacts,
+    Requirement,
+    Smi,
+    SmiCard,
+    TorchFiles,
+    WeightsFile,
+)
+from vae.checks.judging import judge
+from vae.checks.judging_host import VGG_BYTES
+from vae.checks.judging_kernels import TITLES
+from vae.checks.results import Check
+
+GIB = 2**30
+ARCHS_130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+ARCHS_126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+
+RTX_5090 = SmiCard(
+    index=0,
+    name="NVIDIA GeForce RTX 5090",
+    memory_total_mib=32607,
+    memory_used_mib=520,
+    capability=(12, 0),
+    pcie_generation=1,
+    pcie_generation_most=5,
+    pcie_width=16,
+    pcie_width_most=16,
+    power_draw=31.0,
+    power_limit=575.0,
+    power_default=575.0,
+    temperature_c=38,
+    clock_reasons=0x1,
+)
+GTX_1080 = replace(
+    RTX_5090, index=1, name="NVIDIA GeForce GTX 1080", memory_total_mib=8192, capability=(6, 1)
+)
+
+
+def folder(purpose: str, flag: str, path: str, **changed) -> Folder:
+    facts = {"given": True, "exists": True, "nearest": path, "free": 500 * GIB, "file_system": "ext4"}
+    return Folder(purpose, flag, path, **{**facts, **changed})
+
+
+DESKTOP = Facts(
+    project="/home/me/vae",
+    quick=False,
+    python=PythonFacts(
+        version=(3, 12, 3),
+        bits=64,
+        executable="/home/me/vae/.venv/bin/python",
+        in_environment=True,
+        project_python=None,
+        file_name_encoding="utf-8",
+        text_encoding="UTF-8",
+    ),
+    requirements=(
+        Requirement("torch", ">=2.10,!=2.13.0+cpu", "2.14.0"),
+        Requirement("torchvision", ">=0.25", "0.29.0"),
+        Requirement("Pillow", ">=13", "13.0.0"),
+        Requirement("simplejpeg", ">=1.8", "1.9.0"),
+    ),
+    torch_files=TorchFiles(
+        version="2.14.0+cu130",
+        cuda="13.0",
+        vision_version="0.29.0+cu130",
+        vision_wants_torch="==2.14.0",
+        triton_version="3.8.0",
+        triton_wanted="~=3.8.0",
+    ),
+    loaded=LoadedTorch(
+        arch_list=ARCHS_130,
+        cuda_available=True,
+        devices=(CudaDevice("NVIDIA GeForce RTX 5090", (12, 0), 33_690_000_000),),
+        kernels=tuple(KernelRun(name, 0.1, 0.003, 0.03) for name in TITLES),
+    ),
+    smi=Smi("answered", "", "580.95.05", (RTX_5090,)),
+    host=HostFacts(
+        system="Linux",
+        release="6.8.0-49-generic",
+        machine="x86_64",
+        cores=16,
+        cores_usable=16,
+        memory_total=64 * GIB,
+        memory_free=55 * GIB,
+        shared_memory=32 * GIB,
+        c_compiler="/usr/bin/gcc",
+    ),
+    folders=(
+        folder("the runs", "--output_dir", "./outputs", exists=False, nearest="/home/me/vae"),
+        folder("the pictures", "--data_path", "./data/train"),
+        folder("this project", "", "/home/me/vae"),
+    ),
+    vgg=WeightsFile("/home/me/.cache/torch/hub/checkpoints/vgg16-397923af.pth", VGG_BYTES),
+)
+
+WITHOUT_TORCH = replace(
+    DESKTOP,
+    loaded=None,
+    torch_files=TorchFiles(),
+    requirements=tuple(replace(r, installed=None) for r in DESKTOP.requirements),
+)
+NO_CARD = replace(
+    DESKTOP,
+    smi=Smi("missing"),
+    loaded=replace(
+        DESKTOP.loaded, devices=(), cuda_available=False, cuda_message="RuntimeError: Found no NVIDIA driver"
+    ),
+)
+
+
+def changed(facts: Facts = DESKTOP, **parts) -> Facts:
+    """`facts` with some of its parts changed: changed(host={"wsl": 2}, smi=Smi("missing"))."""
+    return replace(
+        facts,
+        **{
+            name: replace(getattr(facts, name), **part) if isinstance(part, dict) else part
+            for name, part in parts.items()
+        },
+    )
+
+
+def verdict(facts: Facts, check: str) -> Check:
+    """The one check with this id."""
+    (found,) = [c for c in judge(facts) if c.id == check]
+    return found
+
+
+def statuses(facts: Facts, status: str) -> set[str]:
+    """Ids of all checks with this status."""
+    return {c.id for c in judge(facts) if c.status == status}

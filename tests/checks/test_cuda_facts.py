@@ -1,0 +1,65 @@
+"""Which driver, which code, which build: the rules NVIDIA states."""
+
+import pytest
+
+from tests.checks.machines import ARCHS_126, ARCHS_130
+from vae.checks.cuda_facts import driver_branch, needed_branch, runs_on, suggested_build
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch_list", "runs"),
+    [
+        ((12, 0), ARCHS_130, True),
+        ((12, 0), ARCHS_126, False),  # the wheel that does not know the RTX 50
+        ((8, 9), ARCHS_126, True),  # sm_86 code runs on 8.9
+        ((8, 0), ("sm_86",), False),  # but not on 8.0
+        ((9, 0), ("sm_86",), False),  # nor on another major capability
+        ((12, 1), ARCHS_130, True),
+        ((6, 1), ARCHS_130, False),
+        ((6, 1), ARCHS_126, True),
+        ((9, 0), ("sm_90a",), True),
+        ((12, 0), ("sm_90a", "sm_100a"), False),  # architecture-specific code runs there alone
+        ((12, 0), ("sm_90", "compute_90"), True),  # PTX is translated for newer cards
+        ((8, 0), ("compute_90",), False),
+        ((12, 0), ("gfx1100",), False),
+    ],
+)
+def test_code_runs_on_card(capability, arch_list, runs):
+    assert runs_on(capability, arch_list) is runs
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capability", "branch"),
+    [
+        ("13.2", None, 580),
+        ("12.8", (8, 9), 525),  # minor version compatibility
+        ("12.8", (12, 0), 570),  # but older drivers do not know the card
+        ("13.0", (12, 0), 580),
+        (None, (8, 9), 0),
+        ("14.0", (8, 9), 0),  # nothing is claimed about a CUDA that is not in the table
+    ],
+)
+def test_needed_driver(cuda, capability, branch):
+    assert needed_branch(cuda, capability) == branch
+
+
+@pytest.mark.parametrize(
+    ("branch", "capability", "build"),
+    [
+        (580, (12, 0), "cu130"),
+        (595, (8, 9), "cu130"),
+        (570, (12, 0), "cu128"),
+        (550, (12, 0), None),  # the driver does not know the card: only a new one helps
+        (550, (8, 9), "cu126"),
+        (580, (6, 1), "cu126"),  # CUDA 13 no longer compiles for it
+        (470, (8, 9), None),
+        (None, None, "cpu"),
+    ],
+)
+def test_suggested_build(branch, capability, build):
+    assert suggested_build(branch, capability) == build
+
+
+def test_driver_branch():
+    assert driver_branch("580.95.05") == 580
+    assert driver_branch("[N/A]") is None

@@ -1,0 +1,76 @@
+"""The kernels agree with their references on this machine, and a wrong one is noticed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vae.checks import kernels
+from vae.checks.judging_kernels import TITLES
+
+FAST = [name for name in kernels.KERNELS if name != "compile"]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def test_every_kernel_is_judged():
+    assert list(kernels.KERNELS) == list(TITLES)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("device", DEVICES)
+def test_within_tolerance(name, device):
+    difference, tolerance = kernels.KERNELS[name](torch.device(device))
+    assert 0 < difference <= tolerance  # 0 would mean that nothing was rounded: not the low precision
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_compile_within_tolerance(device):
+    difference, tolerance = kernels.run_compile(torch.device(device))
+    assert difference <= tolerance
+
+
+def test_a_convolution_off_by_a_tenth_is_noticed(monkeypatch):
+    right = F.conv2d
+
+    def wrong(x, w, **kwargs):
+        return right(x, w, **kwargs) * (1.1 if x.dtype != torch.float64 else 1.0)
+
+    monkeypatch.setattr(kernels.F, "conv2d", wrong)
+    for name in ("conv", "channels_last"):
+        difference, tolerance = kernels.KERNELS[name](torch.device("cpu"))
+        assert difference > tolerance
+
+
+def test_a_wrong_gradient_is_noticed(monkeypatch):
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            return v.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad, grad, 2 * grad
+
+    monkeypatch.setattr(kernels, "attention_reference", lambda q, k, v: v + 0 * (q + k))
+    monkeypatch.setattr(kernels, "attention", Wrong.apply)
+    difference, tolerance = kernels.run_attention(torch.device("cpu"))
+    assert difference > tolerance
+
+
+def test_a_result_that_is_no_number_is_noticed(monkeypatch):
+    monkeypatch.setattr(kernels, "attention", lambda q, k, v: (q + k + v) * float("nan"))
+    difference, tolerance = kernels.run_attention(torch.device("cpu"))
+    assert difference > tolerance
+
+
+def test_channels_last_must_be_kept(monkeypatch):
+    right = F.conv2d
+    monkeypatch.setattr(kernels.F, "conv2d", lambda x, w, **k: right(x, w, **k).contiguous())
+    with pytest.raises(RuntimeError, match="channels_last"):
+        kernels.run_channels_last(torch.device("cpu"))
+
+
+def test_a_step_that_changes_nothing_is_noticed(monkeypatch):
+    monkeypatch.setattr(kernels, "apply_update", lambda *_, **__: None)
+    with pytest.raises(RuntimeError, match="changed no weight"):
+        kernels.run_step(torch.device("cpu"))

@@ -1,0 +1,142 @@
+"""nvidia-smi asked and read: whole, old, missing, hanging, failing, and with fields it does not tell."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vae.checks.nvidia_smi import FIELDS, ask, parse
+
+NAMES = list(FIELDS)
+ANSWER = (
+    "0, NVIDIA GeForce RTX 5090, 580.95.05, 32607, 520, 12.0, 1, 5, 16, 16, 31.24, 575.00, 575.00, 38, "
+    "0x0000000000000001\n"
+)
+LAPTOP = (
+    "0, NVIDIA GeForce RTX 4090 Laptop GPU, 580.95.05, 16376, 15, 8.9, 4, 4, 8, 16, 4.50, [N/A], "
+    "[Not Supported], 41, [Unknown Error]\n"
+)
+
+
+def test_answer():
+    smi = parse(NAMES, 0, ANSWER, "")
+    assert (smi.status, smi.driver) == ("answered", "580.95.05")
+    (card,) = smi.cards
+    assert card.name == "NVIDIA GeForce RTX 5090"
+    assert card.capability == (12, 0)
+    assert (card.memory_total_mib, card.memory_used_mib) == (32607, 520)
+    assert (card.pcie_generation, card.pcie_generation_most) == (1, 5)
+    assert (card.pcie_width, card.pcie_width_most) == (16, 16)
+    assert (card.power_draw, card.power_limit, card.power_default) == (31.24, 575.0, 575.0)
+    assert (card.temperature_c, card.clock_reasons) == (38, 1)
+
+
+def test_values_it_does_not_tell_are_none():
+    (card,) = parse(NAMES, 0, LAPTOP, "").cards
+    assert card.power_draw == 4.5
+    assert (card.power_limit, card.power_default, card.clock_reasons) == (None, None, None)
+
+
+def test_several_cards_and_a_warning_before_them():
+    second = ANSWER.replace("0, NVIDIA GeForce RTX 5090", "1, NVIDIA RTX 4000 Ada, Generation", 1)
+    smi = parse(
+        NAMES, 0, f"Warning: infoROM is corrupted at gpu 0\n{ANSWER}{ANSWER.replace('0,', '1,', 1)}", ""
+    )
+    assert [card.index for card in smi.cards] == [0, 1]
+    assert parse(NAMES, 0, second, "").status == "failed"  # a line that does not fit is no card
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "status"),
+    [
+        (0, "No devices were found\n", "answered"),
+        (6, "No devices were found\n", "answered"),
+        (0, "", "answered"),
+        (18, "Failed to initialize NVML: Driver/library version mismatch\n", "failed"),
+        (9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "failed"),
+        (255, "Failed to initialize NVML: Unknown Error\n", "failed"),  # a container that lost its card
+        (139, "", "failed"),
+    ],
+)
+def test_no_cards(code, out, status):
+    smi = parse(NAMES, code, out, "")
+    assert (smi.status, smi.cards) == (status, ())
+    if out:
+        assert out.strip() == smi.message
+    elif status == "failed":
+        assert "139" in smi.message
+
+
+# --- the program itself, on PATH ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Put a program named nvidia-smi, written in Python, on PATH and nothing else."""
+    folder = tmp_path / "a b'ü"
+    folder.mkdir()
+
+    def write(code: str) -> None:
+        file = folder / "nvidia-smi"
+        file.write_text(f"#!{sys.executable} -S\n{code}\n", encoding="utf-8")
+        file.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(folder))
+    return write
+
+
+def test_missing(program):
+    assert ask(5).status == "missing"
+
+
+def test_asked(program):
+    program(
+        f"import sys\nassert sys.argv[1] == {'--query-gpu=' + ','.join(FIELDS.values())!r}\nprint({ANSWER!r})"
+    )
+    smi = ask(5)
+    assert smi.cards[0].memory_total_mib == 32607
+
+
+def test_an_old_driver_is_asked_for_what_it_knows(program):
+    """Before R535 the clock reasons have another name; older ones know no compute_cap."""
+    program(f"""import sys
+fields = sys.argv[1].split("=")[1].split(",")
+values = dict(zip({list(FIELDS.values())!r}, [v.strip() for v in {ANSWER!r}.split(",")]))
+values["clocks_throttle_reasons.active"] = values.pop("clocks_event_reasons.active")
+del values["compute_cap"]
+for field in fields:
+    if field not in values:
+        print('Field "%s" is not a valid field to query.' % field)
+        sys.exit(2)
+print(", ".join(values[field] for field in fields))""")
+    (card,) = ask(5).cards
+    assert card.clock_reasons == 1
+    assert card.capability is None
+    assert card.temperature_c == 38
+
+
+def test_hanging_even_where_a_child_of_it_holds_its_output(program):
+    program(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+        "\ntime.sleep(60)"
+    )
+    begun = time.monotonic()
+    smi = ask(0.3)
+    assert (smi.status, smi.message) == ("hanging", "no answer in 0.3 s")
+    assert time.monotonic() - begun < 30  # far below the minute it would sleep
+
+
+def test_not_executable_code(program, monkeypatch):
+    program("")
+    Path(os.environ["PATH"], "nvidia-smi").write_bytes(b"\x7fELF broken")
+    smi = ask(5)
+    assert smi.status == "failed"
+    assert "nvidia-smi" in smi.message
+
+
+def test_bytes_that_are_no_utf8(program):
+    program("import os\nos.write(1, b'Failed to initialize NVML: G\\xe9r\\xe4t\\n')\nos._exit(1)")
+    assert ask(5).message.startswith("Failed to initialize NVML: G")

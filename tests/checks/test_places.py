@@ -1,0 +1,87 @@
+"""Folders, mounts and the cache of weights: real ones, and the texts systems describe theirs with."""
+
+import os
+
+import pytest
+
+from vae.checks.places import VGG_FILE, gather_folder, gather_vgg, kind_of_mount
+
+MOUNTS = r"""
+/dev/nvme0n1p2 / ext4 rw,relatime 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+server:/export /mnt/data nfs4 rw,vers=4.2 0 0
+C:\134 /mnt/c 9p rw,noatime,aname=drvfs 0 0
+//nas/share /mnt/a\040b cifs rw 0 0
+/dev/sdb1 /mnt/data/local xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me", "ext4"),
+        ("/mnt/data", "nfs4"),
+        ("/mnt/data/train/1.png", "nfs4"),
+        ("/mnt/data/local/x", "xfs"),
+        ("/mnt/database", "ext4"),  # not inside /mnt/data
+        ("/mnt/c/Users", "9p"),
+        ("/mnt/a b/pictures", "cifs"),
+    ],
+)
+def test_kind_of_mount(path, kind):
+    assert kind_of_mount(MOUNTS, path) == kind
+
+
+def test_folder_to_be_made(tmp_path):
+    found = gather_folder("the runs", "--output_dir", str(tmp_path / "a b'ü" / "c"), True, writes=True)
+    assert not found.exists
+    assert found.nearest == str(tmp_path)
+    assert found.free > 0
+    assert found.problem is None
+    assert list(tmp_path.iterdir()) == []  # looking leaves nothing behind
+
+
+def test_file_in_the_way(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "runs"):
+        assert "is a file" in gather_folder("the runs", "--output_dir", str(path), True, writes=True).problem
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x"])
+def test_paths_that_cannot_be(path):
+    assert gather_folder("the runs", "--output_dir", path, True, writes=True).problem
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the superuser may read everything")
+def test_unreadable_folder(tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    assert gather_folder("the pictures", "--data_path", str(closed), True, writes=False).problem
+    assert gather_folder("the runs", "--output_dir", str(closed / "runs"), True, writes=True).problem
+    closed.chmod(0o700)
+
+
+def test_refused_writes_are_a_problem(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("vae.checks.places.tempfile.TemporaryFile", refuse)
+    assert (
+        gather_folder("the runs", "--output_dir", str(tmp_path), True, writes=True).problem
+        == "Permission denied"
+    )
+
+
+def test_weights_are_looked_for_where_torch_keeps_them(tmp_path, monkeypatch):
+    import torch
+
+    for name in ("TORCH_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv("TORCH_HOME", raising=False)
+        monkeypatch.setenv(name, str(tmp_path / name))
+        where = os.path.join(torch.hub.get_dir(), "checkpoints", VGG_FILE)
+        assert gather_vgg().path == where
+        assert gather_vgg().size is None
+    os.makedirs(os.path.dirname(where))
+    with open(where, "wb") as file:
+        file.write(b"12345")
+    assert gather_vgg().size == 5

@@ -1,0 +1,358 @@
+"""check_compatibility.py as it is called: bare, finished and broken environments, odd terminals and paths."""
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, run_script
+
+SCRIPT = str(ROOT / "check_compatibility.py")
+POSIX = pytest.mark.skipif(os.name == "nt", reason="shell scripts stand in for programs here")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> str:
+    """A Python with nothing installed."""
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    venv.create(folder, with_pip=False)
+    return str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+
+
+def run(python: str, *words: str, cwd: Path = ROOT, script: str = SCRIPT, **env: str | None):
+    """The script under `python`; environment variables as keywords, None takes one away. Output as bytes."""
+    whole = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **env}
+    clean = {name: value for name, value in whole.items() if value is not None}
+    return subprocess.run([python, script, *words], cwd=cwd, capture_output=True, env=clean, timeout=300)
+
+
+def checks_of(output: bytes) -> dict[str, dict]:
+    return {check["id"]: check for check in json.loads(output)["checks"]}
+
+
+# --- without packages -----------------------------------------------------------------------------------
+
+
+def test_bare_python_gets_a_whole_report_with_the_install_line_first(bare):
+    found = run(bare)
+    lines = found.stdout.decode().splitlines()
+    assert found.returncode == 1
+    assert found.stderr == b""
+    assert lines[0] == "To do first:"
+    assert lines[1].strip() == ("setup_windows.bat" if os.name == "nt" else "./setup.sh")
+    for group in ("PyTorch", "Card and driver", "Computed for real", "System", "Disks and files"):
+        assert group in lines
+    assert "failed" in lines[-1]
+
+
+def test_bare_python_gives_json(bare):
+    found = run(bare, "--json", "--quick")
+    assert found.returncode == 1
+    content = json.loads(found.stdout)
+    assert content["ok"] is False
+    failed = [check for check in content["checks"] if check["status"] == "fail"]
+    assert failed[0]["id"] == "torch.loads"
+    assert failed[0]["mend"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--plan", "--help"]])
+def test_help_needs_no_package(bare, words):
+    found = run(bare, *words)
+    assert found.returncode == 0
+    for word in (b"--quick", b"--json", b"--strict", b"exit code"):
+        assert word in found.stdout
+
+
+def test_plan_without_pytorch_is_one_line(bare):
+    found = run(bare, "--plan")
+    assert found.returncode == 1
+    assert found.stdout == b""
+    assert found.stderr.count(b"\n") == 1
+    assert b"is not installed: run" in found.stderr
+
+
+def test_any_python_3_can_read_the_script():
+    ast.parse(Path(SCRIPT).read_text(encoding="utf-8"), feature_version=(3, 7))
+
+
+def test_python_too_old_is_told_so():
+    code = (
+        "import sys, runpy; sys.version_info = (3, 9, 18); "
+        f"sys.argv = [{SCRIPT!r}]; runpy.run_path({SCRIPT!r}, run_name='__main__')"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stdout.startswith("Python 3.9.18 is too old: 3.10 or newer is needed.")
+    assert "setup" in found.stdout.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--quik"], "--quik"),
+        (["--gpu", "RTX 5090"], "add --plan"),
+        (["--plan", "--vram_gib", "much"], "--vram_gib"),
+        (["--plan", "--strict"], "--strict"),
+        (["report.json"], "report.json"),
+    ],
+)
+def test_mistakes_are_one_line(bare, words, said):
+    found = run(bare, *words)
+    assert (found.returncode, found.stdout) == (2, b"")
+    assert found.stderr.count(b"\n") == 1
+    assert said.encode() in found.stderr
+
+
+# --- terminals, pipes, paths ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "cp1252"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C.UTF-8"},
+    ],
+)
+def test_locales_that_lack_letters(bare, env, tmp_path):
+    folder = tmp_path / "Bilder 画像 'ü'"
+    folder.mkdir()
+    found = run(bare, "--quick", "--data_path", os.fspath(folder), **env)
+    assert (found.returncode, found.stderr) == (1, b"")
+    assert b"Bilder" in found.stdout
+    assert run(bare, "--quick", "--json", "--data_path", os.fspath(folder), **env).stdout.isascii()
+
+
+def test_a_locale_that_is_not_utf8_is_said(bare):
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    check = checks_of(run(bare, "--quick", "--json", **env).stdout)["software.encoding"]
+    assert check["status"] == "warn"
+    assert "PYTHONUTF8=1" in check["mend"]
+
+
+def test_no_colour_into_a_file(bare):
+    assert b"\033" not in run(bare, "--quick").stdout
+
+
+@POSIX
+def test_colour_on_a_terminal(bare):
+    pty = pytest.importorskip("pty")
+    for no_color, coloured in (("", True), ("1", False)):
+        master, slave = pty.openpty()
+        env = {**os.environ, "NO_COLOR": no_color, "TERM": "xterm"}
+        process = subprocess.Popen([bare, SCRIPT, "--quick"], stdout=slave, env=env)
+        os.close(slave)
+        output = b""
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # how Linux says that the other side is closed
+                break
+            if not part:
+                break
+            output += part
+        os.close(master)
+        assert process.wait() == 1
+        assert (b"\033[31mFAIL" in output) is coloured
+
+
+@POSIX
+@pytest.mark.parametrize("words", [["--quick"], ["--quick", "--json"]])
+def test_a_pipe_closed_early(bare, words):
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run([bare, SCRIPT, *words], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (process.returncode, process.stderr) == (1, b"")
+
+
+def test_a_project_with_blanks_quotes_and_other_letters(bare, tmp_path):
+    project = tmp_path / "a b'ü"
+    shutil.copytree(ROOT / "vae", project / "vae", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in (*ROOT.glob("requirements*.txt"), SCRIPT):
+        shutil.copy(file, project)
+    found = run(bare, "--quick", "--json", cwd=tmp_path, script=str(project / "check_compatibility.py"))
+    content = json.loads(found.stdout)
+    assert content["environment"]["project"] == str(project)
+    assert not (project / "outputs").exists()
+
+
+@POSIX
+@pytest.mark.skipif(os.name != "nt" and os.geteuid() == 0, reason="the superuser may read everything")
+def test_unreadable_folder(bare, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    found = run(bare, "--quick", "--json", "--data_path", str(closed))
+    closed.chmod(0o700)
+    assert checks_of(found.stdout)["disk.pictures"]["status"] == "fail"
+
+
+def test_folder_that_does_not_exist(bare, tmp_path):
+    found = run(
+        bare, "--quick", "--json", "--data_path", str(tmp_path / "no"), "--output_dir", str(tmp_path / "x/y")
+    )
+    checks = checks_of(found.stdout)
+    assert checks["disk.pictures"]["status"] == "fail"
+    assert checks["disk.runs"]["status"] == "pass"
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- broken environments, played by packages that behave as broken ones do --------------------------------
+
+TORCH = """
+import os, sys, types
+from .version import __version__, cuda as _cuda
+version = types.SimpleNamespace(cuda=_cuda, hip=None)
+class cuda:
+    get_arch_list = staticmethod(lambda: {arch_list})
+    is_available = staticmethod(lambda: {available})
+    device_count = staticmethod(lambda: 1)
+    def get_device_properties(index):
+        name = "NVIDIA GeForce RTX 5090"
+        return types.SimpleNamespace(name=name, major=12, minor=0, total_memory=33690000000)
+    def init():
+        raise RuntimeError({message!r})
+device = str
+{more}
+"""
+
+
+@pytest.fixture
+def broken(tmp_path, bare):
+    """Run the script beside stand-ins for torch, torchvision and nvidia-smi, and return its checks."""
+
+    def write(
+        version, cuda, *, arch_list=(), available=False, message="", more="", vision="", driver=None, **words
+    ):
+        site = tmp_path / "site"
+        (site / "torch").mkdir(parents=True)
+        (site / "torchvision").mkdir()
+        (site / "torch/version.py").write_text(f"__version__ = {version!r}\ncuda = {cuda!r}\n")
+        code = TORCH.format(arch_list=list(arch_list), available=available, message=message, more=more)
+        (site / "torch/__init__.py").write_text(code)
+        (site / "torchvision/version.py").write_text("__version__ = '0.29.0+cu130'\n")
+        (site / "torchvision/__init__.py").write_text(vision)
+        path = tmp_path / "bin"
+        path.mkdir()
+        if driver:
+            card = f"0, NVIDIA GeForce RTX 5090, {driver}, 32607, 520, 12.0, 1, 5, 16, 16, 31.2, 575, 575, 38, 0x1"
+            answer = driver if "\n" in driver else f"print({card!r})"
+            (path / "nvidia-smi").write_text(f"#!{sys.executable} -S\n{answer}\n")
+            (path / "nvidia-smi").chmod(0o755)
+        found = run(
+            bare, "--json", "--quick", PYTHONPATH=str(site), PATH=str(path), CUDA_VISIBLE_DEVICES=None
+        )
+        assert found.returncode == 1
+        assert found.stderr == b""
+        return checks_of(found.stdout)
+
+    return write
+
+
+def test_cpu_torch_with_cuda_torchvision(broken):
+    error = "raise RuntimeError('operator torchvision::nms does not exist')"
+    checks = broken("2.14.0+cpu", None, vision=error)
+    pair = checks["torch.pair"]
+    assert pair["status"] == "fail"
+    assert "RuntimeError: operator torchvision::nms does not exist" in pair["found"]
+    assert pair["mend"].endswith("torch torchvision --index-url https://download.pytorch.org/whl/cpu")
+
+
+@POSIX
+def test_wheel_that_lacks_the_cards_architecture(broken):
+    archs = ("sm_50", "sm_80", "sm_86", "sm_90")
+    checks = broken("2.14.0+cu126", "12.6", arch_list=archs, available=True, driver="580.95.05")
+    check = checks["torch.architectures"]
+    assert (check["status"], check["mend"]) == ("fail", "./setup.sh --torch cu130")
+    assert "RTX 5090 (sm_120)" in check["found"]
+    assert checks["card.usable"]["status"] == "pass"
+
+
+@POSIX
+def test_driver_older_than_the_runtime(broken):
+    message = "The NVIDIA driver on your system is too old (found version 12080)."
+    checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), message=message, driver="570.86.16")
+    assert checks["card.driver"]["status"] == "fail"
+    assert "580" in checks["card.driver"]["expected"]
+    assert "--torch cu128" in checks["card.driver"]["mend"]
+    assert message in checks["card.usable"]["found"]
+
+
+@POSIX
+def test_nvml_that_does_not_answer(broken):
+    says = "import sys\nprint('Failed to initialize NVML: Driver/library version mismatch')\nsys.exit(18)"
+    checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), driver=says)
+    assert checks["card.present"]["status"] == "fail"
+    assert "version mismatch" in checks["card.present"]["found"]
+    assert checks["card.memory"]["status"] == "skip"
+
+
+@POSIX
+def test_nvidia_smi_that_hangs(broken):
+    checks = broken("2.14.0+cu130", "13.0", driver="import time\ntime.sleep(120)")
+    assert checks["card.present"]["status"] == "warn"
+    assert "no answer in 3 s" in checks["card.present"]["found"]
+
+
+@POSIX
+def test_torch_that_takes_the_process_down(broken):
+    checks = broken("2.14.0+cu130", "13.0", more="os.abort()")
+    assert checks["torch.loads"]["status"] == "fail"
+    assert "killed by signal 6" in checks["torch.loads"]["found"]
+
+
+def test_torch_that_misses_a_library(broken):
+    error = "raise ImportError('libcudart.so.13: cannot open shared object file')"
+    checks = broken("2.14.0+cu130", "13.0", more=error)
+    assert checks["torch.loads"]["found"].startswith("ImportError: libcudart.so.13")
+
+
+# --- the finished environment ---------------------------------------------------------------------------
+
+
+def test_finished_environment_without_a_card():
+    found = run_script("check_compatibility.py", "--quick", "--json")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stderr == ""
+    content = json.loads(found.stdout)
+    checks = checks_of(found.stdout)
+    assert content["ok"] is True
+    for name in ("matmul", "conv", "channels_last", "attention", "step"):
+        assert checks[f"kernels.{name}"]["status"] == "pass"
+    assert checks["kernels.compile"]["status"] == "skip"
+    assert checks["torch.pair"]["status"] == "pass"
+    kernels = content["environment"]["loaded"]["kernels"]
+    assert all(kernel["difference"] > 0 for kernel in kernels)  # they were really computed
+
+
+@pytest.mark.slow
+def test_everything_compilation_included():
+    found = run_script("check_compatibility.py", "--json", "--strict")
+    assert found.returncode == 3, found.stdout  # a hidden card, or none, is a warning
+    assert checks_of(found.stdout)["kernels.compile"]["status"] == "pass"
+
+
+@POSIX
+def test_ctrl_c_is_one_word(bare, tmp_path):
+    """Pressed while a slow nvidia-smi is waited for."""
+    (tmp_path / "nvidia-smi").write_text(
+        f"#!{sys.executable} -S\nimport time\nopen('begun', 'w').close()\ntime.sleep(60)\n"
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    env = {**os.environ, "PATH": str(tmp_path)}
+    process = subprocess.Popen(
+        [bare, SCRIPT], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"stopped\n")
