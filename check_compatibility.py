@@ -78,7 +78,7 @@ def main(argv):
         print(f"Python {found} is too old: 3.10 or newer is needed. To do first:\n    {SETUP}")
         return 1
     from vae.config.check_flags import read_arguments
-    from vae.config.errors import EXIT_INTERRUPTED
+    from vae.config.errors import EXIT_FAILED, EXIT_INTERRUPTED
 
     arguments = read_arguments(argv)
     sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal has no letters for
@@ -88,6 +88,9 @@ def main(argv):
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except OSError as error:  # a file of the project that is missing or may not be read
+        print(f"check_compatibility.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def broken(tmp_path, bare):
         path = tmp_path / "bin"
         path.mkdir()
         if driver:
-            card = f"0, NVIDIA GeForce RTX 5090, {driver}, 32607, 520, 12.0, 1, 5, 16, 16, 31.2, 575, 575, 38, 0x1"
+            card = f"0, RTX 5090, {driver}, 32607, 520, 12.0, 1, 5, 16, 16, 31.2, 575, 575, 38, 0x1"
             answer = driver if "\n" in driver else f"print({card!r})"
             (path / "nvidia-smi").write_text(f"#!{sys.executable} -S\n{answer}\n")
             (path / "nvidia-smi").chmod(0o755)

@@ -95,8 +95,11 @@ def run_compile(device: torch.device) -> tuple[float, float]:
     def run(x: Tensor, w: Tensor) -> Tensor:
         return (block if x.dtype == torch.float64 else compiled)(x, w)
 
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    try:
         return _compare(run, (x, weight), device, torch.float32), TOLERANCE[torch.float32]
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 KERNELS: dict[str, Callable[[torch.device], tuple[float, float]]] = {

@@ -37,7 +37,8 @@ def gather_python(project: Path) -> PythonFacts:
 
 def _other_python(project: Path) -> str | None:
     name = Path(".venv", "Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not (project / name).exists() or Path(sys.prefix) == project / ".venv":
+    # os.path: a folder that may not be looked into is one without, where Path.exists() would raise
+    if not os.path.exists(project / name) or Path(sys.prefix) == project / ".venv":
         return None
     return str(name)
 

@@ -37,6 +37,14 @@ class _Parser(argparse.ArgumentParser):
 
 def read_arguments(argv: list[str]) -> argparse.Namespace:
     """The command line; exits with 2 and one line where it cannot be read."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    _check(arguments, parser)
+    return arguments
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags and their help."""
     defaults = Config()
     parser = _Parser(
         prog="check_compatibility.py",
@@ -71,9 +79,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     plan.add_argument(
         "--vram_gib", type=float, metavar="GIB", help="plan for a card with this much memory, as it is sold"
     )
-    arguments = parser.parse_args(argv)
-    _check(arguments, parser)
-    return arguments
+    return parser
 
 
 def _check(arguments: argparse.Namespace, parser: _Parser) -> None:

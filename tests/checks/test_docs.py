@@ -1,0 +1,34 @@
+"""docs/check_compatibility.md knows every check and every flag."""
+
+import re
+
+from tests.checks.machines import DESKTOP
+from tests.conftest import ROOT
+from vae.checks.cuda_facts import BLACKWELL_DRIVER, FIRST_DRIVER
+from vae.checks.judging import judge
+from vae.checks.judging_host import CHECKPOINT_BYTES, CHECKPOINTS, GIB
+from vae.config.check_flags import build_parser
+
+PAGE = (ROOT / "docs/check_compatibility.md").read_text(encoding="utf-8")
+
+
+def test_every_check_is_described():
+    table = PAGE.split("## What is checked")[1].split("## Which driver")[0]
+    described = set()
+    for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
+        names = re.findall(r"`([\w.*]+)`", row)
+        group = names[0].split(".")[0]
+        described |= {f"{group}{name}" if name.startswith(".") else name for name in names}
+    ids = {"software.*" if check.id.startswith("software.") else check.id for check in judge(DESKTOP)}
+    assert described == ids
+
+
+def test_every_flag_is_described():
+    flags = {flag for action in build_parser()._actions for flag in action.option_strings} - {"-h", "--help"}
+    assert flags <= set(re.findall(r"--\w+", PAGE))
+
+
+def test_figures_are_those_of_the_code():
+    assert f"{CHECKPOINTS} x {CHECKPOINT_BYTES / GIB:.2f} GiB" in PAGE
+    for branch in (FIRST_DRIVER[12], FIRST_DRIVER[13], BLACKWELL_DRIVER):
+        assert f"| {branch} or newer |" in PAGE
