@@ -23,7 +23,10 @@ NHWC_COLUMNS = 128
 # Where pixels are last a tile is long in pixels, and 8 channels keep its reduction over pixels in few warps.
 NCHW_COLUMNS = 8
 
-MERGE_TILE_ELEMENTS = 2048
+MERGE_TILE_ELEMENTS = 2048  # of two tensors at once, on NUM_WARPS warps: 8 elements of each per thread
+
+# One row of an attention block of 2048 keys on 4 warps.
+ROW_TILE_ELEMENTS = 2048
 
 
 class NormBlocks(NamedTuple):
@@ -63,3 +66,23 @@ def merge_tile(group_channels: int) -> tuple[int, int]:
 def power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
+
+
+class RowTile(NamedTuple):
+    """Whole rows of a matrix, held at once by one program."""
+
+    rows: int  # a power of two
+    columns: int  # a power of two, at least the matrix's width
+    num_warps: int
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Bound for one program: one fp32 value of each row from each warp, which is how a row is reduced."""
+        return 4 * self.rows * self.num_warps
+
+
+def row_tile(columns: int) -> RowTile:
+    """2048 elements or one row, 16 elements per thread; a row that long is held by at most 32 warps."""
+    padded = power_of_two(columns)
+    rows = max(1, ROW_TILE_ELEMENTS // padded)
+    return RowTile(rows, padded, num_warps=max(1, min(32, rows * padded // (16 * 32))))

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 IMPLEMENTATIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
@@ -27,6 +28,14 @@ IMPLEMENTATIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 def triton_is_installed() -> bool:
     """Whether the modules with Triton kernels can be imported."""
     return importlib.util.find_spec("triton") is not None
+
+
+def has_no_data(tensor: torch.Tensor) -> bool:
+    """Whether there is nothing to compute with: a meta tensor, or one that torch.compile traces with.
+
+    The latter, a fake tensor, names a real device, and its sizes may be symbols.
+    """
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 def define_op(

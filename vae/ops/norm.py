@@ -11,7 +11,7 @@ import torch
 
 from vae.ops import norm_pieces
 from vae.ops.gpu_blocks import norm_blocks
-from vae.ops.library import define_op, triton_is_installed
+from vae.ops.library import define_op, has_no_data, triton_is_installed
 
 
 def group_norm(
@@ -34,10 +34,9 @@ def group_norm_silu(
 def norm_statistics(h: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and 1/sqrt(variance + eps) of each group of each image: (B, G) each, fp32 (fp64 for fp64)."""
     h = _dense(h)
-    if h.is_meta:
-        partial = _partial_results(h)
-        shape, dtype = (h.shape[0], groups), partial.dtype
-        return h.new_empty(shape, dtype=dtype), h.new_empty(shape, dtype=dtype)
+    if has_no_data(h):
+        partial = _partial_results(h)  # noqa: F841 - alive as long as on a GPU
+        return tuple(h.new_empty(h.shape[0], groups, dtype=_wide(h)) for _ in range(2))
     return _kernels(h).statistics(h, groups, eps)
 
 
@@ -52,7 +51,7 @@ def normalize(
 ) -> torch.Tensor:
     """(h - mean) * rstd * weight + bias, then SiLU where asked for, in h's dtype and memory layout."""
     h = _dense(h)
-    if h.is_meta:
+    if has_no_data(h):
         return torch.empty_like(h)
     return _kernels(h).forward(h, mean, rstd, weight, bias, silu)
 
@@ -73,9 +72,8 @@ def normalize_backward(
     """
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=_layout(h))
-    if h.is_meta:
-        partial = _partial_results(h)
-        del partial
+    if has_no_data(h):
+        partial = _partial_results(h)  # noqa: F841 - alive as long as on a GPU
         return torch.empty_like(h), torch.empty_like(weight), torch.empty_like(bias)
     grad_h, grad_weight, grad_bias = _kernels(h).backward(grad_out, h, mean, rstd, weight, bias, silu)
     return grad_h, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype)
@@ -108,8 +106,10 @@ def _dense(h: torch.Tensor) -> torch.Tensor:
     return h if h.is_contiguous() else h.contiguous(memory_format=torch.channels_last)
 
 
-def _partial_results(h: torch.Tensor) -> torch.Tensor:
+def _partial_results(h: torch.Tensor) -> torch.Tensor | None:
     """Scratch of the kernels' split reductions: two values for each channel and block of pixels."""
+    if not h.is_meta:
+        return None  # torch.compile traces: its sizes may be symbols
     batch, channels, height, width = h.shape
     blocks = norm_blocks(batch, channels, height * width, channels_last=not h.is_contiguous())
     return h.new_empty(2, batch, blocks.programs, channels, dtype=_wide(h))
@@ -139,15 +139,6 @@ def _norm_backward(
     return normalize_backward(grad_out, h, mean, rstd, weight, bias, groups, silu)
 
 
-def _norm_fake(h, weight, bias, groups, eps, silu):
-    statistics = [h.new_empty((h.shape[0], groups), dtype=_wide(h)) for _ in range(2)]
-    return torch.empty_like(_dense(h)), *statistics
-
-
-def _norm_backward_fake(grad_out, h, mean, rstd, weight, bias, groups, silu):
-    return torch.empty_like(_dense(h)), torch.empty_like(weight), torch.empty_like(bias)
-
-
 def _save_for_backward(ctx, inputs, output):
     h, weight, bias, ctx.groups, _, ctx.silu = inputs
     ctx.save_for_backward(h, output[1], output[2], weight, bias)
@@ -157,5 +148,5 @@ def _gradients(ctx, grad_out, grad_mean, grad_rstd):
     return *_norm_backward_op(grad_out, *ctx.saved_tensors, ctx.groups, ctx.silu), None, None, None
 
 
-_norm_backward_op = define_op(_norm_backward, _norm_backward_fake)
-_norm_op = define_op(_norm, _norm_fake, _gradients, _save_for_backward)
+_norm_backward_op = define_op(_norm_backward, _norm_backward)
+_norm_op = define_op(_norm, _norm, _gradients, _save_for_backward)
