@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from tests.interop.research_vae import ResearchVAE
 
 NARROW = (32, 32, 64, 64)
+SMALL = ((32, 32), 1)  # widths and blocks of what is trained in a test
 REAL = (128, 256, 512, 512)
 
 # latent channels, where the quant convolutions are, scaling, shift
@@ -21,7 +22,7 @@ FAMILIES = {
 }
 
 
-def diffusers_model(family: str, widths=NARROW):
+def diffusers_model(family: str, widths=NARROW, blocks: int = 2):
     """A published model of the family as diffusers builds it."""
     z, quant, scaling, shift = FAMILIES[family]
     torch.manual_seed(7)
@@ -29,7 +30,7 @@ def diffusers_model(family: str, widths=NARROW):
         "block_out_channels": widths,
         "down_block_types": ["DownEncoderBlock2D"] * len(widths),
         "up_block_types": ["UpDecoderBlock2D"] * len(widths),
-        "layers_per_block": 2,
+        "layers_per_block": blocks,
         "latent_channels": z,
         "sample_size": 64,
         "use_quant_conv": quant is not None,
@@ -40,11 +41,11 @@ def diffusers_model(family: str, widths=NARROW):
     return vary(AutoencoderKL(**shape, scaling_factor=scaling, shift_factor=shift))
 
 
-def research_model(family: str, widths=NARROW) -> ResearchVAE:
+def research_model(family: str, widths=NARROW, blocks: int = 2) -> ResearchVAE:
     """The same as the research code builds it."""
     z, quant, _, _ = FAMILIES[family]
     torch.manual_seed(8)
-    return vary(ResearchVAE(widths, z, quant))
+    return vary(ResearchVAE(widths, z, quant, blocks))
 
 
 def vary(model):

@@ -1,0 +1,202 @@
+"""Training from VAEs that others published: it begins where they are; --train_part decoder keeps latents."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import TINY
+from tests.interop.families import FAMILIES, SMALL, diffusers_model, picture, research_model, save_research
+from tests.toy_networks import relative_difference
+from tests.training.test_processes import two_processes
+from vae.config.errors import UserError
+from vae.config.options import LossConfig, ModelConfig
+from vae.interop.vae_files import load_vae
+from vae.memory.plan import StepSpec, step_memory
+from vae.model.autoencoder import AutoencoderKL
+from vae.training.processes import Processes
+from vae.training.run import train
+from vae.training.setup import prepare_run
+
+CPU = Processes(0, 1, torch.device("cpu"))
+SHAPE = ("channels", "layers_per_block", "norm_groups", "z_channels")
+SIZE = TINY["image_size"]
+
+
+@pytest.fixture
+def options(pictures, tmp_path) -> dict:
+    """A run of one epoch that says nothing of the model, validated on all pictures."""
+    given = {name: value for name, value in TINY.items() if name not in (*SHAPE, "val_split")}
+    paths = {"data_path": str(pictures), "val_path": str(pictures), "output_dir": str(tmp_path / "run")}
+    return {**given, **paths, "num_epochs": 1, "learning_rate": 1e-3}
+
+
+def crops(pictures: Path) -> list[torch.Tensor]:
+    """uint8 (1, 3, S, S) centre crops."""
+    found = []
+    for path in sorted(pictures.rglob("*.png")):
+        pixels = np.array(Image.open(path))
+        top, left = (pixels.shape[0] - SIZE) // 2, (pixels.shape[1] - SIZE) // 2
+        found.append(torch.from_numpy(pixels[top : top + SIZE, left : left + SIZE]).permute(2, 0, 1)[None])
+    return found
+
+
+def psnr_of(reconstruct, pictures: Path) -> float:
+    """Mean PSNR, dB, of 8-bit reconstructions."""
+    values = []
+    for crop in crops(pictures):
+        recon = reconstruct(crop.float() / 127.5 - 1)
+        stored = ((recon.clamp(-1, 1) + 1) * 127.5).round().numpy().astype(np.float64)
+        values.append(10 * np.log10(255**2 / np.mean((stored - crop.numpy()) ** 2)))
+    return float(np.mean(values))
+
+
+def validations(folder: Path) -> list[dict]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == "validation"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_validation_is_that_of_the_source_and_the_encoder_stays(
+    family, options, pictures, tmp_path
+):
+    theirs = (
+        research_model(family, *SMALL) if family in ("sdxl", "flux2") else diffusers_model(family, *SMALL)
+    )
+    if family in ("sdxl", "flux2"):  # each form of file is trained from
+        source = save_research(tmp_path / "model.safetensors", theirs, "first_stage_model.")
+
+        def reconstruct(images):
+            return theirs.decode(theirs.encode(images))
+    else:
+        source = tmp_path / "theirs"
+        theirs.save_pretrained(source)
+
+        def reconstruct(images):
+            return theirs(images).sample
+
+    assert train({**options, "init_from": str(source), "train_part": "decoder"}) == 0
+    folder = Path(options["output_dir"])
+    first, last = validations(folder)
+    assert (first["step"], last["step"]) == (0, 4)
+    assert first["psnr"] == pytest.approx(psnr_of(reconstruct, pictures), abs=1e-3)
+    before = load_vae(source)
+    for weights in ("raw", "averaged"):
+        after = load_vae(folder / "checkpoint_epoch_1.pt", weights=weights)
+        old, new = before.autoencoder.state_dict(), after.autoencoder.state_dict()
+        changed = {name for name in old if not torch.equal(old[name], new[name])}
+        assert {name.split(".")[0] for name in changed} == {"decoder"} | (
+            {"post_quant_conv"} if before.autoencoder.config.use_quant_conv else set()
+        )
+        posteriors = [vae.autoencoder.encode(picture()) for vae in (before, after)]
+        assert torch.equal(posteriors[0].mean, posteriors[1].mean)
+        assert torch.equal(posteriors[0].logvar, posteriors[1].logvar)
+        assert after.scaling_factor == before.scaling_factor
+    shipped = json.loads((folder / "vae" / "config.json").read_text())
+    _, _, scaling, shift = FAMILIES[family]
+    if family == "flux2":
+        assert shipped["_class_name"] == "AutoencoderKLFlux2"
+    elif family != "sdxl":  # whose bare file does not say
+        assert (shipped["scaling_factor"], shipped["shift_factor"]) == (scaling, shift or 0.0)
+
+
+def test_all_parts_train_and_the_scaling_is_measured_anew(options, tmp_path):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
+    assert train({**options, "init_from": str(tmp_path / "theirs")}) == 0
+    folder = Path(options["output_dir"])
+    before, after = load_vae(tmp_path / "theirs"), load_vae(folder / "checkpoint_epoch_1.pt")
+    old, new = before.autoencoder.state_dict(), after.autoencoder.state_dict()
+    assert all(not torch.equal(old[name], new[name]) for name in old)
+    assert json.loads((folder / "vae" / "config.json").read_text())["scaling_factor"] != 0.18215
+
+
+def test_the_statistics_of_flux2_are_constants(options, tmp_path):
+    theirs = research_model("flux2", *SMALL)
+    source = save_research(tmp_path / "model.safetensors", theirs)
+    assert train({**options, "init_from": str(source)}) == 0
+    for name, value in theirs.bn.state_dict().items():
+        for path in ("checkpoint_epoch_1.pt", "vae"):
+            found = load_vae(Path(options["output_dir"]) / path).autoencoder.bn.state_dict()[name]
+            assert torch.equal(found, value), name
+
+
+def test_a_frozen_encoder_has_no_graph_no_gradients_and_no_moments(options, tmp_path):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path)
+    run = prepare_run({**options, "init_from": str(tmp_path), "train_part": "decoder"}, CPU)
+    model = run.state.autoencoder
+    recon, mean, logvar = model(picture(), torch.zeros(1, 4, 32, 32))
+    assert recon.requires_grad
+    assert not mean.requires_grad
+    assert not logvar.requires_grad
+    trained = {id(p) for group in run.state.optimizers[0].param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        assert (id(parameter) in trained) == name.startswith(("decoder.", "post_quant_conv.")), name
+
+
+def test_the_plan_counts_what_is_freed():
+    loss = LossConfig(perceptual_weight=0.0)
+    spec = StepSpec(ModelConfig(), loss, 256, 1, torch.float32, False, False)
+    whole = step_memory(spec, 1)
+    part = step_memory(StepSpec(**{**vars(spec), "train_part": "decoder"}), 1)
+    with torch.device("meta"):
+        encoder = sum(p.nbytes for p in AutoencoderKL(ModelConfig()).encoder.parameters())
+    assert whole.resident - part.resident == 2 * encoder  # AdamW's two moments
+    assert part.working < whole.working - encoder  # its gradients, and activations
+
+
+def test_a_run_goes_on_with_its_part_bitwise(options, tmp_path):
+    diffusers_model("flux", *SMALL).save_pretrained(tmp_path / "theirs")
+    given = {**options, "init_from": str(tmp_path / "theirs"), "train_part": "decoder", "num_epochs": 2}
+    assert train({**given, "output_dir": str(tmp_path / "whole")}) == 0
+    assert train({**given, "output_dir": str(tmp_path / "cut"), "max_steps": 5}) == 0
+    resumed = {
+        "data_path": options["data_path"],
+        "resume_from": "latest",
+        "device": "cpu",
+        "num_workers": "0",
+    }
+    assert train({**resumed, "output_dir": str(tmp_path / "cut"), "num_epochs": 2}) == 0
+    one, other = (load_vae(tmp_path / name / "checkpoint_epoch_2.pt") for name in ("whole", "cut"))
+    for name, value in one.autoencoder.state_dict().items():
+        assert torch.equal(value, other.autoencoder.state_dict()[name]), name
+    shipped = json.loads((tmp_path / "cut" / "vae" / "config.json").read_text())
+    assert (shipped["scaling_factor"], shipped["shift_factor"]) == (0.3611, 0.1159)
+    with pytest.raises(UserError, match="--train_part all contradicts the checkpoint"):
+        train({**resumed, "output_dir": str(tmp_path / "cut"), "train_part": "all"})
+
+
+def test_a_run_begins_from_a_checkpoint(options, tmp_path, pictures):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
+    assert train({**options, "init_from": str(tmp_path / "theirs")}) == 0
+    first = Path(options["output_dir"])
+    second = {**options, "output_dir": str(tmp_path / "second"), "train_part": "decoder"}
+    assert train({**second, "init_from": str(first / "checkpoint_epoch_1.pt")}) == 0
+    assert validations(tmp_path / "second")[0]["psnr"] == validations(first)[-1]["psnr"]
+
+
+def test_a_decoder_without_an_encoder_is_an_error(options):
+    with pytest.raises(UserError, match="name its VAE by --init_from"):
+        train({**options, "train_part": "decoder"})
+    assert not Path(options["output_dir"]).exists()
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_decoder_as_one_does(options, tmp_path):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
+    given = {**options, "init_from": tmp_path / "theirs", "train_part": "decoder", "checkpoint_steps": 1}
+    given |= {"max_steps": 1, "horizontal_flip": False, "crop": "center"}
+    two = {**given, "batch_size": 2, "output_dir": str(tmp_path / "two")}
+    two_processes(two)
+    one = {**given, "init_from": str(tmp_path / "theirs"), "output_dir": str(tmp_path / "one")}
+    assert train(one) == 0
+    contents = [
+        torch.load(tmp_path / name / "checkpoint_step_1.pt", weights_only=True) for name in ("two", "one")
+    ]
+    moments = [
+        {str(key): state["exp_avg"] for key, state in content["optimizers"][0]["state"].items()}
+        for content in contents
+    ]
+    assert relative_difference(*moments) < 1e-5  # fp32: the sum over images in another order
