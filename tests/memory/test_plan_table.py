@@ -1,0 +1,276 @@
+"""The table says what the trainer would do: the same planner and memory, also for cards not here."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vae.config.errors import UserError
+from vae.config.options import RECOMPUTE, build
+from vae.config.recipes import RECIPES, recipe_values
+from vae.config.resolve import resolve
+from vae.gpus import CARDS, lookup_card
+from vae.losses.perceptual import build_perceptual
+from vae.memory import plan_table
+from vae.memory.available import CPU_SHARE, CUDA_RESERVE
+from vae.memory.live_bytes import LiveBytes
+from vae.memory.plan import GIB, StepMemory, choose_step, step_memory
+from vae.memory.plan_table import (
+    DRIVER_AND_CONTEXT_GIB,
+    HEAD,
+    Target,
+    find_target,
+    floor_seconds,
+    plan_data,
+    plan_profile,
+    plan_profiles,
+    print_plan,
+    table_line,
+    way_of,
+)
+from vae.memory.stage_spec import stage_spec
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.recompute import set_recompute
+from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
+
+TINY = build(
+    {
+        "channels": [8, 16],
+        "layers_per_block": 1,
+        "norm_groups": 4,
+        "z_channels": 4,
+        "image_size": 64,
+        "batch_size": 3,
+        "accumulation_steps": 2,
+        "perceptual_weight": 0.0,
+        "use_bf16": True,
+        "vram_margin": 0.5,
+    }
+)
+SPEC = stage_spec(TINY, 64, 3, torch.bfloat16, CUDA_RESERVE)
+RTX_5090 = lookup_card("RTX 5090")
+
+
+def target(available: int, card=RTX_5090, has_bf16: bool = True) -> Target:
+    return Target("a card", card, is_gpu=True, has_bf16=has_bf16, available=available, explained="")
+
+
+# --- what is planned for --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_a_card_that_is_not_here(card):
+    found = find_target(card.name, None)
+    assert found.card == card
+    assert found.is_gpu
+    assert found.has_bf16
+    assert found.available == int((card.vram_gib - DRIVER_AND_CONTEXT_GIB) * GIB)
+
+
+def test_any_card_of_a_memory():
+    found = find_target(None, 12)
+    assert found.card is None
+    assert found.available == int((12 - DRIVER_AND_CONTEXT_GIB) * GIB)
+    assert any("rate" in note for note in found.notes)
+
+
+def test_a_card_with_other_memory_than_it_is_sold_with():
+    found = find_target("RTX 4090", 48)
+    assert found.card == lookup_card("RTX 4090")
+    assert found.available > 40 * GIB
+
+
+@pytest.mark.parametrize("vram_gib", [0, -12, 1, float("nan"), float("inf")])
+def test_memory_that_no_card_has(vram_gib):
+    with pytest.raises(UserError, match="--vram_gib") as caught:
+        find_target(None, vram_gib)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_card_is_told_the_other_flag():
+    with pytest.raises(UserError, match="--vram_gib"):
+        find_target("RTX 9999", None)
+
+
+def test_without_a_gpu_it_is_main_memory_and_the_flags_are_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("vae.memory.available.main_memory", lambda: (64 * GIB, 40 * GIB))
+    monkeypatch.setattr("vae.memory.available.container_memory", lambda: 16 * GIB)
+    found = find_target(None, None)
+    assert not found.is_gpu
+    assert found.available == 16 * GIB * CPU_SHARE
+    assert any("--gpu" in note and "--vram_gib" in note for note in found.notes)
+
+
+def cards_here(monkeypatch, *cards: tuple[str, float, tuple[int, int]], free_gib: float) -> None:
+    """Cards of (name, GiB, capability), which cannot exist here, as PyTorch would report them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: cards[index][0])
+    name, gib, (major, minor) = cards[0]
+    facts = SimpleNamespace(name=name, total_memory=int(gib * GIB), major=major, minor=minor)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free_gib * GIB), int(gib * GIB)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+
+
+def test_the_card_that_is_here_with_what_is_free_on_it(monkeypatch):
+    cards_here(monkeypatch, ("NVIDIA GeForce RTX 5090", 31.36, (12, 0)), free_gib=20)
+    found = find_target(None, None)
+    assert found.card == RTX_5090
+    assert found.available == 20 * GIB
+    assert found.notes == ()
+
+
+def test_a_card_without_profile_is_planned_by_its_memory_and_that_is_said(monkeypatch):
+    cards_here(monkeypatch, ("NVIDIA GeForce RTX 3090", 23.6, (8, 6)), free_gib=23)
+    found = find_target(None, None)
+    assert found.card is None
+    assert found.available == 23 * GIB
+    assert any("no profile" in note for note in found.notes)
+
+
+def test_several_different_cards(monkeypatch):
+    cards_here(
+        monkeypatch, ("NVIDIA H200", 139.8, (9, 0)), ("NVIDIA H100 80GB HBM3", 79.2, (9, 0)), free_gib=139
+    )
+    found = find_target(None, None)
+    assert found.card == lookup_card("H200")
+    assert any("H100 80GB HBM3" in note for note in found.notes)
+
+
+def test_a_card_without_bf16(monkeypatch):
+    cards_here(monkeypatch, ("Tesla T4", 14.6, (7, 5)), free_gib=14)
+    found = find_target(None, None)
+    assert not found.has_bf16
+    plan = plan_profile("mine", TINY, found)
+    assert "Tesla T4 has no bf16" in plan.problem
+    assert "Tesla T4 has no bf16" in table_line(plan)
+    fp16 = replace(TINY, speed=replace(TINY.speed, use_bf16=False, mixed_precision=True))
+    assert plan_profile("mine", fp16, found).precision == "float16"
+
+
+# --- how a profile runs on it ---------------------------------------------------------------------------
+
+
+def test_a_profile_is_planned_as_the_trainer_plans_it():
+    needs = {step_memory(replace(SPEC, recompute=r), n).total for r in RECOMPUTE for n in (1, 2, 6)}
+    fitting = 0
+    for need in sorted(needs):
+        plan = plan_profile("mine", TINY, target(2 * need))  # --vram_margin 0.5
+        chosen = choose_step(SPEC, need, "auto", "auto")
+        assert plan.problem is None
+        assert (plan.micro_batch, plan.recompute) == (chosen.micro_batch, chosen.recompute)
+        assert plan.peak_gib * GIB == chosen.total <= need
+        assert plan.images_per_step == 6
+        assert plan.passes == -(-6 // plan.micro_batch)
+        fitting += plan.micro_batch == 6
+    assert 0 < fitting < len(needs)
+
+
+def test_what_does_not_fit_is_told_the_smallest_need():
+    least = min(step_memory(replace(SPEC, recompute=rung), 1).total for rung in RECOMPUTE)
+    plan = plan_profile("mine", TINY, target(2 * least - 2))
+    assert plan.problem == f"does not fit: one image needs {least / GIB:.1f} GiB"
+    assert plan.peak_gib * GIB == least
+    assert plan.problem in table_line(plan)
+    assert plan_profile("mine", TINY, target(2 * least)).problem is None
+
+
+def test_the_floor_is_arithmetic_or_traffic_whichever_is_longer():
+    card = replace(RTX_5090, bf16_tflops=100, bandwidth_gb_s=1000)
+    memory = StepMemory("none", 3, resident=0, working=10**9, reserve=0, flops=50e12)
+    assert floor_seconds(memory, 8, card) == pytest.approx(8 * 0.5)
+    memory = replace(memory, flops=0.001e12)
+    assert floor_seconds(memory, 8, card) == pytest.approx(3 * 2 * 0.001)  # 3 passes, written and read
+
+
+def test_no_rate_no_floor():
+    fp32 = replace(TINY, speed=replace(TINY.speed, use_bf16=False))
+    assert plan_profile("mine", TINY, target(100 * GIB)).floor_seconds > 0
+    assert plan_profile("mine", TINY, target(100 * GIB, card=None)).floor_seconds is None
+    assert plan_profile("mine", fp32, target(100 * GIB)).floor_seconds is None  # the rates are of bf16
+
+
+def test_passes_are_written_as_people_say_them():
+    memory = StepMemory("encoder", 9, resident=0, working=0, reserve=0, flops=0)
+    assert way_of(memory, 32) == "4 x 9, recompute encoder"
+
+
+def test_columns_stand_under_their_heads():
+    plan = plan_profile("mine", TINY, target(100 * GIB))
+    assert len(table_line(plan)) == len(HEAD)
+    assert len(table_line(replace(plan, recompute="blocks_encoder", profile="demo-gpu"))) == len(HEAD)
+
+
+# --- the whole table ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def only_the_demo(monkeypatch):
+    """One small profile, for time's sake, on a machine without a card."""
+    monkeypatch.setattr(plan_table, "RECIPES", {"demo": RECIPES["demo"]})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_json_holds_what_the_table_shows(only_the_demo, capsys):
+    data = json.loads(json.dumps(plan_data()))
+    (plan,) = data["profiles"]
+    assert plan["profile"] == "demo"
+    assert data["target"]["available_gib"] * 0.98 == pytest.approx(plan["available_gib"])
+    print_plan()
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("demo")]
+    assert f"{plan['peak_gib']:.2f}" in row.split()
+    assert any(line.startswith("note:") and "--gpu" in line for line in lines)
+    assert max(map(len, lines)) < 200
+
+
+def test_on_a_card_the_demo_is_the_larger_one(only_the_demo):
+    (small,), (large,) = (list(plan_profiles(found)) for found in (find_target(None, None), target(99 * GIB)))
+    assert small.image_size < large.image_size
+
+
+def counted(profile: str, micro_batch: int, recompute: str) -> int:
+    """Bytes of the profile's whole step, every pass of it, by the counter and nothing of the planner."""
+    config = resolve({}, None, recipe_values(profile, has_gpu=True), {})
+    images, side = config.run.batch_size * config.run.accumulation_steps, config.data.image_size
+    with torch.device("meta"):
+        autoencoder = AutoencoderKL(config.model)
+        set_recompute(autoencoder, recompute)
+        inputs = StepInputs(
+            torch.empty(images, 3, side, side, dtype=torch.uint8),
+            torch.empty(images, config.model.z_channels, side // 8, side // 8),
+            1 / images,
+            torch.ones(()),
+            None,
+        )
+    perceptual = None
+    if config.loss.perceptual_weight:
+        perceptual = build_perceptual("vgg", None, torch.bfloat16, torch.device("meta"))
+    networks = Networks(autoencoder, None, perceptual, torch.bfloat16, channels_last=True)
+    with LiveBytes() as counter:
+        compute_gradients(networks, inputs, micro_batch_sizes(images, micro_batch, False), config.loss)
+    weights = sum(p.nbytes for p in autoencoder.parameters())
+    lpips = sum(t.nbytes for t in [*perceptual.parameters(), *perceptual.buffers()]) if perceptual else 0
+    held = 4 * weights + lpips  # with the averaged weights and both moments of AdamW
+    return counter.peak + held + inputs.images.nbytes + inputs.noise.nbytes + CUDA_RESERVE
+
+
+@pytest.mark.slow
+def test_every_profile_on_an_rtx_5090_takes_what_the_counter_gives():
+    plans = plan_data("RTX 5090")["profiles"]
+    assert [plan["profile"] for plan in plans] == list(RECIPES)
+    for plan in plans:
+        if plan["profile"] == "demo-gpu":  # the same step as demo on a card
+            continue
+        expected = counted(plan["profile"], plan["micro_batch"], plan["recompute"])
+        # the planner counts two full passes; a last pass that is smaller never makes the step larger
+        assert plan["peak_gib"] * GIB == pytest.approx(expected, rel=0.01), plan["profile"]
+        assert plan["peak_gib"] * GIB >= 0.999 * expected
+        assert plan["problem"] is None
+        assert plan["peak_gib"] <= plan["available_gib"] < RTX_5090.vram_gib
+        assert plan["floor_seconds"] > 0
