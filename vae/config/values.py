@@ -31,7 +31,7 @@ def is_list(item: Field) -> bool:
 def check(item: Field, value: Any) -> None:
     """Raise UserError where `value` is outside what the option admits."""
     limits = item.metadata
-    if value == "":
+    if value == "" or (is_list(item) and value is not None and "" in value):
         raise UserError(f"--{item.name} is given without a value: give one or leave it out")
     if limits["choices"] and value not in limits["choices"]:
         raise UserError(f"--{item.name} {value} is unknown: choose one of {', '.join(limits['choices'])}")

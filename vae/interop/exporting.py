@@ -1,10 +1,12 @@
 """One export: read, average, measure, fold, convert, write."""
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from vae.config.errors import DataError, UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
@@ -73,6 +75,18 @@ def _check_output(output: Path, config: ExportConfig) -> None:
     taken = [output] if config.format == "single" else [output / WEIGHTS_NAME, output / "config.json"]
     if any(path.exists() for path in taken) and not config.overwrite:
         raise UserError(f"--output {output} exists: name another, or add --overwrite to replace it")
+    nearest = next(path for path in [output, *output.absolute().parents] if path.exists())
+    folder = nearest if nearest != output or output.is_dir() else output.parent
+    if not folder.is_dir():
+        raise UserError(f"--output {output} lies in {folder}, which is a file: name another")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"--output {output} cannot be written ({folder}: {error.strerror}): mend its permissions or name "
+            "another"
+        ) from None
 
 
 def _average(config: ExportConfig, say: Say) -> LoadedVae:
@@ -165,7 +179,7 @@ class _Crops:
 def _measure(model: AutoencoderKL, crops: _Crops, device: torch.device, say: Say) -> LatentStatistics:
     """Statistics of the latents; a latent norm that was never measured takes them."""
     sums, patches, pictures = LatentSums(), LatentSums(), 0
-    for images in crops.batches():
+    for images in tqdm(crops.batches(), "latents", len(crops.names), unit="crop", disable=None):
         posterior = model.encode(images.to(device))
         sums.add(posterior.mean, posterior.logvar)
         pictures += 1

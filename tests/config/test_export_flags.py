@@ -1,0 +1,75 @@
+"""The options of export_vae.py: their names and defaults, and combinations that contradict each other."""
+
+from dataclasses import MISSING, fields
+
+import pytest
+
+from vae.config.errors import UsageError, UserError
+from vae.config.export_flags import ExportConfig, parse_export_flags
+
+PROMISED = {
+    "vae": MISSING,
+    "output": MISSING,
+    "format": "diffusers",
+    "dtype": "fp32",
+    "weights": "averaged",
+    "overwrite": False,
+    "average_by": "uniform",
+    "scores": None,
+    "temperature": 0.1,
+    "data_path": None,
+    "image_size": None,
+    "num_images": 256,
+    "scaling_factor": None,
+    "shift_factor": None,
+    "fold_scaling": None,
+    "per_channel": False,
+    "add_quant_conv": False,
+    "device": "auto",
+}
+
+
+def test_names_and_defaults_are_those_promised():
+    assert {item.name: item.default for item in fields(ExportConfig)} == PROMISED
+
+
+def test_several_vaes_and_scores_are_read():
+    line = "--vae a b --output c --average_by score --scores 30 29.5 --temperature 0.2"
+    config = parse_export_flags(line.split())
+    assert config.vae == ("a", "b")
+    assert config.scores == (30.0, 29.5)
+    assert config.temperature == 0.2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--average_by score", "--average_by score needs several --vae"),
+        ("--scores 1", "--scores are read with --average_by score only"),
+        ("--vae a b --average_by score --scores 1", "--scores has 1 values for 2 --vae"),
+        ("--temperature 0", "--temperature 0.0 is too small"),
+        ("--shift_factor 0.1", "--shift_factor needs --scaling_factor"),
+        ("--scaling_factor 0", "--scaling_factor 0.0 is no scaling"),
+        ("--scaling_factor -1", "--scaling_factor -1.0 is no scaling"),
+        ("--scaling_factor nan", "--scaling_factor nan is not a finite number"),
+        ("--fold_scaling sd", "--fold_scaling needs --data_path"),
+        ("--fold_scaling sd --data_path d --scaling_factor 1", "leave --scaling_factor out"),
+        ("--per_channel", "--per_channel changes only --fold_scaling"),
+        ("--format single", "is a file: end its name in .safetensors"),
+        ("--output c.safetensors", "is a folder: leave .safetensors out"),
+        ("--output=", "--output is given without a value"),
+        ("--vae=", "--vae is given without a value"),
+        ("--num_images -1", "--num_images -1 is too small"),
+        ("--image_size 4", "--image_size 4 is too small"),
+    ],
+)
+def test_contradictions_are_named(more, said):
+    with pytest.raises(UserError) as caught:
+        parse_export_flags(["--vae", "a", "--output", "c", *more.split()])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_flag_names_the_nearest():
+    with pytest.raises(UsageError, match=r"unknown flag --ouput: did you mean --output\?"):
+        parse_export_flags(["--vae", "a", "--output", "c", "--ouput", "d"])

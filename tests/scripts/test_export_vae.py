@@ -1,0 +1,204 @@
+"""export_vae.py as it is typed: its help, its mistakes in one line, and nothing half-written."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import export_vae
+from tests.conftest import TINY, run_script
+from tests.interop.families import SMALL, diffusers_model, research_model, save_research
+from tests.test_layers import without_libraries
+from vae.interop.diffusers_folder import WEIGHTS_NAME
+from vae.interop.vae_files import load_vae
+from vae.training.run import train
+
+
+def type_line(capsys, *words) -> tuple[int, str, str]:
+    """Exit code, output and errors of the script."""
+    code = export_vae.main([str(word) for word in words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def run(pictures, tmp_path_factory) -> Path:
+    """A run of two epochs."""
+    output = tmp_path_factory.mktemp("export") / "first"
+    given = {**TINY, "init": "default", "data_path": str(pictures), "output_dir": str(output)}
+    assert train({**given, "learning_rate": 1e-3}) == 0
+    return output
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_help_answers_without_pytorch():
+    found = without_libraries("export_vae.py", "--help")
+    assert found.returncode == 0, found.stderr
+    for word in ("--vae", "--fold_scaling", "required", "examples:"):
+        assert word in found.stdout
+
+
+def test_a_missing_pytorch_is_named():
+    found = without_libraries("export_vae.py", "--vae", "a", "--output", "b")
+    assert found.returncode == 1
+    assert len(found.stderr.splitlines()) == 1
+    assert "is not installed" in found.stderr
+
+
+def test_a_process_of_its_own_exports_a_checkpoint(run, pictures, tmp_path):
+    found = run_script(
+        *("export_vae.py", "--vae", str(run / "checkpoint_epoch_2.pt"), "--output", str(tmp_path / "out")),
+        *("--data_path", str(pictures)),
+    )
+    assert found.returncode == 0, found.stderr
+    assert "latents of 16 crops of 32 px" in found.stdout
+    assert files_in(tmp_path / "out") == ["config.json", WEIGHTS_NAME]
+    saved = torch.load(run / "checkpoint_epoch_2.pt", weights_only=True)
+    for name, value in load_file(tmp_path / "out" / WEIGHTS_NAME).items():
+        assert torch.equal(value, saved["averaged"][name]), name
+
+
+def test_a_checkpoint_gives_what_the_run_shipped(run, pictures, tmp_path, capsys):
+    words = ("--vae", run / "checkpoint_epoch_2.pt", "--data_path", pictures, "--output", tmp_path / "out")
+    assert type_line(capsys, *words)[0] == 0
+    shipped, exported = (load_vae(path) for path in (run / "vae", tmp_path / "out"))
+    for name, value in shipped.autoencoder.state_dict().items():
+        assert torch.equal(value, exported.autoencoder.state_dict()[name]), name
+    assert exported.scaling_factor == pytest.approx(shipped.scaling_factor, rel=0.1)  # of other crops
+    assert exported.file.sample_size == 32
+
+
+def test_raw_weights_are_the_raw_ones(run, tmp_path, capsys):
+    words = ("--vae", run / "checkpoint_epoch_2.pt", "--weights", "raw", "--scaling_factor", 1)
+    assert type_line(capsys, *words, "--output", tmp_path / "out")[0] == 0
+    saved = torch.load(run / "checkpoint_epoch_2.pt", weights_only=True)["model"]
+    for name, value in load_file(tmp_path / "out" / WEIGHTS_NAME).items():
+        assert torch.equal(value, saved[name]), name
+
+
+def test_averages_by_score_follow_the_records_of_the_run(run, tmp_path, capsys):
+    paths = [run / f"checkpoint_epoch_{epoch}.pt" for epoch in (1, 2)]
+    words = ("--vae", *paths, "--average_by", "score", "--temperature", 1, "--scaling_factor", 1)
+    code, out, _ = type_line(capsys, *words, "--output", tmp_path / "out")
+    assert code == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    psnr = [r["psnr"] for r in records if r["kind"] == "validation" and r["step"] > 0]
+    shares = torch.softmax(torch.tensor(psnr, dtype=torch.float64), 0)
+    assert f"averaged: {shares[1]:.1%} of" in out
+    saved = [torch.load(path, weights_only=True)["averaged"] for path in paths]
+    for name, value in load_file(tmp_path / "out" / WEIGHTS_NAME).items():
+        expected = shares[0] * saved[0][name].double() + shares[1] * saved[1][name].double()
+        assert torch.allclose(value, expected.float(), rtol=1e-6, atol=1e-9), name
+
+
+def test_what_exists_is_kept_unless_overwritten(source, tmp_path, capsys):
+    (tmp_path / "one.safetensors").write_bytes(b"mine")
+    words = ("--vae", source, "--output", tmp_path / "one.safetensors", "--format", "single")
+    code, _, err = type_line(capsys, *words)
+    assert code == 78
+    assert "--overwrite" in err
+    assert (tmp_path / "one.safetensors").read_bytes() == b"mine"
+    assert type_line(capsys, *words, "--overwrite")[0] == 0
+    assert load_vae(tmp_path / "one.safetensors").kind == "compvis"
+    assert type_line(capsys, "--vae", source, "--output", source)[0] == 78  # onto itself
+    assert type_line(capsys, "--vae", source, "--output", source, "--overwrite")[0] == 0
+
+
+def test_an_export_onto_itself_loses_nothing(source, capsys):
+    before = load_file(source / WEIGHTS_NAME)
+    before = {name: value.clone() for name, value in before.items()}
+    assert type_line(capsys, "--vae", source, "--output", source, "--overwrite")[0] == 0
+    for name, value in load_file(source / WEIGHTS_NAME).items():
+        assert torch.equal(value, before[name])
+
+
+def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
+    """Words after --vae SOURCE --output OUT, and what is to be said."""
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "no_pictures").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    save_file({"double_blocks.0.weight": torch.zeros(1)}, tmp_path / "flux.safetensors")
+    other = diffusers_model("flux", *SMALL)
+    other.save_pretrained(tmp_path / "other")
+    research = save_research(tmp_path / "whole.safetensors", research_model("sd", *SMALL))
+    (tmp_path / "cut.safetensors").write_bytes(research.read_bytes()[:-100])
+    torch.save({}, tmp_path / "model.ckpt")
+    return {
+        "nothing there": (["--vae", tmp_path / "nothing"], "no such file"),
+        "another network": (["--vae", tmp_path / "flux.safetensors"], "diffusion model"),
+        "truncated": (["--vae", tmp_path / "cut.safetensors"], "truncated"),
+        "pickle": (["--vae", tmp_path / "model.ckpt"], "pickle"),
+        "no scaling": (["--vae", research], "does not say the scaling"),
+        "other shapes": (["--vae", tmp_path / "source", tmp_path / "other"], "cannot be averaged"),
+        "no scores": (
+            ["--vae", tmp_path / "source", tmp_path / "source", "--average_by", "score"],
+            "no checkpoint of a run",
+        ),
+        "output in a file": (["--output", tmp_path / "file" / "out"], "which is a file: name another"),
+        "output a file": (["--output", tmp_path / "file"], "is a file: name a folder"),
+        "output a folder": (
+            ["--output", tmp_path / "d.safetensors", "--format", "single"],
+            "is a folder: name a file",
+        ),
+        "no cuda": (["--device", "cuda"], "--device cuda"),
+        "no data": (["--data_path", tmp_path / "nothing"], "--data_path"),
+        "no pictures": (["--data_path", tmp_path / "no_pictures"], "holds no pictures"),
+        "broken pictures": (["--data_path", tmp_path / "broken"], "none of 1 pictures gives a crop"),
+        "odd size": (["--data_path", tmp_path / "broken", "--image_size", 33], "not a multiple of 2: try 34"),
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("nothing there", "another network", "truncated", "pickle", "no scaling", "other shapes"),
+        *("no scores", "output in a file", "output a file", "output a folder", "no data", "no pictures"),
+        *("broken pictures", "odd size"),
+        pytest.param("no cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(case, source, tmp_path, capsys):
+    (tmp_path / "d.safetensors").mkdir()
+    words, said = bad_inputs(tmp_path)[case]
+    before = files_in(tmp_path)
+    code, _, err = type_line(capsys, "--vae", source, "--output", tmp_path / "out", *words)
+    assert code == (77 if "pictures" in case or case == "no data" else 78)
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("export_vae.py: ")
+    assert said in err
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a limit on file sizes")
+@pytest.mark.parametrize("form", ["diffusers", pytest.param("single", marks=pytest.mark.slow)])
+def test_a_full_disk_leaves_the_old_file_and_no_rest(form, source, tmp_path, capsys):
+    output = tmp_path / ("out.safetensors" if form == "single" else "out")
+    words = ["--vae", str(source), "--output", str(output), "--format", form, "--overwrite"]
+    assert type_line(capsys, *words)[0] == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    script = tmp_path.parent / "limited.py"
+    script.write_text(
+        "import resource, runpy, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[2:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    root = Path(__file__).parents[2]
+    found = run_script(str(script), str(root), str(root / "export_vae.py"), *words)
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert len(found.stderr.splitlines()) == 1, found.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
