@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.bench_tiles import compare, peaks
 from vae.config.options import ModelConfig
 from vae.inference.codec import decode_latents, encode_images, reconstruct
 from vae.inference.features import Moments
 from vae.inference.tiled import count_steps, decoder_plan, encoder_plan
-from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL
 
 NARROW = ModelConfig(channels=(8, 16, 16), layers_per_block=1, norm_groups=4, z_channels=4)
@@ -82,42 +81,23 @@ def test_progress_ends_at_the_number_it_announced(plan_of):
     assert heard == [(done, expected) for done in range(1, expected + 1)]
 
 
-class BytesOn(LiveBytes):
-    """LiveBytes of one kind of device, among fake tensors that know their device and hold nothing."""
-
-    def __init__(self, kind: str):
-        super().__init__()
-        self._kind = kind
-        self._counted: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for value in torch.utils._pytree.tree_leaves(result):
-            if isinstance(value, torch.Tensor) and value.device.type == self._kind:
-                self._follow(value.untyped_storage())
-        return result
-
-
-def peaks(config: ModelConfig, side: int, tile: int | None, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
-    """Peak bytes of (device, host) while encoding and while decoding one picture, weights not counted."""
-    found = {}
-    with FakeTensorMode():
-        with torch.device("cuda"):
-            model = AutoencoderKL(config)
-        images = torch.empty(1, 3, side, side)
-        latents = torch.empty(1, config.z_channels, side // model.downsampling, side // model.downsampling)
-        for name, run in (
-            ("encode", lambda: encode_images(model, images, dtype=dtype, tile=tile)),
-            ("decode", lambda: decode_latents(model, latents, dtype=dtype, tile=tile)),
-        ):
-            with BytesOn("cuda") as device, BytesOn("cpu") as host:
-                run()
-            found[name] = device.peak, host.peak
-    return found
-
-
 def test_the_device_holds_a_quarter_and_the_host_the_features():
     whole, tiled = (peaks(ModelConfig(), 1024, tile, torch.bfloat16) for tile in (None, 256))
     for name in ("encode", "decode"):
-        assert tiled[name][0] <= whole[name][0] / 4
-        assert tiled[name][1] >= 128 * 1024 * 1024 * 2  # the features of the finest level do lie somewhere
+        assert tiled[name]["cuda"] <= whole[name]["cuda"] / 4
+        assert (
+            tiled[name]["cpu"] >= 128 * 1024 * 1024 * 2
+        )  # the features of the finest level do lie somewhere
+
+
+@pytest.mark.slow
+def test_a_picture_of_3072_px():
+    found = compare(3072, 512)
+    assert found["spread_of_result"] > 0.01  # there is something to compare
+    assert found["largest_difference"] < 1e-3
+    for dtype in (torch.bfloat16, torch.float32):
+        whole, tiled = (peaks(ModelConfig(), 3072, tile, dtype) for tile in (None, 512))
+        for name in ("encode", "decode"):
+            assert tiled[name]["cuda"] <= whole[name]["cuda"] / 4
+            # host: 128 + 256 channels of the finest level at once in the decoder, and a band of rows
+            assert tiled[name]["cpu"] <= 3072 * 3072 * dtype.itemsize * 440
