@@ -148,13 +148,15 @@ def main() -> int:
     venv = Path(options.venv)
     interactive = not arguments and sys.stdin.isatty()
     build = choose_build(options, interactive, venv) if options.torch else None
-    if not is_complete(venv, build, options.test):
+    complete = is_complete(venv, build, options.test)
+    if not complete:
         install(venv, build or choose_build(options, interactive, venv), options.test)
     if options.test:
         return run_tests(venv, rest)
     version = read_stamp(venv)["torch"]
     say(f"The environment {venv} is complete: torch {version}. --torch NAME changes the build.")
-    check(venv)
+    if not complete:
+        check(venv)
     return 0
 
 

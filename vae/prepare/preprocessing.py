@@ -192,7 +192,7 @@ def summarize(outcome: Outcome, output_dir: str) -> None:
     rate = (outcome.written + outcome.unchanged + outcome.rejected) / max(outcome.seconds, 1e-9)
     print(
         f"{printable(output_dir)}: {outcome.accepted} pictures, {outcome.written} converted now, "
-        f"{outcome.rejected} rejected, {outcome.duplicates} exact duplicates "
+        f"{outcome.rejected} rejected, {outcome.duplicates} exact duplicate{'s' * (outcome.duplicates != 1)} "
         f"({outcome.seconds:.1f} s, {rate:.1f} pictures/s)"
     )
     for reason, count in outcome.reasons:

@@ -53,7 +53,8 @@ class Report:
         rate = self.checked / max(self.seconds, 1e-9) * 60
         print(
             f"{printable(self.input_dir)}: {self.checked} files in {self.seconds:.1f} s ({rate:.0f}/minute): "
-            f"{self.accepted} accepted, {self.rejected} rejected, {self.duplicates} exact duplicates"
+            f"{self.accepted} accepted, {self.rejected} rejected, "
+            f"{self.duplicates} exact duplicate{'s' * (self.duplicates != 1)}"
         )
         for reason, count in self.ledger.counts(REJECTED):
             print(f"  rejected {count:>7}  {reason}: {REMEDIES.get(reason, 'copy it again or leave it out')}")
