@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from vae.ops.norm import group_norm, group_norm_silu
+from vae.memory.live_bytes import LiveBytes
+from vae.ops import norm_pieces
+from vae.ops.norm import (
+    group_norm,
+    group_norm_reference,
+    group_norm_silu,
+    norm_statistics,
+    normalize,
+    normalize_backward,
+)
 
 EPS = 1e-6
 
@@ -64,3 +73,124 @@ def test_statistics_of_bf16_are_at_least_fp32(function, layout):
     exact = function(h.double(), ones.double(), zeros.double(), 2, EPS)
     found = function(h, ones, zeros, 2, EPS)
     assert (found.double() - exact).abs().max() < 2**-7 * exact.abs().max()  # two roundings to bf16
+
+
+SHAPES = [((1, 4, 3, 5), 2), ((2, 12, 7, 1), 3), ((3, 6, 5, 9), 6), ((1, 10, 1, 2), 1), ((2, 96, 4, 3), 32)]
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+# Largest difference over largest value: statistics and sums are fp32, then each result is rounded once, and
+# the gradient once more between SiLU and norm, as autograd would.
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
+
+
+def results(function, inputs, grad, *rest):
+    out = function(*inputs, *rest)
+    return [out, *torch.autograd.grad(out, inputs, grad)]
+
+
+@pytest.mark.parametrize(("shape", "groups"), SHAPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("piece", [1, 7, 64, 2**18])
+def test_pieces_equal_the_reference_in_every_precision(shape, groups, layout, piece, monkeypatch):
+    monkeypatch.setattr(norm_pieces, "CPU_PIECE_ELEMENTS", piece)
+    generator = torch.Generator().manual_seed(0)
+    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1])]
+    for dtype, tolerance in TOLERANCE.items():
+        h, grad = ((2 * t + 1).to(dtype).contiguous(memory_format=layout) for t in draw[:2])
+        parameters = [t.to(torch.promote_types(dtype, torch.float32)) for t in draw[2:]]
+        inputs = [t.detach().requires_grad_() for t in (h, *parameters)]
+        exact = [t.detach().double().requires_grad_() for t in inputs]
+        found = results(group_norm_silu, inputs, grad, groups, EPS)
+        expected = results(group_norm_reference, exact, grad.double(), groups, EPS, True)
+        assert found[0].stride() == found[1].stride() == h.stride()
+        for mine, truth in zip(found, expected, strict=True):
+            assert (mine.double() - truth).abs().max() < tolerance * max(1, truth.abs().max())
+
+
+@pytest.mark.parametrize("function", [group_norm, group_norm_silu])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradcheck(function, layout):
+    h, weight, bias = tensors(channels=6)
+    h = h.detach().contiguous(memory_format=layout).requires_grad_()
+    assert torch.autograd.gradcheck(lambda *t: function(*t, 3, EPS), (h, weight, bias))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_large_mean_does_not_spoil_the_variance(layout):
+    # variance 1 around 4096: E[x^2] - E[x]^2 would have no correct digit left in fp32
+    h = 4096 + torch.randn(2, 6, 90, 70, generator=torch.Generator().manual_seed(0))
+    mean, rstd = norm_statistics(h.contiguous(memory_format=layout), 3, EPS)
+    exact = h.double().view(2, 3, -1)
+    torch.testing.assert_close(mean.double(), exact.mean(-1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(rstd.double(), 1 / exact.std(-1, correction=0), rtol=1e-4, atol=0)
+
+
+def test_the_parts_make_up_the_whole():
+    h, weight, bias = (t.detach() for t in tensors())
+    mean, rstd = norm_statistics(h, 3, EPS)
+    assert mean.shape == rstd.shape == (2, 3)
+    torch.testing.assert_close(
+        normalize(h, mean, rstd, weight, bias, 3, True),
+        group_norm_silu(h, weight, bias, 3, EPS),
+        rtol=0,
+        atol=0,
+    )
+    grad = torch.randn_like(h)
+    inputs = [t.clone().requires_grad_() for t in (h, weight, bias)]
+    found = normalize_backward(grad, h, mean, rstd, weight, bias, 3, True)
+    for mine, theirs in zip(found, results(group_norm_silu, inputs, grad, 3, EPS)[1:], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def test_odd_strides_of_input_and_gradient():
+    h, weight, bias = tensors()
+    odd = h.detach().flip(3).transpose(2, 3)[:, :, ::2].requires_grad_()
+    assert not odd.is_contiguous()
+    grad = torch.randn(()).double().expand(odd.shape)
+    found = results(group_norm_silu, [odd, weight, bias], grad, 3, EPS)
+    expected = results(group_norm_reference, [odd, weight, bias], grad, 3, EPS, True)
+    for mine, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_saves_its_input_and_the_statistics(layout):
+    h, weight, bias = tensors(torch.float32)
+    h = h.detach().contiguous(memory_format=layout).requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        group_norm_silu(h, weight, bias, 3, EPS)
+    assert sorted(t.numel() for t in kept) == sorted([h.numel(), 2 * 3, 2 * 3, 12, 12])
+    assert any(t.data_ptr() == h.data_ptr() for t in kept)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_is_that_of_the_results(layout):
+    shape = (2, 64, 128, 128)
+    h = torch.empty(shape, device="meta", dtype=torch.bfloat16).to(memory_format=layout).requires_grad_()
+    weight, bias = (torch.empty(64, device="meta", requires_grad=True) for _ in range(2))
+    with LiveBytes() as counter:
+        out = group_norm_silu(h, weight, bias, 32, EPS)
+    partial = 2**20  # results of the split reduction: at most 1024 programs, 2 x 128 channels each, in fp32
+    assert out.is_contiguous(memory_format=layout)
+    assert out.nbytes < counter.peak < out.nbytes + partial + 2**12
+    grad = torch.empty_like(out)
+    with LiveBytes() as counter:
+        torch.autograd.grad(out, [h, weight, bias], grad)
+    assert h.nbytes < counter.peak < h.nbytes + partial + 2**12
+
+
+def test_the_operator_keeps_the_rules_of_operators():
+    for layout in LAYOUTS:
+        h, weight, bias = tensors(torch.float32)
+        h = h.detach().contiguous(memory_format=layout).requires_grad_()
+        torch.library.opcheck(torch.ops.vae.norm.default, (h, weight, bias, 3, EPS, True))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(dynamic):
+    inputs = [t.detach().float().requires_grad_() for t in tensors()]
+    grad = torch.randn_like(inputs[0])
+    compiled = torch.compile(group_norm_silu, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    found, expected = (results(f, inputs, grad, 3, EPS) for f in (compiled, group_norm_silu))
+    for mine, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=0, atol=0)
