@@ -47,14 +47,14 @@ class ExportConfig:
         metavar="DB",
     )
     temperature: float = option(
-        0.1, "for --average_by score: dB of PSNR by which a weight falls to 1/e", at_least=1e-6
+        0.1, "for --average_by score: dB of PSNR by which a weight falls to 1/e", metavar="DB", at_least=1e-6
     )
     data_path: str | None = option(
         None, "pictures on which latents are measured and fp16 is tried", metavar="DIR"
     )
     image_size: int | None = option(
         None,
-        "side of the centre crops of those pictures, px; default: what the VAE was trained at, or 256",
+        "side of the centre crops of those pictures, px; left out: what the VAE was trained at, or 256",
         at_least=LEAST_IMAGE_SIZE,
     )
     num_images: int = option(256, "at most this many of those pictures, spread over all; 0: all", at_least=0)

@@ -1,7 +1,7 @@
 """One export: read, average, measure, fold, convert, write."""
 
 import json
-import tempfile
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,18 +75,11 @@ def _check_output(output: Path, config: ExportConfig) -> None:
     taken = [output] if config.format == "single" else [output / WEIGHTS_NAME, output / "config.json"]
     if any(path.exists() for path in taken) and not config.overwrite:
         raise UserError(f"--output {output} exists: name another, or add --overwrite to replace it")
-    nearest = next(path for path in [output, *output.absolute().parents] if path.exists())
-    folder = nearest if nearest != output or output.is_dir() else output.parent
+    folder = next(path for path in output.absolute().parents if path.exists())
     if not folder.is_dir():
         raise UserError(f"--output {output} lies in {folder}, which is a file: name another")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"--output {output} cannot be written ({folder}: {error.strerror}): mend its permissions or name "
-            "another"
-        ) from None
+    if not os.access(folder, os.W_OK):  # said before the work; other reasons are met when writing
+        raise UserError(f"--output {output}: nothing may be written into {folder}: mend that or name another")
 
 
 def _average(config: ExportConfig, say: Say) -> LoadedVae:
