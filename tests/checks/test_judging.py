@@ -204,7 +204,7 @@ def test_driver_older_than_the_runtime():
     facts = changed(DESKTOP, smi={"driver": "572.16"})
     check = verdict(facts, "card.driver")
     assert check.status == FAIL
-    assert check.expected.startswith("580 or newer (CUDA 13.0")
+    assert check.expected == "580 or newer: CUDA 13.0 needs 580, RTX 50 and B200 570"
     assert "install driver 580" in check.mend
     assert "./setup.sh --torch cu128" in check.mend  # the other way out
 
@@ -259,6 +259,9 @@ def test_card_that_pytorch_does_not_see():
     facts = changed(DESKTOP, loaded={"devices": (), "cuda_message": message})
     check = verdict(facts, "card.usable")
     assert (check.status, check.found) == (FAIL, message)
+    assert "restart" in check.mend
+    old = changed(facts, smi={"driver": "572.16"})
+    assert verdict(old, "card.usable").mend == verdict(old, "card.driver").mend  # one thing to do, not two
     hidden = changed(facts, host={"variables": {"CUDA_VISIBLE_DEVICES": ""}})
     assert verdict(hidden, "card.usable").status == WARN
     assert verdict(hidden, "card.visible").mend == "unset CUDA_VISIBLE_DEVICES"

@@ -80,9 +80,10 @@ def _driver(facts: Facts) -> Check:
     cuda, capability = facts.torch_files.cuda, remedies.first_capability(facts)
     needed = cuda_facts.needed_branch(cuda, capability)
     branch = cuda_facts.driver_branch(facts.smi.driver)
-    reasons = [f"CUDA {cuda}"] if cuda else []
-    reasons += ["RTX 50 and B200"] if capability and capability >= cuda_facts.BLACKWELL else []
-    expected = f"{needed} or newer ({', '.join(reasons)})" if needed else "any: this build has no CUDA"
+    reasons = [f"CUDA {cuda} needs {cuda_facts.needed_branch(cuda, None)}"] if cuda else []
+    if capability and capability >= cuda_facts.BLACKWELL:
+        reasons.append(f"RTX 50 and B200 {cuda_facts.BLACKWELL_DRIVER}")
+    expected = f"{needed} or newer: {', '.join(reasons)}" if needed else "any: this build has no CUDA"
     if branch is None or branch >= needed:
         return Check(check, title, PASS, facts.smi.driver, expected)
     mend = remedies.update_driver(facts, needed)
@@ -110,9 +111,10 @@ def _usable(facts: Facts) -> Check:
         return Check(check, title, SKIP, "this build of PyTorch has no CUDA (see Build of PyTorch)")
     if _hidden(facts):
         return Check(check, title, WARN, "CUDA_VISIBLE_DEVICES hides it", expected, _visible(facts).mend)
-    needed = cuda_facts.needed_branch(facts.torch_files.cuda, remedies.first_capability(facts))
-    found = loaded.cuda_message or "no, and it does not say why"
-    return Check(check, title, FAIL, found, expected, remedies.update_driver(facts, needed))
+    driver = _driver(facts)
+    restart = "restart the machine; start a container with --gpus all"
+    mend = driver.mend if driver.status == FAIL else restart
+    return Check(check, title, FAIL, loaded.cuda_message or "no, and it does not say why", expected, mend)
 
 
 def _architecture(facts: Facts) -> Check:
@@ -220,7 +222,7 @@ def _pcie(facts: Facts) -> Check:
         if not (card.pcie_width and card.pcie_width_most):
             return None
         generation = f"generation {card.pcie_generation} of {card.pcie_generation_most}"
-        found = f"x{card.pcie_width} of x{card.pcie_width_most}, {generation} (it drops while idle)"
+        found = f"x{card.pcie_width} of x{card.pcie_width_most}, {generation} now"
         if card.pcie_width >= card.pcie_width_most:
             return PASS, found, ""
         return (
@@ -229,7 +231,7 @@ def _pcie(facts: Facts) -> Check:
             "seat the card in the mainboard's x16 slot; look at slots that share lanes with it",
         )
 
-    return _each(facts, "card.pcie", "PCIe", "all lanes", judge)
+    return _each(facts, "card.pcie", "PCIe", "all lanes; the generation drops while the card idles", judge)
 
 
 def _power(facts: Facts) -> Check:

@@ -1,6 +1,7 @@
 """Judges the operating system, memory, disks and files: facts in, checks out, nothing is touched."""
 
 import re
+import shlex
 from pathlib import PurePosixPath, PureWindowsPath
 
 from vae.checks import remedies
@@ -226,5 +227,5 @@ def _vgg(facts: Facts) -> Check:
     if remedies.on_windows(facts):
         fetch = f'curl.exe -L --create-dirs -o "{file.path}" {VGG_URL}'
     else:
-        fetch = f"curl -L --create-dirs -o '{file.path}' {VGG_URL}"
+        fetch = f"curl -L --create-dirs -o {shlex.quote(file.path)} {VGG_URL}"
     return Check(check, title, WARN, found, expected, fetch)

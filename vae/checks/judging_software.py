@@ -156,7 +156,7 @@ def _compiler(facts: Facts) -> Check:
         return Check(check, title, SKIP, "PyTorch is not installed")
     if facts.host.c_compiler:
         return Check(check, title, PASS, facts.host.c_compiler, expected)
-    if remedies.on_windows(facts):
+    if remedies.on_windows(facts):  # TinyCC: github.com/triton-lang/triton-windows
         return Check(check, title, SKIP, "none on PATH; triton-windows brings its own")
     found = "none: training runs without torch.compile, only slower"
     return Check(check, title, WARN, found, expected, remedies.compiler(facts))
