@@ -9,35 +9,42 @@ LAYOUT = torch.channels_last  # a tile's row is then one run of bytes
 
 
 class Moments:
-    """Mean and variance of each channel group of each image, (B, G), gathered tile by tile in fp64.
+    """Mean and variance of each channel group of each image, gathered tile by tile.
 
-    Merged by Chan, Golub & LeVeque 1979, eq. 2.1, which loses nothing to cancellation.
+    Channels are kept apart, in fp64, until the statistics are asked for: sums over the pixels of one channel
+    are fast. Merged by Chan, Golub & LeVeque 1979, eq. 2.1, which loses nothing to cancellation.
     """
 
     def __init__(self, groups: int):
-        self.groups = groups
-        self.count = 0
-        self.mean = self.squares = torch.zeros(())  # sum of squared distances from the mean
+        self._groups = groups
+        self._count = 0  # pixels so far
+        self._mean = self._squares = torch.zeros(())  # (B, C); squares: distances from the mean, summed
 
     def add(self, h: torch.Tensor) -> None:
         """Take in a tile (B, C, rows, columns)."""
-        wide = h if h.dtype == torch.float64 else h.float()
-        grouped = wide.unflatten(1, (self.groups, -1))  # (B, G, C/G, rows, columns)
-        variance, mean = (value.double() for value in torch.var_mean(grouped, dim=(2, 3, 4), correction=0))
-        count = grouped[0, 0].numel()
-        together = self.count + count
-        if self.count == 0:
-            self.mean, self.squares = mean, variance * count
+        wide = torch.promote_types(h.dtype, torch.float32)
+        pixels = h.permute(0, 2, 3, 1).to(wide, copy=True, memory_format=torch.contiguous_format)
+        pixels = pixels.flatten(1, 2)  # (B, rows * columns, C)
+        mean = pixels.mean(dim=1)
+        squares = pixels.sub_(mean[:, None]).square_().sum(dim=1).double()
+        mean, count = mean.double(), pixels.shape[1]
+        if self._count == 0:
+            self._mean, self._squares = mean, squares
         else:
-            distance = mean - self.mean
-            self.mean = self.mean + distance * (count / together)
-            self.squares += variance * count + distance.square() * (self.count * count / together)
-        self.count = together
+            distance = mean - self._mean
+            together = self._count + count
+            self._mean = self._mean + distance * (count / together)
+            self._squares += squares + distance.square() * (self._count * count / together)
+        self._count += count
 
     def statistics(self, eps: float, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and 1/sqrt(variance + eps), (B, G), in fp32, or fp64 where `like` is."""
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return self.mean.to(dtype), (self.squares / self.count + eps).rsqrt().to(dtype)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        means = self._mean.unflatten(1, (self._groups, -1))  # (B, G, C/G)
+        mean = means.mean(dim=2)
+        within = self._squares.unflatten(1, (self._groups, -1)).mean(dim=2) / self._count
+        variance = within + (means - mean[:, :, None]).square().mean(dim=2)
+        return mean.to(dtype), (variance + eps).rsqrt().to(dtype)
 
 
 class Feature:
