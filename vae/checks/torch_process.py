@@ -134,7 +134,7 @@ def _run_kernels(quick: bool) -> None:
     import torch
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Sizes are too small to share, and threads that wait for a busy machine's cores take twenty times as long.
+    # Sizes are too small to share; on a busy machine threads that wait for each other took 25 times as long.
     torch.set_num_threads(1)
     _begin("loading the model")
     try:
