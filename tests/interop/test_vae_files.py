@@ -271,3 +271,50 @@ def test_widths_that_32_groups_do_not_divide_need_a_config(tmp_path):
     small = {name: value[:8] if value.dim() == 1 else value[:8, :8] for name, value in tensors.items()}
     save_file({n: v.contiguous() for n, v in small.items()}, tmp_path / "small.safetensors")
     assert "does not say its own groups" in error_of(tmp_path / "small.safetensors")
+
+
+def edited_config(tmp_path, **values):
+    diffusers_model("sd").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"scaling_factor": "large"},
+        {"scaling_factor": float("nan")},
+        {"shift_factor": [1]},
+        {"scaling_factor": True},
+        {"norm_num_groups": 2.5},
+        {"_class_name": ["AutoencoderKL"]},
+    ],
+)
+def test_a_config_with_another_kind_of_value_is_one_line(values, tmp_path):
+    assert "config.json" in error_of(edited_config(tmp_path, **values))
+
+
+@pytest.mark.parametrize("values", [{"sample_size": [64, 64]}, {"sample_size": -1}, {"sample_size": None}])
+def test_another_sample_size_is_as_if_it_were_not_said(values, tmp_path):
+    assert load_vae(edited_config(tmp_path, **values)).file.sample_size is None
+
+
+def test_metadata_that_is_no_config_is_one_line(tmp_path):
+    tensors = {name: value.contiguous() for name, value in research_model("sd").state_dict().items()}
+    for text in ("{", "[" * 100_000, '{"_class_name": "VQModel"}'):
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"vae_config": text})
+        assert "vae_config" in error_of(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["encoder.down_blocks.999999999.resnets.0.conv1.weight", "encoder.down.2.block.99999999.conv1.weight"],
+)
+def test_a_small_file_cannot_ask_for_a_large_network(name, tmp_path):
+    tensors = {name: value.contiguous() for name, value in research_model("sd").state_dict().items()}
+    save_file({**tensors, name: torch.zeros(32, 32, 3, 3)}, tmp_path / "model.safetensors")
+    assert "lacks encoder.down_blocks." in error_of(tmp_path / "model.safetensors")
+    width = "encoder.down.3.block.0.conv1.weight"
+    save_file({**tensors, width: torch.zeros(3_200_000, 1, 1, 1)}, tmp_path / "wide.safetensors")
+    assert "has another shape of" in error_of(tmp_path / "wide.safetensors")

@@ -110,14 +110,21 @@ def _what_instead(folder: Path) -> str:
 
 
 def read_config(config_path: Path, where: str) -> dict[str, Any]:
-    """The content of config.json; UserError where it is of another class."""
+    """The content of a config.json; UserError where it is of another class."""
     try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
+        text = config_path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{where} is no diffusers folder: config.json: {error}") from None
+    return parse_config(text, where, "config.json")
+
+
+def parse_config(text: str, where: str, source: str) -> dict[str, Any]:
+    """The object that `text` is in JSON; UserError that names its `source` where it is of another class."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: its {source} is not valid JSON: {error}") from None
     name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
     if name not in CLASSES:
-        raise UserError(
-            f"{where}: its config.json is of {name}: only {' and '.join(CLASSES)} are handled here"
-        )
+        raise UserError(f"{where}: its {source} is of {name}: only {' and '.join(CLASSES)} are handled here")
     return config

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from vae.config.errors import UserError
+from vae.config.options import ModelConfig
 from vae.model.autoencoder import AutoencoderKL
 
 _GROUPS_SHOWN = 3
@@ -24,7 +25,11 @@ def shape_of(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
             raise UserError(f"{where} lacks the encoder: a decoder alone cannot be used here")
         some = ", ".join(sorted(weights)[:3])
         raise UserError(f"{where} has not the parameter names of an AutoencoderKL (it begins {some})")
-    levels = 1 + max(level for level, _ in blocks)
+    levels, per_level = 1 + max(level for level, _ in blocks), 1 + max(block for _, block in blocks)
+    if levels * per_level != len(blocks):
+        grid = ((level, block) for level in range(levels) for block in range(per_level))
+        level, block = next(place for place in grid if place not in blocks)
+        raise UserError(f"{where} lacks encoder.down_blocks.{level}.resnets.{block}.conv1.weight")
     widths = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
     for name in (*widths, "encoder.conv_out.weight"):
         if name not in weights:
@@ -37,16 +42,17 @@ def shape_of(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
             raise UserError(f"{where} has another shape of {name}: it is no convolution")
     return {
         "channels": [weights[name].shape[0] for name in widths],
-        "layers_per_block": 1 + max(block for _, block in blocks),
+        "layers_per_block": per_level,
         "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,
         "use_quant_conv": "quant_conv.weight" in weights,
         "latent_norm": "bn.running_mean" in weights,
     }
 
 
-def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Copy `weights` into `model`; UserError that groups what is missing, surplus or of another shape."""
-    own = model.state_dict()
+def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str) -> None:
+    """UserError that groups what is missing, surplus or of another shape; nothing is allocated before it."""
+    with torch.device("meta"):
+        own = AutoencoderKL(config).state_dict()
     missing = sorted(own.keys() - weights.keys())
     surplus = sorted(weights.keys() - own.keys())
     unequal = sorted(
@@ -66,6 +72,11 @@ def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor], where: 
     if found:
         cause = _likely_cause(own, weights, missing, surplus, unequal)
         raise UserError(f"{where} {' and '.join(found)}{f': {cause}' if cause else ''}")
+
+
+def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None:
+    """Copy weights that fit into `model`."""
+    own = model.state_dict()
     model.load_state_dict({name: value.reshape(own[name].shape) for name, value in weights.items()})
 
 

@@ -1,6 +1,6 @@
 """Any VAE, recognised from its file: our checkpoints, diffusers folders, single safetensors files."""
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,14 @@ import torch
 from vae.config.errors import UserError
 from vae.config.options import build
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.interop.diffusers_folder import PICKLE_ADVICE, WEIGHTS_NAME, locate_weights, read_config
-from vae.interop.fitting import load_weights, shape_of
+from vae.interop.diffusers_folder import (
+    PICKLE_ADVICE,
+    WEIGHTS_NAME,
+    locate_weights,
+    parse_config,
+    read_config,
+)
+from vae.interop.fitting import check_fit, load_weights, shape_of
 from vae.interop.safetensors_file import read_safetensors
 from vae.model.autoencoder import AutoencoderKL
 
@@ -71,8 +77,9 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "averaged") -> L
             f"{flag} {path} has widths {' '.join(map(str, config.channels))}, which {groups} norm groups do "
             "not divide, and does not say its own groups: name a folder with config.json, which does"
         )
+    check_fit(config, file.weights, f"{flag} {path}")
     autoencoder = AutoencoderKL(config)
-    load_weights(autoencoder, file.weights, f"{flag} {path}")
+    load_weights(autoencoder, file.weights)
     file.weights = {}  # the network holds them now
     return LoadedVae(autoencoder.eval().requires_grad_(False), file)
 
@@ -128,10 +135,17 @@ def _read_diffusers(path: Path, where: str) -> VaeFile:
     return _from_tensors(weights_path, where, read_config(config_path, where) if config_path else None)
 
 
+def _number(said: dict[str, Any], name: str, where: str) -> float | None:
+    value = said.get(name)
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+        raise UserError(f"{where}: config.json says {name} {value}, which is no number")
+    return value
+
+
 def _from_tensors(path: Path, where: str, config: dict[str, Any] | None) -> VaeFile:
     tensors = read_safetensors(path, where)
     if config is None and CONFIG_KEY in tensors.metadata:
-        config = json.loads(tensors.metadata[CONFIG_KEY])
+        config = parse_config(tensors.metadata[CONFIG_KEY], where, CONFIG_KEY)
     said = config or {}
     shape = shape_of(tensors.weights, where)
     if "norm_num_groups" in said:
@@ -139,7 +153,7 @@ def _from_tensors(path: Path, where: str, config: dict[str, Any] | None) -> VaeF
         if type(groups) is not int or groups < 1:
             raise UserError(f"{where}: config.json says norm_num_groups {groups}, which is no count")
         shape["norm_groups"] = groups
-    scaling, shift = said.get("scaling_factor"), said.get("shift_factor")
+    scaling, shift = (_number(said, name, where) for name in ("scaling_factor", "shift_factor"))
     if config is None and tensors.published_scaling:
         scaling, shift = tensors.published_scaling
     size = said.get("sample_size")
@@ -150,7 +164,7 @@ def _from_tensors(path: Path, where: str, config: dict[str, Any] | None) -> VaeF
         dtype=tensors.dtype,
         scaling_factor=scaling,
         shift_factor=(shift or 0.0) if scaling is not None else None,
-        sample_size=size if isinstance(size, int) else None,
-        force_upcast=said.get("force_upcast"),
+        sample_size=size if type(size) is int and size > 0 else None,
+        force_upcast=said.get("force_upcast") is True if "force_upcast" in said else None,
         step=None,
     )

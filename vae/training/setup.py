@@ -17,7 +17,7 @@ from vae.data.probing import probe
 from vae.data.sampling import steps_per_epoch
 from vae.data.workers import resolve_num_workers
 from vae.gpus import CPU_SETTINGS, match_card
-from vae.interop.fitting import load_weights
+from vae.interop.fitting import check_fit, load_weights
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.perceptual import build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
@@ -135,7 +135,9 @@ def _existing_vae(config: Config, given: dict[str, Any]) -> tuple[Config, VaeFil
     shape = {"norm_groups": config.model.norm_groups, **file.shape}
     check_shape(given, shape, "the file of --init_from")
     shape["channels"] = tuple(shape["channels"])
-    return replace(config, model=replace(config.model, **shape)), file
+    model = replace(config.model, **shape)
+    check_fit(model, file.weights, f"--init_from {config.model.init_from}")
+    return replace(config, model=model), file
 
 
 def _stages(config: Config, given: dict[str, Any], content: dict[str, Any] | None, tell):
@@ -240,7 +242,7 @@ def _perceptual(config: Config, processes: Processes, dtype: torch.dtype):
 def _build_state(config, processes, dtype, source: VaeFile | None) -> TrainingState:
     state = begin_state(config, processes.device, fp16=dtype == torch.float16)
     if source is not None:
-        load_weights(state.autoencoder, source.weights, f"--init_from {config.model.init_from}")
+        load_weights(state.autoencoder, source.weights)
         if state.averaged is not None:
             state.averaged.load_state_dict(state.autoencoder.state_dict())
         if config.optim.train_part == "decoder" and source.scaling_factor is not None:
