@@ -8,6 +8,9 @@ import torch
 from vae.config.options import SpeedConfig
 from vae.config.resolve import precision
 from vae.gpus import BF16_CAPABILITY
+from vae.model.layers import Attention, Downsample, ResnetBlock, Upsample
+
+COMPILED_BLOCKS = (ResnetBlock, Attention, Downsample, Upsample)
 
 
 def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
@@ -46,10 +49,20 @@ def can_compile(device: torch.device) -> str | None:
     return None
 
 
-def compile_in_place(module: torch.nn.Module) -> None:
-    """Compile a module's forward; its parameter names stay."""
-    # Passes of two sizes, with and without gradient, for each network and stage: more than the default 8
-    # kinds of input. Our modules are wrapped for several processes outside, so nothing needs splitting.
-    torch._dynamo.config.recompile_limit = 64
+def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> None:
+    """Compile a network's forward; its parameter names stay.
+
+    The autoencoder is compiled block by block. In one piece its backward would return the gradients of all
+    weights at once, beside those that earlier passes have left; and blocks of one shape share their code.
+    What a block keeps for its backward is decided by operations that the compiler does not look into, and
+    the larger parts are run again outside of it: each rung of --recompute keeps what the planner counts.
+    """
+    # Blocks of a dozen shapes, in passes of two sizes, with and without gradient, for each stage and rung:
+    # more than the default 8 kinds of input. Our networks are wrapped for several processes outside, so
+    # nothing needs splitting.
+    torch._dynamo.config.recompile_limit = 1024
+    torch._dynamo.config.accumulated_recompile_limit = 4096
     torch._dynamo.config.optimize_ddp = False
-    module.compile(dynamic=False)
+    blocks = [part for part in network.modules() if isinstance(part, COMPILED_BLOCKS)]
+    for part in blocks or [network]:
+        part.compile(dynamic=False, backend=backend)
