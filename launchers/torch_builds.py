@@ -1,10 +1,9 @@
 """Which build of PyTorch suits the driver and the cards of this machine.
 
-Sources: drivers from NVIDIA's CUDA release notes, table "Minimum Required Driver Version for CUDA Minor
-Version Compatibility" (docs.nvidia.com/cuda/cuda-toolkit-release-notes: 13.x from 580, 12.x from 525);
-architectures and CUDA versions from the support matrices of PyTorch's releases 2.10 to 2.15
-(github.com/pytorch/pytorch, RELEASE.md and issues 172663, 178665, 190355, 190385); the versions that ended
-from pytorch.org/get-started/previous-versions.
+Sources: drivers and the first card of CUDA 13 stand with theirs in vae/checks/cuda_facts.py; which build has
+code for which card, and for which versions of torch, is from the support matrices of PyTorch's releases 2.10
+to 2.15 (github.com/pytorch/pytorch, RELEASE.md and issues 172663, 178665, 190355, 190385); the versions that
+ended from pytorch.org/get-started/previous-versions.
 """
 
 import re
@@ -12,8 +11,10 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+from vae.checks.cuda_facts import BLACKWELL_DRIVER, CUDA_13_CAPABILITY, FIRST_DRIVER, WINDOWS_TRITON
+
 NVIDIA_SMI_TIMEOUT_SECONDS = 15  # it may take seconds to wake a card
-NEWEST_DRIVER = 580  # the branch to update to: every build there is works with it
+NEWEST_DRIVER = FIRST_DRIVER[13]  # the branch to update to: every build there is works with it
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Build:
 
 
 BUILDS = {
-    "cu132": Build("CUDA 13.2", 580, (7, 5), 12),
-    "cu130": Build("CUDA 13.0", 580, (7, 5), 12),
-    # Works from 525 on, but the cards it is taken for, RTX 50, are known to no driver before 570.
-    "cu128": Build("CUDA 12.8", 570, (7, 5), 12),
-    "cu126": Build("CUDA 12.6", 525, (5, 0), 9),
+    "cu132": Build("CUDA 13.2", FIRST_DRIVER[13], CUDA_13_CAPABILITY, 12),
+    "cu130": Build("CUDA 13.0", FIRST_DRIVER[13], CUDA_13_CAPABILITY, 12),
+    # Works with older drivers too, but those do not know the cards it is taken for. Without Volta since 2.11.
+    "cu128": Build("CUDA 12.8", BLACKWELL_DRIVER, (7, 5), 12),
+    "cu126": Build("CUDA 12.6", FIRST_DRIVER[12], (5, 0), 9),
 }
 # The first that driver and card bear. 13.2 is left out: it is built for driver 595, and 13.0 serves as well.
 AUTO_ORDER = ("cu130", "cu128", "cu126")
@@ -41,10 +42,6 @@ AUTO_ORDER_WINDOWS = ("cu128", "cu130", "cu126")
 # Last torch with wheels for it; the oldest that is supported here stands in requirements-torch.txt.
 ENDED = {"cu118": ("CUDA 11.8", "2.7"), "cu121": ("CUDA 12.1", "2.5"), "cu124": ("CUDA 12.4", "2.6")}
 OTHERS = {"rocm": "ROCm (AMD, Linux)", "cpu": "CPU", "index": "whatever the general Python index gives"}
-
-# Triton for Windows: the version that torch of that minor version works with (github.com/triton-lang/
-# triton-windows; the pairs are those of PyTorch's own Triton on Linux).
-TRITON_WINDOWS = {"2.10": "3.6", "2.11": "3.6", "2.12": "3.7", "2.13": "3.7", "2.14": "3.8"}
 
 
 @dataclass(frozen=True)
@@ -161,3 +158,9 @@ def misfit(build: str, machine: Machine | None) -> str | None:
             f"{title(build)} needs NVIDIA driver {needed} or newer, and this is {machine.driver}: update it"
         )
     return None
+
+
+def triton_windows(torch: str) -> str | None:
+    """Version of triton-windows for a version of torch such as 2.11.0+cu128; None where there is none."""
+    major, minor = torch.split(".")[:2]
+    return WINDOWS_TRITON.get((int(major), int(minor)))

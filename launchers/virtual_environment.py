@@ -4,7 +4,6 @@ The stamp is written last, so a run that was interrupted is taken up again.
 """
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from launchers.stamp import (
     wanted,
     write_stamp,
 )
-from launchers.torch_builds import BUILDS, TRITON_WINDOWS
+from launchers.torch_builds import BUILDS, triton_windows
 from launchers.torch_index import torch_source
 
 WINDOWS = os.name == "nt"
@@ -115,10 +114,9 @@ def install(venv: Path, build: str, test: bool) -> None:
 
 def install_triton_windows(venv: Path, torch: str) -> None:
     """Triton, which torch brings along on Linux only; without it training works, uncompiled."""
-    minor = re.match(r"\d+\.\d+", torch).group()
-    triton = TRITON_WINDOWS.get(minor)
+    triton = triton_windows(torch)
     if triton is None:
-        say(f"There is no Triton for Windows that suits torch {minor}: training will not be compiled.")
+        say(f"There is no Triton for Windows that suits torch {torch}: training will not be compiled.")
         return
     try:
         pip(venv, "install", f"triton-windows=={triton}.*")

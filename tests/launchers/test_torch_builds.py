@@ -7,6 +7,7 @@ import pytest
 
 from launchers import torch_builds
 from launchers.torch_builds import BUILDS, ENDED, Machine, build_for, ended, misfit, nearest, parse_answer
+from vae.checks.cuda_facts import suggested_build
 
 ROOT = Path(__file__).resolve().parents[2]
 BLACKWELL, HOPPER, ADA, VOLTA, PASCAL, KEPLER = (12, 0), (9, 0), (8, 9), (7, 0), (6, 1), (3, 7)
@@ -37,6 +38,14 @@ def test_auto_takes_the_newest_build_that_driver_and_card_bear(driver, capabilit
     found, reason = build_for(machine(driver, capability), "linux")
     assert found == build
     assert str(driver) in reason or "compute capability 3.7" in reason
+
+
+@pytest.mark.parametrize("driver", [470, 525, 569, 570, 580, 610])
+@pytest.mark.parametrize("capability", [BLACKWELL, HOPPER, ADA, VOLTA, PASCAL, None])
+def test_the_check_suggests_what_auto_takes(driver, capability):
+    suggested = suggested_build(driver, capability)
+    if suggested is not None:  # it is where the driver must be renewed first
+        assert build_for(machine(driver, capability), "linux")[0] == suggested
 
 
 def test_auto_without_an_nvidia_driver():
