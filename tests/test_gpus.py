@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import pytest
 
+from tests.conftest import ROOT
 from vae.config.errors import UserError
 from vae.config.options import SpeedConfig, all_options
 from vae.config.recipes import RECIPES
@@ -129,6 +130,14 @@ def test_every_card_has_its_sources_and_facts_that_can_be():
         assert 80 <= card.bf16_tflops * 1000 / card.bandwidth_gb_s <= 400, card.name
     names = [card.name for card in CARDS]
     assert len(set(names)) == len(names)
+
+
+def test_the_documentation_has_every_card_as_it_is():
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    for card in CARDS:
+        sources = " ".join(f"<{address}>" for address in card.source.split())
+        facts = f"{card.vram_mib:,} | {card.bandwidth_gb_s:,} | {card.bf16_tflops:,} | {sources} |"
+        assert f"| `{card.name}` | {facts}" in page
 
 
 @pytest.mark.parametrize("settings", [*[card.settings for card in CARDS], CPU_SETTINGS])

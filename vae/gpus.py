@@ -30,7 +30,7 @@ class Card:
     vram_mib: int
     bandwidth_gb_s: float
     bf16_tflops: float
-    source: str
+    source: str  # addresses of data sheets, separated by blanks
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -80,7 +80,7 @@ CARDS = (
         183359,
         8000,  # 64 TB/s of the eight cards of a DGX B200
         2250,  # 36 PFLOP/s sparse of the eight cards of an HGX B200
-        "https://www.nvidia.com/en-us/data-center/dgx-b200/ and .../hgx/",
+        "https://www.nvidia.com/en-us/data-center/dgx-b200/ https://www.nvidia.com/en-us/data-center/hgx/",
         _FAST_HOST,
     ),
 )

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.conftest import ROOT
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, build
 from vae.config.recipes import RECIPES, recipe_values
@@ -227,6 +228,13 @@ def test_json_holds_what_the_table_shows(only_the_demo, capsys):
     assert f"{plan['peak_gib']:.2f}" in row.split()
     assert any(line.startswith("note:") and "--gpu" in line for line in lines)
     assert max(map(len, lines)) < 200
+
+
+def test_the_documentation_names_all_that_json_holds(only_the_demo):
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    data = plan_data()
+    for name in [*data["target"], *data["profiles"][0]]:
+        assert f"`{name}`" in page
 
 
 def test_on_a_card_the_demo_is_the_larger_one(only_the_demo):
