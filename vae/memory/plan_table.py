@@ -218,7 +218,7 @@ def table_line(plan: ProfilePlan) -> str:
 def _legend(target: Target) -> list[str]:
     libraries = f", and {CUDA_RESERVE / GIB:g} GiB for libraries and gaps" if target.is_gpu else ""
     lines = [
-        "images: of one optimizer step, computed in so many passes of so many; recompute: docs/memory.md",
+        "images: of one optimizer step, in so many passes of so many; every column: docs/plan.md",
         "peak: weights, gradients, moments, averaged weights, all tensors of the step without torch.compile"
         f"{libraries}; counted by running the step without data, not measured",
     ]

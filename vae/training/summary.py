@@ -2,6 +2,8 @@
 
 import torch
 
+from vae.gpus import match_card
+from vae.memory.plan import GIB
 from vae.training.checkpoints import list_checkpoints
 from vae.training.logbook import REJECTED_NAME
 from vae.training.schedule import warmup_steps
@@ -58,9 +60,12 @@ def _loss(run: Run) -> str:
 
 def _device(run: Run) -> str:
     device = run.processes.device
-    name = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    )
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        known = match_card(facts.name, facts.total_memory / GIB)
+        name = facts.name if known else f"{facts.name}, no profile: settings come from its memory"
+    else:
+        name = f"{torch.get_num_threads()} threads"
     kind = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16 with loss scaling"}
     speed = run.config.speed
     extras = ["TF32"] if speed.enable_tf32 and device.type == "cuda" else []
