@@ -133,12 +133,13 @@ def _look_at_cuda() -> None:
 def _run_kernels(quick: bool) -> None:
     import torch
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Sizes are too small to share; on a busy machine threads that wait for each other took 25 times as long.
-    torch.set_num_threads(1)
     _begin("loading the model")
     try:
         from vae.checks.kernels import KERNELS
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        # Sizes are too small to share: on a busy machine, waiting for each other took 25 times as long.
+        torch.set_num_threads(1)
     except Exception as error:  # what is missing or damaged has its own check; here it is why nothing ran
         _tell("kernel", name="import", error=_short(error))
         return
