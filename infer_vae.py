@@ -10,7 +10,6 @@ from vae.config.infer_flags import parse_infer_flags
 
 def main(argv: list[str]) -> int:
     """Flags to one call; a user's mistake is one line and its exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
         config = parse_infer_flags(argv)
         try:
@@ -34,4 +33,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     sys.exit(main(sys.argv[1:]))

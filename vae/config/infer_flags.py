@@ -47,10 +47,10 @@ class InferConfig:
     tile: bool = option(
         False,
         "for pictures larger than memory: layer by layer over tiles, features in host memory; same result up "
-        "to rounding, more time",
+        "to rounding",
     )
     tile_size: int = option(
-        512, "side of the tiles; smaller takes less memory and more time", metavar="PX", at_least=32
+        512, "side of the tiles; smaller takes less memory", metavar="PX", at_least=32
     )
     weights: str = option(
         "averaged",

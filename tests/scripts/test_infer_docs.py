@@ -1,0 +1,67 @@
+"""Every line of docs/infer.md runs as it is typed, and its table holds every flag with its default."""
+
+import re
+import shlex
+import shutil
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import infer_vae
+from tests.conftest import ROOT
+from tests.inference.conftest import write_vae
+from vae.config.flags import shown_default
+from vae.config.infer_flags import EPILOG, MODES, InferConfig
+
+TEXT = (ROOT / "docs" / "infer.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.S | re.M)
+
+
+@pytest.fixture
+def workplace(pictures, tmp_path, monkeypatch) -> Path:
+    """A folder with what the lines name: a VAE, pictures, one of them larger."""
+    monkeypatch.chdir(tmp_path)
+    write_vae(tmp_path / "outputs" / "first" / "vae")
+    shutil.copytree(pictures / "inner", "data/train")
+    shutil.copy(pictures / "picture_00.png", "data/train")
+    Image.open(pictures / "picture_00.png").save("photo.jpg", quality=95)
+    for number, name in ((0, "first"), (2, "second")):
+        shutil.copy(pictures / f"picture_{number:02d}.png", f"{name}.png")
+    Image.open(pictures / "picture_02.png").resize((150, 100)).save("huge.png")
+    return tmp_path
+
+
+def test_every_line_runs(workplace):
+    text = "\n".join(blocks("bash")).replace("\\\n", " ")
+    lines = [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
+    assert {words[words.index("--mode") + 1] for words in lines} == set(MODES)
+    for python, script, *words in lines:
+        assert (python, script) == ("python", "infer_vae.py")
+        assert infer_vae.main(words) == 0, words
+        assert any(Path(words[words.index("--output_dir") + 1]).iterdir())
+    assert len(list(Path("results/series").iterdir())) == 16
+    (code,) = blocks("python")
+    names: dict = {}
+    exec(compile(code, "docs/infer.md", "exec"), names)
+    assert names["model_input"].shape == (16, 10, 12)
+
+
+def test_the_examples_of_the_help_run(workplace):
+    lines = [shlex.split(line) for line in EPILOG.splitlines() if line.startswith("  infer_vae.py")]
+    assert len(lines) == 4
+    for _, *words in lines:
+        assert infer_vae.main([*words, "--overwrite"]) == 0, words
+
+
+def test_every_flag_stands_there_with_its_default():
+    table = TEXT.partition("\n## Flags\n")[2]
+    rows = dict(re.findall(r"^\| `--(\w+).*?` \|.*\| (.*?) \|$", table, re.M))
+    assert list(rows) == [item.name for item in fields(InferConfig)]
+    for item in fields(InferConfig):
+        expected = "must be given" if item.default is MISSING else shown_default(item)
+        assert rows[item.name] == expected, item.name
