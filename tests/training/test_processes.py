@@ -138,6 +138,42 @@ def test_out_of_memory_on_one_process_shrinks_the_micro_batch_of_both(tiny, tmp_
     assert_same_training(two, one)
 
 
+OUT_OF_MEMORY_AT_A_SINGLE_IMAGE = """
+    import os, sys, torch
+    from vae.model.autoencoder import AutoencoderKL
+    plain = AutoencoderKL.forward
+    def limited(self, images, noise=None):
+        training = torch.is_grad_enabled() and images.device.type == "cpu"
+        if os.environ["RANK"] == "1" and training and not self.encoder.redone:
+            raise torch.OutOfMemoryError("injected")
+        return plain(self, images, noise)
+    AutoencoderKL.forward = limited
+"""
+
+
+@pytest.mark.slow
+def test_a_single_image_too_much_on_one_process_takes_both_to_the_next_rungs(tiny, tmp_path):
+    options = {**tiny, **RECIPE, **ADVERSARIAL, "checkpoint_steps": 1, "keep_checkpoints": 100}
+    two = {**options, "batch_size": 2, "output_dir": str(tmp_path / "two")}
+    one = {**options, "batch_size": 4, "output_dir": str(tmp_path / "one")}
+    found = two_processes(two, OUT_OF_MEMORY_AT_A_SINGLE_IMAGE)
+    assert found.stdout.count("from here on; same batch and gradients, more arithmetic") == 3
+    one_process(one)
+    assert_same_training(two, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", ["activations", "all"])
+def test_two_processes_train_on_a_rung_what_one_trains_without(tiny, tmp_path, rung):
+    options = {**tiny, **RECIPE, **ADVERSARIAL, "checkpoint_steps": 1, "keep_checkpoints": 100}
+    options["micro_batch_size"] = "1"
+    two = {**options, "batch_size": 2, "output_dir": str(tmp_path / "two"), "recompute": rung}
+    one = {**options, "batch_size": 4, "output_dir": str(tmp_path / "one"), "recompute": "none"}
+    two_processes(two)
+    one_process(one)
+    assert_same_training(two, one)
+
+
 OUT_OF_MEMORY_IN_THE_DISCRIMINATOR = """
     import os, sys, torch
     from vae.model.discriminator import Discriminator
