@@ -17,7 +17,8 @@ def run_checks(arguments):
     from vae.checks.gathering import gather
     from vae.checks.judging import judge
     from vae.checks.results import exit_code
-    from vae.config.options import Config
+    from launchers.output import flushed_output
+from vae.config.options import Config
 
     if sys.stdout.isatty() and not (arguments.json or arguments.quick):
         print("Looking at the machine; the computations take up to a minute ...", file=sys.stderr)
@@ -94,4 +95,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with flushed_output():
+        sys.exit(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ import argparse
 import signal
 import sys
 
+from launchers.output import flushed_output
 from vae.config.errors import EXIT_DATA, EXIT_FAILED, EXIT_INTERRUPTED, UsageError, UserError
 from vae.config.prepare_flags import read_arguments
 
@@ -155,4 +156,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with flushed_output():
+        sys.exit(main())

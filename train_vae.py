@@ -3,6 +3,7 @@
 
 import sys
 
+from launchers.output import flushed_output
 from vae.config.errors import EXIT_FAILED, UserError
 from vae.config.flags import parse_flags
 from vae.config.recipes import profile_table
@@ -32,4 +33,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with flushed_output():
+        sys.exit(main(sys.argv[1:]))
