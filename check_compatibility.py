@@ -5,6 +5,8 @@
 import os
 import sys
 
+from launchers.output import flushed_output
+
 LEAST_PYTHON = (3, 10)
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
 
@@ -17,8 +19,7 @@ def run_checks(arguments):
     from vae.checks.gathering import gather
     from vae.checks.judging import judge
     from vae.checks.results import exit_code
-    from launchers.output import flushed_output
-from vae.config.options import Config
+    from vae.config.options import Config
 
     if sys.stdout.isatty() and not (arguments.json or arguments.quick):
         print("Looking at the machine; the computations take up to a minute ...", file=sys.stderr)

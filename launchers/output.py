@@ -10,7 +10,7 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of a program that 
 
 
 @contextmanager
-def flushed_output() -> Iterator[None]:
+def flushed_output() -> "Iterator[None]":  # quoted: check_compatibility.py is read by Python 3.6 as well
     """Ends the process without a message where the reader of its output has left, as under `| head`."""
     try:
         try:
