@@ -115,14 +115,20 @@ def main() -> None:
                 result |= report.share_of_card(result, *report.card(device))
             found["cases"][str(number)] = {"title": title, **result}
             report.print_case(number, title, result)
+            write(options.out, found, began)  # a run that is ended early has left its cases
         if options.curve or options.chart:
             found["curve"] = curve(bench)
-    found["minutes"] = round((time.monotonic() - began) / 60, 2)
+    write(options.out, found, began)
     print(f"\n{found['minutes']} minutes")
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.chart:
         options.chart.write_text(draw(found["curve"], found["machine"]), encoding="utf-8")
+
+
+def write(path: Path | None, found: dict, began: float) -> None:
+    """All that is known so far, where a file was asked for."""
+    found["minutes"] = round((time.monotonic() - began) / 60, 2)
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def choose_device(options: argparse.Namespace, torch):

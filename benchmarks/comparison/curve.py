@@ -12,8 +12,8 @@ from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.theirs import AUTOCAST, BF16, BF16_CHECKPOINTING, Theirs
 from benchmarks.comparison.work import Work
 
-TIMED_PX = {"small": (64, 128, 192, 256), "large": (256, 512, 1024, 1536)}
-COUNTED_PX = (256, 512, 1024, 1536, 2048)
+TIMED_PX = {"small": (64, 96, 128), "large": (256, 512, 1024, 1536)}
+COUNTED_PX = (512, 1024, 2048)
 RUNGS = ("activations", "blocks_encoder", "all")
 THEIRS = (AUTOCAST, BF16, BF16_CHECKPOINTING)
 META = torch.device("meta")
