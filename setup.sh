@@ -30,5 +30,6 @@ done
     echo "  Arch:                 sudo pacman -S python"
     echo "  openSUSE:             sudo zypper install python312"
     echo "  macOS:                brew install python@3.12"
+    echo "  any older Linux:      python3 -m pip install --user uv && python3 -m uv python install 3.12"
 } >&2
 exit 1
