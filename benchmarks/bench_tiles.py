@@ -44,11 +44,11 @@ def peaks(config: ModelConfig, side: int, tile: int | None, dtype: torch.dtype) 
     return found
 
 
-def compare(side: int, tile: int) -> dict[str, float]:
+def compare(side: int, tile: int, config: ModelConfig = NARROW) -> dict[str, float]:
     """Largest difference of the two reconstructions as a share of the value range, and their seconds."""
     torch.manual_seed(0)
-    model = AutoencoderKL(NARROW).eval()
-    coarse = torch.rand(1, 3, side // 48, side // 48)
+    model = AutoencoderKL(config).eval()
+    coarse = torch.rand(1, 3, 64, 64)
     images = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic") * 2 - 1
     images += 0.05 * torch.randn_like(images)
     seconds, results = [], []
@@ -71,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", type=int, default=3072, help="of the square picture, px")
     parser.add_argument("--tile", type=int, default=512, help="of the tiles, px")
+    parser.add_argument("--full_width", action="store_true", help="compute with the default network, too")
     options = parser.parse_args()
     memory = {
         f"{str(dtype).removeprefix('torch.')} {name}": {
@@ -80,7 +81,12 @@ def main() -> None:
         for dtype in (torch.bfloat16, torch.float32)
         for name, tile in (("whole", None), ("tiled", options.tile))
     }
-    print(json.dumps({**vars(options), **compare(options.side, options.tile), "peak_mib": memory}, indent=1))
+    config = ModelConfig() if options.full_width else NARROW
+    print(
+        json.dumps(
+            {**vars(options), **compare(options.side, options.tile, config), "peak_mib": memory}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -49,9 +49,7 @@ class InferConfig:
         "for pictures larger than memory: layer by layer over tiles, features in host memory; same result up "
         "to rounding",
     )
-    tile_size: int = option(
-        512, "side of the tiles; smaller takes less memory", metavar="PX", at_least=32
-    )
+    tile_size: int = option(512, "side of the tiles; smaller takes less memory", metavar="PX", at_least=32)
     weights: str = option(
         "averaged",
         "which weights of our checkpoints: the validated average or the raw",

@@ -100,7 +100,7 @@ def _stems(found: list[tuple[str, Path]]) -> list[str]:
     for stem in plain:
         counts[stem.casefold()] = counts.get(stem.casefold(), 0) + 1
     return [
-        stem if counts[stem.casefold()] == 1 else name.replace(".", "_")
+        stem if counts[stem.casefold()] == 1 else stem + name[len(stem) :].replace(".", "_")
         for (name, _), stem in zip(found, plain, strict=True)
     ]
 
