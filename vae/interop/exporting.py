@@ -197,10 +197,10 @@ def _fold(model, statistics: LatentStatistics, config: ExportConfig, say: Say) -
         statistics, scaling, shift, per_channel=config.per_channel, with_shift=with_shift
     )
     fold(model, multiply.to(next(model.parameters()).device), add.to(next(model.parameters()).device))
-    mean = ((statistics.mean * multiply + add - shift) * scaling).mean().item()
+    mean = round(((statistics.mean * multiply + add - shift) * scaling).mean().item(), 3) + 0.0  # no -0
     say(
         f"folded: scaling {scaling} and shift {shift} ({config.fold_scaling}) now give latents of spread 1 "
-        f"and mean {mean:.3g}" + ("" if with_shift else "; a shift can be folded only with --add_quant_conv")
+        f"and mean {mean:g}" + ("" if with_shift else "; a shift can be folded only with --add_quant_conv")
     )
     return scaling, shift
 
