@@ -32,7 +32,7 @@ def test_arithmetic_of_an_image(at_1024):
     """TFLOP of forward and backward at 1024 px, LPIPS of both images included."""
     found = {name: memory.flops / 1e12 for name, memory in at_1024.items()}
     assert found["none"] == found["activations"] <= 44  # 48.5 with upsampling as enlargement + convolution
-    assert max(found.values()) == found["all"] <= 63
+    assert max(found.values()) == found["all"] <= 64.5
     assert list(found) == list(RECOMPUTE)
 
 

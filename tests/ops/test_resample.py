@@ -3,8 +3,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
-from vae.ops.resample import downsample_conv, upsample_conv, upsample_conv_reference
+from vae.memory.live_bytes import LiveBytes
+from vae.ops.resample import (
+    downsample_conv,
+    downsample_conv_reference,
+    upsample_conv,
+    upsample_conv_reference,
+)
+
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
 # (B, C, H, W) and C'
 SHAPES = [((1, 3, 5, 7), 4), ((2, 5, 1, 3), 2), ((3, 2, 8, 6), 7), ((2, 6, 9, 1), 6)]
@@ -78,17 +87,84 @@ def test_upsample_in_lower_precision(dtype, tolerance, layout):
         assert (mine.double() - plain).abs().max() < tolerance * plain.abs().max()
 
 
-def test_upsample_keeps_only_its_input():
-    # nearest enlargement would keep four times as much for backward
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
+def test_keeps_only_its_input_and_the_parameter(function, layout):
+    # neither four times as much for an enlargement, nor a padded copy, nor a folded or cast weight
     h, weight, bias = tensors((1, 4, 8, 8), 4, torch.float32)
+    h = h.detach().bfloat16().contiguous(memory_format=layout).requires_grad_()
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        upsample_conv(h, weight, bias)
-    assert max(kept) <= max(h.numel(), 4 * 4 * 4 * 4)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        function(h, weight, bias)
+    assert {t.data_ptr() for t in kept} == {h.data_ptr(), weight.data_ptr()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_layout_of_results_and_gradients(function, layout, dtype):
+    inputs = tensors((2, 3, 4, 6), 5, torch.float32)
+    h, weight = (
+        t.detach().to(dtype if t is inputs[0] else t.dtype).contiguous(memory_format=layout)
+        for t in inputs[:2]
+    )
+    out, grad_h, grad_weight, _ = results(function, [h.requires_grad_(), weight.requires_grad_(), inputs[2]])
+    for found in (out, grad_h, grad_weight):
+        assert found.is_contiguous(memory_format=layout)
+    assert (grad_h.dtype, grad_weight.dtype) == (dtype, torch.float32)
+
+
+@pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
+def test_gradcheck(function):
+    assert torch.autograd.gradcheck(function, tensors((2, 2, 4, 3), 3))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["upsample_conv", "downsample_conv"])
+def test_the_operators_keep_the_rules_of_operators(name, layout):
+    h, weight, bias = tensors((2, 3, 4, 6), 4, torch.float32)
+    h = h.detach().contiguous(memory_format=layout).requires_grad_()
+    torch.library.opcheck(getattr(torch.ops.vae, name).default, (h, weight, bias))
+
+
+@pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
+def test_compiles_without_a_graph_break(function):
+    inputs = tensors((2, 3, 4, 6), 4, torch.float32)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for found, expected in zip(results(compiled, inputs), results(function, inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def counted(function, shape, out_channels):
+    """Peak bytes and arithmetic of forward alone, then of forward and backward, on meta in bf16."""
+    h = torch.empty(shape, device="meta", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    weight = torch.empty(out_channels, shape[1], 3, 3, device="meta", requires_grad=True)
+    bias = torch.empty(out_channels, device="meta", requires_grad=True)
+    with LiveBytes() as counter, FlopCounterMode(display=False) as flops:
+        out = function(h.requires_grad_(), weight, bias)
+        forward = counter.peak, flops.get_total_flops()
+        torch.autograd.grad(out, [h, weight, bias], torch.empty_like(out))
+    return forward, (counter.peak, flops.get_total_flops())
+
+
+def test_downsample_needs_no_padded_copy():
+    (mine, _), (mine_both, _) = counted(downsample_conv, (1, 8, 256, 256), 8)
+    (plain, _), (plain_both, _) = counted(downsample_conv_reference, (1, 8, 256, 256), 8)
+    image = 8 * 256 * 256 * 2
+    assert mine < 0.55 * image < 1.2 * image < plain
+    assert mine_both < plain_both - 0.5 * image
+
+
+def test_arithmetic():
+    (_, forward), (_, both) = counted(upsample_conv, (2, 8, 16, 16), 12)
+    assert both == 3 * forward == 3 * 2 * (2 * 32 * 32) * 8 * 12 * 4  # four taps for each enlarged pixel
+    (_, forward), (_, both) = counted(downsample_conv, (2, 8, 16, 16), 12)
+    assert both == 3 * forward == 3 * 2 * (2 * 9 * 9) * 8 * 12 * 9  # a row and a column are dropped
 
 
 @pytest.mark.parametrize(
-    ("shape", "out_channels"), [((1, 3, 4, 6), 4), ((3, 2, 10, 2), 5), ((2, 4, 2, 14), 4)]
+    ("shape", "out_channels"),
+    [((1, 3, 4, 6), 4), ((3, 2, 10, 2), 5), ((2, 4, 2, 14), 4), ((1, 2, 5, 7), 3), ((2, 1, 6, 3), 2)],
 )
 def test_downsample_equals_the_plain_formula(shape, out_channels):
     inputs = tensors(shape, out_channels)
@@ -97,6 +173,8 @@ def test_downsample_equals_the_plain_formula(shape, out_channels):
     ):
         assert found.shape == expected.shape
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    reference = downsample_conv_reference(*inputs)
+    torch.testing.assert_close(reference, plain_downsample(*inputs), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])

@@ -1,13 +1,26 @@
-"""Changes of resolution by two, each with its 3x3 convolution."""
+"""Changes of resolution by two, each with its 3x3 convolution, as operations that keep their input alone.
+
+Weights are cast to the input's dtype (and folded) within, in both directions: no cast copy is kept.
+"""
 
 import torch
 import torch.nn.functional as F
 
+from vae.ops.library import define_op
+
+
+def downsample_conv_reference(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """3x3 convolution of stride 2 over h (B, C, H, W) padded right and below: (B, C', H/2, W/2)."""
+    return F.conv2d(F.pad(h, (0, 1, 0, 1)), weight.to(h.dtype), bias.to(h.dtype), stride=2)
+
 
 def downsample_conv(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """3x3 convolution of stride 2 over h (B, C, H, W) padded right and below: (B, C', H/2, W/2)."""
-    h = F.pad(h, (0, 1, 0, 1))
-    return F.conv2d(h, weight.to(h.dtype), bias.to(h.dtype), stride=2)
+    """downsample_conv_reference without a padded copy of h, the largest tensor in it.
+
+    The convolution is padded by 2 on every side instead: its outputs, two pixels apart, then are the wanted
+    ones, with one row and one column in front (and for odd sides one behind) that are dropped.
+    """
+    return _down_op(h, weight, bias)
 
 
 def upsample_conv_reference(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -22,17 +35,126 @@ def upsample_conv(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> 
     An enlarged pixel meets each small pixel through a sum of taps, so the 3x3 kernel folds into a 4x4
     kernel of stride 2. The fold is made in the parameters' own dtype.
     """
-    rows = torch.stack(
-        (
-            weight[:, :, 2],
-            weight[:, :, 1] + weight[:, :, 2],
-            weight[:, :, 0] + weight[:, :, 1],
-            weight[:, :, 0],
-        ),
-        dim=2,
-    )  # (C', C, 4, 3)
-    folded = torch.stack(
-        (rows[..., 2], rows[..., 1] + rows[..., 2], rows[..., 0] + rows[..., 1], rows[..., 0]), dim=3
-    )  # (C', C, 4, 4)
-    folded = folded.transpose(0, 1).to(h.dtype)
-    return F.conv_transpose2d(h, folded, bias.to(h.dtype), stride=2, padding=1)
+    return _up_op(h, weight, bias)
+
+
+def _layout(h: torch.Tensor) -> torch.memory_format:
+    return torch.contiguous_format if h.is_contiguous() else torch.channels_last
+
+
+def _downsample_conv(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    padded = F.conv2d(h, weight.to(h.dtype), bias.to(h.dtype), stride=2, padding=2)
+    # dense, as the norm that comes next wants it: a copy a quarter as large as the padding's would be
+    return _wanted(padded, h.shape[2:]).clone(memory_format=_layout(h))
+
+
+def _downsample_conv_backward(
+    grad_out: torch.Tensor, h: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows, columns = (side // 2 + 1 + side % 2 for side in h.shape[2:])
+    grad = torch.empty(
+        (*grad_out.shape[:2], rows, columns), dtype=h.dtype, device=h.device, memory_format=_layout(h)
+    ).zero_()
+    _wanted(grad, h.shape[2:]).copy_(grad_out)
+    return _conv_gradients(grad, h, weight.to(h.dtype), weight.dtype, padding=2, transposed=False)
+
+
+def _wanted(padded: torch.Tensor, sides: torch.Size) -> torch.Tensor:
+    """The outputs, of a convolution padded by 2 over an image of `sides`, that downsample_conv has."""
+    return padded[:, :, 1 : 1 + sides[0] // 2, 1 : 1 + sides[1] // 2]
+
+
+def _upsample_conv(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.conv_transpose2d(h, _folded(weight, h), bias.to(h.dtype), stride=2, padding=1)
+
+
+def _upsample_conv_backward(
+    grad_out: torch.Tensor, h: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_h, grad_folded, grad_bias = _conv_gradients(
+        grad_out, h, _folded(weight, h), weight.dtype, padding=1, transposed=True
+    )
+    grad_weight = _unfold(_unfold(grad_folded.transpose(0, 1), 2), 3)
+    return grad_h, grad_weight.contiguous(memory_format=_layout(weight)), grad_bias
+
+
+def _folded(weight: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    """The 3x3 kernels (C', C, 3, 3) as those of the transposed convolution (C, C', 4, 4), for h."""
+    return _fold(_fold(weight, 2), 3).transpose(0, 1).to(h.dtype, memory_format=_layout(h))
+
+
+def _fold(weight: torch.Tensor, dim: int) -> torch.Tensor:
+    """Three taps on enlarged pixels as the four on small ones that the two pixels between meet."""
+    first, middle, last = weight.unbind(dim)
+    return torch.stack((last, middle + last, first + middle, first), dim)
+
+
+def _unfold(grad: torch.Tensor, dim: int) -> torch.Tensor:
+    """Gradient of the argument of _fold from that of its result."""
+    a, b, c, d = grad.unbind(dim)
+    return torch.stack((c + d, b + c, a + b), dim)
+
+
+def _conv_gradients(
+    grad_out: torch.Tensor,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    parameter_dtype: torch.dtype,
+    padding: int,
+    transposed: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of input, weight and bias of a (transposed) convolution of stride 2."""
+    grad_h, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+        grad_out,
+        h,
+        weight,
+        [grad_out.shape[1]],
+        [2, 2],
+        [padding, padding],
+        [1, 1],
+        transposed,
+        [0, 0],
+        1,
+        [True, True, True],
+    )
+    return grad_h, grad_weight.to(parameter_dtype), grad_bias.to(parameter_dtype)
+
+
+def _save_for_backward(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _down_gradients(ctx, grad_out):
+    return _down_backward_op(grad_out, *ctx.saved_tensors)
+
+
+def _up_gradients(ctx, grad_out):
+    return _up_backward_op(grad_out, *ctx.saved_tensors)
+
+
+def _down_flops(h_shape, weight_shape, *_, **__):
+    """The convolution with its dropped row and column, which are computed all the same."""
+    rows, columns = (side // 2 + 1 + side % 2 for side in h_shape[2:])
+    return 2 * h_shape[0] * rows * columns * weight_shape.numel()
+
+
+def _up_flops(h_shape, weight_shape, *_, **__):
+    return 2 * h_shape.numel() * weight_shape[0] * 16
+
+
+def _down_backward_flops(_, h_shape, weight_shape, **__):
+    return 2 * _down_flops(h_shape, weight_shape)
+
+
+def _up_backward_flops(_, h_shape, weight_shape, **__):
+    return 2 * _up_flops(h_shape, weight_shape)
+
+
+_down_backward_op = define_op(
+    _downsample_conv_backward, _downsample_conv_backward, flops=_down_backward_flops
+)
+_down_op = define_op(
+    _downsample_conv, _downsample_conv, _down_gradients, _save_for_backward, flops=_down_flops
+)
+_up_backward_op = define_op(_upsample_conv_backward, _upsample_conv_backward, flops=_up_backward_flops)
+_up_op = define_op(_upsample_conv, _upsample_conv, _up_gradients, _save_for_backward, flops=_up_flops)
