@@ -23,8 +23,8 @@ from vae.losses.trunk_weights import find_trunk_weights, read_trunk_weights, wro
 # The root of the eps bounds the gradient of features that are all zero; the package divides by norm + 1e-10,
 # whose gradient is NaN there. At a norm of 1 the two values differ in the 11th digit.
 EPS = 1e-10
-# Elements of a feature map normalised at once: 32 MiB for each of a few fp32 temporaries.
-PIECE_ELEMENTS = 1 << 23
+# Elements of a feature map normalised at once: 16 MiB for each of a few fp32 temporaries.
+PIECE_ELEMENTS = 1 << 22
 # Mean and spread of ImageNet's colours, for images in [-1, 1]: the constants LPIPS was calibrated with.
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
@@ -134,7 +134,7 @@ class FeatureDistance(torch.autograd.Function):
         """(B, C, h, w) twice and (C,) -> (B,) in the dtype of `linear`."""
         ctx.save_for_backward(features, target, linear)
         distance = linear.new_zeros(features.shape[0])
-        for part in _pieces(features.shape):
+        for part in _pieces(features):
             difference = _unit(features[part], linear.dtype)[0] - _unit(target[part], linear.dtype)[0]
             distance[part[0]] += torch.einsum("bchw,c->b", difference.square_(), linear)
         return distance / (features.shape[2] * features.shape[3])
@@ -145,7 +145,7 @@ class FeatureDistance(torch.autograd.Function):
         features, target, linear = ctx.saved_tensors
         grad_features = torch.empty_like(features)
         per_image = 2 * grad / (features.shape[2] * features.shape[3])  # (B,)
-        for part in _pieces(features.shape):
+        for part in _pieces(features):
             unit, inverse_norm = _unit(features[part], linear.dtype)
             slope = unit - _unit(target[part], linear.dtype)[0]
             slope *= linear.view(1, -1, 1, 1)
@@ -193,17 +193,21 @@ def _lean(layer: nn.Module) -> nn.Module:
     return LeanMaxPool(layer) if isinstance(layer, nn.MaxPool2d) else layer
 
 
-def _pieces(shape: torch.Size) -> list[tuple[slice, slice, slice]]:
-    """Cuts of a (B, C, h, w) tensor by image and rows, each of about PIECE_ELEMENTS at most."""
-    batch, channels, height, width = shape
+def _pieces(features: Tensor) -> list[tuple[slice, slice, slice]]:
+    """Cuts of a (B, C, h, w) tensor by image and rows, each of about PIECE_ELEMENTS at most.
+
+    Without data, on the meta device, the first two: where memory is counted, all others are like the second.
+    """
+    batch, channels, height, width = features.shape
     if batch * channels * height * width <= PIECE_ELEMENTS:
         return [(slice(None), slice(None), slice(None))]
     rows = max(PIECE_ELEMENTS // (channels * width), 1)
-    return [
+    pieces = [
         (slice(image, image + 1), slice(None), slice(top, top + rows))
         for image in range(batch)
         for top in range(0, height, rows)
     ]
+    return pieces[:2] if features.is_meta else pieces
 
 
 def _unit(features: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
