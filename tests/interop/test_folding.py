@@ -6,7 +6,7 @@ import torch
 from diffusers import AutoencoderKL
 from PIL import Image
 
-from tests.interop.families import FAMILIES, diffusers_model, picture
+from tests.interop.families import FAMILIES, SMALL, diffusers_model, picture
 from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
 from vae.interop.exporting import export
@@ -47,7 +47,7 @@ def scaled_latents(model, pictures, scaling, shift):
 @pytest.mark.parametrize("target", PUBLISHED_SCALING)
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_fixed_constants_see_latents_of_spread_1(family, target, tmp_path, pictures):
-    theirs = diffusers_model(family)
+    theirs = diffusers_model(family, *SMALL)
     model = folded(theirs, tmp_path, pictures, fold_scaling=target)
     scaling, shift = PUBLISHED_SCALING[target]
     assert (model.config.scaling_factor, model.config.shift_factor) == (scaling, shift)
@@ -60,7 +60,7 @@ def test_fixed_constants_see_latents_of_spread_1(family, target, tmp_path, pictu
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_the_same_pictures_come_out(family, per_channel, tmp_path, pictures):
-    theirs = diffusers_model(family)
+    theirs = diffusers_model(family, *SMALL)
     model = folded(theirs, tmp_path, pictures, fold_scaling="flux", per_channel=per_channel)
     expected = theirs(picture()).sample
     assert (model(picture()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -72,14 +72,14 @@ def test_the_same_pictures_come_out(family, per_channel, tmp_path, pictures):
 
 
 def test_per_channel_brings_each_channel_to_spread_1(tmp_path, pictures):
-    model = folded(diffusers_model("sdxl"), tmp_path, pictures, fold_scaling="sd", per_channel=True)
+    model = folded(diffusers_model("sdxl", *SMALL), tmp_path, pictures, fold_scaling="sd", per_channel=True)
     found = scaled_latents(model, pictures, *PUBLISHED_SCALING["sd"])
     assert torch.allclose(found.std, torch.ones_like(found.std), atol=1e-5)
     assert found.mean.abs().max() < 1e-5
 
 
 def test_added_quant_convolutions_take_the_shift(tmp_path, pictures):
-    theirs = diffusers_model("flux")
+    theirs = diffusers_model("flux", *SMALL)
     model = folded(theirs, tmp_path, pictures, fold_scaling="flux", add_quant_conv=True)
     assert model.config.use_quant_conv
     assert model.config.use_post_quant_conv
@@ -90,7 +90,7 @@ def test_added_quant_convolutions_take_the_shift(tmp_path, pictures):
 
 
 def test_sampled_latents_follow(tmp_path, pictures):
-    theirs = diffusers_model("sdxl")
+    theirs = diffusers_model("sdxl", *SMALL)
     model = folded(theirs, tmp_path, pictures, fold_scaling="flux")
     before, after = theirs.encode(picture()).latent_dist, model.encode(picture()).latent_dist
     ratio = after.std / before.std
@@ -101,16 +101,16 @@ def test_sampled_latents_follow(tmp_path, pictures):
 
 def test_what_carries_its_own_statistics_is_not_folded(tmp_path, pictures):
     with pytest.raises(UserError, match="carries the statistics of its latents"):
-        folded(diffusers_model("flux2"), tmp_path, pictures, fold_scaling="flux")
+        folded(diffusers_model("flux2", *SMALL), tmp_path, pictures, fold_scaling="flux")
 
 
 def test_a_second_pair_of_quant_convolutions_is_refused(tmp_path, pictures):
     with pytest.raises(UserError, match="has its quant convolutions already"):
-        folded(diffusers_model("sdxl"), tmp_path, pictures, add_quant_conv=True)
+        folded(diffusers_model("sdxl", *SMALL), tmp_path, pictures, add_quant_conv=True)
 
 
 def test_measuring_alone_changes_no_weight(tmp_path, pictures):
-    theirs = diffusers_model("sdxl")
+    theirs = diffusers_model("sdxl", *SMALL)
     model = folded(theirs, tmp_path, pictures)
     assert model.config.scaling_factor == 0.13025  # the file's own, on which programs rely
     for name, value in theirs.state_dict().items():
@@ -118,7 +118,7 @@ def test_measuring_alone_changes_no_weight(tmp_path, pictures):
 
 
 def test_an_unmeasured_latent_norm_is_measured(tmp_path, pictures):
-    theirs = diffusers_model("flux2")
+    theirs = diffusers_model("flux2", *SMALL)
     theirs.bn.running_mean.zero_()
     theirs.bn.running_var.fill_(1)
     theirs.save_pretrained(tmp_path / "theirs")

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.interop.families import diffusers_model, picture
+from tests.interop.families import SMALL, diffusers_model, picture
 from vae.config.export_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.half_precision import FP16_LARGEST, LargestActivation, largest_activation
@@ -14,7 +14,7 @@ from vae.interop.vae_files import load_vae
 
 @pytest.fixture
 def model(tmp_path):
-    diffusers_model("sd").save_pretrained(tmp_path / "theirs")
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
     return load_vae(tmp_path / "theirs").autoencoder
 
 
@@ -28,7 +28,7 @@ def test_an_activation_is_found_in_the_module_that_makes_it(model):
     # and fp16 does overflow there
     half = torch.float16
     with torch.no_grad():
-        hidden = model.decoder.mid_block(model.decoder.conv_in(torch.zeros(1, 4, 8, 8, dtype=half)))
+        hidden = model.decoder.mid_block(model.decoder.conv_in(torch.zeros(1, 4, 32, 32, dtype=half)))
     assert not torch.isfinite(hidden).all()
 
 
@@ -47,7 +47,7 @@ def test_half_of_fp16_is_near():
 
 @pytest.mark.parametrize(("bias", "upcast"), [(0.0, False), (5e4, True)])
 def test_the_config_asks_for_fp32_where_fp16_overflows(bias, upcast, tmp_path, pictures):
-    theirs = diffusers_model("sd")
+    theirs = diffusers_model("sd", *SMALL)
     theirs.decoder.mid_block.resnets[1].conv1.bias[3] += bias
     theirs.save_pretrained(tmp_path / "theirs")
     lines = []
@@ -59,7 +59,7 @@ def test_the_config_asks_for_fp32_where_fp16_overflows(bias, upcast, tmp_path, p
 
 
 def test_an_untried_fp16_export_says_so(tmp_path):
-    diffusers_model("sd").save_pretrained(tmp_path / "theirs")
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
     lines = []
     paths = {"vae": (str(tmp_path / "theirs"),), "output": str(tmp_path / "out")}
     export(ExportConfig(**paths, dtype="fp16"), say=lines.append)
