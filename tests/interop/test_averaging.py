@@ -31,7 +31,7 @@ def test_the_mean_is_that_of_fp64():
     shares = [0.5, 0.3, 0.2]
     found = average(parts, shares)
     expected = sum(share * part["w"].double() for share, part in zip(shares, parts, strict=True))
-    # half a step of fp32 at 1000 to 2000; sums in fp32 would be off by more
+    # half a step of fp32 below 1024; sums in fp32 would be off by more
     assert (found["w"].double() - expected).abs().max() <= 2**-14 / 2 + 1e-9
     assert found["n"] == 7
 
