@@ -9,8 +9,9 @@ from typing import NamedTuple
 # (RTX 50), 99 KiB. Hopper and the data-centre Blackwells have 227 KiB.
 SHARED_MEMORY_BYTES = 101_376
 
-# 4096 elements on 8 warps are 16 per thread: in bf16 two loads of 16 bytes, the widest there are, and few
-# enough registers for full occupancy. Not measured yet.
+# 4096 elements on 8 warps are 16 per thread: in bf16 two loads of 16 bytes, the widest there are. Compiled
+# (Triton 3.9) for sm_90 and sm_120, the norm kernels take 35 to 123 registers a thread and spill none; at 123
+# two programs share an SM, each with 16 KiB of loads under way. No speed measured yet.
 TILE_ELEMENTS = 4096
 NUM_WARPS = 8
 
