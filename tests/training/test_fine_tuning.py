@@ -13,10 +13,12 @@ from tests.interop.families import FAMILIES, SMALL, diffusers_model, picture, re
 from tests.toy_networks import relative_difference
 from tests.training.test_processes import two_processes
 from vae.config.errors import UserError
-from vae.config.options import LossConfig, ModelConfig
+from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.interop.vae_files import load_vae
 from vae.memory.plan import StepSpec, step_memory
 from vae.model.autoencoder import AutoencoderKL
+from vae.model.recompute import set_recompute
+from vae.step import Networks, StepInputs, compute_gradients
 from vae.training.processes import Processes
 from vae.training.run import train
 from vae.training.setup import prepare_run
@@ -200,3 +202,28 @@ def test_two_processes_train_a_decoder_as_one_does(options, tmp_path):
         for content in contents
     ]
     assert relative_difference(*moments) < 1e-5  # fp32: the sum over images in another order
+
+
+@pytest.mark.parametrize("rung", RECOMPUTE)
+def test_the_decoder_has_the_gradients_it_has_in_whole_training(rung):
+    torch.manual_seed(0)
+    model = AutoencoderKL(ModelConfig(channels=(8, 16), layers_per_block=1, z_channels=4, norm_groups=4))
+    set_recompute(model, rung)
+    inputs = StepInputs(
+        images=torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8),
+        noise=torch.randn(2, 4, 8, 8),
+        image_share=0.5,
+        loss_scale=torch.ones(()),
+        adversarial_factor=None,
+    )
+    gradients = []
+    for _ in range(2):  # the whole, then the decoder alone
+        networks = Networks(model, None, None, torch.float32, False)
+        compute_gradients(networks, inputs, [1, 1], LossConfig(perceptual_weight=0.0))
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        model.zero_grad(set_to_none=True)
+        model.freeze_encoder()
+    whole, part = gradients
+    assert set(part) == {name for name in whole if name.startswith(("decoder.", "post_quant_conv."))}
+    for name, value in part.items():
+        assert torch.equal(value, whole[name]), name
