@@ -91,7 +91,10 @@ def after_run(run: Run, shipped: tuple[float, float] | None) -> str:
     if run.rejected:
         lines.append(f"{len(run.rejected)} pictures were skipped: {run.output_dir / REJECTED_NAME}")
     if shipped:
-        lines.append(f"VAE     {run.output_dir / 'vae'} (scaling {shipped[0]:.4f}, shift {shipped[1]:.4f})")
+        constants = f"scaling {shipped[0]:.4f}, shift {shipped[1]:.4f}"
+        if run.config.model.latent_norm:
+            constants = "statistics of its latents in the file"
+        lines.append(f"VAE     {run.output_dir / 'vae'} ({constants})")
     if any((run.output_dir / "samples").glob("*.png")):
         lines.append(
             f"samples {run.output_dir / 'samples'} (input, reconstruction, error x8, {factor}x bicubic)"
