@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from vae.ops.gpu_blocks import row_tile
+from vae.ops.library import on_its_device
 
 
 @triton.jit
@@ -79,6 +80,7 @@ def _row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: 
     tl.store(out + row, tl.sum(left * right, 1), mask=exists)
 
 
+@on_its_device
 def softmax_step(
     scores: torch.Tensor, weights: torch.Tensor, peak: torch.Tensor, mass: torch.Tensor, shrink: torch.Tensor
 ) -> None:
@@ -86,6 +88,7 @@ def softmax_step(
     _launch(_softmax_kernel, scores.shape, scores, weights, peak, mass, shrink)
 
 
+@on_its_device
 def gradient_step(
     scores: torch.Tensor,
     grad_weights: torch.Tensor,
@@ -102,6 +105,7 @@ def gradient_step(
     )
 
 
+@on_its_device
 def row_products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """What vae.ops.attention_steps.row_products does; `out` is dense."""
     _launch(_row_products_kernel, a.shape, a.contiguous(), b.contiguous(), out)

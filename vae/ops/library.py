@@ -14,7 +14,7 @@ on meta to the blocks that decide the peak: FLOPs are counted by the operation's
 
 import importlib.util
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -28,6 +28,17 @@ IMPLEMENTATIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 def triton_is_installed() -> bool:
     """Whether the modules with Triton kernels can be imported."""
     return importlib.util.find_spec("triton") is not None
+
+
+def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the device of its first argument, a tensor, made current: Triton launches there."""
+
+    @wraps(function)
+    def run(first: torch.Tensor, *arguments, **options):
+        with torch.cuda.device_of(first):  # nothing for a tensor of the CPU
+            return function(first, *arguments, **options)
+
+    return run
 
 
 def has_no_data(tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from vae.ops.gpu_blocks import NUM_WARPS, NormBlocks, merge_tile, norm_blocks
+from vae.ops.library import on_its_device
 
 LAUNCH = {"num_warps": NUM_WARPS, "num_stages": 1}  # nothing to pipeline through shared memory: no products
 
@@ -268,6 +269,7 @@ def _input_gradient(
     tl.store(grad_h + offsets, found.to(grad_h.dtype.element_ty), mask=inside)
 
 
+@on_its_device
 def statistics(h: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """What vae.ops.norm.norm_statistics computes; h is dense in NHWC or NCHW."""
     batch, channels, pixels, strides, blocks = _cut(h)
@@ -296,6 +298,7 @@ def statistics(h: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, 
     return mean, rstd
 
 
+@on_its_device
 def forward(
     h: torch.Tensor,
     mean: torch.Tensor,
@@ -314,6 +317,7 @@ def forward(
     return out
 
 
+@on_its_device
 def backward(
     grad_out: torch.Tensor,
     h: torch.Tensor,
@@ -322,6 +326,7 @@ def backward(
     weight: torch.Tensor,
     bias: torch.Tensor,
     silu: bool,
+    in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What vae.ops.norm.normalize_backward computes; grad_out has h's strides."""
     batch, channels, pixels, strides, blocks = _cut(h)
@@ -360,7 +365,7 @@ def backward(
         COLUMNS=columns,
         **LAUNCH,
     )
-    grad_h = torch.empty_like(h)
+    grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads what it writes, first
     _input_gradient[(blocks.tiles, blocks.column_blocks, batch)](
         grad_out,
         h,
