@@ -4,6 +4,7 @@ A value that could not be had is None, and `missing` says why: never zero. Pictu
 in a folder beside the results and are named here by their path.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,34 +17,52 @@ class Protocol:
     """How every VAE was measured, the same for all."""
 
     data_path: str
-    images: int
-    sizes: tuple[int, ...]  # px, side of the square crops; one table each
+    images: int  # the same ones at every size and for every VAE
+    sizes: tuple[int, ...]  # px, side of the square crops; 0: whole pictures
     crop: str  # how a picture becomes a square, in words
     posterior: str  # "mode" or "sample"
     rounding: str  # in words
     dtype: str
     device: str  # its name
+    batch_size: int  # images encoded and decoded at once, which speed and memory depend on
     perceptual_net: str | None  # of LPIPS; None: not measured
     seed: int
 
 
 @dataclass
 class LatentFacts:
-    """The latent of one VAE over all images of the largest size."""
+    """The latent of one VAE over all images of the last size."""
 
     channels: int
     downsampling: int
-    mean: list[float]  # per channel
+    mean: list[float]  # per channel, of sampled latents
     std: list[float]
-    kl_nats: float | None  # per image, mean over images
-    dead_share: float | None  # channels that carry nothing: their mean hardly varies over the data
+    kl_nats: float  # per image, mean over images
+    dead_channels: list[int]  # that carry nothing: see vae/evaluation/latents.py
+    dead_share: float  # of the channels
+
+
+@dataclass
+class Equivariance:
+    """What one transform of the latents costs against the same transform of the picture; PSNR in dB."""
+
+    latents: float  # decode(transform(encode(x))) against transform(x)
+    pictures: float  # decode(encode(transform(x))) against transform(x): the same, if the VAE were equivariant
+
+
+@dataclass
+class GridArtefact:
+    """What the sampling grid adds to a picture of one colour: see vae/evaluation/probes.py."""
+
+    levels: float  # root mean square of the pattern that repeats with the grid, in 8-bit levels
+    share: float | None  # of all that is no constant; None: the reconstruction is constant
 
 
 @dataclass
 class SizeResult:
     """One VAE at one size."""
 
-    size: int  # px
+    size: int  # px; 0: whole pictures
     metrics: dict[str, float | None]  # psnr, ssim, ms_ssim, lpips, rfid: mean over images, rfid over the set
     per_image: dict[str, dict[str, float | None]]  # picture's name -> metric -> value
     encode_images_per_s: float | None = None
@@ -54,15 +73,15 @@ class SizeResult:
 
 @dataclass
 class Sample:
-    """One picture kept for the page, 8-bit PNG files of the largest size."""
+    """One picture kept for the page, 8-bit PNG files of the last size; the same pictures for every VAE."""
 
     name: str  # the picture's name, as given by the user: to be escaped
     original: Path
     recon: Path
     error: Path  # |recon - original|, brightened
-    latents: list[Path]  # one grey picture per channel
+    latents: list[Path]  # one grey picture per channel; none of a codec
     metrics: dict[str, float | None]
-    why: str  # "worst", "best" or "typical"
+    why: str  # "worst", "typical" or "best" by the mean PSNR of all VAEs
 
 
 @dataclass
@@ -74,8 +93,8 @@ class VaeResult:
     kind: str  # checkpoint, diffusers, compvis, or codec
     sizes: list[SizeResult] = field(default_factory=list)
     latents: LatentFacts | None = None
-    equivariance: dict[str, float | None] = field(default_factory=dict)  # transform -> PSNR in dB, see docs
-    grid_artefact: dict[str, float | None] = field(default_factory=dict)  # colour -> share, see docs
+    equivariance: dict[str, Equivariance] = field(default_factory=dict)  # turn_90, scale_0.5, ...
+    grid_artefacts: dict[str, GridArtefact] = field(default_factory=dict)  # by colour
     samples: list[Sample] = field(default_factory=list)
     curves: list[dict[str, Any]] = field(default_factory=list)  # records of metrics.jsonl beside a checkpoint
     config: dict[str, Any] = field(default_factory=dict)  # the model's shape
@@ -103,4 +122,6 @@ def _plain(value: Any) -> Any:
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON knows no NaN
     return str(value) if isinstance(value, Path) else value
