@@ -60,6 +60,9 @@ def check_norm(device: str, shape, groups: int, programs: int, dtype, layout, si
         mean, rstd = norm_triton.statistics(h, groups, EPS)
         out = norm_triton.forward(h, mean, rstd, weight, bias, silu)
         found = [out, *norm_triton.backward(grad, h, mean, rstd, weight, bias, silu)]
+        again = norm_triton.backward(grad, h, mean, rstd, weight, bias, silu, in_place=True)[0]
+        assert again is grad
+        assert torch.equal(again, found[1])
     finally:
         gpu_blocks.REDUCTION_PROGRAMS = before
     assert found[0].stride() == found[1].stride() == h.stride()

@@ -141,6 +141,21 @@ def test_the_parts_make_up_the_whole():
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("piece", [7, 2**18])
+def test_the_gradient_may_be_written_over_the_one_handed_in(layout, silu, piece, monkeypatch):
+    monkeypatch.setattr(norm_pieces, "CPU_PIECE_ELEMENTS", piece)
+    h, weight, bias = (t.detach() for t in tensors())
+    h, grad = h.contiguous(memory_format=layout), torch.randn_like(h).contiguous(memory_format=layout)
+    arguments = (h, *norm_statistics(h, 3, EPS), weight, bias, 3, silu)
+    expected = normalize_backward(grad, *arguments)
+    found = normalize_backward(grad, *arguments, in_place=True)
+    assert found[0].data_ptr() == grad.data_ptr()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 def test_odd_strides_of_input_and_gradient():
     h, weight, bias = tensors()
     odd = h.detach().flip(3).transpose(2, 3)[:, :, ::2].requires_grad_()

@@ -72,7 +72,7 @@ def _norm_silu_conv_backward(
     del activation  # before its gradient, of the same size, is made
     grad = conv_input_gradient(grad_out, h, weight)
     grad_h, grad_norm_weight, grad_norm_bias = normalize_backward(
-        grad, h, mean, rstd, norm_weight, norm_bias, groups, True
+        grad, h, mean, rstd, norm_weight, norm_bias, groups, True, in_place=True
     )
     return grad_h, grad_norm_weight, grad_norm_bias, grad_weight, grad_bias
 

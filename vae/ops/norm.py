@@ -65,17 +65,21 @@ def normalize_backward(
     bias: torch.Tensor,
     groups: int,
     silu: bool,
+    in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of h (its dtype and layout), weight and bias (theirs, summed in fp32 at least).
 
-    `mean` and `rstd` count as functions of h, as norm_statistics makes them.
+    `mean` and `rstd` count as functions of h, as norm_statistics makes them. With `in_place` the gradient
+    of h is written over grad_out, which then belongs to this call.
     """
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=_layout(h))
     if has_no_data(h):
         partial = _partial_results(h)  # noqa: F841 - alive as long as on a GPU
-        return torch.empty_like(h), torch.empty_like(weight), torch.empty_like(bias)
-    grad_h, grad_weight, grad_bias = _kernels(h).backward(grad_out, h, mean, rstd, weight, bias, silu)
+        grad_h = grad_out if in_place else torch.empty_like(h)
+        return grad_h, torch.empty_like(weight), torch.empty_like(bias)
+    backward = _kernels(h).backward
+    grad_h, grad_weight, grad_bias = backward(grad_out, h, mean, rstd, weight, bias, silu, in_place)
     return grad_h, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype)
 
 

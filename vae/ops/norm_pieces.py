@@ -114,10 +114,11 @@ def backward(
     weight: torch.Tensor,
     bias: torch.Tensor,
     silu: bool,
+    in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What vae.ops.norm.normalize_backward computes; grad_out has h's layout."""
     batch, channels = h.shape[:2]
-    grad_h = torch.empty_like(h)
+    grad_h = grad_out if in_place else torch.empty_like(h)  # each piece is read before it is written
     sums = h.new_zeros(2, batch, channels, dtype=torch.float64)  # of grad * unit, of grad
     for piece in pieces(h, grad_out, grad_h):
         unit, grad = _unit_and_gradient(piece, mean, rstd, weight, bias, silu)

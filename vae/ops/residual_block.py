@@ -60,13 +60,13 @@ def _residual_block_backward(
     grads2 = conv_weight_gradients(grad_out, activation, weight2)
     del activation
     grad = conv_input_gradient(grad_out, h, weight2)
-    grad, *norm_grads2 = normalize_backward(grad, h, mean2, rstd2, gamma2, beta2, groups, True)
+    grad, *norm_grads2 = normalize_backward(grad, h, mean2, rstd2, gamma2, beta2, groups, True, in_place=True)
     del h
     activation = normalize(x, mean1, rstd1, gamma1, beta1, groups, True)
     grads1 = conv_weight_gradients(grad, activation, weight1)
     del activation
     grad = conv_input_gradient(grad, x, weight1)
-    grad, *norm_grads1 = normalize_backward(grad, x, mean1, rstd1, gamma1, beta1, groups, True)
+    grad, *norm_grads1 = normalize_backward(grad, x, mean1, rstd1, gamma1, beta1, groups, True, in_place=True)
     shortcut_grads = []
     if shortcut:
         shortcut_grads = conv_weight_gradients(grad_out, x, shortcut[0])
