@@ -47,7 +47,7 @@ class Equivariance:
     """What one transform of the latents costs against the same transform of the picture; PSNR in dB."""
 
     latents: float  # decode(transform(encode(x))) against transform(x)
-    pictures: float  # decode(encode(transform(x))) against transform(x): the same, if the VAE were equivariant
+    pictures: float  # decode(encode(transform(x))) against transform(x), to compare with
 
 
 @dataclass

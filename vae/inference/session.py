@@ -23,7 +23,7 @@ from vae.inference.latent_file import (
 )
 from vae.model.autoencoder import AutoencoderKL
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Session:
     def headline(self) -> str:
         """One line of what runs how."""
         config = self.model.config
-        names = {dtype: name for name, dtype in _DTYPES.items()}
+        names = {dtype: name for name, dtype in DTYPES.items()}
         tiles = f", tiles of {self.tile} px" if self.tile else ""
         return (
             f"{self.config.vae}: {config.z_channels} latent channels, {self.model.downsampling}x smaller; "
@@ -87,7 +87,7 @@ def open_session(config: InferConfig, load_vae: Callable[..., Any]) -> Session:
 
     `load_vae(path, flag=, weights=)` gives an object with `autoencoder`, `scaling_factor`, `shift_factor`.
     """
-    device = _device(config.device)
+    device = pick_device(config.device)
     loaded = load_vae(Path(config.vae), flag="--vae", weights=config.weights)
     model = loaded.autoencoder
     source = LatentSource(
@@ -119,7 +119,8 @@ def _tile_progress(what: str) -> Iterator[Callable[[int, int], None]]:
             bar.close()
 
 
-def _device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device of --device cuda, cpu or auto; UserError where there is no such card."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: PyTorch finds no card here: give --device cpu or auto")
     if name == "auto":
@@ -130,4 +131,4 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
-    return _DTYPES[name]
+    return DTYPES[name]
