@@ -1,8 +1,11 @@
 """Live bytes of sequences that can be counted by hand."""
 
+import pytest
 import torch
+from torch import Tensor
 
 from vae.memory.live_bytes import LiveBytes
+from vae.ops.library import define_op
 
 KIB = 1024  # bytes of 256 fp32 values
 
@@ -99,3 +102,47 @@ def test_the_count_on_the_cpu_is_that_on_meta():
             layer(x).square().mean().backward()
         peaks.append(counter.peak)
     assert peaks[0] == peaks[1] > 0
+
+
+# An operation of ours: its implementation takes 2 KIB of scratch, then 1, beside a result of 1 KIB.
+
+
+def _test_sum_with_scratch(a: Tensor, b: Tensor) -> Tensor:
+    scratch = torch.cat((a, b))
+    half = scratch[:256] + scratch[256:]
+    del scratch
+    return half + _inner_op(half)
+
+
+def _test_product(a: Tensor) -> Tensor:
+    return (a.view(16, 16) @ a.view(16, 16)).view(-1)
+
+
+def _empty(*tensors: Tensor) -> Tensor:
+    return torch.empty_like(tensors[0])
+
+
+_inner_op = define_op(_test_product, _empty, flops=lambda *_, **__: 2 * 16**3)
+_outer_op = define_op(_test_sum_with_scratch, _empty, flops=lambda *_, **__: 2 * 16**3)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_looks_into_operations_of_ours(device):
+    a, b = (torch.ones(256, device=device) for _ in range(2))
+    with LiveBytes() as counter:
+        result = _outer_op(a, b)
+        # scratch and half: 3 KIB; then half, the product and their sum, 3 as well
+        assert counter.peak == 3 * KIB
+        assert counter.current == KIB
+        kept = [torch.empty(512, device=device), _outer_op(a, b)]
+    assert counter.peak == (1 + 2 + 3) * KIB
+    assert counter.current == 4 * KIB
+    assert counter.flops == 2 * 2 * 16**3
+    assert len(kept) + len(result) == 258
+
+
+def test_counts_the_arithmetic_of_products_forward_and_backward():
+    layer = torch.nn.Linear(32, 64, device="meta")
+    with LiveBytes() as counter:
+        layer(torch.empty(16, 32, device="meta", requires_grad=True)).sum().backward()
+    assert counter.flops == 3 * (2 * 16 * 32 * 64)
