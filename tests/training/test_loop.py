@@ -14,7 +14,7 @@ from vae.config.errors import EXIT_NON_FINITE, NonFiniteError, UserError
 from vae.config.options import RECOMPUTE, SpeedConfig
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
-from vae.training import loop
+from vae.training import within_memory
 from vae.training.noise import posterior_noise
 from vae.training.precision import compute_dtype
 from vae.training.run import train
@@ -205,7 +205,7 @@ def test_accumulation_is_a_larger_batch(tiny, tmp_path):
 
 def poison(monkeypatch, steps: set[int]):
     """The gradients of these steps, counted from 1, are not finite."""
-    plain, calls = loop.compute_gradients, []
+    plain, calls = within_memory.compute_gradients, []
 
     def poisoned(networks, inputs, *rest):
         calls.append(1)
@@ -213,7 +213,7 @@ def poison(monkeypatch, steps: set[int]):
             inputs.noise.fill_(float("nan"))
         return plain(networks, inputs, *rest)
 
-    monkeypatch.setattr(loop, "compute_gradients", poisoned)
+    monkeypatch.setattr(within_memory, "compute_gradients", poisoned)
 
 
 def test_a_non_finite_step_changes_no_weight_is_counted_and_training_goes_on(tiny, tmp_path, monkeypatch):
