@@ -42,6 +42,7 @@ def test_large_pictures_fit_30_gib_at_two_rungs_or_more(image_size, batch):
     assert len(found) >= 2
 
 
+@pytest.mark.slow
 def test_the_table_is_one_command():
     found = subprocess.run(
         [sys.executable, "-m", "vae.memory.ladder_table", "64"], cwd=ROOT, capture_output=True, text=True
