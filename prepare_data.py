@@ -2,12 +2,11 @@
 """Make a training set out of raw pictures: clean it, check it, look at it, split it; or draw a demo set."""
 
 import argparse
-import signal
 import sys
 
-from launchers.output import flushed_output
-from vae.config.errors import EXIT_DATA, EXIT_FAILED, EXIT_INTERRUPTED, UsageError, UserError
+from vae.config.errors import EXIT_DATA, UsageError
 from vae.config.prepare_flags import read_arguments
+from vae.config.scripts import run_script
 
 
 def _rules(arguments: argparse.Namespace):
@@ -137,24 +136,14 @@ def _say_what_is_missing() -> None:
         print("pyvips is not installed: Pillow resizes instead, with the same quality, in 7x the time")
 
 
-def main() -> int:
-    """Run one mode; a user's mistake is one line and an exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
-    try:
-        arguments = read_arguments(__doc__)
-        return MODES[arguments.mode](arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        print(f"error: {error.name} is not installed: run setup.sh or setup_windows.bat", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        goes_on = {"preprocess", "demo"} & set(sys.argv)  # the others write at their end only
-        print(f"stopped{': the same command goes on from here' if goes_on else ''}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+def main(argv: list[str]) -> int:
+    """Run one mode; returns the exit code."""
+    arguments = read_arguments(__doc__, argv)
+    return MODES[arguments.mode](arguments)
 
 
 if __name__ == "__main__":
-    with flushed_output():
-        sys.exit(main())
+    goes_on = {"preprocess", "demo"} & set(sys.argv)  # the others write at their end only
+    run_script(
+        "prepare_data.py", main, "stopped: the same command goes on from here" if goes_on else "stopped"
+    )

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launchers.output import EXIT_INTERRUPTED, flushed_output
 from launchers.stamp import ROOT, build_of, read_stamp
 from launchers.torch_builds import BUILDS, ENDED, Machine, build_for, ended, misfit, nearest, title
 from launchers.torch_builds import read_machine as ask_nvidia_smi
 from launchers.torch_index import PYTORCH_INDEX
-from launchers.virtual_environment import SETUP, install, is_complete, python_of, runs, say
+from launchers.virtual_environment import install, is_complete, python_of, runs, say
+from vae.config.errors import EXIT_INTERRUPTED
+from vae.config.scripts import SETUP, flushed_output
 
 MENU = {
     "1": "cu118",

@@ -11,8 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launchers.output import EXIT_INTERRUPTED, flushed_output
 from launchers.stamp import ROOT, has_requirements
+from vae.config.errors import EXIT_INTERRUPTED
+from vae.config.scripts import flushed_output
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"

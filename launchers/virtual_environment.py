@@ -20,9 +20,9 @@ from launchers.stamp import (
 )
 from launchers.torch_builds import BUILDS, triton_windows
 from launchers.torch_index import torch_source
+from vae.config.scripts import SETUP
 
 WINDOWS = os.name == "nt"
-SETUP = "setup_windows.bat" if WINDOWS else "./setup.sh"
 
 
 def say(line: str) -> None:

@@ -51,9 +51,8 @@ class Project:
         self.folder = folder
         caches = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "launchers", folder / "launchers", ignore=caches)
-        facts = folder / "vae" / "checks"
-        facts.mkdir(parents=True)
-        shutil.copy(ROOT / "vae" / "checks" / "cuda_facts.py", facts)
+        for room in ("checks", "config"):
+            shutil.copytree(ROOT / "vae" / room, folder / "vae" / room, ignore=caches)
         for name in ("setup.sh", "setup_windows.bat", "train_rtx5090.sh", "train_rtx5090.bat"):
             shutil.copy(ROOT / name, folder / name)
         for path in ROOT.glob("requirements*.txt"):

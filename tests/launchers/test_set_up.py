@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import venv
 import zipfile
 from pathlib import Path
 
@@ -118,8 +119,16 @@ def test_launchers_need_only_the_standard_library():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom | ast.Import):
                 top = (getattr(node, "module", None) or node.names[0].name).split(".")[0]
-                ours = top == "launchers" or getattr(node, "module", "") == "vae.checks.cuda_facts"
-                assert ours or top in sys.stdlib_module_names, f"{path} imports {top}"
+                assert top in ("launchers", "vae", *sys.stdlib_module_names), f"{path} imports {top}"
+
+
+def test_help_needs_no_package(tmp_path):
+    venv.create(tmp_path / "bare", with_pip=False)
+    for launcher in ("environment", "training"):
+        command = [tmp_path / "bare" / "bin" / "python", "-m", f"launchers.{launcher}", "--help"]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert (found.returncode, found.stderr) == (0, "")
+        assert "usage: ./" in found.stdout
 
 
 # --- Python missing, too old, incomplete ---------------------------------------------------------

@@ -442,7 +442,7 @@ def test_a_full_disk_stops_it_cleanly(tmp_path):
     code += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     done = run_script("-c", code, *line)
     assert done.returncode == 78, done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("error: --output_dir")
+    assert done.stderr.strip().splitlines()[-1].startswith("prepare_data.py: --output_dir")
     assert "the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
     assert run_script(*line).returncode == 0

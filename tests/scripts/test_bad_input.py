@@ -12,6 +12,7 @@ from PIL import Image
 
 import train_vae
 from tests.conftest import ROOT, TINY, as_flags, run_script
+from vae.config.scripts import exit_code
 from vae.interop.checkpoint_file import load_checkpoint, record_path
 
 USAGE, DATA, CONFIG = 2, 77, 78
@@ -26,7 +27,8 @@ def mistake(tiny, tmp_path, capsys):
         before = sorted(tmp_path.rglob("*"))
         capsys.readouterr()
         try:
-            found = train_vae.main([*as_flags({k: v for k, v in given.items() if v is not None}), *words])
+            flags = as_flags({k: v for k, v in given.items() if v is not None})
+            found = exit_code("train_vae.py", train_vae.main, [*flags, *words])
         except SystemExit as error:  # argparse's own way out
             found = error.code
         out, err = capsys.readouterr()
@@ -376,9 +378,8 @@ def test_a_checkpoint_that_is_not_there(mistake, tmp_path):
 
 def test_latest_where_none_is_valid(mistake, checkpoint, capsys):
     truncate(checkpoint)
-    code = train_vae.main(
-        ["--output_dir", str(checkpoint.parent), "--resume_from", "latest", "--device", "cpu"]
-    )
+    words = ["--output_dir", str(checkpoint.parent), "--resume_from", "latest", "--device", "cpu"]
+    code = exit_code("train_vae.py", train_vae.main, words)
     out, err = capsys.readouterr()
     assert code == CONFIG
     assert err == (

@@ -171,7 +171,7 @@ def test_a_pipe_closed_early(bare, words):
     os.close(read)
     process = subprocess.run([bare, SCRIPT, *words], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
-    assert (process.returncode, process.stderr) == (1, b"")
+    assert (process.returncode, process.stderr) == (141, b"")
 
 
 def test_a_project_with_blanks_quotes_and_other_letters(bare, tmp_path):

@@ -12,6 +12,7 @@ import export_vae
 from tests.conftest import TINY, run_script
 from tests.interop.families import SMALL, diffusers_model, research_model, save_research
 from tests.test_layers import without_libraries
+from vae.config.scripts import exit_code
 from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.vae_files import load_vae
 from vae.training.run import train
@@ -19,7 +20,7 @@ from vae.training.run import train
 
 def type_line(capsys, *words) -> tuple[int, str, str]:
     """Exit code, output and errors of the script."""
-    code = export_vae.main([str(word) for word in words])
+    code = exit_code("export_vae.py", export_vae.main, [str(word) for word in words])
     said = capsys.readouterr()
     return code, said.out, said.err
 

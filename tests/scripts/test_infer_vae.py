@@ -14,11 +14,12 @@ import infer_vae
 from tests.conftest import ROOT, run_script
 from tests.inference.conftest import write_vae
 from tests.test_layers import without_libraries
+from vae.config.scripts import exit_code
 
 
 def type_line(capsys, *words) -> tuple[int, str, str]:
     """Exit code, output and errors of the script."""
-    code = infer_vae.main([str(word) for word in words])
+    code = exit_code("infer_vae.py", infer_vae.main, [str(word) for word in words])
     said = capsys.readouterr()
     return code, said.out, said.err
 
@@ -77,7 +78,7 @@ def test_pytorch_that_is_missing_is_said_in_one_line():
 def test_a_mistake_is_one_line(asked, tmp_path, capsys, changed, code, said):
     words = [str(word) for word in flat({**asked, **changed})]
     try:
-        found = infer_vae.main(words)
+        found = exit_code("infer_vae.py", infer_vae.main, words)
     except SystemExit as stop:  # argparse's own
         found = stop.code
     errors = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Output that nobody reads any more, as under `| head`: no script complains of it."""
+"""Output that nobody reads any more, as under `| head`, or that goes nowhere: how scripts end."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 COMMANDS = [
     ["check_compatibility.py", "--help"],
     ["export_vae.py", "--help"],
+    ["infer_vae.py", "--help"],
     ["prepare_data.py", "--mode", "validate", "--help"],
     ["train_vae.py", "--list_profiles"],
 ]
@@ -26,3 +27,12 @@ def test_a_pipe_closed_early_ends_a_script_quietly(command):
     script.stdout.close()
     assert script.stderr.read() == b""
     assert script.wait(timeout=60) == 141
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell closes the output")
+def test_an_output_that_is_closed_or_full_is_no_traceback():
+    for to, code in ((">&-", 0), (">/dev/full", 1)):
+        command = f'"$0" train_vae.py --list_profiles {to}'
+        found = subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT, stderr=subprocess.PIPE)
+        assert found.returncode == code
+        assert found.stderr.count(b"\n") == code

@@ -34,7 +34,8 @@ def two_processes(options: dict, before: str = "", rc: int = 0):
     else:
         script = Path(options["output_dir"]).with_name("patched_trainer.py")
         script.write_text(
-            textwrap.dedent(before) + "\nfrom train_vae import main\nsys.exit(main(sys.argv[1:]))\n"
+            f"{textwrap.dedent(before)}\nfrom train_vae import main, run_script\n"
+            "run_script('train_vae.py', main)\n"
         )
         found = run_script(*words, str(script), *as_flags(options), env={"PYTHONPATH": str(ROOT)})
     assert (found.returncode == 0) == (rc == 0), found.stderr[-3000:]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vae.checks import machine, nvidia_smi, packages, places, torch_process
 from vae.checks.facts import Facts, LoadedTorch
+from vae.config.options import Config
 
 SMI_SECONDS = 15.0  # waking a card takes seconds
 SMI_SECONDS_QUICK = 3.0
@@ -12,8 +13,12 @@ TORCH_SECONDS = 300.0  # a first load from a cold disk under a virus scanner, an
 TORCH_SECONDS_QUICK = 60.0
 
 
-def gather(project: Path, *, quick: bool, output_dir: str, data_path: str | None, default_data: str) -> Facts:
-    """All facts; PyTorch is loaded in a process of its own while the rest is looked at."""
+def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -> Facts:
+    """All facts; PyTorch is loaded in a process of its own while the rest is looked at.
+
+    `data_path` None stands for the trainer's own default, which need not exist.
+    """
+    pictures = Config().data.data_path if data_path is None else data_path
     child, loaded = None, None
     if _is_there("torch"):
         try:
@@ -32,7 +37,7 @@ def gather(project: Path, *, quick: bool, output_dir: str, data_path: str | None
         folders=(
             places.gather_folder("the runs", "--output_dir", output_dir, True, writes=True),
             places.gather_folder(
-                "the pictures", "--data_path", data_path or default_data, data_path is not None, writes=False
+                "the pictures", "--data_path", pictures, data_path is not None, writes=False
             ),
             places.gather_folder("this project", "", str(project), True, writes=False),
         ),

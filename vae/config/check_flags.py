@@ -1,9 +1,10 @@
-"""The command line of check_compatibility.py."""
+"""The options of check_compatibility.py, each declared once."""
 
-import argparse
+from dataclasses import dataclass
 
-from vae.config.errors import EXIT_USAGE
-from vae.config.options import Config
+from vae.config.errors import UsageError
+from vae.config.flags import parse_section
+from vae.config.options import Config, option
 
 DESCRIPTION = """\
 Looks at this machine and judges whether the VAE trainer can run here, and how well: Python and its
@@ -28,66 +29,40 @@ exit code:
   78 --plan: there is no such card"""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says a mistake in one line."""
+@dataclass(frozen=True)
+class CheckConfig:
+    """What is looked at, and how it is told."""
 
-    def error(self, message: str):
-        self.exit(EXIT_USAGE, f"{self.prog}: {message} (--help lists the flags)\n")
-
-
-def read_arguments(argv: list[str]) -> argparse.Namespace:
-    """The command line; exits with 2 and one line where it cannot be read."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
-    _check(arguments, parser)
-    return arguments
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The flags and their help."""
-    defaults = Config()
-    parser = _Parser(
-        prog="check_compatibility.py",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        usage="%(prog)s [flags]",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="leave out torch.compile and do not wait for a slow driver"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--strict", action="store_true", help="exit with 3 where there are warnings")
-    parser.add_argument(
-        "--output_dir",
-        default=defaults.run.output_dir,
+    quick: bool = option(False, "leave out torch.compile and do not wait for a slow driver")
+    json: bool = option(False, "print one JSON object and nothing else")
+    strict: bool = option(False, "exit with 3 where there are warnings")
+    output_dir: str = option(
+        Config().run.output_dir,
+        "folder the runs will be written to: is it writable, local, large enough",
         metavar="DIR",
-        help="folder the runs will be written to: is it writable, local, large enough (%(default)s)",
     )
-    parser.add_argument(
-        "--data_path",
+    data_path: str | None = option(
+        None,
+        "folder of the training pictures: can it be read, is it local; left out: "
+        f"{Config().data.data_path}, if it is there",
         metavar="DIR",
-        help=f"folder of the training pictures: can it be read, is it local ({defaults.data.data_path}, if "
-        "it is there)",
     )
-    plan = parser.add_argument_group("what fits, instead of the checks")
-    plan.add_argument("--plan", action="store_true", help="print each profile with its predicted memory")
-    plan.add_argument(
-        "--gpu", metavar="NAME", help="plan for this card; without it, for the one that is here"
+    plan: bool = option(False, "instead of the checks: print each profile with its predicted memory")
+    gpu: str | None = option(None, "plan for this card; left out: for the one that is here", metavar="NAME")
+    vram_gib: float | None = option(
+        None, "plan for a card with this much memory, as it is sold", metavar="GIB"
     )
-    plan.add_argument(
-        "--vram_gib", type=float, metavar="GIB", help="plan for a card with this much memory, as it is sold"
-    )
-    return parser
 
 
-def _check(arguments: argparse.Namespace, parser: _Parser) -> None:
+def parse_check_flags(argv: list[str]) -> CheckConfig:
+    """The options of one command; UsageError where one of them says nothing about the others."""
+    config = parse_section(CheckConfig, "check_compatibility.py", DESCRIPTION, EPILOG, argv)
     for name in ("gpu", "vram_gib"):
-        if getattr(arguments, name) is not None and not arguments.plan:
-            parser.error(f"--{name} says what --plan is for: add --plan")
+        if getattr(config, name) is not None and not config.plan:
+            raise UsageError(f"--{name} says what --plan is for: add --plan")
     for name in ("quick", "strict"):
-        if getattr(arguments, name) and arguments.plan:
-            parser.error(
+        if getattr(config, name) and config.plan:
+            raise UsageError(
                 f"--{name} is for the checks, which --plan takes the place of: leave one of them out"
             )
+    return config

@@ -6,7 +6,8 @@ EXIT_SAVED_RESUMABLE = 75
 EXIT_NON_FINITE = 76
 EXIT_DATA = 77
 EXIT_CONFIG = 78
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of a program that died of it
 
 
 class UserError(ValueError):

@@ -1,0 +1,70 @@
+"""How every script ends: a mistake is one line and its exit code, and nobody has to read what is printed."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from vae.config.errors import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
+
+SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
+
+
+def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stopped") -> NoReturn:
+    """Run `main` on the command line of the script `name`, and end the process with its exit code.
+
+    `stopped` is said where Ctrl-C or SIGTERM ends it.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by whoever started us, as by >&-
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        getattr(sys, stream).reconfigure(errors="backslashreplace")  # names a terminal has no letters for
+    with flushed_output():
+        sys.exit(exit_code(name, main, sys.argv[1:], stopped))
+
+
+def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stopped: str = "stopped") -> int:
+    """What `main(argv)` returns, or the code of the error that ends it, after one line on stderr."""
+    try:
+        code = main(argv)
+        sys.stdout.flush()  # into a full disk it fails only now
+        return code
+    except UserError as error:
+        line, code = str(error), error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "vae").split(".")[0]
+        if package == "vae":
+            raise  # a mistake of ours
+        line, code = f"{package} is not installed: run {SETUP}", EXIT_FAILED
+    except BrokenPipeError:
+        raise  # flushed_output ends it
+    except OSError as error:  # a full disk, a folder taken away: nothing of ours to mend
+        line, code = str(error), EXIT_FAILED
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+        return EXIT_INTERRUPTED
+    print(f"{name}: {line}", file=sys.stderr)
+    return code
+
+
+@contextmanager
+def flushed_output() -> Iterator[None]:
+    """Ends the process without a message where the reader of its output has left, as under `| head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        sys.exit(EXIT_BROKEN_PIPE)
+
+
+def discard_output() -> None:
+    """Let all further output vanish, and what is buffered: it would fail again when Python flushes it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
