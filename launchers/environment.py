@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from launchers.stamp import ROOT, build_of, read_stamp
-from launchers.torch_builds import BUILDS, ENDED, Machine, build_for, ended, misfit, nearest, title
-from launchers.torch_builds import read_machine as ask_nvidia_smi
+from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest, title
 from launchers.torch_index import PYTORCH_INDEX
 from launchers.virtual_environment import install, is_complete, python_of, runs, say
+from vae.checks import nvidia_smi
+from vae.checks.cuda_facts import BUILDS
 from vae.config.errors import EXIT_INTERRUPTED
 from vae.config.scripts import SETUP, flushed_output
 
@@ -70,11 +71,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def read_machine() -> Machine | None:
     """Driver and cards; None where nvidia-smi is missing, fails or hangs, the last with a line."""
-    try:
-        return ask_nvidia_smi()
-    except TimeoutError as error:
-        say(f"{error}: going on as on a machine without an NVIDIA card.")
-        return None
+    smi = nvidia_smi.ask(nvidia_smi.PATIENT_SECONDS)
+    if smi.status == "hanging":
+        say(f"nvidia-smi gives {smi.message}: going on as on a machine without an NVIDIA card.")
+    return Machine.of(smi)
 
 
 def menu_line(number: str) -> str:

@@ -18,8 +18,8 @@ from launchers.stamp import (
     wanted,
     write_stamp,
 )
-from launchers.torch_builds import BUILDS, triton_windows
 from launchers.torch_index import torch_source
+from vae.checks.cuda_facts import BUILDS, triton_for_windows
 from vae.config.scripts import SETUP
 
 WINDOWS = os.name == "nt"
@@ -114,7 +114,7 @@ def install(venv: Path, build: str, test: bool) -> None:
 
 def install_triton_windows(venv: Path, torch: str) -> None:
     """Triton, which torch brings along on Linux only; without it training works, uncompiled."""
-    triton = triton_windows(torch)
+    triton = triton_for_windows(torch)
     if triton is None:
         say(f"There is no Triton for Windows that suits torch {torch}: training will not be compiled.")
         return

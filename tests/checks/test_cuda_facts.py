@@ -52,6 +52,7 @@ def test_needed_driver(cuda, capability, branch):
         (550, (12, 0), None),  # the driver does not know the card: only a new one helps
         (550, (8, 9), "cu126"),
         (580, (6, 1), "cu126"),  # CUDA 13 no longer compiles for it
+        (580, (3, 7), "cpu"),  # nor any build
         (470, (8, 9), None),
         (None, None, "cpu"),
     ],

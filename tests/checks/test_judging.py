@@ -180,7 +180,7 @@ def test_triton_on_windows():
     assert verdict(missing, "torch.triton").mend == mend
     too_new = changed(WINDOWS, torch_files={"version": "2.15.0+cu130"})
     check = verdict(too_new, "torch.triton")
-    assert (check.status, check.mend) == (WARN, "")
+    assert (check.status, check.mend) == (WARN, "setup_windows.bat --torch cu128")
     assert "without torch.compile" in check.found
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from launchers import environment, virtual_environment
 from launchers.torch_builds import ENDED, Machine
+from vae.checks.facts import Smi
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:9/whl"  # the discard port: refused at once
@@ -79,13 +80,10 @@ def test_set_up_in_a_terminal_asks_before_it_makes_anything(project):
 
 
 def test_an_nvidia_smi_that_hangs_is_said_in_one_line(monkeypatch, capsys):
-    def hangs():
-        raise TimeoutError("nvidia-smi gave no answer in 15 s")
-
-    monkeypatch.setattr(environment, "ask_nvidia_smi", hangs)
+    monkeypatch.setattr(environment.nvidia_smi, "ask", lambda seconds: Smi("hanging", "no answer in 15 s"))
     assert environment.read_machine() is None
     assert capsys.readouterr().out.splitlines() == [
-        "nvidia-smi gave no answer in 15 s: going on as on a machine without an NVIDIA card."
+        "nvidia-smi gives no answer in 15 s: going on as on a machine without an NVIDIA card."
     ]
 
 

@@ -1,13 +1,14 @@
-"""Which build suits a machine: real answers of nvidia-smi in, a build and its reason out."""
+"""Which build suits a machine: driver and cards in, a build and its reason out."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from launchers import torch_builds
-from launchers.torch_builds import BUILDS, ENDED, Machine, build_for, ended, misfit, nearest, parse_answer
-from vae.checks.cuda_facts import suggested_build
+from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest
+from tests.checks.machines import DESKTOP, changed
+from vae.checks import remedies
+from vae.checks.cuda_facts import AUTO_ORDER, AUTO_ORDER_WINDOWS, BUILDS, has_code_for
+from vae.checks.facts import Smi, SmiCard
 
 ROOT = Path(__file__).resolve().parents[2]
 BLACKWELL, HOPPER, ADA, VOLTA, PASCAL, KEPLER = (12, 0), (9, 0), (8, 9), (7, 0), (6, 1), (3, 7)
@@ -40,12 +41,16 @@ def test_auto_takes_the_newest_build_that_driver_and_card_bear(driver, capabilit
     assert str(driver) in reason or "compute capability 3.7" in reason
 
 
-@pytest.mark.parametrize("driver", [470, 525, 569, 570, 580, 610])
-@pytest.mark.parametrize("capability", [BLACKWELL, HOPPER, ADA, VOLTA, PASCAL, None])
-def test_the_check_suggests_what_auto_takes(driver, capability):
-    suggested = suggested_build(driver, capability)
-    if suggested is not None:  # it is where the driver must be renewed first
-        assert build_for(machine(driver, capability), "linux")[0] == suggested
+@pytest.mark.parametrize(("system", "platform"), [("Linux", "linux"), ("Windows", "win32")])
+@pytest.mark.parametrize("driver", [525, 569, 570, 580, 610])
+@pytest.mark.parametrize("cards", [(BLACKWELL,), (HOPPER,), (VOLTA,), (KEPLER,), (PASCAL, BLACKWELL), ()])
+def test_the_check_suggests_what_auto_takes(driver, cards, system, platform):
+    smi = Smi(
+        "answered", "", f"{driver}.10", tuple(SmiCard(i, str(c), capability=c) for i, c in enumerate(cards))
+    )
+    suggested = remedies.suggested(changed(DESKTOP, loaded=None, smi=smi, host={"system": system}))
+    build, reason = build_for(Machine.of(smi), platform)
+    assert suggested == build or (suggested is None and "update to 580" in reason)
 
 
 def test_auto_without_an_nvidia_driver():
@@ -69,62 +74,16 @@ def test_windows_takes_the_build_for_which_there_is_triton():
 
 
 def test_every_build_of_auto_exists_and_serves_the_rtx_5090_where_it_says_so():
-    assert {*torch_builds.AUTO_ORDER, *torch_builds.AUTO_ORDER_WINDOWS} <= set(BUILDS)
-    assert [b for b in BUILDS if torch_builds.has_code_for(b, BLACKWELL)] == ["cu132", "cu130", "cu128"]
+    assert {*AUTO_ORDER, *AUTO_ORDER_WINDOWS} <= set(BUILDS)
+    assert [b for b in BUILDS if has_code_for(b, BLACKWELL)] == ["cu132", "cu130", "cu128"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "575.51.03, 12.0, NVIDIA GeForce RTX 5090\n",
-            Machine(575, (("NVIDIA GeForce RTX 5090", BLACKWELL),)),
-        ),
-        (
-            "580.65.06, 8.9, NVIDIA GeForce RTX 4090\n580.65.06, [N/A], NVIDIA, odd name\n",
-            Machine(580, (("NVIDIA GeForce RTX 4090", ADA), ("NVIDIA, odd name", None))),
-        ),
-        ("470.82.01\n", Machine(470)),
-        ("No devices were found\n", None),
-        ("", None),
-    ],
-)
-def test_answers_of_nvidia_smi_are_read(text, expected):
-    assert parse_answer(text) == expected
-
-
-@pytest.fixture
-def nvidia_smi(monkeypatch, tmp_path):
-    """Puts an nvidia-smi first on PATH that runs these lines of shell."""
-    if os.name == "nt":
-        pytest.skip("a shell script stands in")
-
-    def put(lines: str) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n{lines}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-    return put
-
-
-def test_an_old_nvidia_smi_that_does_not_know_the_field_still_names_the_driver(nvidia_smi):
-    nvidia_smi(
-        'case "$*" in *compute_cap*) echo \'Field "compute_cap" is not a valid field to query.\'; exit 2;; '
-        "esac; echo 470.82.01"
-    )
-    assert torch_builds.read_machine() == Machine(470)
-
-
-def test_nvidia_smi_that_fails_hangs_or_is_no_program(nvidia_smi, monkeypatch):
-    nvidia_smi("echo NVIDIA-SMI has failed because it could not communicate with the driver; exit 9")
-    assert torch_builds.read_machine() is None
-    monkeypatch.setattr(torch_builds, "NVIDIA_SMI_TIMEOUT_SECONDS", 0.5)
-    nvidia_smi("exec sleep 20")
-    with pytest.raises(TimeoutError, match=r"no answer in 0\.5 s"):
-        torch_builds.read_machine()
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert torch_builds.read_machine() is None
+def test_what_nvidia_smi_says():
+    cards = (SmiCard(0, "NVIDIA GeForce RTX 5090", capability=BLACKWELL), SmiCard(1, "odd name"))
+    names = (("NVIDIA GeForce RTX 5090", BLACKWELL), ("odd name", None))
+    assert Machine.of(Smi("answered", "", "575.51.03", cards)) == Machine(575, names)
+    for smi in (Smi("missing"), Smi("hanging", "no answer"), Smi("answered", "No devices were found")):
+        assert Machine.of(smi) is None
 
 
 def test_builds_that_ended_are_older_than_what_is_supported_and_name_the_nearest():

@@ -1,6 +1,14 @@
-"""Which driver a CUDA build needs, which cards a build runs on, which build suits a machine."""
+"""Which driver a CUDA build needs, which cards a build runs on, which build suits a machine.
+
+Which build has code for which card, and for which versions of torch, is from the support matrices of
+PyTorch's releases 2.10 to 2.15 (github.com/pytorch/pytorch, RELEASE.md and issues 172663, 178665, 190355,
+190385). The set-up takes a build by these facts too, before any package is installed.
+"""
 
 import re
+from dataclasses import dataclass
+
+from vae.checks.versions import release
 
 # CUDA's major version -> first driver branch that runs all of its minor versions: NVIDIA's "CUDA
 # Compatibility", table of minor version compatibility
@@ -14,8 +22,28 @@ BLACKWELL, BLACKWELL_DRIVER = (10, 0), 570
 # CUDA 13.0 no longer compiles for anything before Turing (its release notes).
 CUDA_13_CAPABILITY = (7, 5)
 
-# Builds the project's own index offers today, by the driver each needs; cu128 is the oldest with sm_120.
-BUILDS = ((580, "cu130"), (BLACKWELL_DRIVER, "cu128"), (525, "cu126"))
+
+@dataclass(frozen=True)
+class Build:
+    """A CUDA build of PyTorch: the driver branch it needs and the compute capabilities it has code for."""
+
+    title: str
+    driver: int
+    lowest: tuple[int, int]
+    highest_major: int
+
+
+BUILDS = {
+    "cu132": Build("CUDA 13.2", FIRST_DRIVER[13], CUDA_13_CAPABILITY, 12),
+    "cu130": Build("CUDA 13.0", FIRST_DRIVER[13], CUDA_13_CAPABILITY, 12),
+    # Works with older drivers too, but those do not know the cards it is taken for. Without Volta since 2.11.
+    "cu128": Build("CUDA 12.8", BLACKWELL_DRIVER, (7, 5), 12),
+    "cu126": Build("CUDA 12.6", FIRST_DRIVER[12], (5, 0), 9),
+}
+# The first that driver and card bear. 13.2 is left out: it is built for driver 595, and 13.0 serves as well.
+AUTO_ORDER = ("cu130", "cu128", "cu126")
+# Triton for Windows ends with torch 2.14, so a newer torch could not compile there: 12.8 ends with 2.11.
+AUTO_ORDER_WINDOWS = ("cu128", "cu130", "cu126")
 
 # Triton's minor version beside torch's, for Windows, where torch's own metadata names none
 # (github.com/triton-lang/triton-windows); its newest is 3.8.
@@ -65,14 +93,27 @@ def runs_on(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
     return False
 
 
-def suggested_build(branch: int | None, capability: tuple[int, int] | None) -> str | None:
-    """The build for this driver and card; None where the driver must be renewed first."""
-    if branch is None:
+def has_code_for(build: str, capability: tuple[int, int] | None) -> bool:
+    """Whether a build of BUILDS runs on such a card; True where the capability is not known."""
+    known = BUILDS[build]
+    return capability is None or (known.lowest <= capability and capability[0] <= known.highest_major)
+
+
+def suggested_build(
+    branch: int | None, capability: tuple[int, int] | None, *, windows: bool = False
+) -> str | None:
+    """The build for this driver branch and card; None where the driver must be renewed first.
+
+    "cpu" without a driver, and where no build has code for the card.
+    """
+    if branch is None or not any(has_code_for(build, capability) for build in BUILDS):
         return "cpu"
-    old_card = capability is not None and capability < CUDA_13_CAPABILITY
-    new_card = capability is not None and capability >= BLACKWELL
-    for needed, build in BUILDS:
-        if branch < needed or (old_card and build != "cu126") or (new_card and build == "cu126"):
-            continue
-        return build
+    for build in AUTO_ORDER_WINDOWS if windows else AUTO_ORDER:
+        if branch >= BUILDS[build].driver and has_code_for(build, capability):
+            return build
     return None
+
+
+def triton_for_windows(torch: str) -> str | None:
+    """Minor version of triton-windows for a torch such as 2.11.0+cu128; None where there is none."""
+    return WINDOWS_TRITON.get(release(torch)[:2])

@@ -7,7 +7,6 @@ from vae.checks import machine, nvidia_smi, packages, places, torch_process
 from vae.checks.facts import Facts, LoadedTorch
 from vae.config.options import Config
 
-SMI_SECONDS = 15.0  # waking a card takes seconds
 SMI_SECONDS_QUICK = 3.0
 TORCH_SECONDS = 300.0  # a first load from a cold disk under a virus scanner, and one compilation
 TORCH_SECONDS_QUICK = 60.0
@@ -32,7 +31,7 @@ def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -
         requirements=packages.gather_requirements(project),
         torch_files=packages.gather_torch_files(),
         loaded=None,
-        smi=nvidia_smi.ask(SMI_SECONDS_QUICK if quick else SMI_SECONDS),
+        smi=nvidia_smi.ask(SMI_SECONDS_QUICK if quick else nvidia_smi.PATIENT_SECONDS),
         host=machine.gather_host(),
         folders=(
             places.gather_folder("the runs", "--output_dir", output_dir, True, writes=True),

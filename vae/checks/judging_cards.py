@@ -87,7 +87,7 @@ def _driver(facts: Facts) -> Check:
     if branch is None or branch >= needed:
         return Check(check, title, PASS, facts.smi.driver, expected)
     mend = remedies.update_driver(facts, needed)
-    older = cuda_facts.suggested_build(branch, capability)
+    older = remedies.suggested(facts)
     if older:
         mend += f"; or take the build for this driver: {remedies.setup(facts, older)}"
     return Check(check, title, FAIL, f"{facts.smi.driver}: too old", expected, mend)

@@ -1,10 +1,10 @@
 """Judges Python, the packages and the build of PyTorch: facts in, checks out, nothing is touched."""
 
 from vae.checks import remedies
-from vae.checks.cuda_facts import WINDOWS_TRITON
+from vae.checks.cuda_facts import triton_for_windows
 from vae.checks.facts import Facts, Requirement
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
-from vae.checks.versions import build, release, satisfies
+from vae.checks.versions import build, satisfies
 
 LEAST_PYTHON = (3, 10)
 TORCH = ("torch", "torchvision")
@@ -135,11 +135,12 @@ def _triton(facts: Facts) -> Check:
         return Check(check, title, SKIP, "only builds for cards use it")
     wanted = files.triton_wanted
     if remedies.on_windows(facts):
-        minor = WINDOWS_TRITON.get(release(files.version)[:2])
+        minor = triton_for_windows(files.version)
         wanted = f"=={minor}.*" if minor else None
         if minor is None:
             found = f"there is none for torch {files.version} on Windows: training runs without torch.compile"
-            return Check(check, title, WARN, found, "a torch between 2.10 and 2.14")
+            mend = remedies.setup(facts, remedies.suggested(facts))
+            return Check(check, title, WARN, found, "a torch between 2.10 and 2.14", mend)
     if wanted is None:
         return Check(check, title, SKIP, f"torch {files.version} does not say which it needs")
     expected = f"{files.triton_name} {wanted}"

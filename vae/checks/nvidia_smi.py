@@ -27,6 +27,7 @@ FIELDS = {
     "clock_reasons": "clocks_event_reasons.active",
 }
 OLD_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}  # before R535
+PATIENT_SECONDS = 15.0  # waking a card takes seconds
 ALWAYS_KNOWN = ("index", "name", "driver_version")
 
 

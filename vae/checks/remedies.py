@@ -32,9 +32,10 @@ def same_pair(facts: Facts) -> str:
 
 
 def suggested(facts: Facts) -> str | None:
-    """The build of PyTorch for the first card and its driver."""
+    """The build that the set-up takes here by itself; None where the driver must be renewed first."""
     branch = cuda_facts.driver_branch(facts.smi.driver) if facts.smi.driver else None
-    return cuda_facts.suggested_build(branch, first_capability(facts))
+    newest = max((capability for _, capability in capabilities(facts)), default=None)
+    return cuda_facts.suggested_build(branch, newest, windows=on_windows(facts))
 
 
 def first_capability(facts: Facts) -> tuple[int, int] | None:
