@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 LINES = [
     {"config"},
     {"gpus", "host"},
-    {"ops"},
+    {"ops", "device"},
     {"losses", "data", "model"},
     {"step", "interop", "inference"},
     {"memory", "evaluation", "prepare"},

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from vae.checks import cuda_facts, remedies
 from vae.checks.facts import Facts, SmiCard
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
-from vae.gpus import match_card
+from vae.gpus import BF16_CAPABILITY, match_card
 
 HIDING = ("", "-1", "nodevfiles")  # values of CUDA_VISIBLE_DEVICES that hide every card
 MUCH_TAKEN = 0.1  # share of a card's memory that others may hold before it is said
@@ -151,7 +151,7 @@ def _bf16(facts: Facts) -> Check:
     cards = remedies.capabilities(facts)
     if not cards:
         return Check(check, title, SKIP, "no card")
-    old = [name for name, capability in cards if capability < (8, 0)]
+    old = [name for name, capability in cards if capability < BF16_CAPABILITY]
     if not old:
         return Check(check, title, PASS, "in hardware", expected)
     found = f"{', '.join(old)} computes it slowly or not at all"

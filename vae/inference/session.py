@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from vae.config.errors import UserError
 from vae.config.infer_flags import InferConfig
+from vae.device import DTYPES, has_bf16, pick_device
 from vae.inference.codec import decode_latents, encode_images
 from vae.inference.files import LATENTS, read_picture_tensor, to_pixels
 from vae.inference.latent_file import (
@@ -22,8 +22,6 @@ from vae.inference.latent_file import (
     load_latents,
 )
 from vae.model.autoencoder import AutoencoderKL
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -119,16 +117,7 @@ def _tile_progress(what: str) -> Iterator[Callable[[int, int], None]]:
             bar.close()
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of --device cuda, cpu or auto; UserError where there is no such card."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: PyTorch finds no card here: give --device cpu or auto")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
-        name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
+        name = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
     return DTYPES[name]

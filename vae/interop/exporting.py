@@ -13,6 +13,7 @@ from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
 from vae.data.folder import list_images
 from vae.data.loading import load_validation
 from vae.data.manifest import is_manifest, picture_root, train_and_val
+from vae.device import pick_device
 from vae.interop.averaging import average, recorded_score, softmax_shares
 from vae.interop.compvis_names import to_compvis
 from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
@@ -43,7 +44,7 @@ def export(config: ExportConfig, say: Say = print) -> None:
     if config.add_quant_conv:
         model = with_quant_conv(model)
     crops = _Crops(config, loaded) if config.data_path else None
-    device = _device(config.device)
+    device = pick_device(config.device)
     model.to(device)
     statistics, largest = None, None
     if crops:
@@ -120,14 +121,6 @@ def _scaling_of(loaded: LoadedVae, config: ExportConfig) -> tuple[float, float] 
     if loaded.scaling_factor is not None:
         return loaded.scaling_factor, loaded.shift_factor
     return None
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no usable CUDA device is here: use --device cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 class _Crops:

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from vae.config.errors import UserError
+from vae.device import DTYPES
 from vae.interop.compvis_names import current_name, from_compvis, is_compvis
 from vae.model.autoencoder import AutoencoderKL
 
@@ -37,9 +38,6 @@ _SCALING_BY_NEIGHBOUR = (
     ("model.diffusion_model.joint_blocks.", (1.5305, 0.0609)),  # SD3
     ("model.diffusion_model.double_blocks.", (0.3611, 0.1159)),  # FLUX.1
 )
-
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass

@@ -14,7 +14,8 @@ from vae.config.errors import UserError
 from vae.config.options import Config
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import precision, resolve
-from vae.gpus import BF16_CAPABILITY, CPU_SETTINGS, Card, lookup_card, match_card
+from vae.device import has_bf16
+from vae.gpus import CPU_SETTINGS, Card, lookup_card, match_card
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
 from vae.memory.plan import GIB, StepMemory, StepSpec, choose_step, fastest_rung
 from vae.memory.stage_spec import stage_spec
@@ -106,7 +107,7 @@ def _target_here() -> Target:
         name=facts.name,
         card=card,
         is_gpu=True,
-        has_bf16=(facts.major, facts.minor) >= BF16_CAPABILITY,
+        has_bf16=has_bf16(device),
         available=available_bytes(device),
         explained=f"free now of {facts.total_memory / GIB:.1f} GiB",
         notes=tuple(notes),

@@ -7,7 +7,7 @@ import torch
 
 from vae.config.options import SpeedConfig
 from vae.config.resolve import precision
-from vae.gpus import BF16_CAPABILITY
+from vae.device import has_bf16
 from vae.model.layers import Attention, Downsample, ResnetBlock, Upsample
 
 COMPILED_BLOCKS = (ResnetBlock, Attention, Downsample, Upsample)
@@ -15,10 +15,8 @@ COMPILED_BLOCKS = (ResnetBlock, Attention, Downsample, Upsample)
 
 def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
     """fp32, bf16 or fp16, as --mixed_precision and --use_bf16 ask and the device allows."""
-    if device.type == "cpu":
-        return getattr(torch, precision(speed, True, "the CPU"))
-    has_bf16 = torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
-    return getattr(torch, precision(speed, has_bf16, torch.cuda.get_device_name(device)))
+    name = "the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return getattr(torch, precision(speed, has_bf16(device), name))
 
 
 def set_backends(speed: SpeedConfig) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vae.config.errors import UserError
+from vae.device import pick_device
 
 TIMEOUT = datetime.timedelta(minutes=30)  # a first compile or a slow shard is no failure
 
@@ -26,9 +27,7 @@ class Processes:
     @classmethod
     def start(cls, device: str) -> "Processes":
         """Join the processes that torchrun started, or be the only one. `device`: cuda, cpu or auto."""
-        if device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda: PyTorch finds no CUDA device here; use --device cpu or auto")
-        kind = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
+        kind = pick_device(device).type
         rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         local = int(os.environ.get("LOCAL_RANK", 0))
         if kind == "cuda" and local >= torch.cuda.device_count():
