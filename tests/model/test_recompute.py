@@ -156,7 +156,7 @@ def test_a_frozen_encoder_takes_part_at_every_rung():
 
 def test_a_rung_leaves_no_trace_of_another():
     def settings(model):
-        names = ("recompute", "redone", "fused_out")
+        names = ("recompute", "redone", "start_redone", "fused_out")
         return [getattr(module, name, None) for module in model.modules() for name in names]
 
     fresh = settings(AutoencoderKL(DEEP))

@@ -140,7 +140,7 @@ def name_of_rung(network: AutoencoderKL) -> str:
     """The rung whose settings the network has."""
 
     def settings(of: AutoencoderKL):
-        names = ("recompute", "redone", "fused_out")
+        names = ("recompute", "redone", "start_redone", "fused_out")
         return [getattr(module, name, None) for module in of.modules() for name in names]
 
     found, other = settings(network), copy.deepcopy(network)

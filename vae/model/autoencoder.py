@@ -3,7 +3,9 @@
 Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent channels.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -78,32 +80,28 @@ class DownBlock(nn.Module):
         self.redone = False
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return kept_or_redone(self._forward, h, self.redone)
-
-    def _forward(self, h: torch.Tensor) -> torch.Tensor:
         for block in self.resnets:
             h = block(h)
         return h if self.last else self.downsamplers[0](h)
 
 
 class UpBlock(nn.Module):
-    """Residual blocks of one decoder level, then twice the resolution unless it is the last level."""
+    """Residual blocks of one decoder level; unless it is the last, what doubles the resolution after them."""
 
     def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, last: bool):
         super().__init__()
         self.resnets = _resnets(in_channels, out_channels, blocks, groups)
         if not last:
             self.upsamplers = nn.ModuleList([Upsample(out_channels)])
-        self.last = last
         self.redone = False
+        self.start_redone = False  # the enlargement and the first block, within the level once more
 
-    def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return kept_or_redone(self._forward, h, self.redone)
-
-    def _forward(self, h: torch.Tensor) -> torch.Tensor:
-        for block in self.resnets:
+    def forward(self, h: torch.Tensor, enlarge: Callable) -> torch.Tensor:
+        """h before it is enlarged to this level's resolution: so what a redone level keeps is smaller."""
+        h = kept_or_redone(lambda h: self.resnets[0](enlarge(h)), h, self.start_redone)
+        for block in self.resnets[1:]:
             h = block(h)
-        return h if self.last else self.upsamplers[0](h)
+        return h
 
 
 class Encoder(nn.Module):
@@ -128,9 +126,10 @@ class Encoder(nn.Module):
         return kept_or_redone(self._forward, images, self.redone)
 
     def _forward(self, images: torch.Tensor) -> torch.Tensor:
-        h = self.conv_in(images)
-        for level in self.down_blocks:
-            h = level(h)
+        first, *others = self.down_blocks
+        h = kept_or_redone(lambda images: first(self.conv_in(images)), images, first.redone)
+        for level in others:
+            h = kept_or_redone(level, h, level.redone)
         h = self.mid_block(h)
         return activated_conv(self.conv_norm_out, self.conv_out, h, self.fused_out)
 
@@ -154,8 +153,14 @@ class Decoder(nn.Module):
 
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
         h = self.mid_block(self.conv_in(latents))
-        for level in self.up_blocks:
-            h = level(h)
+        *others, last = self.up_blocks
+        enlarge = nn.Identity()
+        for level in others:
+            h = kept_or_redone(partial(level, enlarge=enlarge), h, level.redone)
+            enlarge = level.upsamplers[0]
+        return kept_or_redone(lambda h: self._image(last(h, enlarge)), h, last.redone)
+
+    def _image(self, h: torch.Tensor) -> torch.Tensor:
         return activated_conv(self.conv_norm_out, self.conv_out, h, self.fused_out)
 
 

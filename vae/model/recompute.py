@@ -14,8 +14,8 @@ class Rung:
     """What is computed again in the backward."""
 
     block: str = "none"  # of each residual block: nothing, its activations, or all but its input
-    top_level: bool = False  # the levels of full resolution, from their inputs
-    levels: bool = False  # every level and middle, one at a time, from their inputs
+    top_level: bool = False  # the levels of full resolution, from the image and from half the resolution
+    levels: bool = False  # every level and middle, one at a time, and the last one's start once more
     encoder: bool = False  # the whole encoder, from the images
 
 
@@ -44,4 +44,5 @@ def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
         level.redone = rung.levels
     encoder.down_blocks[0].redone |= rung.top_level
     decoder.up_blocks[-1].redone |= rung.top_level
+    decoder.up_blocks[-1].start_redone = rung.levels
     encoder.redone = rung.encoder

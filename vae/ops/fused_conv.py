@@ -2,12 +2,16 @@
 
 The activation between norm and convolution, as large as the input, is made again in backward: that costs
 bandwidth but no convolution. Weights are cast to the input's dtype within, so that no cast copy is kept.
+Convolutions of large pictures go in bands of rows (vae.ops.bands), each with its own activation.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vae.ops.bands import bands
 from vae.ops.library import define_op
 from vae.ops.norm import norm_statistics, normalize, normalize_backward
 
@@ -27,34 +31,125 @@ def norm_silu_conv(
     return _op(h, norm_weight, norm_bias, weight, bias, groups, eps)[0]
 
 
-def conv3x3(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolution with padding 1 in the dtype of h."""
-    return F.conv2d(h, weight.to(h.dtype), bias.to(h.dtype), padding=1)
+class NormSiLU(NamedTuple):
+    """Normalisation by known statistics, then SiLU: the activation in front of a convolution."""
+
+    mean: Tensor  # (B, groups), as rstd
+    rstd: Tensor
+    weight: Tensor
+    bias: Tensor
+    groups: int
+
+    def __call__(self, h: Tensor, images: slice = slice(None)) -> Tensor:
+        return normalize(h, self.mean[images], self.rstd[images], self.weight, self.bias, self.groups, True)
+
+    def backward(self, grad: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of h, written over `grad`, and of weight and bias."""
+        arguments = (self.mean, self.rstd, self.weight, self.bias, self.groups, True)
+        return normalize_backward(grad, h, *arguments, in_place=True)
 
 
-def conv_input_gradient(grad_out: Tensor, like: Tensor, weight: Tensor) -> Tensor:
-    """Gradient at the input of a stride-1 convolution that keeps the sides; `like` has the input's shape."""
-    return _conv_backward(grad_out, like, weight, (True, False, False))[0]
+def conv(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    activation: NormSiLU | None = None,
+    into: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
+    """Convolution that keeps the sides of activation(h), in the dtype of h; into or on top of `into`."""
+    weight, bias, halo = weight.to(h.dtype), bias.to(h.dtype), weight.shape[2] // 2
+    shape = (h.shape[0], weight.shape[0], *h.shape[2:])
+    parts = bands(h.shape[0], h.shape[2], h.shape, shape)
+    if not parts:
+        out = F.conv2d(h if activation is None else activation(h), weight, bias, padding=halo)
+        return out if into is None else _write(into, out, add)
+    out = _empty(shape, h) if into is None else into
+    for band in parts:
+        part = band.of(h, halo, halo, activation=activation)
+        _write(band.of(out), F.conv2d(part, weight, bias, padding=(0, halo)), add)
+    return out
 
 
-def conv_weight_gradients(grad_out: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of weight and bias of a stride-1 convolution of h that keeps the sides, in weight's dtype."""
-    _, grad_weight, grad_bias = _conv_backward(grad_out, h, weight, (False, True, True))
-    return grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+def conv_in_bands(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """conv without activation, as an operation with gradients: for pictures that must not be taken whole."""
+    return _conv_op(h, weight, bias)
 
 
-def _conv_backward(grad_out: Tensor, h: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]):
-    padding = [weight.shape[2] // 2, weight.shape[3] // 2]
+def conv_input_gradient(
+    grad_out: Tensor, like: Tensor, weight: Tensor, into: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """Gradient at the input of a stride-1 convolution that keeps the sides; `like` has the input's shape.
+
+    Bands are written in the order of rows, and none is written before the rows up to its own are read.
+    """
+    parts = bands(like.shape[0], like.shape[2], grad_out.shape, like.shape)
+    size, halo = weight.shape[2], weight.shape[2] // 2
+    if not parts:
+        grad = _conv_backward(grad_out, like, weight, halo, (True, False, False))[0]
+        return grad if into is None else _write(into, grad, add)
+    grad = _empty(like.shape, like) if into is None else into
+    for band in parts:
+        found = _conv_backward(
+            band.of(grad_out, halo, halo), band.of(like), weight, size - 1, (True, False, False)
+        )
+        _write(band.of(grad), found[0], add)
+    return grad
+
+
+def conv_weight_gradients(
+    grad_out: Tensor, h: Tensor, weight: Tensor, activation: NormSiLU | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of weight and bias of a stride-1 convolution of activation(h) that keeps the sides.
+
+    In weight's dtype; those of bands are added up in it, fp32 where it is less.
+    """
+    parts, halo = bands(h.shape[0], h.shape[2], grad_out.shape, h.shape), weight.shape[2] // 2
+    wanted, wide = (False, True, True), torch.promote_types(weight.dtype, torch.float32)
+    if not parts:
+        part = h if activation is None else activation(h)
+        _, *grads = _conv_backward(grad_out, part, weight, halo, wanted)
+        return tuple(grad.to(weight.dtype) for grad in grads)
+    sums = torch.zeros_like(weight, dtype=wide), weight.new_zeros(weight.shape[0], dtype=wide)
+    for band in parts:
+        part = band.of(h, halo, halo, activation=activation)
+        _, *grads = _conv_backward(band.of(grad_out), part, weight, 0, wanted)
+        for total, grad in zip(sums, grads, strict=True):
+            total += grad
+    return tuple(total.to(weight.dtype) for total in sums)
+
+
+def _conv_backward(
+    grad_out: Tensor, h: Tensor, weight: Tensor, padded_rows: int, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    padding = [padded_rows, weight.shape[3] // 2]
     return torch.ops.aten.convolution_backward(
         grad_out, h, weight.to(h.dtype), [weight.shape[0]], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted
     )
+
+
+def _write(target: Tensor, values: Tensor, add: bool) -> Tensor:
+    return target.add_(values) if add else target.copy_(values)
+
+
+def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    layout = torch.contiguous_format if like.is_contiguous() else torch.channels_last
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
+
+
+def _conv_in_bands(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return conv(h, weight, bias)
+
+
+def _conv_in_bands_backward(grad_out: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return conv_input_gradient(grad_out, h, weight), *conv_weight_gradients(grad_out, h, weight)
 
 
 def _norm_silu_conv(
     h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean, rstd = norm_statistics(h, groups, eps)
-    return conv3x3(normalize(h, mean, rstd, norm_weight, norm_bias, groups, True), weight, bias), mean, rstd
+    return conv(h, weight, bias, NormSiLU(mean, rstd, norm_weight, norm_bias, groups)), mean, rstd
 
 
 def _norm_silu_conv_backward(
@@ -67,14 +162,10 @@ def _norm_silu_conv_backward(
     weight: Tensor,
     groups: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    activation = normalize(h, mean, rstd, norm_weight, norm_bias, groups, True)
-    grad_weight, grad_bias = conv_weight_gradients(grad_out, activation, weight)
-    del activation  # before its gradient, of the same size, is made
+    activation = NormSiLU(mean, rstd, norm_weight, norm_bias, groups)
+    weight_grads = conv_weight_gradients(grad_out, h, weight, activation)
     grad = conv_input_gradient(grad_out, h, weight)
-    grad_h, grad_norm_weight, grad_norm_bias = normalize_backward(
-        grad, h, mean, rstd, norm_weight, norm_bias, groups, True, in_place=True
-    )
-    return grad_h, grad_norm_weight, grad_norm_bias, grad_weight, grad_bias
+    return *activation.backward(grad, h), *weight_grads
 
 
 def conv_flops(pixels: int, weight_shape: torch.Size) -> int:
@@ -84,6 +175,14 @@ def conv_flops(pixels: int, weight_shape: torch.Size) -> int:
 
 def _pixels(shape: torch.Size) -> int:
     return shape[0] * shape[2] * shape[3]
+
+
+def _conv_flops(h, weight, *_, **__) -> int:
+    return conv_flops(_pixels(h), weight)
+
+
+def _conv_backward_flops(grad_out, h, weight, **__) -> int:
+    return 2 * conv_flops(_pixels(h), weight)
 
 
 def _flops(h, norm_weight, norm_bias, weight, *_, **__) -> int:
@@ -103,5 +202,15 @@ def _gradients(ctx, grad_out, grad_mean, grad_rstd):
     return *_backward_op(grad_out, *ctx.saved_tensors, ctx.groups), None, None
 
 
+def _save_conv(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _conv_gradients(ctx, grad_out):
+    return _conv_backward_op(grad_out, *ctx.saved_tensors)
+
+
+_conv_backward_op = define_op(_conv_in_bands_backward, _conv_in_bands_backward, flops=_conv_backward_flops)
+_conv_op = define_op(_conv_in_bands, _conv_in_bands, _conv_gradients, _save_conv, _conv_flops)
 _backward_op = define_op(_norm_silu_conv_backward, _norm_silu_conv_backward, flops=_backward_flops)
 _op = define_op(_norm_silu_conv, _norm_silu_conv, _gradients, _save_for_backward, _flops)

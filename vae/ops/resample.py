@@ -1,11 +1,15 @@
 """Changes of resolution by two, each with its 3x3 convolution, as operations that keep their input alone.
 
-Weights are cast to the input's dtype (and folded) within, in both directions: no cast copy is kept.
+Weights are cast to the input's dtype (and folded) within, in both directions: no cast copy is kept. Large
+pictures are taken in bands of rows (vae.ops.bands).
 """
+
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 
+from vae.ops.bands import bands
 from vae.ops.library import define_op
 
 
@@ -43,39 +47,99 @@ def _layout(h: torch.Tensor) -> torch.memory_format:
 
 
 def _downsample_conv(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    padded = F.conv2d(h, weight.to(h.dtype), bias.to(h.dtype), stride=2, padding=2)
-    # dense, as the norm that comes next wants it: a copy a quarter as large as the padding's would be
-    return _wanted(padded, h.shape[2:]).clone(memory_format=_layout(h))
+    weight, bias, sides = weight.to(h.dtype), bias.to(h.dtype), [side // 2 for side in h.shape[2:]]
+    parts = bands(h.shape[0], sides[0], h.shape)
+    if not parts:
+        padded = F.conv2d(h, weight, bias, stride=2, padding=2)
+        # dense, as the norm that comes next wants it: a copy a quarter as large as the padding's would be
+        return _wanted(padded, h.shape[2:]).clone(memory_format=_layout(h))
+    out = _empty((h.shape[0], len(weight), *sides), h)
+    for band in parts:  # with its own row below, of zeros at the edge
+        padded = F.conv2d(band.of(h, below=1, scale=2), weight, bias, stride=2, padding=(0, 2))
+        band.of(out).copy_(_wanted_columns(padded, sides[1]))
+    return out
 
 
 def _downsample_conv_backward(
     grad_out: torch.Tensor, h: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows, columns = (side // 2 + 1 + side % 2 for side in h.shape[2:])
-    grad = torch.empty(
-        (*grad_out.shape[:2], rows, columns), dtype=h.dtype, device=h.device, memory_format=_layout(h)
-    ).zero_()
-    _wanted(grad, h.shape[2:]).copy_(grad_out)
-    return _conv_gradients(grad, h, weight.to(h.dtype), weight.dtype, padding=2, transposed=False)
+    parts = bands(h.shape[0], grad_out.shape[2], h.shape)
+    cast = weight.to(h.dtype)
+    if not parts:
+        grad = _empty((*grad_out.shape[:2], rows, columns), h).zero_()
+        _wanted(grad, h.shape[2:]).copy_(grad_out)
+        return _conv_gradients(grad, h, cast, weight.dtype, padding=[2, 2], transposed=False)
+    grad_h, sums = torch.empty_like(h), _sums(weight)
+    for band in parts:
+        grad = _empty((1, grad_out.shape[1], band.last - band.first, columns), h).zero_()
+        _wanted_columns(grad, grad_out.shape[3]).copy_(band.of(grad_out))
+        part = band.of(h, below=1, scale=2)
+        found, *grads = _conv_gradients(grad, part, cast, sums[0].dtype, padding=[0, 2], transposed=False)
+        _add(sums, grads)
+        if band.first:  # two bands reach its first row
+            found[:, :, :1] += grad_h[band.images, :, 2 * band.first : 2 * band.first + 1]
+        target = grad_h[band.images, :, 2 * band.first : 2 * band.last + 1]
+        target.copy_(found[:, :, : target.shape[2]])
+    return grad_h, *(total.to(weight.dtype) for total in sums)
 
 
 def _wanted(padded: torch.Tensor, sides: torch.Size) -> torch.Tensor:
     """The outputs, of a convolution padded by 2 over an image of `sides`, that downsample_conv has."""
-    return padded[:, :, 1 : 1 + sides[0] // 2, 1 : 1 + sides[1] // 2]
+    return _wanted_columns(padded[:, :, 1 : 1 + sides[0] // 2], sides[1] // 2)
+
+
+def _wanted_columns(padded: torch.Tensor, columns: int) -> torch.Tensor:
+    return padded[:, :, :, 1 : 1 + columns]
 
 
 def _upsample_conv(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return F.conv_transpose2d(h, _folded(weight, h), bias.to(h.dtype), stride=2, padding=1)
+    batch, _, rows, columns = h.shape
+    folded, bias, shape = _folded(weight, h), bias.to(h.dtype), (batch, len(weight), 2 * rows, 2 * columns)
+    parts = bands(batch, rows, h.shape, shape)
+    if not parts:
+        return F.conv_transpose2d(h, folded, bias, stride=2, padding=1)
+    out = _empty(shape, h)
+    for band in parts:  # an output row meets the rows of h above and below: 3 more on each side, dropped
+        found = F.conv_transpose2d(band.of(h, 1, 1), folded, bias, stride=2, padding=(3, 1))
+        band.of(out, scale=2).copy_(found)
+    return out
 
 
 def _upsample_conv_backward(
     grad_out: torch.Tensor, h: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grad_h, grad_folded, grad_bias = _conv_gradients(
-        grad_out, h, _folded(weight, h), weight.dtype, padding=1, transposed=True
-    )
-    grad_weight = _unfold(_unfold(grad_folded.transpose(0, 1), 2), 3)
-    return grad_h, grad_weight.contiguous(memory_format=_layout(weight)), grad_bias
+    folded = _folded(weight, h)
+    parts = bands(h.shape[0], h.shape[2], h.shape, grad_out.shape)
+    if not parts:
+        found = _conv_gradients(grad_out, h, folded, weight.dtype, padding=[1, 1], transposed=True)
+        grad_h, grad_folded, grad_bias = found
+    else:
+        grad_h, (_, grad_bias) = torch.empty_like(h), _sums(weight)
+        grad_folded = torch.zeros_like(folded, dtype=grad_bias.dtype)
+        for band in parts:
+            grad, part = band.of(grad_out, 1, 1, scale=2), band.of(h)
+            found = _conv_gradients(grad, part, folded, grad_bias.dtype, padding=[0, 1], transposed=True)
+            band.of(grad_h).copy_(found[0])
+            grad_folded += found[1]
+            grad_bias += band.of(grad_out, scale=2).sum((0, 2, 3), dtype=grad_bias.dtype)
+    grad_weight = _unfold(_unfold(grad_folded.transpose(0, 1), 2), 3).to(weight.dtype)
+    return grad_h, grad_weight.contiguous(memory_format=_layout(weight)), grad_bias.to(weight.dtype)
+
+
+def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_layout(like))
+
+
+def _sums(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros for the gradients of weight and bias that bands add to, fp32 at least."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return torch.zeros_like(weight, dtype=wide), weight.new_zeros(len(weight), dtype=wide)
+
+
+def _add(sums: Iterable[torch.Tensor], grads: Iterable[torch.Tensor]) -> None:
+    for total, grad in zip(sums, grads, strict=True):
+        total += grad
 
 
 def _folded(weight: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
@@ -100,7 +164,7 @@ def _conv_gradients(
     h: torch.Tensor,
     weight: torch.Tensor,
     parameter_dtype: torch.dtype,
-    padding: int,
+    padding: list[int],
     transposed: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of input, weight and bias of a (transposed) convolution of stride 2."""
@@ -110,7 +174,7 @@ def _conv_gradients(
         weight,
         [grad_out.shape[1]],
         [2, 2],
-        [padding, padding],
+        padding,
         [1, 1],
         transposed,
         [0, 0],

@@ -1,22 +1,26 @@
 """A whole residual block as one operation that keeps its input and the statistics of its norms alone.
 
-Backward runs the first convolution again and both activations, and frees each as soon as it is used.
+Backward runs the first convolution again and both activations, and frees each as soon as it is used; of
+large pictures (vae.ops.bands) activations are made in bands of rows.
 """
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vae.ops.bands import bands
 from vae.ops.fused_conv import (
-    conv3x3,
+    NormSiLU,
+    conv,
     conv_flops,
     conv_input_gradient,
     conv_weight_gradients,
     norm_silu_conv_reference,
 )
 from vae.ops.library import define_op
-from vae.ops.norm import norm_statistics, normalize, normalize_backward
+from vae.ops.norm import norm_statistics
 
 
 def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
@@ -41,11 +45,10 @@ def _residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: f
     """The block's output, then mean and rstd of its first and of its second norm."""
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
     mean1, rstd1 = norm_statistics(x, groups, eps)
-    h = conv3x3(normalize(x, mean1, rstd1, gamma1, beta1, groups, True), weight1, bias1)
+    h = conv(x, weight1, bias1, NormSiLU(mean1, rstd1, gamma1, beta1, groups))
     mean2, rstd2 = norm_statistics(h, groups, eps)
-    h = normalize(h, mean2, rstd2, gamma2, beta2, groups, True)
-    h = conv3x3(h, weight2, bias2)
-    h += F.conv2d(x, *(p.to(x.dtype) for p in shortcut)) if shortcut else x
+    h = conv(h, weight2, bias2, NormSiLU(mean2, rstd2, gamma2, beta2, groups))
+    h = conv(x, *shortcut, into=h, add=True) if shortcut else h.add_(x)
     return [h, mean1, rstd1, mean2, rstd2]
 
 
@@ -55,25 +58,45 @@ def _residual_block_backward(
     """Gradients of x and of `parameters`, in their order."""
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, _, *shortcut = parameters
     mean1, rstd1, mean2, rstd2 = statistics
-    h = conv3x3(normalize(x, mean1, rstd1, gamma1, beta1, groups, True), weight1, bias1)
-    activation = normalize(h, mean2, rstd2, gamma2, beta2, groups, True)
-    grads2 = conv_weight_gradients(grad_out, activation, weight2)
-    del activation
-    grad = conv_input_gradient(grad_out, h, weight2)
-    grad, *norm_grads2 = normalize_backward(grad, h, mean2, rstd2, gamma2, beta2, groups, True, in_place=True)
+    activation1 = NormSiLU(mean1, rstd1, gamma1, beta1, groups)
+    activation2 = NormSiLU(mean2, rstd2, gamma2, beta2, groups)
+    room, room_h, room_grad = _shared_room(x, grad_out)
+    h = conv(x, weight1, bias1, activation1, into=room_h)
+    grads2 = conv_weight_gradients(grad_out, h, weight2, activation2)
+    grad = conv_input_gradient(grad_out, h, weight2, into=room_grad)
+    grad, *norm_grads2 = activation2.backward(grad, h)
     del h
-    activation = normalize(x, mean1, rstd1, gamma1, beta1, groups, True)
-    grads1 = conv_weight_gradients(grad, activation, weight1)
-    del activation
-    grad = conv_input_gradient(grad, x, weight1)
-    grad, *norm_grads1 = normalize_backward(grad, x, mean1, rstd1, gamma1, beta1, groups, True, in_place=True)
+    grads1 = conv_weight_gradients(grad, x, weight1, activation1)
+    grad = conv_input_gradient(grad, x, weight1, into=room)
+    grad, *norm_grads1 = activation1.backward(grad, x)
     shortcut_grads = []
     if shortcut:
         shortcut_grads = conv_weight_gradients(grad_out, x, shortcut[0])
-        grad += conv_input_gradient(grad_out, x, shortcut[0])
+        grad = conv_input_gradient(grad_out, x, shortcut[0], into=grad, add=True)
     else:
         grad += grad_out
     return [grad, *norm_grads1, *grads1, *norm_grads2, *grads2, *shortcut_grads]
+
+
+def _shared_room(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
+    """Room like x whose first part has h's shape, and so has its last, where bands may share it.
+
+    Of a block that is at least twice as wide at x as at h, the latter and its gradient lie where the
+    gradient of x will be: by the time its rows reach those of the other they are read. Channels last only,
+    where a row of each takes the room of that row in all channels.
+    """
+    if not bands(len(x), x.shape[2], x.shape) or x.shape[1] < 2 * h.shape[1]:
+        return None, None, None
+    _, channels, height, width = h.shape
+    image = channels * height * width
+    strides = (image, 1, width * channels, channels)
+    if x.is_contiguous():
+        if not x.is_meta:
+            return None, None, None
+        strides = (image, height * width, width, 1)  # convolutions there forget the layout
+    room = torch.empty_like(x)
+    first, last = (room.as_strided(h.shape, strides, start) for start in (0, x.numel() - h.numel()))
+    return room, first, last
 
 
 def _flops(x, parameters, *_, **__) -> int:
