@@ -1,12 +1,16 @@
 """Records are data: one line each, whole after a crash, cut off where a run is taken up again."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.conftest import ROOT, as_flags
 from vae.training.logbook import METRICS_NAME, Logbook
 
 
@@ -88,3 +92,20 @@ def test_unusable_pictures_are_listed(tmp_path, capsys):
     lines = (tmp_path / "rejected_images.txt").read_text().splitlines()
     assert lines == ["a.png: unreadable (no such file)", "b.png: truncated (at byte 7)"]
     assert capsys.readouterr().out.splitlines() == [f"skipped {line}" for line in lines]
+
+
+@pytest.mark.parametrize("errors", [subprocess.PIPE, subprocess.STDOUT], ids=["stdout", "both"])
+def test_a_run_whose_console_goes_away_is_finished(tiny, errors):
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train_vae.py", *as_flags(tiny)]
+    run = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert run.stdout.readline()
+    run.stdout.close()
+    said = run.stderr.read() if run.stderr else ""
+    assert run.wait(timeout=300) == 0
+    assert said.count("training goes on") == (errors == subprocess.PIPE)
+    assert "Traceback" not in said
+    folder = ROOT / tiny["output_dir"]
+    assert (folder / "checkpoint_epoch_2.pt").exists()
+    assert (folder / "vae" / "config.json").exists()
+    assert len(steps(folder)) > 0

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from vae.config.errors import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 
@@ -59,12 +59,12 @@ def flushed_output() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        discard_output()
+        discard(sys.stdout)
         sys.exit(EXIT_BROKEN_PIPE)
 
 
-def discard_output() -> None:
+def discard(stream: TextIO) -> None:
     """Let all further output vanish, and what is buffered: it would fail again when Python flushes it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

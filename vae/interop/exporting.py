@@ -58,14 +58,18 @@ def export(config: ExportConfig, say: Say = print) -> None:
     elif config.dtype == "fp16":
         say("WARNING: whether fp16 holds the activations was not tried: --data_path gives pictures for it")
     if scaling is None and model.bn is None and config.format == "diffusers":
-        raise UserError(
-            f"--vae {config.vae[0]} does not say the scaling of its latents, and diffusers needs it: give "
-            "--data_path to measure it, or --scaling_factor and --shift_factor "
-            "(SD 1.x 0.18215 0; SDXL 0.13025 0; SD3 1.5305 0.0609; FLUX.1 0.3611 0.1159)"
-        )
+        raise _scaling_is_missing(config.vae[0])
     _write(output, model, config, loaded, scaling, statistics, largest)
     known = f", scaling {scaling[0]:.5g}, shift {scaling[1]:.5g}" if scaling and model.bn is None else ""
     say(f"written: {output} ({config.format}, {config.dtype}{known})")
+
+
+def _scaling_is_missing(path: str) -> UserError:
+    published = "; ".join(f"{name} {a:g} {b:g}" for name, (a, b) in PUBLISHED_SCALING.items())
+    return UserError(
+        f"--vae {path} does not say the scaling of its latents, and diffusers needs it: give --data_path to "
+        f"measure it, or --scaling_factor and --shift_factor ({published})"
+    )
 
 
 def _check_output(output: Path, config: ExportConfig) -> None:

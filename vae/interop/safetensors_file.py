@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from vae.config.errors import UserError
+from vae.config.export_flags import PUBLISHED_SCALING
 from vae.device import DTYPES
 from vae.interop.compvis_names import current_name, from_compvis, is_compvis
 from vae.model.autoencoder import AutoencoderKL
@@ -33,10 +34,10 @@ OTHER_NETWORKS = (
 
 # Whole checkpoints of one file say by their other networks which latent scaling the VAE in them goes with.
 _SCALING_BY_NEIGHBOUR = (
-    ("conditioner.embedders.", (0.13025, 0.0)),  # SDXL
-    ("cond_stage_model.", (0.18215, 0.0)),  # SD 1.x, 2.x
-    ("model.diffusion_model.joint_blocks.", (1.5305, 0.0609)),  # SD3
-    ("model.diffusion_model.double_blocks.", (0.3611, 0.1159)),  # FLUX.1
+    ("conditioner.embedders.", PUBLISHED_SCALING["sdxl"]),
+    ("cond_stage_model.", PUBLISHED_SCALING["sd"]),  # SD 1.x, 2.x
+    ("model.diffusion_model.joint_blocks.", PUBLISHED_SCALING["sd3"]),
+    ("model.diffusion_model.double_blocks.", PUBLISHED_SCALING["flux"]),
 )
 
 

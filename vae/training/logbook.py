@@ -3,12 +3,15 @@
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+from vae.config.scripts import discard
 
 METRICS_NAME = "metrics.jsonl"
 REJECTED_NAME = "rejected_images.txt"
@@ -71,8 +74,17 @@ def _not_finite(value) -> bool:
 
 
 def say(text: str) -> None:
-    """One line on the console that leaves a progress bar whole."""
-    tqdm.write(text)
+    """One line on the console that leaves a progress bar whole; a run outlives its console's reader."""
+    try:
+        tqdm.write(text)
+        sys.stdout.flush()  # someone who watches through a pipe sees it now
+    except BrokenPipeError:  # as under `| head -1`
+        discard(sys.stdout)
+        remark = f"nobody reads the output any more: training goes on, its records are in {METRICS_NAME}"
+        try:
+            print(remark, file=sys.stderr)
+        except BrokenPipeError:  # the same reader, under `2>&1`
+            discard(sys.stderr)
 
 
 def _cut_records(path: Path, last_step: int) -> None:
