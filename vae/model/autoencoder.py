@@ -93,6 +93,7 @@ class UpBlock(nn.Module):
         self.resnets = _resnets(in_channels, out_channels, blocks, groups)
         if not last:
             self.upsamplers = nn.ModuleList([Upsample(out_channels)])
+        self.last = last
         self.redone = False
         self.start_redone = False  # the enlargement and the first block, within the level once more
 
