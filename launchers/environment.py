@@ -14,7 +14,7 @@ from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nea
 from launchers.torch_index import PYTORCH_INDEX
 from launchers.virtual_environment import install, is_complete, python_of, runs, say
 from vae.checks import nvidia_smi
-from vae.checks.cuda_facts import BUILDS
+from vae.checks.cuda_builds import BUILDS
 from vae.config.errors import EXIT_INTERRUPTED
 from vae.config.scripts import SETUP, flushed_output
 

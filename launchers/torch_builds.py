@@ -1,15 +1,13 @@
 """What the set-up says of builds of PyTorch: which suits this machine and why, which ended, which misfits.
 
-The facts of drivers, cards and builds stand with their sources in vae/checks/cuda_facts.py; the versions that
-ended are from pytorch.org/get-started/previous-versions.
+The facts of drivers, cards and builds stand with their sources in vae/checks/cuda_builds.py; the versions
+that ended are from pytorch.org/get-started/previous-versions.
 """
 
 from dataclasses import dataclass
 
-from vae.checks.cuda_facts import BUILDS, FIRST_DRIVER, driver_branch, has_code_for, suggested_build
+from vae.checks.cuda_builds import BUILDS, NEWEST_DRIVER, driver_branch, has_code_for, suggested_build
 from vae.checks.facts import Smi
-
-NEWEST_DRIVER = FIRST_DRIVER[13]  # the branch to update to: every build there is works with it
 
 # Last torch with wheels for it; the oldest that is supported here stands in requirements-torch.txt.
 ENDED = {"cu118": ("CUDA 11.8", "2.7"), "cu121": ("CUDA 12.1", "2.5"), "cu124": ("CUDA 12.4", "2.6")}

@@ -6,7 +6,7 @@ import re
 import urllib.request
 
 from launchers.torch_builds import title
-from vae.checks.cuda_facts import BUILDS
+from vae.checks.cuda_builds import BUILDS
 
 WINDOWS = os.name == "nt"
 PYTORCH_INDEX = "https://download.pytorch.org/whl"  # VAE_TORCH_INDEX names a mirror of it
@@ -14,7 +14,7 @@ GENERAL_INDEX = "the general Python index"
 TIMEOUT_SECONDS = 5
 
 # The general index carries one CUDA build per torch version on Linux: 12.8 for 2.10, 13.0 for
-# 2.11 to 2.13, 13.2 from 2.14 (PyTorch's release matrices, see vae/checks/cuda_facts.py). Standing in for
+# 2.11 to 2.13, 13.2 from 2.14 (PyTorch's release matrices, see vae/checks/cuda_builds.py). Standing in for
 # a CUDA index, it may serve only versions below this one.
 GENERAL_INDEX_BELOW = {"cu126": "2.11", "cu128": "2.11", "cu130": "2.14"}
 

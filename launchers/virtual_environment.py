@@ -19,7 +19,7 @@ from launchers.stamp import (
     write_stamp,
 )
 from launchers.torch_index import torch_source
-from vae.checks.cuda_facts import BUILDS, triton_for_windows
+from vae.checks.cuda_builds import BUILDS, triton_for_windows
 from vae.config.scripts import SETUP
 
 WINDOWS = os.name == "nt"

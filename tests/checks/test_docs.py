@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from tests.checks.machines import DESKTOP
 from tests.conftest import ROOT
-from vae.checks.cuda_facts import BLACKWELL_DRIVER, FIRST_DRIVER
+from vae.checks.cuda_builds import BLACKWELL_DRIVER, FIRST_DRIVER
 from vae.checks.judging import judge
 from vae.checks.judging_host import CHECKPOINT_BYTES, CHECKPOINTS, GIB
 from vae.config.check_flags import CheckConfig

@@ -334,6 +334,9 @@ def test_an_error_has_the_line_that_mends_it():
     error = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
     facts = changed(DESKTOP, loaded={"kernels": kernel("conv", error=error)})
     assert verdict(facts, "kernels.conv").mend == "./setup.sh --torch cu130"
+    # In a container without nvidia-smi: never the CPU's build, where a card is seen.
+    facts = replace(facts, smi=Smi("missing"))
+    assert verdict(facts, "kernels.conv").mend == "./setup.sh --torch cu130"
     error = "OutOfMemoryError: CUDA out of memory."
     facts = changed(DESKTOP, loaded={"kernels": kernel("step", error=error)})
     assert "nvidia-smi" in verdict(facts, "kernels.step").mend

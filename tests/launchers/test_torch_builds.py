@@ -7,7 +7,7 @@ import pytest
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest
 from tests.checks.machines import DESKTOP, changed
 from vae.checks import remedies
-from vae.checks.cuda_facts import AUTO_ORDER, AUTO_ORDER_WINDOWS, BUILDS, has_code_for
+from vae.checks.cuda_builds import AUTO_ORDER, AUTO_ORDER_WINDOWS, BUILDS, has_code_for
 from vae.checks.facts import Smi, SmiCard
 
 ROOT = Path(__file__).resolve().parents[2]

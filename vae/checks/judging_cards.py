@@ -2,13 +2,20 @@
 
 from collections.abc import Callable
 
-from vae.checks import cuda_facts, remedies
+from vae.checks import cuda_builds, remedies
 from vae.checks.facts import Facts, SmiCard
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
 from vae.gpus import BF16_CAPABILITY, match_card
 
 HIDING = ("", "-1", "nodevfiles")  # values of CUDA_VISIBLE_DEVICES that hide every card
 MUCH_TAKEN = 0.1  # share of a card's memory that others may hold before it is said
+# NVML's nvmlClocksEventReasons that mean trouble; idling and the power cap under load do not.
+CLOCK_REASONS = {
+    0x08: "hardware slowdown (heat or power)",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake of the power supply",
+}
 
 
 def judge_cards(facts: Facts) -> list[Check]:
@@ -45,7 +52,7 @@ def _present(facts: Facts) -> Check:
         mend = "ask again without --quick, which waits longer"
         return Check(check, title, WARN, f"nvidia-smi: {smi.message}", expected, mend)
     if smi.status in ("hanging", "failed"):
-        restart = "restart the machine; if it stays: " + remedies.update_driver(facts, 580)
+        restart = "restart the machine; if it stays: " + remedies.update_driver(facts)
         return Check(check, title, WARN if devices else FAIL, f"nvidia-smi: {smi.message}", expected, restart)
     if devices:  # PyTorch finds what nvidia-smi, which is missing, cannot describe
         note = "" if facts.torch_files.hip else "; nvidia-smi is missing, so its state is unknown"
@@ -53,7 +60,7 @@ def _present(facts: Facts) -> Check:
     why = "no nvidia-smi" if smi.status == "missing" else "the driver lists no card"
     found = f"no NVIDIA card ({why}): training runs on the CPU, which is good for trials only"
     mac = facts.host.system == "Darwin"
-    mend = "" if mac else f"with a card: {remedies.update_driver(facts, 580)}"
+    mend = "" if mac else f"with a card: {remedies.update_driver(facts)}"
     return Check(check, title, WARN, found, expected, mend)
 
 
@@ -78,11 +85,11 @@ def _driver(facts: Facts) -> Check:
     if not facts.smi.driver:
         return Check(check, title, SKIP, "no driver version is known")
     cuda, capability = facts.torch_files.cuda, remedies.first_capability(facts)
-    needed = cuda_facts.needed_branch(cuda, capability)
-    branch = cuda_facts.driver_branch(facts.smi.driver)
-    reasons = [f"CUDA {cuda} needs {cuda_facts.needed_branch(cuda, None)}"] if cuda else []
-    if capability and capability >= cuda_facts.BLACKWELL:
-        reasons.append(f"RTX 50 and B200 {cuda_facts.BLACKWELL_DRIVER}")
+    needed = cuda_builds.needed_branch(cuda, capability)
+    branch = cuda_builds.driver_branch(facts.smi.driver)
+    reasons = [f"CUDA {cuda} needs {cuda_builds.needed_branch(cuda, None)}"] if cuda else []
+    if capability and capability >= cuda_builds.BLACKWELL:
+        reasons.append(f"RTX 50 and B200 {cuda_builds.BLACKWELL_DRIVER}")
     expected = f"{needed} or newer: {', '.join(reasons)}" if needed else "any: this build has no CUDA"
     if branch is None or branch >= needed:
         return Check(check, title, PASS, facts.smi.driver, expected)
@@ -130,19 +137,18 @@ def _architecture(facts: Facts) -> Check:
     lacking = [
         (name, major, minor)
         for name, (major, minor) in cards
-        if not cuda_facts.runs_on((major, minor), arch_list)
+        if not cuda_builds.runs_on((major, minor), arch_list)
     ]
     expected = ", ".join(sorted({f"sm_{major}{minor}" for _, (major, minor) in cards}))
     if not lacking:
         return Check(check, title, PASS, " ".join(arch_list), expected)
     named = ", ".join(f"{name} (sm_{major}{minor})" for name, major, minor in lacking)
     found = f"none for {named}: only {' '.join(arch_list)}"
-    if cuda_facts.runs_on(cards[0][1], arch_list):  # the one that training takes by itself is fine
-        fine = [i for i, (_, c) in enumerate(cards) if cuda_facts.runs_on(c, arch_list)]
+    if cuda_builds.runs_on(cards[0][1], arch_list):  # the one that training takes by itself is fine
+        fine = [i for i, (_, c) in enumerate(cards) if cuda_builds.runs_on(c, arch_list)]
         mend = remedies.variable(facts, "CUDA_VISIBLE_DEVICES", ",".join(map(str, fine)))
         return Check(check, title, WARN, found, expected, mend)
-    suggested = remedies.suggested(facts)
-    mend = remedies.setup(facts, suggested) if suggested else remedies.update_driver(facts, 580)
+    mend = remedies.suiting_build(facts)
     return Check(check, title, FAIL, found, expected, mend)
 
 
@@ -252,7 +258,7 @@ def _clocks(facts: Facts) -> Check:
     def judge(card: SmiCard):
         if card.clock_reasons is None:
             return None
-        reasons = [text for bit, text in cuda_facts.CLOCK_REASONS.items() if card.clock_reasons & bit]
+        reasons = [text for bit, text in CLOCK_REASONS.items() if card.clock_reasons & bit]
         if not reasons:
             return PASS, "nothing holds them back", ""
         mend = (

@@ -52,7 +52,7 @@ def _judge_run(facts: Facts, run: KernelRun, check: str, title: str, trouble: st
 def _mend(facts: Facts, error: str) -> str:
     """The line that mends what an error message of CUDA or the compiler means."""
     if "no kernel image" in error or "not compatible with the current PyTorch" in error:
-        return remedies.setup(facts, remedies.suggested(facts) or "cu130")
+        return remedies.suiting_build(facts)
     if "out of memory" in error.lower():
         return "nvidia-smi names the processes that hold the card's memory: end those you do not need"
     if "compiler" in error.lower():

@@ -1,7 +1,7 @@
 """Judges Python, the packages and the build of PyTorch: facts in, checks out, nothing is touched."""
 
 from vae.checks import remedies
-from vae.checks.cuda_facts import triton_for_windows
+from vae.checks.cuda_builds import triton_for_windows
 from vae.checks.facts import Facts, Requirement
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
 from vae.checks.versions import build, satisfies
@@ -123,8 +123,7 @@ def _build(facts: Facts) -> Check:
     if files.cuda or files.hip or not facts.smi.cards:
         expected = "a CUDA build where there is an NVIDIA card"
         return Check(check, title, PASS, found, expected)
-    suggested = remedies.suggested(facts)
-    mend = remedies.setup(facts, suggested) if suggested else remedies.update_driver(facts, 580)
+    mend = remedies.suiting_build(facts)
     return Check(check, title, FAIL, found, f"a CUDA build for the {facts.smi.cards[0].name}", mend)
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 
-from vae.checks import cuda_facts
+from vae.checks import cuda_builds
 from vae.checks.facts import Facts
 
 
@@ -33,9 +33,18 @@ def same_pair(facts: Facts) -> str:
 
 def suggested(facts: Facts) -> str | None:
     """The build that the set-up takes here by itself; None where the driver must be renewed first."""
-    branch = cuda_facts.driver_branch(facts.smi.driver) if facts.smi.driver else None
+    branch = cuda_builds.driver_branch(facts.smi.driver) if facts.smi.driver else None
     newest = max((capability for _, capability in capabilities(facts)), default=None)
-    return cuda_facts.suggested_build(branch, newest, windows=on_windows(facts))
+    if branch is None and facts.loaded and facts.loaded.devices:
+        # Without nvidia-smi, as in some containers, it is at least what the build of today needs.
+        branch = cuda_builds.needed_branch(facts.torch_files.cuda, newest)
+    return cuda_builds.suggested_build(branch, newest, windows=on_windows(facts))
+
+
+def suiting_build(facts: Facts) -> str:
+    """The set-up with the build that suits the card and its driver, or the driver that must come first."""
+    build = suggested(facts)
+    return setup(facts, build) if build else update_driver(facts)
 
 
 def first_capability(facts: Facts) -> tuple[int, int] | None:
@@ -50,7 +59,7 @@ def capabilities(facts: Facts) -> list[tuple[str, tuple[int, int]]]:
     return [(card.name, card.capability) for card in facts.smi.cards if card.capability]
 
 
-def update_driver(facts: Facts, branch: int) -> str:
+def update_driver(facts: Facts, branch: int = cuda_builds.NEWEST_DRIVER) -> str:
     """Where a driver of at least `branch` comes from."""
     if on_windows(facts) or facts.host.wsl:
         where = "in Windows, " if facts.host.wsl else ""

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.checks.machines import ARCHS_126, ARCHS_130
-from vae.checks.cuda_facts import driver_branch, needed_branch, runs_on, suggested_build
+from vae.checks.cuda_builds import driver_branch, needed_branch, runs_on, suggested_build
 
 
 @pytest.mark.parametrize(

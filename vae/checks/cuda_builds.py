@@ -14,6 +14,7 @@ from vae.checks.versions import release
 # Compatibility", table of minor version compatibility
 # (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
 FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
+NEWEST_DRIVER = FIRST_DRIVER[13]  # the branch to update to: every build there is works with it
 
 # R570 is the first branch that knows compute capability 10 and 12; its first public Linux driver came with
 # the CUDA 12.8 release, whose notes list the architecture (docs.nvidia.com/cuda/archive/12.8.0).
@@ -48,14 +49,6 @@ AUTO_ORDER_WINDOWS = ("cu128", "cu130", "cu126")
 # Triton's minor version beside torch's, for Windows, where torch's own metadata names none
 # (github.com/triton-lang/triton-windows); its newest is 3.8.
 WINDOWS_TRITON = {(2, 10): "3.6", (2, 11): "3.6", (2, 12): "3.7", (2, 13): "3.7", (2, 14): "3.8"}
-
-# NVML's nvmlClocksEventReasons that mean trouble; idling and the power cap under load do not.
-CLOCK_REASONS = {
-    0x08: "hardware slowdown (heat or power)",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake of the power supply",
-}
 
 
 def driver_branch(driver: str) -> int | None:
