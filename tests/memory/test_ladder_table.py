@@ -21,18 +21,18 @@ def test_bytes_per_pixel_of_the_whole_step(at_1024):
     found = {name: memory.working / 1024**2 for name, memory in at_1024.items()}
     assert found["none"] <= 12_650
     assert found["activations"] <= 7_150
-    assert found["top_level"] <= 5_750
+    assert found["top_level"] <= 5_250
     assert found["encoder"] <= 4_800
     assert found["blocks"] <= 4_800
     assert found["blocks_encoder"] <= 3_350
-    assert found["all"] <= 2_600
+    assert found["all"] <= 2_250
 
 
 def test_arithmetic_of_an_image(at_1024):
     """TFLOP of forward and backward at 1024 px, LPIPS of both images included."""
     found = {name: memory.flops / 1e12 for name, memory in at_1024.items()}
     assert found["none"] == found["activations"] <= 44  # 48.5 with upsampling as enlargement + convolution
-    assert max(found.values()) == found["all"] <= 64.5
+    assert max(found.values()) == found["all"] <= 65
     assert list(found) == list(RECOMPUTE)
 
 

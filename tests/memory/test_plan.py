@@ -6,9 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from tests.ops.test_bands import in_bands
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
 from vae.losses.perceptual import build_perceptual
+from vae.memory import live_bytes, plan
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepSpec, _largest, choose_step, fastest_rung, step_memory
 from vae.model.autoencoder import AutoencoderKL
@@ -101,6 +103,19 @@ def test_prediction_at_each_rung(rung):
     predicted = step_memory(spec, 2)
     assert predicted.resident == pytest.approx(resident, rel=0.01)
     assert predicted.working == pytest.approx(working, rel=0.01)
+
+
+def test_prediction_in_bands_of_rows(monkeypatch):
+    deep = ModelConfig(channels=(16, 32, 32, 32), layers_per_block=1, norm_groups=4, z_channels=4)
+    spec = replace(SPEC, model=deep, image_size=128, batch=1, recompute="all", channels_last=True)
+    _, whole = measured(spec, 1)
+    monkeypatch.setattr(live_bytes, "_COUNTED", {})  # what was counted of whole pictures
+    with in_bands(2**14):
+        resident, working, _ = plan._count.__wrapped__(spec, 1)
+        expected_resident, expected_working = measured(spec, 1)
+    assert resident == pytest.approx(expected_resident, rel=0.01)
+    assert working == pytest.approx(expected_working, rel=0.01)
+    assert working < 0.85 * whole
 
 
 def test_linear_in_the_micro_batch():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.ops.test_bands import in_bands
 from tests.test_step import plain_losses
 from tests.toy_networks import ALL_LOSSES, gradients, relative_difference, toy_inputs, toy_networks
 from vae.config.options import RECOMPUTE, ModelConfig
@@ -75,6 +76,15 @@ def test_gradients_equal_plain_autograd_of_the_formulas(exact, rung, channels_la
         assert relative_difference(found, expected) < 1e-11  # fp64; other kernels, other order of sums
 
 
+@pytest.mark.parametrize("rung", ["none", "activations", "all"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_gradients_of_pictures_in_bands_of_rows(exact, rung, channels_last):
+    with in_bands(300):
+        every = rung_gradients(rung, channels_last=channels_last)
+    for found, expected in zip(every, exact, strict=True):
+        assert relative_difference(found, expected) < 1e-11
+
+
 # squared errors: the gradient of an absolute one jumps where a rounding changes its sign
 SMOOTH = replace(ALL_LOSSES, reconstruction_loss="mse")
 
@@ -97,6 +107,13 @@ def test_gradients_in_fp32(rung):
         assert relative_difference(one, expected) < 1e-5
 
 
+def test_gradients_in_fp32_in_bands_of_rows():
+    with in_bands(300):
+        every = rung_gradients("all", torch.float32, seeded_inputs(0), SMOOTH, channels_last=True)
+    for found, expected in zip(every, smooth_gradients(0), strict=True):
+        assert relative_difference(found, expected) < 1e-5
+
+
 @cache
 def bf16_error(rung, plain=False):
     """Distance of bf16's gradients from fp64's, mean over three batches: one alone is luck."""
@@ -112,6 +129,12 @@ def bf16_error(rung, plain=False):
 @pytest.mark.parametrize("rung", ["none", "activations", "blocks", "all"])
 def test_bf16_is_no_further_from_fp64_than_plain_bf16(rung):
     assert bf16_error(rung) <= 1.1 * bf16_error("none", plain=True)
+
+
+def test_bf16_in_bands_of_rows():
+    with in_bands(300):
+        found = bf16_error.__wrapped__("all")
+    assert found <= 1.1 * bf16_error("none", plain=True)
 
 
 @pytest.mark.parametrize("rung", RECOMPUTING)
