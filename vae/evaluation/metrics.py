@@ -5,6 +5,7 @@ Shapes: B images of H x W px, three channels, floats in [-1, 1].
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vae.config.errors import UserError
 
@@ -13,6 +14,9 @@ SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian of deviation 1.5
 SSIM_SIGMA = 1.5
 SSIM_C1 = (0.01 * PEAK) ** 2
 SSIM_C2 = (0.03 * PEAK) ** 2
+# Wang, Simoncelli & Bovik 2003, from full size down
+MS_SSIM_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+MS_SSIM_LEAST_SIDE = SSIM_WINDOW * 2 ** (len(MS_SSIM_WEIGHTS) - 1)  # px: a window at the smallest scale
 
 
 def psnr(recon: Tensor, images: Tensor) -> Tensor:
@@ -38,8 +42,32 @@ def ssim(recon: Tensor, images: Tensor) -> Tensor:
     for one, other in zip(
         recon.flatten(0, 1), images.flatten(0, 1), strict=True
     ):  # one channel: little memory
-        values.append(_ssim_of_channel(to_8_bit(one).double(), to_8_bit(other).double()))
+        values.append(_ssim_of_channel(to_8_bit(one).double(), to_8_bit(other).double())[0])
     return torch.stack(values).view(images.shape[:2]).mean(1)
+
+
+def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
+    """Structural similarity over five scales (Wang, Simoncelli & Bovik 2003) of each picture: -> (B,) fp64.
+
+    Every scale is as in `ssim`, halved by 2 x 2 means; each is averaged over channels before the weighted
+    product, negative ones counting as 0, as torchmetrics has it. Raises UserError below 176 px a side.
+    """
+    assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
+    height, width = images.shape[2:]
+    if min(height, width) < MS_SSIM_LEAST_SIDE:
+        raise UserError(
+            f"MS-SSIM needs pictures of at least {MS_SSIM_LEAST_SIDE} px a side, not {width} x {height}"
+        )
+    x, y = to_8_bit(recon).double(), to_8_bit(images).double()
+    product = torch.ones(images.shape[0], dtype=torch.float64, device=images.device)
+    for scale, weight in enumerate(MS_SSIM_WEIGHTS):
+        last = scale == len(MS_SSIM_WEIGHTS) - 1
+        parts = [_ssim_of_channel(a, b) for a, b in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True)]
+        values = torch.stack([whole if last else structure for whole, structure in parts])
+        product = product * values.view(images.shape[:2]).mean(1).clamp(min=0) ** weight
+        if not last:
+            x, y = F.avg_pool2d(x, 2), F.avg_pool2d(y, 2)
+    return product
 
 
 def to_8_bit(images: Tensor) -> Tensor:
@@ -48,15 +76,18 @@ def to_8_bit(images: Tensor) -> Tensor:
     return ((wide.clamp(-1, 1) + 1) * (PEAK / 2)).round()
 
 
-def _ssim_of_channel(x: Tensor, y: Tensor) -> Tensor:
-    """Structural similarity of two (H, W) channels; fp64: variances are differences of large numbers."""
+def _ssim_of_channel(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Structural similarity of two (H, W) channels, and the part of it without luminance.
+
+    fp64: variances are differences of large numbers.
+    """
     mean_x, mean_y = _blur(x), _blur(y)
     variance_x = _blur(x * x) - mean_x * mean_x
     variance_y = _blur(y * y) - mean_y * mean_y
     covariance = _blur(x * y) - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + SSIM_C1) / (mean_x * mean_x + mean_y * mean_y + SSIM_C1)
     structure = (2 * covariance + SSIM_C2) / (variance_x + variance_y + SSIM_C2)
-    return (luminance * structure).mean()
+    return (luminance * structure).mean(), structure.mean()
 
 
 def _blur(channel: Tensor) -> Tensor:

@@ -112,16 +112,16 @@ class Results:
     schema_version: int = SCHEMA_VERSION
 
 
-def as_json(results: Results) -> dict[str, Any]:
-    """Results as plain JSON values, paths as text."""
-    return _plain(asdict(results))
+def as_json(results: Results, folder: Path) -> dict[str, Any]:
+    """Results as plain JSON values, paths as text from `folder` on."""
+    return _plain(asdict(results), folder)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, folder: Path) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _plain(inner, folder) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [_plain(inner, folder) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None  # JSON knows no NaN
-    return str(value) if isinstance(value, Path) else value
+    return value.relative_to(folder).as_posix() if isinstance(value, Path) else value

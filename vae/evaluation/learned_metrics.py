@@ -1,0 +1,118 @@
+"""Metrics that need trained networks, LPIPS and rFID: looked for before anything is measured.
+
+Shapes: B images of H x W px.
+"""
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import torch
+
+from vae.config.errors import UserError
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.losses.perceptual import PerceptualLoss, build_perceptual
+from vae.losses.trunk_weights import download, find_trunk_weights, matches_name
+
+# What torch-fidelity loads by itself: the Inception of the first FID (Heusel et al. 2017) as PyTorch weights.
+INCEPTION_URL = (
+    "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+    "weights-inception-2015-12-05-6726825d.pth"
+)
+RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
+FEATURES = 2048  # of Inception's last pooling
+
+
+def find_perceptual(
+    config: EvaluateConfig, device: torch.device, missing: dict[str, str]
+) -> tuple[PerceptualLoss | None, str | None]:
+    """LPIPS in fp32 and its network's name; both None, and a word in `missing`, where it cannot be had.
+
+    Raises UserError where a network or a file was asked for by name and cannot be had.
+    """
+    net = "vgg" if config.perceptual_net == "auto" else config.perceptual_net
+    if net == "none":
+        missing["lpips"] = "left out by --perceptual_net none"
+        return None, None
+    try:
+        if net != "random":
+            find_trunk_weights(net, config.perceptual_weights)
+        return build_perceptual(net, config.perceptual_weights, torch.float32, device), net
+    except UserError as error:
+        reason = str(error).replace(  # the trainer's way out is another
+            "train without LPIPS by --perceptual_weight 0", "leave LPIPS out by --perceptual_net none"
+        )
+        if config.perceptual_net != "auto" or config.perceptual_weights is not None:
+            raise UserError(reason) from None
+        missing["lpips"] = reason
+        return None, None
+
+
+class ReconstructionFid:
+    """Frechet distance (Heusel et al. 2017) between pictures and their reconstructions, by torchmetrics."""
+
+    def __init__(self, weights: Path, device: torch.device):
+        from torchmetrics.image.fid import FrechetInceptionDistance
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its memory
+            self._metric = FrechetInceptionDistance(
+                feature=FEATURES, feature_extractor_weights_path=str(weights)
+            ).to(device)
+        self._metric.set_dtype(torch.float64)  # of the sums: covariances are differences of large numbers
+        self._count = 0
+
+    def add(self, images: torch.Tensor, recon: torch.Tensor) -> None:
+        """Take in uint8 (B, 3, H, W) and their reconstructions."""
+        self._metric.update(images, real=True)
+        self._metric.update(recon, real=False)
+        self._count += len(images)
+
+    def take(self) -> float | None:
+        """The distance over all that was added since the last take; None of fewer than two pictures."""
+        value = self._metric.compute().item() if self._count > 1 else None
+        self._metric.reset()
+        self._count = 0
+        return value
+
+
+def find_rfid(
+    config: EvaluateConfig, device: torch.device, missing: dict[str, str]
+) -> ReconstructionFid | None:
+    """rFID where --rfid asks for it; UserError where its packages or weights cannot be had."""
+    if not config.rfid:
+        missing["rfid"] = "not asked for: --rfid measures it"
+        return None
+    absent = [package for module, package in RFID_PACKAGES.items() if not importlib.util.find_spec(module)]
+    if absent:
+        raise UserError(
+            f"--rfid needs {' and '.join(absent)}: pip install {' '.join(RFID_PACKAGES.values())}, or leave "
+            "--rfid out"
+        )
+    return ReconstructionFid(_find_inception(config.inception_weights), device)
+
+
+def _find_inception(given: str | None) -> Path:
+    """The verified file of Inception's weights; fetched where it is not there."""
+    name = INCEPTION_URL.rsplit("/", 1)[-1]
+    remedy = f"put {INCEPTION_URL} there, give it as --inception_weights FILE, or leave --rfid out"
+    path = Path(given).expanduser() if given else Path(torch.hub.get_dir(), "checkpoints", name)
+    if given and not path.is_file():
+        raise UserError(f"--inception_weights {given} is not a file: {remedy}")
+    if not path.is_file():
+        try:
+            download(INCEPTION_URL, path)
+        except OSError as error:
+            raise UserError(
+                f"--rfid: {path} is missing and could not be downloaded ({error}): {remedy}"
+            ) from error
+    if not matches_name(path, path.name):
+        raise UserError(f"{path} is damaged, its SHA-256 is not the one in its name: {remedy}")
+    try:  # torch-fidelity would run what a pickle says; this reads tensors alone and refuses everything else
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        fits = state["fc.weight"].shape == (1008, FEATURES)
+    except Exception as error:  # a damaged file raises anything
+        raise UserError(f"{path} holds no readable Inception weights: {remedy}") from error
+    if not fits:
+        raise UserError(f"{path} holds another network than torch-fidelity's Inception: {remedy}")
+    return path

@@ -1,0 +1,113 @@
+"""Pictures kept for the page: original, reconstruction, error and latent channels as PNG files.
+
+Shapes: pictures are uint8 (3, H, W), latents (Z, h, w).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vae.evaluation.measuring import Reconstruct, VaeCodec
+from vae.evaluation.pictures import Pictures
+from vae.evaluation.results import LatentFacts, Sample, SizeResult
+from vae.inference.files import write_png
+
+ERROR_GAIN = 8  # as on the trainer's sheets
+LATENT_SPREAD = 3  # standard deviations of a channel on either side of its mean, from black to white
+MAX_LATENT_PICTURES = 64
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A picture that is shown."""
+
+    index: int  # among the pictures measured
+    name: str
+    why: str  # worst, typical or best
+
+
+def choose(results: list[SizeResult], count: int) -> list[Chosen]:
+    """The `count` worst, middle and best pictures by PSNR, mean over `results`; no picture twice."""
+    names = list(results[0].per_image)
+    scores = []
+    for name in names:
+        values = [result.per_image[name]["psnr"] for result in results]
+        # one that could not be reconstructed is the worst of all
+        scores.append(-1.0 if None in values else sum(values) / len(values))
+    order = sorted(range(len(names)), key=lambda index: scores[index])
+    middle = max(0, (len(order) - count) // 2)
+    parts = {
+        "worst": order[:count],
+        "best": order[::-1][:count],
+        "typical": order[middle : middle + count],
+    }
+    chosen: dict[int, str] = {}
+    for why, indices in parts.items():
+        for index in indices:
+            chosen.setdefault(index, why)
+    shown = [Chosen(index, names[index], why) for index, why in chosen.items()]
+    return sorted(shown, key=lambda one: ("worst", "typical", "best").index(one.why))
+
+
+def write_originals(chosen: list[Chosen], pictures: Pictures, size: int, folder: Path) -> None:
+    """Each chosen picture as NN_original.png."""
+    for number, one in enumerate(chosen):
+        _write(folder / f"{number:02d}_original.png", pictures.read(one.name, size))
+
+
+def write_samples(
+    reconstruct: Reconstruct,
+    position: int,
+    chosen: list[Chosen],
+    pictures: Pictures,
+    result: SizeResult,
+    latents: LatentFacts | None,
+    folder: Path,
+) -> list[Sample]:
+    """What row number `position` makes of the chosen pictures, at the size of `result`.
+
+    File names hold numbers alone, for a picture's own name may be anything. Pictures that cannot be
+    reconstructed are passed over.
+    """
+    samples = []
+    for number, one in enumerate(chosen):
+        picture = pictures.read(one.name, result.size)
+        (recon,) = reconstruct(picture[None], range(one.index, one.index + 1))
+        if recon is None:
+            continue
+        recon, stem = recon.cpu(), f"{number:02d}_{position:02d}"
+        error = ((recon.int() - picture.int()).abs() * ERROR_GAIN).clamp(max=255).to(torch.uint8)
+        _write(folder / f"{stem}_recon.png", recon)
+        _write(folder / f"{stem}_error.png", error)
+        channels = []
+        if isinstance(reconstruct, VaeCodec) and latents is not None:
+            channels = _write_channels(reconstruct, picture, latents, folder / f"{stem}_latent")
+        samples.append(
+            Sample(
+                name=one.name,
+                original=folder / f"{number:02d}_original.png",
+                recon=folder / f"{stem}_recon.png",
+                error=folder / f"{stem}_error.png",
+                latents=channels,
+                metrics=result.per_image[one.name],
+                why=one.why,
+            )
+        )
+    return samples
+
+
+def _write_channels(codec: VaeCodec, picture: torch.Tensor, facts: LatentFacts, stem: Path) -> list[Path]:
+    """One grey picture per channel of the posterior's mode, the first MAX_LATENT_PICTURES."""
+    latents = codec.latents_of(picture[None])[0].double().cpu()
+    paths = []
+    for channel, values in enumerate(latents[:MAX_LATENT_PICTURES]):
+        distance = (values - facts.mean[channel]) / (LATENT_SPREAD * facts.std[channel])
+        grey = ((distance + 1) * 127.5).clamp(0, 255).round().to(torch.uint8)
+        paths.append(stem.with_name(f"{stem.name}_{channel:02d}.png"))
+        write_png(paths[-1], grey.numpy())
+    return paths
+
+
+def _write(path: Path, picture: torch.Tensor) -> None:
+    write_png(path, picture.permute(1, 2, 0).contiguous().numpy())
