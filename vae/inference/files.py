@@ -1,8 +1,6 @@
 """Which files are read and written: inputs listed, results named, pictures to tensors and back."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from vae.data.decoding import decode_image
 from vae.data.folder import walk_images
 from vae.data.formats import BadImageError
 from vae.inference.padding import LEAST_SIDE
+from vae.whole_file import replacing
 
 LATENTS = ".safetensors"
 
@@ -146,17 +145,3 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
     """Write uint8 (H, W, 3) pixels as PNG, whole or not at all."""
     with replacing(path) as temporary:
         Image.fromarray(pixels).save(temporary, format="PNG")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to: on success flushed and renamed to it, otherwise removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ Our parameter names are diffusers' own, so the model's state_dict is the file.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from vae.config.errors import UserError
 from vae.config.options import ModelConfig
 from vae.interop.safetensors_file import write_safetensors
 from vae.model.autoencoder import LatentNorm
+from vae.whole_file import replacing
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 PICKLE_ADVICE = "which can run code when it is read: save it as .safetensors first (docs/export.md shows how)"
@@ -65,11 +65,9 @@ def save_diffusers_folder(
     metadata: dict[str, str] | None = None,
 ) -> None:
     """Write weights, by our names, and what diffusers_config gave; each file appears whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
-    temporary = folder / "config.json.tmp"
-    temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / "config.json")
+    with replacing(folder / "config.json") as temporary:
+        temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def locate_weights(path: Path, where: str) -> tuple[Path, Path | None]:

@@ -226,5 +226,4 @@ def _write(
     if scaling is None:
         described = {k: v for k, v in described.items() if k not in ("scaling_factor", "shift_factor")}
     weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(described)})

@@ -1,6 +1,5 @@
 """The tensors of a VAE in a safetensors file: reading, alone or out of a whole checkpoint, and writing."""
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from vae.config.export_flags import PUBLISHED_SCALING
 from vae.device import DTYPES
 from vae.interop.compvis_names import current_name, from_compvis, is_compvis
 from vae.model.autoencoder import AutoencoderKL
+from vae.whole_file import replacing
 
 READABLE = {"F64", "F32", "F16", "BF16"}
 _PREFIXES = ("first_stage_model.", "vae.")  # of a VAE among the other networks of one file
@@ -99,15 +99,12 @@ def stored_weights(model: AutoencoderKL, dtype: str) -> dict[str, torch.Tensor]:
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file whole or not at all; raises OSError where it cannot be written."""
-    temporary = path.with_name(path.name + ".tmp")
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
     try:
-        tensors = {name: value.contiguous() for name, value in tensors.items()}
-        save_file(tensors, temporary, metadata={"format": "pt", **metadata})
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"format": "pt", **metadata})
     except SafetensorError as error:  # a full disk
         raise OSError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _vae_names(names: list[str], where: str) -> tuple[dict[str, str], str]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from vae.config.scripts import discard
+from vae.whole_file import replacing
 
 METRICS_NAME = "metrics.jsonl"
 REJECTED_NAME = "rejected_images.txt"
@@ -47,10 +47,8 @@ class Logbook:
         if not self.active:
             return
         path = self.folder / "samples" / f"{name}_step_{step:07d}.png"
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        Image.fromarray(pixels).save(temporary, format="PNG")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            Image.fromarray(pixels).save(temporary, format="PNG")
         self._board.add_image(name, pixels, step, dataformats="HWC")
 
     def rejected(self, line: str) -> None:
@@ -81,10 +79,7 @@ def say(text: str) -> None:
     except BrokenPipeError:  # as under `| head -1`
         discard(sys.stdout)
         remark = f"nobody reads the output any more: training goes on, its records are in {METRICS_NAME}"
-        try:
-            print(remark, file=sys.stderr)
-        except BrokenPipeError:  # the same reader, under `2>&1`
-            discard(sys.stderr)
+        print(remark, file=sys.stderr)
 
 
 def _cut_records(path: Path, last_step: int) -> None:
@@ -98,6 +93,5 @@ def _cut_records(path: Path, last_step: int) -> None:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

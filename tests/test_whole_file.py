@@ -1,0 +1,29 @@
+"""A file appears whole or not at all."""
+
+import pytest
+
+from vae.whole_file import replacing
+
+
+def test_a_file_is_there_only_when_it_is_whole(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    with replacing(path) as temporary:
+        temporary.write_text("whole")
+        assert not path.exists()
+    assert path.read_text() == "whole"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_fails_leaves_the_old_file_and_no_rest(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+
+    def fail():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
