@@ -4,10 +4,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.ops import test_fused_conv, test_resample, test_residual_block
+from vae.memory import live_bytes
+from vae.memory.live_bytes import LiveBytes
 from vae.ops import bands
-from vae.ops.fused_conv import norm_silu_conv
+from vae.ops.fused_conv import conv_in_bands, norm_silu_conv
 from vae.ops.resample import downsample_conv, upsample_conv
 from vae.ops.residual_block import residual_block
 
@@ -64,3 +67,48 @@ def test_resampling_in_bands(shape, out_channels, function, layout, elements):
         pytest.skip("nothing is left of such a picture")
     tensors = with_layout(test_resample.tensors(shape, out_channels), layout)
     assert_the_same(lambda t: test_resample.results(function, t), tensors, elements)
+
+
+def conv_arguments(shape, dtype=torch.float64, device="cpu"):
+    """Seeded h (B, C, H, W) and the parameters of a 3x3 convolution to C' channels, with gradient."""
+    batch, width, out, height, side = shape
+    sizes = [(batch, width, height, side), (out, width, 3, 3), (out,)]
+    generator = torch.Generator().manual_seed(0)
+    found = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    return [t.to(device, dtype).requires_grad_() for t in found]
+
+
+@pytest.mark.parametrize("elements", BANDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", test_residual_block.SHAPES)
+def test_plain_convolution_in_bands(shape, layout, elements):
+    tensors = with_layout(conv_arguments(shape), layout)
+    whole = test_resample.results(lambda *t: F.conv2d(*t, padding=1), tensors)
+    with in_bands(elements):
+        found = test_resample.results(conv_in_bands, tensors)
+    for one, other in zip(found, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_plain_convolution_is_a_well_behaved_operator():
+    tensors = conv_arguments((2, 4, 3, 5, 6), torch.float32)
+    torch.library.opcheck(torch.ops.vae.conv_in_bands.default, tensors)
+
+
+def test_arithmetic_of_a_plain_convolution_is_three_times_its_forward():
+    tensors = conv_arguments((1, 4, 6, 16, 16), torch.float32, device="meta")
+    with LiveBytes() as counter:
+        conv_in_bands(*tensors).sum().backward()
+    assert counter.flops == 3 * 2 * 16 * 16 * 4 * 6 * 9
+
+
+def test_a_block_that_halves_its_width_needs_room_for_one_gradient():
+    x, *parameters = test_residual_block.arguments((1, 64, 32, 256, 256), torch.float32, device="meta")
+    layers = test_residual_block.GROUPS, test_residual_block.EPS
+    with in_bands(2**16), pytest.MonkeyPatch.context() as patches:
+        patches.setattr(live_bytes, "_COUNTED", {})
+        out = residual_block(x, parameters, *layers)
+        grad_out = torch.empty_like(out)
+        with LiveBytes() as counter:
+            torch.autograd.grad(out, [x, *parameters], grad_out)
+    assert counter.peak <= 1.15 * x.nbytes  # bands beside it, and the gradients of the weights
