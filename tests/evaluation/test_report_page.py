@@ -1,0 +1,281 @@
+"""The report: what it shows, what it must not run, and that it asks for nothing outside itself."""
+
+import base64
+import hashlib
+import io
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vae.evaluation.report_html import column
+from vae.evaluation.report_page import write_report
+from vae.evaluation.report_pictures import MAX_SIDE
+from vae.evaluation.results import (
+    Equivariance,
+    GridArtefact,
+    LatentFacts,
+    Protocol,
+    Results,
+    Sample,
+    SizeResult,
+    VaeResult,
+)
+
+EVIL = "<script>alert(1)</script>.png"
+QUOTES = '" onerror="alert(1)" \' onload=\'alert(1).png'
+WHY_NO_LPIPS = "no <weights> of VGG: fetch them"
+WHY_NO_PEAK = "not measured on a CPU"
+
+
+class Page(HTMLParser):
+    """A page as a browser takes it apart: elements with attributes, text, contents of scripts and styles."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.html, self.elements, self.text, self.raw, self._open = html, [], [], {}, None
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag if tag in ("script", "style") else None
+
+    def handle_endtag(self, tag):
+        self._open = None
+
+    def handle_data(self, data):
+        if self._open:
+            self.raw.setdefault(self._open, []).append(data)
+        else:
+            self.text.append(data)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def shown(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def picture(path, side, seed):
+    values = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(values).save(path)
+    return path
+
+
+def sample(folder, name, number, side, why, channels=2):
+    latents = [folder / f"{number}_latent_{channel}.png" for channel in range(channels)]
+    for path in latents:
+        Image.fromarray(np.full((8, 8), 99, dtype=np.uint8)).save(path)
+    return Sample(
+        name=name,
+        original=picture(folder / f"{name.count('<')}_original.png", side, 1),
+        recon=picture(folder / f"{number}_recon.png", side, number),
+        error=picture(folder / f"{number}_error.png", side, number + 50),
+        latents=latents,
+        metrics={"psnr": 21.25, "ssim": 0.5, "ms_ssim": None, "lpips": None},
+        why=why,
+    )
+
+
+def vae(folder, name, number, psnr, side=24):
+    values = {"psnr": psnr, "ssim": 0.75, "ms_ssim": 0.875, "lpips": None, "rfid": 4.5}
+    per_image = {EVIL: {"psnr": 20.0}, QUOTES: {"psnr": 30.0}}
+    sizes = [
+        SizeResult(size, dict(values), per_image, 12.5 + number, 7.25, None, None) for size in (256, 512)
+    ]
+    return VaeResult(
+        name=name,
+        path=f"/models/{name}",
+        kind="checkpoint",
+        sizes=sizes,
+        latents=LatentFacts(2, 8, [0.0, 0.25], [1.0, 0.001], 123.5, [1], 0.5),
+        equivariance={"turn_90": Equivariance(17.25, 18.75)},
+        grid_artefacts={"grey": GridArtefact(0.125, None)},
+        samples=[
+            sample(folder, EVIL, 10 * number, side, "worst"),
+            sample(folder, QUOTES, 10 * number + 1, side, "best"),
+        ],
+        curves=[
+            {"kind": "train", "step": 1, "loss": 0.5, EVIL: 1.0},
+            {"kind": "train", "step": 2, "loss": None},
+            {"kind": "train", "step": 3, "loss": 0.25},
+            {"kind": "train", "step": 4, "loss": math.nan},
+            {"kind": "validation", "step": 3, "psnr": 22.0},
+            {"kind": "validation", "step": "4"},
+        ],
+        config={"channels": [8, 16], "z_channels": 2},
+    )
+
+
+@pytest.fixture
+def results(tmp_path):
+    codec = vae(tmp_path, "JPEG 0.5 bit/px", 3, 40.0)
+    codec.kind, codec.latents, codec.curves, codec.path = "codec", None, [], ""
+    codec.equivariance, codec.grid_artefacts = {}, {}
+    return Results(
+        Protocol(f"data/{EVIL}", 2, (256, 512), "middle", "mode", "8 bit", "fp32", "CPU", 1, None, 0),
+        {"torch": "2.15.0", "command": f"evaluate_vae.py {EVIL}", "date": "2030-01-01 00:00 UTC"},
+        [vae(tmp_path, f"first {EVIL}", 1, 28.5), vae(tmp_path, "second", 2, 29.5), codec],
+        {"lpips": WHY_NO_LPIPS, "peak memory": WHY_NO_PEAK},
+        {f"broken {EVIL}": "truncated <file>"},
+    )
+
+
+def written(results, folder) -> Page:
+    write_report(results, folder / "report.html")
+    return Page((folder / "report.html").read_bytes().decode("utf-8"))
+
+
+def cells(page, caption) -> list[list[str]]:
+    """The table of this caption as text."""
+    found = page.html[page.html.index(f"<caption>{caption}") :]
+    rows = re.findall(r"<tr>(.*?)</tr>", found[: found.index("</table>")], re.S)
+    return [
+        [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd].*?</t[hd]>", row)]
+        for row in rows
+    ]
+
+
+def test_names_are_harmless_everywhere(results, tmp_path):
+    page = written(results, tmp_path)
+    assert len(page.all("script")) == 1
+    assert "alert" not in page.raw["script"][0]
+    assert EVIL not in page.html
+    assert EVIL in page.shown
+    assert QUOTES in page.shown
+    for _, attributes in page.elements:
+        assert not any(name.startswith("on") for name in attributes), attributes
+    alts = [image["alt"] for image in page.all("img")]
+    assert f"{EVIL}, original" in alts
+    assert f"{QUOTES}, reconstruction by second" in alts
+    assert any(option.get("value") == "1" for option in page.all("option"))
+
+
+def test_nothing_comes_from_outside(results, tmp_path):
+    page = written(results, tmp_path)
+    for tag, attributes in page.elements:
+        assert tag not in {"link", "iframe", "object", "embed", "base", "form", "use"}
+        assert "style" not in attributes, "the policy forbids it"
+        assert not {"srcset", "action", "data", "xlink:href"} & attributes.keys()
+        if "src" in attributes:
+            assert attributes["src"].startswith("data:image/")
+        if "href" in attributes:
+            assert attributes["href"].startswith("#")
+    assert "url(" not in page.html
+    assert "@import" not in page.html
+    assert not re.search(r"\bfetch\(|XMLHttpRequest|import\(|innerHTML|eval\(", page.raw["script"][0])
+
+
+def test_the_policy_allows_this_style_and_script_alone(results, tmp_path):
+    page = written(results, tmp_path)
+    policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        digest = hashlib.sha256("".join(page.raw[tag]).encode()).digest()
+        assert f"{tag}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+
+
+def test_every_sample_lies_under_a_slider_unchanged(results, tmp_path):
+    page = written(results, tmp_path)
+    ranges = [one for one in page.all("input") if one.get("type") == "range"]
+    assert len(ranges) == 2
+    assert all(one["aria-label"] and one["min"] == "0" and one["max"] == "100" for one in ranges)
+    layers = [image for image in page.all("img") if image.get("class") == "layer"]
+    assert len(layers) == 2 * (1 + len(results.vaes))  # each original once
+    recon = next(image for image in layers if image["alt"] == f"{EVIL}, reconstruction by second")
+    content = base64.b64decode(recon["src"].partition(",")[2])
+    with Image.open(io.BytesIO(content)) as embedded, Image.open(results.vaes[1].samples[0].recon) as file:
+        assert np.array_equal(np.asarray(embedded.convert("RGB")), np.asarray(file))
+    alts = [image["alt"] for image in page.all("img")]
+    assert f"error map of second for {EVIL}" in alts
+    assert f"latent channel 1 of second for {QUOTES}" in alts
+    assert "1, dead" in page.shown
+
+
+def test_a_large_picture_shows_its_middle_at_full_size(results, tmp_path):
+    large = vae(tmp_path, "second", 2, 29.5, side=MAX_SIDE + 40)
+    results.vaes = [large]
+    page = written(results, tmp_path)
+    layer = next(image for image in page.all("img") if image.get("class") == "layer")
+    assert layer["width"] == layer["height"] == str(MAX_SIDE)
+    content = base64.b64decode(layer["src"].partition(",")[2])
+    with Image.open(io.BytesIO(content)) as embedded, Image.open(large.samples[0].original) as file:
+        assert np.array_equal(np.asarray(embedded.convert("RGB")), np.asarray(file)[20:-20, 20:-20])
+    assert f"the middle of {MAX_SIDE + 40} × {MAX_SIDE + 40}" in page.shown
+
+
+def test_tables_hold_every_metric_at_each_size_and_mark_the_best_network(results, tmp_path):
+    page = written(results, tmp_path)
+    for size in (256, 512):
+        head, first, second, codec = cells(page, f"Quality, {size} × {size} px")
+        assert [title.split()[0] for title in head[1:]] == ["PSNR", "SSIM", "MS-SSIM", "LPIPS", "rFID"]
+        assert first[1:] == ["28.50", "0.7500", "0.8750", "missing", "4.500"]  # equal values: no best
+        assert second[1] == "★ 29.50"
+        assert codec[1] == "40.00"  # higher, and takes no part
+    head, first, second = cells(page, "Speed and memory, 512 × 512 px")
+    assert second[1:] == ["★ 14.5", "7.25", "missing", "missing"]
+    assert cells(page, "Equivariance")[1][1] == "17.25 (18.75)"
+    assert cells(page, "Grid artefacts")[1][1] == "0.125"
+    assert cells(page, "Latents")[1][1:] == ["2", "8", "123.5", "0 to 0.25", "0.001 to 1", "1 of 2 (1)"]
+    hardest = cells(page, "PSNR of the hardest pictures")
+    assert [row[1] for row in hardest[1:]] == ["20.00", "30.00"]
+    for text in ("2.15.0", "8, 16", "/models/second", "truncated <file>", "2030-01-01"):
+        assert text in page.shown
+
+
+def test_what_is_missing_has_its_reason_and_is_never_zero(results, tmp_path):
+    page = written(results, tmp_path)
+    reasons = [cell["title"] for cell in page.all("td") if "missing" in cell.get("class", "")]
+    assert WHY_NO_LPIPS in reasons
+    assert WHY_NO_PEAK in reasons
+    assert all(reasons)
+    assert WHY_NO_LPIPS in page.shown
+    assert WHY_NO_PEAK in page.shown
+    for row in cells(page, "Quality, 256 × 256 px")[1:]:
+        assert row[4] == "missing"
+
+
+def test_a_reason_of_one_size_or_one_vae_is_found(results, tmp_path):
+    results.missing = {"lpips at 256": "too small", "second at 512": "gave NaN", "peak memory": WHY_NO_PEAK}
+    page = written(results, tmp_path)
+    reasons = [cell["title"] for cell in page.all("td") if "missing" in cell.get("class", "")]
+    assert reasons.count("too small") == 3  # one per VAE in the table of 256 px
+    assert "gave NaN" in reasons
+
+
+def test_curves_show_numbers_alone(results, tmp_path):
+    page = written(results, tmp_path)
+    charts = {one["aria-label"] for one in page.all("svg") if "aria-label" in one}
+    assert f"loss by step: first {EVIL} from 0.5 to 0.25; second from 0.5 to 0.25" in charts
+    assert any(label.startswith("PSNR dB by step: ") for label in charts)
+    for line in page.all("polyline"):
+        assert re.fullmatch(r"[\d.,\- ]+", line["points"])  # no nan, None or inf
+    results.vaes = results.vaes[2:]
+    assert "metrics.jsonl" in written(results, tmp_path).shown
+
+
+def test_a_vae_without_a_picture_is_named(results, tmp_path):
+    results.vaes[0].samples = []
+    assert f"Not reconstructed by first {EVIL} ." in written(results, tmp_path).shown
+
+
+def test_a_failed_report_leaves_the_old_one(results, tmp_path):
+    (tmp_path / "report.html").write_text("old")
+    results.vaes[0].samples[0].recon.unlink()
+    with pytest.raises(FileNotFoundError):
+        write_report(results, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == "old"
+    assert not list(tmp_path.glob(".report*"))
+
+
+def test_values_that_look_alike_win_together():
+    marked = ["★" in cell for cell in column([1.001, 1.002, 0.5], lambda v: f"{v:.2f}", best=max)]
+    assert marked == [True, True, False]
+    assert not any("★" in cell for cell in column([1.0, None], best=max))
+    assert "0" not in re.sub(r"<[^>]+>", "", column([None])[0])
