@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vae.host import container_memory, container_quota, main_memory, usable_cores
+from vae.host import container_memory, container_quota, decoding_processes, main_memory, usable_cores
 
 
 def test_usable_cores_keep_to_affinity_and_quota(tmp_path):
@@ -50,3 +50,9 @@ def test_container_memory(tmp_path, name, text, limit):
 def test_main_memory():
     total, free = main_memory()
     assert 2**28 < free <= total < 2**50
+
+
+def test_decoding_processes_leave_cores_for_training():
+    found = [decoding_processes(cores, windows=False) for cores in (1, 2, 3, 8, 14, 64)]
+    assert found == [1, 1, 1, 6, 12, 12]
+    assert decoding_processes(64, windows=True) == 4

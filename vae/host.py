@@ -5,6 +5,10 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 
+# Two cores stay for the training process; more than 12 would cost host memory for prefetched batches.
+SPARE_CORES, MOST_WORKERS = 2, 12
+MOST_WORKERS_WINDOWS = 4  # no fork there: each starts afresh and holds its own copy of PyTorch
+
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
     """Cores this process may use: its affinity, and its container's CPU quota where there is one."""
@@ -12,6 +16,12 @@ def usable_cores(cgroup: Path = CGROUP) -> int:
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = container_quota(cgroup)
     return max(1, min(cores, int(quota)) if quota else cores)
+
+
+def decoding_processes(cores: int, windows: bool) -> int:
+    """Decoding processes that --num_workers auto starts beside a training process with so many cores."""
+    most = MOST_WORKERS_WINDOWS if windows else MOST_WORKERS
+    return min(max(cores - SPARE_CORES, 1), most)
 
 
 def container_quota(cgroup: Path = CGROUP) -> float | None:

@@ -10,6 +10,7 @@ from vae.checks.places import VGG_FILE
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
 from vae.config.options import Config
 from vae.config.recipes import RECIPES
+from vae.host import decoding_processes
 
 GIB, MIB = 2**30, 2**20
 
@@ -51,9 +52,8 @@ def judge_host(facts: Facts) -> list[Check]:
 
 
 def workers(facts: Facts) -> int:
-    """Decoding processes that --num_workers auto starts here; the same rule as vae.data.workers."""
-    most = 4 if remedies.on_windows(facts) else 12
-    return min(max(facts.host.cores_usable - 2, 1), most)
+    """Decoding processes that --num_workers auto starts here."""
+    return decoding_processes(facts.host.cores_usable, remedies.on_windows(facts))
 
 
 def batch_bytes(profile: str | None = None) -> int:

@@ -6,21 +6,21 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from vae.config.errors import EXIT_USAGE, UsageError, UserError
+from vae.config.errors import UsageError, UserError
 from vae.config.options import Config, all_options
 from vae.config.values import base_type, check, from_json, is_list, nearest
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says a mistake in one line and names the nearest known flag."""
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose complaints are UsageErrors of one line."""
 
     def error(self, message: str):
-        self.exit(EXIT_USAGE, f"{self.prog}: {message} (--help lists every flag)\n")
+        raise UsageError(f"{message} (--help lists every flag)")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The trainer's parser, made from the declared options; only given flags appear in its result."""
-    parser = _Parser(
+    parser = OneLineParser(
         prog="train_vae.py",
         description="Train a high-resolution image VAE (AutoencoderKL) on a folder of pictures.",
         epilog="Order of settings: flag, JSON file, checkpoint, profile, card, default.",
@@ -72,7 +72,7 @@ def parse_section(section: type, prog: str, description: str, epilog: str, argv:
     An option whose default is MISSING must be given. Raises UsageError for a command line that cannot be
     read and UserError for a value outside its limits.
     """
-    parser = _Parser(
+    parser = OneLineParser(
         prog=prog,
         description=description,
         epilog=epilog,

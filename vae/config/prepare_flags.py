@@ -4,17 +4,11 @@ import argparse
 import sys
 
 from vae.config.errors import EXIT_DATA, UsageError
+from vae.config.flags import OneLineParser
 
 # Values that are too small or too large wherever such a flag is known.
 LEAST = {"count": 1, "seed": 0, "min_size": 1, "max_pixels": 1, "limit": 1, "target_size": 8, "quality": 1}
 ABOVE_ZERO = ("time_limit", "memory_gib")
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A parser whose complaints are one line."""
-
-    def error(self, message: str):
-        raise UsageError(f"{message}; --help lists the flags")
 
 
 def _switch(parser: argparse.ArgumentParser, name: str, default: bool, text: str) -> None:
@@ -173,7 +167,9 @@ def read_arguments(description: str, argv: list[str] | None = None) -> argparse.
     known, others = first.parse_known_args(argv)
     if known.mode is None:
         if not {"-h", "--help"} & set(others):
-            raise UsageError(f"--mode is missing: give one of {', '.join(FLAGS_OF)}; --help lists the flags")
+            raise UsageError(
+                f"--mode is missing: give one of {', '.join(FLAGS_OF)} (--help lists every flag)"
+            )
         print(description, *(parser_of(mode).format_help() for mode in FLAGS_OF), sep="\n\n")
         sys.exit(0)
     parser = parser_of(known.mode)

@@ -14,6 +14,7 @@ from typing import Any
 
 from vae.config.errors import DataError, UserError
 from vae.data.folder import split_names
+from vae.whole_file import replacing
 
 MANIFEST_NAME = "manifest.jsonl"
 KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order
@@ -94,17 +95,9 @@ def write_manifest(path: str | os.PathLike, rows: Iterable[dict[str, Any]]) -> N
 
 
 def replace_text(path: str | os.PathLike, parts: Iterable[str]) -> None:
-    """Write text to a hidden file beside `path`, flush it, then rename it: a killed run leaves the old."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write text as a file, whole or not at all: a killed run leaves the old."""
+    with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(parts)
 
 
 def train_and_val(

@@ -10,12 +10,9 @@ from multiprocessing import resource_tracker
 from PIL import AvifImagePlugin
 
 from vae.config.errors import UserError
-from vae.host import usable_cores
+from vae.host import decoding_processes, usable_cores
 
-# Two cores stay for the training process; more than 12 would cost host memory for prefetched batches.
-SPARE_CORES, MOST_WORKERS = 2, 12
 HELD_SIGNALS = {signal.SIGINT, signal.SIGTERM}
-MOST_WORKERS_WINDOWS = 4  # no fork there: each starts afresh and holds its own copy of PyTorch
 
 
 def resolve_num_workers(
@@ -27,8 +24,7 @@ def resolve_num_workers(
     """
     text = str(num_workers).strip()
     if text == "auto":
-        most = MOST_WORKERS_WINDOWS if sys.platform == "win32" else MOST_WORKERS
-        return min(max(usable_cores() // processes_here - SPARE_CORES, 1), most)
+        return decoding_processes(usable_cores() // processes_here, sys.platform == "win32")
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"{flag} {num_workers} is not a number of processes: give auto, 0, 1, 2, ...")
     return int(text)

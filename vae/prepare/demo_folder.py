@@ -15,6 +15,7 @@ from tqdm import tqdm
 from vae.config.errors import UserError
 from vae.data.workers import signals_held, start_worker
 from vae.prepare.demo import draw_picture
+from vae.whole_file import replacing
 
 SETTINGS_NAME = "demo_settings.json"
 JPEG_QUALITY = 95
@@ -54,7 +55,8 @@ def _claim_folder(folder: Path, settings: DemoSettings) -> None:
     mine = asdict(settings)
     if not record.exists():
         text = json.dumps(mine, indent=1) + "\n"
-        _replace_whole(record, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        with replacing(record) as temporary:
+            temporary.write_text(text, encoding="utf-8")
         return
     try:
         theirs = json.loads(record.read_text(encoding="utf-8"))
@@ -80,19 +82,8 @@ def _draw_and_save(folder: Path, settings: DemoSettings, index: int) -> None:
         options = {"format": "JPEG", "quality": JPEG_QUALITY, "subsampling": 0}
     else:
         options = {"format": "PNG"}
-    _replace_whole(folder / _file_name(index, settings), lambda temporary: picture.save(temporary, **options))
-
-
-def _replace_whole(path: Path, write) -> None:
-    """Let `write` fill a hidden file beside `path`, then rename it: a killed run leaves no torn picture."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(folder / _file_name(index, settings)) as temporary:
+        picture.save(temporary, **options)
 
 
 def _start_drawing() -> None:
