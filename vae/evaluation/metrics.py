@@ -49,8 +49,9 @@ def ssim(recon: Tensor, images: Tensor) -> Tensor:
 def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
     """Structural similarity over five scales (Wang, Simoncelli & Bovik 2003) of each picture: -> (B,) fp64.
 
-    Every scale is as in `ssim`, halved by 2 x 2 means; each is averaged over channels before the weighted
-    product, negative ones counting as 0, as torchmetrics has it. Raises UserError below 176 px a side.
+    Every scale is as in `ssim`, halved by 2 x 2 means that drop an odd last row or column. The weighted
+    product is taken of each channel, negative factors counting as 0, then the mean over channels, as
+    pytorch-msssim has it. Raises UserError below 176 px a side.
     """
     assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
     height, width = images.shape[2:]
@@ -59,15 +60,15 @@ def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
             f"MS-SSIM needs pictures of at least {MS_SSIM_LEAST_SIDE} px a side, not {width} x {height}"
         )
     x, y = to_8_bit(recon).double(), to_8_bit(images).double()
-    product = torch.ones(images.shape[0], dtype=torch.float64, device=images.device)
+    product = torch.ones(images.shape[:2], dtype=torch.float64, device=images.device)  # (B, 3)
     for scale, weight in enumerate(MS_SSIM_WEIGHTS):
         last = scale == len(MS_SSIM_WEIGHTS) - 1
         parts = [_ssim_of_channel(a, b) for a, b in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True)]
         values = torch.stack([whole if last else structure for whole, structure in parts])
-        product = product * values.view(images.shape[:2]).mean(1).clamp(min=0) ** weight
+        product = product * values.view(images.shape[:2]).clamp(min=0) ** weight
         if not last:
             x, y = F.avg_pool2d(x, 2), F.avg_pool2d(y, 2)
-    return product
+    return product.mean(1)
 
 
 def to_8_bit(images: Tensor) -> Tensor:
