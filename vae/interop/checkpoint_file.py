@@ -22,6 +22,10 @@ class DamagedCheckpointError(UserError):
     """The file is not what was saved."""
 
 
+class ForeignFileError(UserError):
+    """The file is no checkpoint of this toolkit."""
+
+
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write `content` (plain data and tensors) to `path`: temporary file, flush, record, rename, flush.
 
@@ -107,7 +111,7 @@ def verify_checkpoint(path: Path) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The verified content of a checkpoint, on the CPU.
 
-    Raises DamagedCheckpointError for a damaged file and UserError for one that is not ours.
+    Raises DamagedCheckpointError for a damaged file and ForeignFileError for one that is not ours.
     """
     if path.is_dir():
         raise UserError(
@@ -121,9 +125,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling raises many kinds; each means the same to the user
         reason = str(error).splitlines()[0]
-        raise UserError(f"--resume_from {path} is not a checkpoint of this toolkit: {reason}") from None
+        raise ForeignFileError(
+            f"--resume_from {path} is not a checkpoint of this toolkit: {reason}"
+        ) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(
+        raise ForeignFileError(
             f"--resume_from {path} is not a checkpoint of this toolkit: weights are read by --init_from"
         )
     return content

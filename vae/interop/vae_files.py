@@ -9,7 +9,7 @@ import torch
 
 from vae.config.errors import UserError
 from vae.config.options import build
-from vae.interop.checkpoint_file import load_checkpoint
+from vae.interop.checkpoint_file import DamagedCheckpointError, ForeignFileError, load_checkpoint
 from vae.interop.diffusers_folder import (
     PICKLE_ADVICE,
     WEIGHTS_NAME,
@@ -109,11 +109,10 @@ def _refused_pickle(where: str) -> UserError:
 def _read_checkpoint(path: Path, where: str, weights: str) -> VaeFile:
     try:
         content = load_checkpoint(path)
-    except UserError as error:
-        text = str(error)
-        if "is not a checkpoint of this toolkit" in text:
-            raise _refused_pickle(where) from None
-        raise UserError(f"{where}: {text}") from None
+    except ForeignFileError:
+        raise _refused_pickle(where) from None
+    except DamagedCheckpointError as error:
+        raise UserError(f"{where}: {error}") from None
     config = content["config"]
     scaling, shift = content.get("latent_scaling") or (None, None)
     averaged = content["averaged"] if weights == "averaged" else None
