@@ -5,6 +5,8 @@ from html import escape
 
 from vae.evaluation.pictures import printable
 
+NUMBER = '<td class="number'  # how a cell begins that stands to the right
+
 
 def told(text: object) -> str:
     """Any text so that it is harmless between tags and in a quoted attribute."""
@@ -45,12 +47,12 @@ def column(
     for value, reason, there, note in zip(values, reasons, taking_part, notes, strict=True):
         note = f" <small>({told(note)})</small>" if note else ""
         if value is None:
-            cells.append(f'<td class="number missing" title="{told(reason)}">missing</td>')
+            cells.append(f'{NUMBER} missing" title="{told(reason)}">missing</td>')
         elif there and show(value) == winner:
             mark = '<span class="mark" role="img" aria-label="best">★</span>'
-            cells.append(f'<td class="number best">{mark} {told(show(value))}{note}</td>')
+            cells.append(f'{NUMBER} best">{mark} {told(show(value))}{note}</td>')
         else:
-            cells.append(f'<td class="number">{told(show(value))}{note}</td>')
+            cells.append(f'{NUMBER}">{told(show(value))}{note}</td>')
     return cells
 
 
@@ -60,8 +62,11 @@ def text_column(texts: Sequence[object]) -> list[str]:
 
 
 def table(caption: str, names: Sequence[str], columns: dict[str, list[str]]) -> str:
-    """A table with one row per name; `columns` are cells by their heading."""
-    heads = "".join(f'<th scope="col">{told(heading)}</th>' for heading in columns)
+    """A table with one row per name, at least one; `columns` are cells by their heading."""
+    heads = "".join(
+        f'<th scope="col" class="{"number" if cells[0].startswith(NUMBER) else "words"}">{told(heading)}</th>'
+        for heading, cells in columns.items()
+    )
     rows = [
         f'<tr><th scope="row">{name_of(name)}</th>{"".join(cells)}</tr>\n'
         for name, *cells in zip(names, *columns.values(), strict=True)
