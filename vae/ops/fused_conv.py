@@ -14,6 +14,7 @@ from torch import Tensor
 from vae.ops.bands import bands
 from vae.ops.library import define_op
 from vae.ops.norm import norm_statistics, normalize, normalize_backward
+from vae.ops.weight_gradient import conv_weight_gradient
 
 
 def norm_silu_conv_reference(
@@ -86,14 +87,12 @@ def conv_input_gradient(
     parts = bands(like.shape[0], like.shape[2], grad_out.shape, like.shape)
     size, halo = weight.shape[2], weight.shape[2] // 2
     if not parts:
-        grad = _conv_backward(grad_out, like, weight, halo, (True, False, False))[0]
+        grad = _conv_backward(grad_out, like, weight, halo)
         return grad if into is None else _write(into, grad, add)
     grad = _empty(like.shape, like) if into is None else into
     for band in parts:
-        found = _conv_backward(
-            band.of(grad_out, halo, halo), band.of(like), weight, size - 1, (True, False, False)
-        )
-        _write(band.of(grad), found[0], add)
+        found = _conv_backward(band.of(grad_out, halo, halo), band.of(like), weight, size - 1)
+        _write(band.of(grad), found, add)
     return grad
 
 
@@ -105,27 +104,26 @@ def conv_weight_gradients(
     In weight's dtype; those of bands are added up in it, fp32 where it is less.
     """
     parts, halo = bands(h.shape[0], h.shape[2], grad_out.shape, h.shape), weight.shape[2] // 2
-    wanted, wide = (False, True, True), torch.promote_types(weight.dtype, torch.float32)
+    wide = torch.promote_types(weight.dtype, torch.float32)
     if not parts:
         part = h if activation is None else activation(h)
-        _, *grads = _conv_backward(grad_out, part, weight, halo, wanted)
+        grads = conv_weight_gradient(grad_out, part, weight, padding=(halo, halo))
         return tuple(grad.to(weight.dtype) for grad in grads)
     sums = torch.zeros_like(weight, dtype=wide), weight.new_zeros(weight.shape[0], dtype=wide)
     for band in parts:
         part = band.of(h, halo, halo, activation=activation)
-        _, *grads = _conv_backward(band.of(grad_out), part, weight, 0, wanted)
+        grads = conv_weight_gradient(band.of(grad_out), part, weight, padding=(0, halo))
         for total, grad in zip(sums, grads, strict=True):
             total += grad
     return tuple(total.to(weight.dtype) for total in sums)
 
 
-def _conv_backward(
-    grad_out: Tensor, h: Tensor, weight: Tensor, padded_rows: int, wanted: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    padding = [padded_rows, weight.shape[3] // 2]
+def _conv_backward(grad_out: Tensor, h: Tensor, weight: Tensor, padded_rows: int) -> Tensor:
+    """Gradient at the input h, of which nothing but the shape is read."""
+    padding, wanted = [padded_rows, weight.shape[3] // 2], (True, False, False)
     return torch.ops.aten.convolution_backward(
-        grad_out, h, weight.to(h.dtype), [weight.shape[0]], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted
-    )
+        grad_out, h, weight.to(h.dtype), [len(weight)], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted
+    )[0]
 
 
 def _write(target: Tensor, values: Tensor, add: bool) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from vae.ops.bands import bands
-from vae.ops.library import define_op
+from vae.ops.library import define_op, has_no_data
+from vae.ops.weight_gradient import conv_weight_gradient, transposed_conv_weight_gradient
 
 
 def downsample_conv_reference(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -69,6 +70,12 @@ def _downsample_conv_backward(
     if not parts:
         grad = _empty((*grad_out.shape[:2], rows, columns), h).zero_()
         _wanted(grad, h.shape[2:]).copy_(grad_out)
+        if h.device.type == "cpu" and not has_no_data(h):
+            # the padded copy pays here: at 256 px of 128 channels, bf16, 37 ms instead of 87 for the weight
+            padded = F.pad(h, (0, 1, 0, 1))
+            grads = conv_weight_gradient(grad_out, padded, weight, stride=2)
+            grad_h = _conv_gradients(grad, h, cast, h.dtype, [2, 2], False, parameters=False)[0]
+            return grad_h, *(found.to(weight.dtype) for found in grads)
         return _conv_gradients(grad, h, cast, weight.dtype, padding=[2, 2], transposed=False)
     grad_h, sums = torch.empty_like(h), _sums(weight)
     for band in parts:
@@ -112,8 +119,9 @@ def _upsample_conv_backward(
     folded = _folded(weight, h)
     parts = bands(h.shape[0], h.shape[2], h.shape, grad_out.shape)
     if not parts:
-        found = _conv_gradients(grad_out, h, folded, weight.dtype, padding=[1, 1], transposed=True)
-        grad_h, grad_folded, grad_bias = found
+        grads = transposed_conv_weight_gradient(grad_out, h, folded, stride=2, padding=(1, 1))
+        found = _conv_gradients(grad_out, h, folded, weight.dtype, [1, 1], True, parameters=grads is None)
+        grad_h, grad_folded, grad_bias = found if grads is None else (found[0], *grads)
     else:
         grad_h, (_, grad_bias) = torch.empty_like(h), _sums(weight)
         grad_folded = torch.zeros_like(folded, dtype=grad_bias.dtype)
@@ -166,8 +174,9 @@ def _conv_gradients(
     parameter_dtype: torch.dtype,
     padding: list[int],
     transposed: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of input, weight and bias of a (transposed) convolution of stride 2."""
+    parameters: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of input and, with `parameters`, of weight and bias; stride 2, transposed or not."""
     grad_h, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
         grad_out,
         h,
@@ -179,8 +188,10 @@ def _conv_gradients(
         transposed,
         [0, 0],
         1,
-        [True, True, True],
+        [True, parameters, parameters],
     )
+    if not parameters:
+        return grad_h, None, None
     return grad_h, grad_weight.to(parameter_dtype), grad_bias.to(parameter_dtype)
 
 

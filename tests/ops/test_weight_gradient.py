@@ -1,0 +1,68 @@
+"""Weight gradients in bands: those of the whole convolution, whatever the bands."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vae.ops import weight_gradient
+from vae.ops.weight_gradient import conv_weight_gradient, transposed_conv_weight_gradient
+
+
+@pytest.fixture
+def narrow_bands(monkeypatch):
+    """One to two rows at a time."""
+    monkeypatch.setattr(weight_gradient, "WHOLE_PLANE_BYTES", 0)
+    monkeypatch.setattr(weight_gradient, "BAND_BYTES", 1000)
+
+
+def drawn(*shape):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).contiguous(
+        memory_format=torch.channels_last
+    )
+
+
+def expected(call, h, weight, grad_of):
+    weight, bias = weight.clone().requires_grad_(), h.new_zeros(grad_of.shape[1]).requires_grad_()
+    return torch.autograd.grad(call(h, weight, bias), (weight, bias), grad_of)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 9, 7), (2, 3, 8, 6)])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"), [(3, 1, (1, 1)), (3, 2, (0, 0)), (3, 1, (0, 1)), (5, 1, (2, 2))]
+)
+def test_a_convolution(narrow_bands, shape, size, stride, padding):
+    h, weight = drawn(*shape), drawn(5, shape[1], size, size)
+    grad = drawn(*F.conv2d(h, weight, None, stride, padding).shape)
+    whole = expected(lambda *t: F.conv2d(*t, stride, padding), h, weight, grad)
+    for mine, truth in zip(conv_weight_gradient(grad, h, weight, stride, padding), whole, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 9, 7), (2, 3, 8, 6)])
+def test_a_transposed_convolution(narrow_bands, shape):
+    h, weight = drawn(*shape), drawn(shape[1], 5, 4, 4)
+    grad = drawn(shape[0], 5, 2 * shape[2], 2 * shape[3])
+    whole = expected(lambda *t: F.conv_transpose2d(*t, 2, 1), h, weight, grad)
+    for mine, truth in zip(transposed_conv_weight_gradient(grad, h, weight, 2, (1, 1)), whole, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=1e-12, atol=1e-12)
+
+
+def test_many_bands_of_bf16_are_no_less_exact_than_one_kernel(monkeypatch):
+    h, grad = (drawn(1, 8, 160, 160).bfloat16() for _ in range(2))
+    weight = drawn(8, 8, 3, 3)
+    exact, _ = conv_weight_gradient(grad.double(), h.double(), weight, padding=(1, 1))
+    errors = []
+    for plane in (2**30, 0):  # whole, then in bands
+        monkeypatch.setattr(weight_gradient, "WHOLE_PLANE_BYTES", plane)
+        monkeypatch.setattr(weight_gradient, "BAND_BYTES", 2**17)
+        found, _ = conv_weight_gradient(grad, h, weight, padding=(1, 1))
+        errors.append((found.double() - exact).norm())
+    assert errors[1] <= 1.1 * errors[0]
+
+
+def test_small_maps_and_other_layouts_are_taken_whole():
+    h, grad, weight = drawn(1, 4, 8, 8), drawn(1, 5, 16, 16), drawn(4, 5, 4, 4)
+    assert transposed_conv_weight_gradient(grad, h, weight, 2, (1, 1)) is None
+    h, grad = drawn(1, 2, 200, 200).contiguous(), drawn(1, 2, 400, 400).contiguous()
+    assert transposed_conv_weight_gradient(grad, h, drawn(2, 2, 4, 4), 2, (1, 1)) is None
