@@ -92,10 +92,10 @@ def parse_infer_flags(argv: list[str]) -> InferConfig:
         EPILOG,
         argv,
     )
-    given = {word.split("=")[0].removeprefix("--") for word in argv}
+    given = {word.split("=")[0] for word in argv}
     for name, mode in _MODE_OF.items():
-        if name in given and config.mode != mode:
+        if f"--{name}" in given and config.mode != mode:
             raise UserError(f"--{name} belongs to --mode {mode}, not to --mode {config.mode}: leave it out")
-    if "tile_size" in given and not config.tile:
+    if "--tile_size" in given and not config.tile:
         raise UserError(f"--tile_size {config.tile_size} says nothing without --tile: add it")
     return config

@@ -1,0 +1,40 @@
+"""What ends a script: one line on stderr and the exit code that says which kind."""
+
+import pytest
+
+from vae.config.errors import DataError, UsageError
+from vae.config.scripts import SETUP, exit_code
+
+
+def raises(error: BaseException):
+    def main(argv):
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("--x is unknown"), 2, "some.py: --x is unknown"),
+        (DataError("no pictures"), 77, "some.py: no pictures"),
+        (OSError(28, "No space left on device"), 1, "some.py: [Errno 28] No space left on device"),
+        (ModuleNotFoundError("gone", name="torch.nn"), 1, f"some.py: torch is not installed: run {SETUP}"),
+        (KeyboardInterrupt(), 130, "stopped: nothing was written"),
+    ],
+)
+def test_an_error_is_one_line_and_its_code(capsys, error, code, line):
+    assert exit_code("some.py", raises(error), [], "stopped: nothing was written") == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("No module named 'vae.gone'", name="vae.gone"), ZeroDivisionError()]
+)
+def test_a_mistake_of_ours_keeps_its_traceback(error):
+    with pytest.raises(type(error)):
+        exit_code("some.py", raises(error), [])
+
+
+def test_what_main_returns_is_the_code():
+    assert exit_code("some.py", len, ["a", "b", "c"]) == 3
