@@ -23,6 +23,7 @@ from vae.evaluation.learned_metrics import find_perceptual, find_rfid
 from vae.evaluation.measuring import Instruments, Reconstruct, VaeCodec, classic_codec, measure, to_float
 from vae.evaluation.pictures import Pictures, find_pictures, printable
 from vae.evaluation.probes import equivariance, grid_artefacts
+from vae.evaluation.report_page import write_report
 from vae.evaluation.results import Protocol, Results, VaeResult
 from vae.evaluation.samples import Chosen, choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
@@ -267,3 +268,4 @@ def _write(results: Results, output_dir: Path) -> None:
     write_json(results, output_dir / "results.json")
     write_csv(results, output_dir / "results.csv")
     write_per_image_csv(results, output_dir / "per_image.csv")
+    write_report(results, output_dir / "report.html")
