@@ -65,7 +65,7 @@ def main_memory() -> tuple[int, int]:
 
 
 def windows_memory() -> dict[str, int]:
-    """Bytes from GlobalMemoryStatusEx; `commit_limit` is main memory and page file together."""
+    """Bytes from GlobalMemoryStatusEx, by its fields in their order."""
     import ctypes
 
     names = ("physical_total", "physical_free", "commit_limit", "commit_free", "virtual", "virtual_free")

@@ -124,7 +124,6 @@ class Folder:
 class WindowsFacts:
     long_paths: bool | None = None
     page_files: tuple[str, ...] | None = None  # lines of the registry's PagingFiles
-    commit_limit: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from vae.checks.facts import HostFacts, PythonFacts, WindowsFacts
-from vae.host import container_memory, main_memory, usable_cores, windows_memory
+from vae.host import container_memory, main_memory, usable_cores
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -89,7 +89,6 @@ def gather_windows() -> WindowsFacts:
     return WindowsFacts(
         long_paths=None if long_paths is None else bool(long_paths),
         page_files=None if files is None else tuple(files),
-        commit_limit=windows_memory()["commit_limit"],
     )
 
 
