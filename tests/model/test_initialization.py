@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vae.config.options import ModelConfig
+from vae.model import layers
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize, natural_pictures
 
@@ -76,6 +77,21 @@ def test_bf16_costs_less_than_half_a_decibel(shape):
     with torch.no_grad():
         exact, rounded = model(images)[0], model(images.bfloat16())[0]
     assert abs(psnr(exact, images) - psnr(rounded, images)) < 0.5
+
+
+def test_rounding_in_an_operation_moves_the_weights_by_rounding_alone(monkeypatch):
+    """Fitted in fp32, a change of the norm's last digit moved them by a thousandth."""
+    stock = layers.group_norm_silu
+
+    def rounded_otherwise(h, *rest):
+        return stock(h, *rest) * (1 + torch.finfo(h.dtype).eps)
+
+    expected = warm_model(**SMALL).state_dict()
+    monkeypatch.setattr(layers, "group_norm_silu", rounded_otherwise)
+    model = AutoencoderKL(ModelConfig(**SMALL))
+    initialize(model, "warm", 0)
+    for name, weight in model.state_dict().items():
+        assert (weight - expected[name]).norm() <= 1e-7 * expected[name].norm(), name
 
 
 def test_latents_have_unit_variance_and_little_noise():

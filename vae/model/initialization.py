@@ -14,7 +14,8 @@ already; the warm start gives it the weights of a transform codec, so architectu
   and make the scale nearly the same for every image; SiLU is met at its inflection, where it is straight.
 - The residual branches start as PyTorch's, and write only to channels that carry no signal.
 
-The fits see Gaussian pictures with the spectrum and the colours of photographs, the same for every seed.
+The fits see Gaussian pictures with the spectrum and the colours of photographs, the same for every seed. They
+are in fp64: fitted in fp32, a change of rounding in an operation moved the weights by a thousandth.
 
 Shapes: N pictures, K signals, T targets, f downsampling, Z latent channels.
 """
@@ -32,7 +33,7 @@ PICTURES = 24  # 6,144 blocks of 8x8 pixels: 42 for each unknown behind 16 laten
 POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, and 17 Kodak pictures, 2.3
 RGB_COVARIANCE = ((0.162, 0.148, 0.120), (0.148, 0.199, 0.172), (0.120, 0.172, 0.171))  # 17 Kodak pictures
 MAX_SIGNALS = 64  # bounds the largest fit to 577 unknowns
-FIT_POSITIONS = 40_000  # looked at in a fit, about; the whole start: 0.9 s of one core for 32 64 64 64
+FIT_POSITIONS = 40_000  # looked at in a fit, about; the whole start takes 1.8 to 3 s of one core
 RIDGE = 1e-4  # of each input's power; keeps nearly dependent inputs from cancelling in bf16
 STREAM_GAIN = 32.0  # see initialize
 CARRIER = 6.0  # times the signals' joint deviation: their power then moves the scale by about 1 %
@@ -68,7 +69,7 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
                 module.reset_parameters()
     if init == "warm":
         with torch.no_grad():
-            pictures = natural_pictures(PICTURES, max(128, 8 * downsampling(model.config)))
+            pictures = natural_pictures(PICTURES, max(128, 8 * downsampling(model.config))).double()
             components, latents = fit_encoder(model, pictures)
             fit_decoder(model, components, latents)
             for conv in (model.quant_conv, model.post_quant_conv):
@@ -168,7 +169,7 @@ def fit_readout(
         joint = full[:, first : first + size].pow(2).mean(dim=(0, 2, 3)).sum().sqrt()
         for channel, sign in zip(carriers, (1, -1), strict=False):
             before.bias[channel] = sign * CARRIER * joint
-            full[:, channel] = before.bias[channel]
+            full[:, channel] = before.bias[channel].to(full.dtype)
         scale = full[:, first : first + size].flatten(1).std(dim=1).mean()
         for channel in inside + carriers:
             constant = channel in carriers
@@ -179,8 +180,8 @@ def fit_readout(
     features = norm(full)[:, read]
     weight, bias = least_squares(features, targets, size=1)
     conv.weight[:count] *= FREE_READ
-    conv.weight[:count, read] = F.pad(weight, (1, 1, 1, 1))
-    conv.bias[:count] = bias
+    conv.weight[:count, read] = F.pad(weight, (1, 1, 1, 1)).to(conv.weight.dtype)
+    conv.bias[:count] = bias.to(conv.bias.dtype)
     return F.conv2d(features, weight, bias)
 
 
@@ -208,10 +209,10 @@ def write(conv, sources, into, kernel, bias=None, silent=()) -> None:
         conv.weight[channel] = 0
         conv.bias[channel] = 0
     rows = conv.weight[into]
-    rows[:, sources] = kernel
+    rows[:, sources] = kernel.to(rows.dtype)
     conv.weight[into] = rows
     if bias is not None:
-        conv.bias[into] = bias
+        conv.bias[into] = bias.to(conv.bias.dtype)
 
 
 def follow_shortcut(block: ResnetBlock, channels: list[int], groups: int) -> list[int]:
@@ -237,10 +238,10 @@ def silence(module: nn.Module, channels: list[int]) -> None:
 def principal_components(values: torch.Tensor) -> torch.Tensor:
     """Kernels (T, K, 2, 2) of the strongest components of 2x2 blocks; a constant keeps its scale."""
     patches = F.unfold(values, 2, stride=2)  # (N, 4K, L)
-    power = torch.einsum("nal,nbl->ab", patches, patches).double()
+    power = torch.einsum("nal,nbl->ab", patches, patches)
     vectors = torch.linalg.eigh(power).eigenvectors.flip(1)[:, :MAX_SIGNALS].T
     vectors = vectors * torch.where(vectors.sum(dim=1, keepdim=True) < 0, -1.0, 1.0)
-    return vectors.float().reshape(-1, values.shape[1], 2, 2) / 2
+    return vectors.reshape(-1, values.shape[1], 2, 2) / 2
 
 
 def least_squares(
@@ -255,9 +256,9 @@ def least_squares(
     for picture, wanted in zip(inputs, targets, strict=True):
         patches = F.unfold(picture[None], size, padding=size // 2)[0, :, ::step]
         rows = F.pad(patches, (0, 0, 0, 1), value=1.0)  # the last row meets the bias
-        power += (rows @ rows.T).double()
-        product += (rows @ wanted.flatten(1)[:, ::step].T).double()
+        power += rows @ rows.T
+        product += rows @ wanted.flatten(1)[:, ::step].T
     ridge = RIDGE * power.diagonal()
     ridge[-1] = 0
-    solution = torch.linalg.solve(power + torch.diag(ridge), product).T.float()
+    solution = torch.linalg.solve(power + torch.diag(ridge), product).T
     return solution[:, :-1].reshape(-1, inputs.shape[1], size, size), solution[:, -1]
