@@ -1,5 +1,7 @@
 """A file appears whole or not at all."""
 
+import os
+
 import pytest
 
 from vae.whole_file import replacing
@@ -27,3 +29,16 @@ def test_what_fails_leaves_the_old_file_and_no_rest(tmp_path):
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_who_may_read_a_file_is_the_umasks_to_say(tmp_path):
+    path = tmp_path / "file.bin"
+    before = os.umask(0o022)
+    try:
+        with replacing(path) as temporary:
+            temporary.unlink()
+            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))  # as safetensors does
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644

@@ -14,7 +14,7 @@ from vae.evaluation.report_html import name_of, told
 from vae.evaluation.report_pictures import pictures
 from vae.evaluation.report_tables import configuration, latents, lowest, probes, quality, speed
 from vae.evaluation.results import Results
-from vae.inference.files import replacing
+from vae.whole_file import replacing
 
 SECTIONS = {
     "quality": "Quality",

@@ -7,7 +7,7 @@ from pathlib import Path
 from vae.config.evaluate_flags import WHOLE
 from vae.evaluation.pictures import printable
 from vae.evaluation.results import Equivariance, Results, SizeResult, VaeResult, as_json
-from vae.inference.files import replacing
+from vae.whole_file import replacing
 
 METRICS = {"psnr": "PSNR dB", "ssim": "SSIM", "ms_ssim": "MS-SSIM", "lpips": "LPIPS", "rfid": "rFID"}
 DECIMALS = {"psnr": 2, "ssim": 4, "ms_ssim": 4, "lpips": 4, "rfid": 3}
