@@ -3,7 +3,7 @@
 import pytest
 
 from vae.config.errors import DataError, UsageError
-from vae.config.scripts import SETUP, exit_code
+from vae.config.scripts import SETUP, command_line, exit_code
 
 
 def raises(error: BaseException):
@@ -38,3 +38,11 @@ def test_a_mistake_of_ours_keeps_its_traceback(error):
 
 def test_what_main_returns_is_the_code():
     assert exit_code("some.py", len, ["a", "b", "c"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("windows", "line"),
+    [(False, "python x.py --output_dir 'my runs/a'"), (True, 'python x.py --output_dir "my runs/a"')],
+)
+def test_a_command_is_quoted_for_its_shell(windows, line):
+    assert command_line("python", "x.py", "--output_dir", "my runs/a", windows=windows) == line

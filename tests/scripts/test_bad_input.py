@@ -294,7 +294,8 @@ def checkpoint(trained, tmp_path) -> Path:
 def test_an_output_folder_that_holds_another_run(mistake, checkpoint):
     line = mistake(CONFIG)
     assert line.startswith(
-        f"--output_dir {checkpoint.parent} holds another run: go on with it by --resume_from latest"
+        f"--output_dir {checkpoint.parent} holds another run: name a new folder, or go on with it: "
+        f"python train_vae.py --output_dir {checkpoint.parent} --resume_from latest"
     )
 
 

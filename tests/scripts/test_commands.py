@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 import train_vae
-from tests.conftest import ROOT, run_script
+from tests.conftest import ROOT, as_flags, run_script
+from vae.config.errors import UserError
 from vae.config.flags import parse_flags
 from vae.config.options import Config, flatten
 from vae.config.recipes import RECIPES, recipe_values
@@ -184,6 +185,38 @@ def test_the_next_command_said_at_the_end_runs(workplace, capsys):
     (following,) = [line.removeprefix("next    ") for line in lines if line.startswith("next    ")]
     type_line(following, "--max_steps 2")
     assert Path("outputs/checkpoint_epoch_1.pt").exists() or Path("outputs/checkpoint_step_2.pt").exists()
+
+
+def next_words(output: str) -> list[str]:
+    """The flags of the command said at the end of a run."""
+    (line,) = [line for line in output.splitlines() if line.startswith("next    ")]
+    return words(line.removeprefix("next    "), "")
+
+
+def test_the_next_command_finishes_what_max_steps_cut_short(tiny, tmp_path, capsys):
+    folder = tmp_path / "a run"
+    assert train_vae.main([*as_flags({**tiny, "output_dir": str(folder)}), "--max_steps", "4"]) == 0
+    flags = next_words(capsys.readouterr().out)
+    assert flags == ["--resume_from", str(folder / "checkpoint_step_4.pt")]
+    assert train_vae.main(flags) == 0
+    assert (folder / "checkpoint_epoch_2.pt").exists()  # the two epochs it was begun with
+    more = next_words(capsys.readouterr().out)
+    assert more == ["--resume_from", str(folder / "checkpoint_epoch_2.pt"), "--num_epochs", "10"]
+
+
+def test_latest_without_a_folder_names_the_runs_beside_it(tiny, workplace, capsys):
+    options = {**tiny, "output_dir": "outputs/a run", "max_steps": 1}
+    assert train_vae.main(as_flags(options)) == 0
+    del options["output_dir"]
+    with pytest.raises(
+        UserError, match=r"outputs holds no checkpoint, but outputs/a run does: .*'outputs/a run'"
+    ):
+        train_vae.main([*as_flags(options), "--resume_from", "latest"])
+    assert [path.name for path in Path("outputs").iterdir()] == ["a run"]
+    capsys.readouterr()
+    assert train_vae.main([*as_flags(options), "--output_dir", "outputs", "--resume_from", "latest"]) == 0
+    said = "outputs holds no checkpoint yet, so a new run begins (there are checkpoints in outputs/a run)"
+    assert said in capsys.readouterr().out
 
 
 # ---- what beats what -----------------------------------------------------------------------------------

@@ -76,7 +76,10 @@ def test_a_stop_is_saved_and_gone_on_from(tiny, tmp_path, monkeypatch, capsys, n
     folder, before = tmp_path / "run", signal.getsignal(number)
     send_at(monkeypatch, {step: number})
     assert train({**tiny, "num_epochs": 4}) == EXIT_SAVED_RESUMABLE
-    assert "go on with --resume_from latest" in capsys.readouterr().out
+    assert (
+        f"go on with: python train_vae.py --output_dir {folder} --resume_from latest\n"
+        in capsys.readouterr().out
+    )
     saved = [load_checkpoint(path)["position"]["step"] for path in folder.glob("*.pt")]
     assert max(saved) == step + 1
     assert not (folder / "vae").exists()

@@ -1,7 +1,9 @@
 """How every script ends: a mistake is one line and its exit code, and nobody has to read what is printed."""
 
 import os
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,12 @@ from typing import NoReturn, TextIO
 from vae.config.errors import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
+
+
+def command_line(*words: str | os.PathLike, windows: bool = os.name == "nt") -> str:
+    """The words as one line for the shell of this system, quoted where they need it."""
+    texts = [os.fspath(word) for word in words]
+    return subprocess.list2cmdline(texts) if windows else shlex.join(texts)
 
 
 def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stopped") -> NoReturn:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vae.config.errors import UserError
+from vae.config.scripts import command_line
 from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path
 from vae.training.stages import Position, Stage
 
@@ -24,10 +25,24 @@ def step_name(step: int) -> str:
     return f"checkpoint_step_{step}.pt"
 
 
+def latest_command(folder: Path) -> str:
+    """The command that goes on with the run in `folder`, ready to be typed."""
+    return command_line("python", "train_vae.py", "--output_dir", folder, "--resume_from", "latest")
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in `folder`, newest position first; those that cannot be opened stand last."""
     found = [path for path in folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: (saved_step(path), path.name), reverse=True)
+
+
+def folders_of_runs(folder: Path) -> list[Path]:
+    """Folders directly in `folder` that hold checkpoints, the one written to last first."""
+    newest = {}
+    for path in folder.glob("*/checkpoint_*.pt"):
+        if _NAME.fullmatch(path.name):
+            newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
+    return sorted(newest, key=newest.get, reverse=True)
 
 
 def saved_step(path: Path) -> int:

@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from vae.config.errors import NonFiniteError
-from vae.training.checkpoints import epoch_name
+from vae.training.checkpoints import epoch_name, latest_command
 from vae.training.held_out import SHEET_IMAGES, baseline_metrics, sample_sheet, validation_metrics
 from vae.training.logbook import Logbook, say
 from vae.training.saving import save
@@ -89,7 +89,7 @@ def _check_finite(run: Run) -> None:
     if streak >= limit:
         raise NonFiniteError(
             f"{streak} steps in a row had a non-finite gradient (--max_nonfinite_steps {limit}): lower "
-            "--learning_rate or use --use_bf16, and go on with --resume_from latest"
+            f"--learning_rate or use --use_bf16, and go on with: {latest_command(run.output_dir)}"
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.config.options import flatten
+from vae.training.checkpoints import latest_command
 from vae.training.logbook import Logbook, say
 from vae.training.loop import Outcome, train_stage
 from vae.training.milestones import measure_start, save_samples
@@ -51,7 +52,8 @@ def _train_stages(run: Run, signals: StopSignals) -> int:
             stage = current_stage(run.stages, run.state.position.epoch)
         if outcome is Outcome.SIGNALLED:
             if run.processes.is_main:
-                say(f"stopped and saved at step {run.state.position.step}; go on with --resume_from latest")
+                step, command = run.state.position.step, latest_command(run.output_dir)
+                say(f"stopped and saved at step {step}; go on with: {command}")
             return EXIT_SAVED_RESUMABLE
         _finish(run, last, logbook)
     finally:

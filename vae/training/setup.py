@@ -23,7 +23,13 @@ from vae.losses.perceptual import build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
 from vae.model.recompute import set_recompute
 from vae.step import Networks
-from vae.training.checkpoints import list_checkpoints, load_named, load_newest
+from vae.training.checkpoints import (
+    folders_of_runs,
+    latest_command,
+    list_checkpoints,
+    load_named,
+    load_newest,
+)
 from vae.training.held_out import Held
 from vae.training.logbook import METRICS_NAME, say
 from vae.training.pictures import choose_pictures, train_dataset
@@ -159,10 +165,25 @@ def _find_checkpoint(given, tell):
         folder = Path(given.get("output_dir", Config().run.output_dir))
         found = load_newest(folder, tell) if folder.is_dir() else None
         if found is None:
-            tell(f"--resume_from latest: {folder} holds no checkpoint yet, so a new run begins")
+            _no_checkpoint_yet(folder, "output_dir" in given, tell)
         return given, found
     path, content = load_named(Path(wanted), tell)
     return {"output_dir": str(path.parent), **given}, (path, content)
+
+
+def _no_checkpoint_yet(folder: Path, named: bool, tell) -> None:
+    """Say that a new run begins, as restart loops want it; UserError where another folder is surely meant."""
+    inside = folders_of_runs(folder)
+    shown = ", ".join(map(str, inside[:3])) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
+    if inside and not named:
+        raise UserError(
+            f"--resume_from latest: {folder} holds no checkpoint, but {shown} "
+            f"{'does' if len(inside) == 1 else 'do'}: go on with: {latest_command(inside[0])}"
+        )
+    tell(
+        f"--resume_from latest: {folder} holds no checkpoint yet, so a new run begins"
+        + (f" (there are checkpoints in {shown})" if inside else "")
+    )
 
 
 def _resolve(given: dict[str, Any], content: dict[str, Any] | None, device: torch.device) -> Config:
@@ -198,8 +219,8 @@ def _check_output(config: Config, resumed_from: Path | None, latest: bool) -> No
         return
     if list_checkpoints(folder) or (not latest and (folder / METRICS_NAME).exists()):
         raise UserError(
-            f"--output_dir {folder} holds another run: go on with it by --resume_from latest, "
-            "or name a new folder"
+            f"--output_dir {folder} holds another run: name a new folder, or go on with it: "
+            f"{latest_command(folder)}"
         )
 
 

@@ -2,14 +2,15 @@
 
 import torch
 
+from vae.config.scripts import command_line
 from vae.gpus import match_card
 from vae.memory.plan import GIB
-from vae.training.checkpoints import list_checkpoints
+from vae.training.checkpoints import epoch_name, step_name
 from vae.training.logbook import REJECTED_NAME
 from vae.training.schedule import warmup_steps
 from vae.training.setup import Run
 from vae.training.stage_memory import StagePlan, plan_line
-from vae.training.stages import Stage
+from vae.training.stages import Stage, current_stage
 
 MILLION = 1e6
 
@@ -99,7 +100,7 @@ def after_run(run: Run, shipped: tuple[float, float] | None) -> str:
         lines.append(
             f"samples {run.output_dir / 'samples'} (input, reconstruction, error x8, {factor}x bicubic)"
         )
-    lines.append(f"next    python train_vae.py --resume_from {_newest_name(run)} --num_epochs 10")
+    lines.append(f"next    {next_command(run)}")
     return "\n".join(lines)
 
 
@@ -108,6 +109,12 @@ def _metrics_line(name: str, values: dict[str, float]) -> str:
     return f"{name:<16} PSNR {values['psnr']:6.2f} dB   SSIM {values['ssim']:.4f}{lpips}"
 
 
-def _newest_name(run: Run) -> str:
-    found = list_checkpoints(run.output_dir)
-    return str(found[0]) if found else str(run.output_dir)
+def next_command(run: Run) -> str:
+    """What finishes an unfinished run (no checkpoint holds --max_steps), or trains a finished one further."""
+    position = run.state.position
+    name = step_name(position.step) if position.images_in_epoch else epoch_name(position.epoch)
+    path = run.output_dir / name
+    if run.resumed_from and not path.exists():  # nothing was left to train, and the run is shipped elsewhere
+        path = run.resumed_from
+    more = ["--num_epochs", "10"] if current_stage(run.stages, position.epoch) is None else []
+    return command_line("python", "train_vae.py", "--resume_from", path, *more)

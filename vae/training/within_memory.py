@@ -8,6 +8,7 @@ import torch
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE
 from vae.step import StepInputs, compute_gradients, micro_batch_sizes
+from vae.training.checkpoints import latest_command
 from vae.training.logbook import say
 from vae.training.setup import Run
 
@@ -74,7 +75,8 @@ def _tell_the_others(run: Run, largest: int, together: bool) -> None:
             remedy = "take --recompute auto"
         elif not single:
             remedy = "lower --micro_batch_size"
-        raise UserError(f"out of memory with {options}: {remedy} and go on with --resume_from latest")
+        command = latest_command(run.output_dir)
+        raise UserError(f"out of memory with {options}: {remedy} and go on with: {command}")
 
 
 def _next_rung(run: Run) -> str | None:
