@@ -38,7 +38,7 @@ def test_lpips_that_was_not_asked_for_is_named_as_missing(no_weights):
 def test_lpips_that_was_asked_for_is_an_error(no_weights):
     with pytest.raises(UserError, match="could not be downloaded"):
         find_perceptual(config(perceptual_net="vgg"), CPU, {})
-    with pytest.raises(UserError, match="--perceptual_weights gone.pth is not a file"):
+    with pytest.raises(UserError, match=r"--perceptual_weights gone\.pth is not a file"):
         find_perceptual(config(perceptual_weights="gone.pth"), CPU, {})
 
 
@@ -65,7 +65,7 @@ def test_inception_weights_are_looked_for_and_judged(no_weights, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     with pytest.raises(UserError, match=r"could not be downloaded .* --inception_weights FILE"):
         find_rfid(config(rfid=True), CPU, {})
-    with pytest.raises(UserError, match="--inception_weights gone.pth is not a file"):
+    with pytest.raises(UserError, match=r"--inception_weights gone\.pth is not a file"):
         find_rfid(config(rfid=True, inception_weights="gone.pth"), CPU, {})
     path = no_weights / "other.pth"
     torch.save({"fc.weight": torch.zeros(3, 3)}, path)

@@ -94,7 +94,7 @@ class EvaluateConfig:
 EPILOG = """examples:
   evaluate_vae.py --vae outputs/first/vae --data_path data/test --output_dir results/first
   evaluate_vae.py --vae outputs/first/vae outputs/second/vae other.safetensors \\
-      --data_path data/test --output_dir results/compared --sizes 256 512
+      --data_path data/test --output_dir results/compared --sizes 128 256
   evaluate_vae.py --vae outputs/first/vae --data_path data/test --output_dir results/whole --sizes 0
 
 A picture that cannot be used is named and left out for every VAE; open report.html in a browser.

@@ -34,8 +34,10 @@ class LatentMeter:
         self._kl += kl_divergence(mean.double(), logvar.double()).sum().cpu()
         self._images += len(mean)
 
-    def facts(self, model: AutoencoderKL) -> LatentFacts:
-        """Of everything added, at least one latent of `model`."""
+    def facts(self, model: AutoencoderKL) -> LatentFacts | None:
+        """Of everything added, latents of `model`; None: nothing was."""
+        if self._images == 0:
+            return None
         sampled, means = self._sampled.statistics(), self._means.statistics()
         signal = means.std.square()
         dead = signal < LEAST_SIGNAL_SHARE * sampled.std.square()

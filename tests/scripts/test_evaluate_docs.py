@@ -1,0 +1,77 @@
+"""Every line of docs/evaluate.md and of the help runs as it is typed, and every flag stands in the table."""
+
+import re
+import shlex
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import evaluate_vae
+import export_vae
+import train_vae
+from tests.conftest import ROOT, TINY, as_flags
+from tests.inference.conftest import write_vae
+from vae.config.evaluate_flags import EPILOG, EvaluateConfig
+from vae.config.flags import shown_default
+
+OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
+TEXT = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def workplace(pictures, tmp_path_factory) -> Path:
+    """A folder with what the lines name: three VAEs, one of them with its run's curves, and pictures."""
+    folder = tmp_path_factory.mktemp("evaluate_docs")
+    write_vae(folder / "outputs" / "first" / "vae")
+    second = folder / "outputs" / "second"
+    assert train_vae.main(as_flags({**TINY, "data_path": str(pictures), "output_dir": str(second)})) == 0
+    words = ["--vae", second / "vae", "--format", "single", "--output", folder / "other.safetensors"]
+    assert export_vae.main([str(word) for word in words]) == 0
+    (folder / "data" / "test").mkdir(parents=True)
+    for index in (0, 2):
+        picture = Image.open(pictures / f"picture_{index:02d}.png").resize((264, 256))
+        picture.save(folder / "data" / "test" / f"{index}.png")
+    return folder
+
+
+@pytest.fixture
+def in_workplace(workplace, monkeypatch) -> None:
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(workplace))  # LPIPS is named as missing
+    monkeypatch.setattr("vae.losses.trunk_weights.URLS", {"vgg": "http://127.0.0.1:9/vgg16-397923af.pth"})
+
+
+def lines_of(text: str) -> list[list[str]]:
+    joined = text.replace("\\\n", " ")
+    return [shlex.split(line) for line in joined.splitlines() if "evaluate_vae.py" in line]
+
+
+@pytest.mark.slow
+def test_every_line_runs(in_workplace):
+    (block,) = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
+    lines = lines_of(block)
+    assert len(lines) == 3
+    for python, script, *words in lines:
+        assert (python, script) == ("python", "evaluate_vae.py")
+        assert evaluate_vae.main([*words, "--device", "cpu"]) == 0, words
+        output = Path(words[words.index("--output_dir") + 1])
+        assert {path.name for path in output.iterdir()} == set(OUTPUTS)
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_help_run(in_workplace):
+    lines = lines_of(EPILOG)
+    assert len(lines) == 3
+    for _, *words in lines:
+        assert evaluate_vae.main([*words, "--device", "cpu", "--overwrite"]) == 0, words
+
+
+def test_every_flag_stands_there_with_its_default():
+    table = TEXT.partition("\n## Flags\n")[2]
+    rows = dict(re.findall(r"^\| `--(\w+).*?` \|.*\| (.*?) \|$", table, re.M))
+    assert list(rows) == [item.name for item in fields(EvaluateConfig)]
+    for item in fields(EvaluateConfig):
+        expected = "must be given" if item.default is MISSING else shown_default(item)
+        assert rows[item.name] == expected, item.name

@@ -1,0 +1,205 @@
+"""evaluate_vae.py as it is typed: what it writes is true, and its mistakes are one line each."""
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import evaluate_vae
+from tests.inference.conftest import write_vae
+from tests.test_layers import without_libraries
+from vae.evaluation.comparing import read_curves, short_names
+from vae.evaluation.metrics import psnr, ssim
+from vae.inference.codec import reconstruct
+from vae.interop.vae_files import load_vae
+
+OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
+EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a slash is no part of a name
+
+
+def type_line(capsys, flags: dict, *more: object) -> tuple[int, str, str]:
+    """Exit code, output and errors of the script."""
+    words = [str(word) for flag, value in flags.items() for word in (flag, *np.atleast_1d(value))]
+    code = evaluate_vae.main([*words, *map(str, more)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def place(pictures, tmp_path_factory) -> Path:
+    """Two VAEs, one of them with records of its run, and three pictures beside a torn one."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    for seed, name in enumerate(("first", "second")):
+        write_vae(folder / name / "vae", seed)
+    (folder / "first" / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 0.5}\n{"kind": "tr')
+    (folder / "data").mkdir()
+    for name, index in (("a.png", 0), ("b.png", 2), (EVIL, 4)):
+        shutil.copy(pictures / f"picture_{index:02d}.png", folder / "data" / name)
+    (folder / "data" / "torn.png").write_bytes((pictures / "picture_00.png").read_bytes()[:200])
+    return folder
+
+
+@pytest.fixture
+def asked(place, tmp_path) -> dict[str, object]:
+    """Flags of a command that works."""
+    return {
+        "--vae": [str(place / "first" / "vae"), str(place / "second" / "vae")],
+        "--data_path": place / "data",
+        "--output_dir": tmp_path / "out",
+        "--sizes": [32],
+        "--crop": "center",
+        "--perceptual_net": "none",
+        "--samples": 1,
+        "--device": "cpu",
+    }
+
+
+def test_a_comparison_is_true_in_every_file(capsys, asked, place, tmp_path):
+    code, said, errors = type_line(capsys, asked)
+    assert (code, errors) == (0, "")
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == OUTPUTS
+    results = json.loads((out / "results.json").read_text())
+    assert [row["name"] for row in results["vaes"]] == [
+        "first/vae", "second/vae", "JPEG 8 bit/px", "WebP 8 bit/px",
+    ]  # fmt: skip
+    first = results["vaes"][0]
+    model = load_vae(place / "first" / "vae").autoencoder
+    values = {}
+    for name in ("a.png", "b.png", EVIL):
+        pixels = np.asarray(Image.open(place / "data" / name))[4:36, 8:40]  # of 40 rows and 48 columns
+        image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None].float() / 127.5 - 1
+        recon = reconstruct(model, image)
+        values[name] = psnr(recon, image).item(), ssim(recon, image).item()
+        found = first["sizes"][0]["per_image"][name]
+        assert math.isclose(found["psnr"], values[name][0], abs_tol=1e-3)  # a tie may round the other way
+        assert math.isclose(found["ssim"], values[name][1], abs_tol=1e-4)
+        assert found["ms_ssim"] is found["lpips"] is None
+    mean = sum(value for value, _ in values.values()) / 3
+    assert math.isclose(first["sizes"][0]["metrics"]["psnr"], mean, abs_tol=1e-3)
+    assert f"{mean:.2f}" in said
+    assert "torn.png" in results["unusable"]
+    assert "1 pictures left out" in said
+    assert {"lpips", "rfid", "ms_ssim at 32", "peak memory"} <= set(results["missing"])
+    assert first["curves"] == [{"kind": "train", "step": 1, "loss": 0.5}]
+    assert first["latents"]["channels"] == len(first["latents"]["std"]) == 16
+    assert len(first["samples"][0]["latents"]) == 16
+    assert all((out / sample["recon"]).is_file() for row in results["vaes"] for sample in row["samples"])
+    with (out / "per_image.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["vae"] == "first/vae"]
+    assert rows[0]["picture"] == min(values, key=lambda name: values[name][0])
+    assert rows[0]["lpips"] == ""
+    assert "<script>alert" not in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_samples_of_the_posterior_do_not_depend_on_the_batch(capsys, asked, tmp_path):
+    asked.update({"--posterior": "sample", "--vae": asked["--vae"][:1], "--probe_images": 0})
+    found = []
+    for batch, seed in ((1, 0), (3, 0), (1, 1)):
+        asked["--output_dir"] = tmp_path / f"{batch}_{seed}"
+        assert type_line(capsys, asked, "--batch_size", batch, "--seed", seed, "--no-codecs")[0] == 0
+        results = json.loads((asked["--output_dir"] / "results.json").read_text())
+        found.append([row["psnr"] for row in results["vaes"][0]["sizes"][0]["per_image"].values()])
+    assert np.allclose(found[0], found[1], atol=0.01)
+    assert not np.allclose(found[0], found[2], atol=0.01)
+
+
+def test_a_vae_that_gives_nan_has_no_mean_and_says_so(capsys, asked, place, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(place / "first" / "vae", broken)
+    (file,) = broken.glob("*.safetensors")
+    weights = load_file(file)
+    weights["decoder.conv_out.weight"][:] = 3e38  # finite, as files must be; sums of them are not
+    save_file(weights, file)
+    asked.update({"--vae": [str(broken)], "--probe_images": 0})
+    code, said, _ = type_line(capsys, asked)
+    assert code == 0
+    assert "gave NaN or infinity for 3 of 3 pictures" in said
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["vaes"][0]["sizes"][0]["metrics"]["psnr"] is None
+
+
+def test_the_help_answers_without_pytorch():
+    found = without_libraries("evaluate_vae.py", "--help")
+    assert found.returncode == 0, found.stderr
+    for word in ("--vae", "--sizes", "required", "examples:"):
+        assert word in found.stdout
+    assert max(map(len, found.stdout.splitlines())) <= 110
+
+
+def test_pytorch_that_is_missing_is_said_in_one_line():
+    found = without_libraries("evaluate_vae.py", "--vae", "x", "--data_path", "y", "--output_dir", "z")
+    assert (found.returncode, len(found.stderr.splitlines())) == (1, 1)
+    assert "setup.sh" in found.stderr
+
+
+def mistakes(place: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
+    """Changed flags, and words of the one line that answers them."""
+    good = str(place / "first" / "vae")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "results.json").write_text("{}")
+    (tmp_path / "other.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    return {
+        "one of several VAEs is not there": ({"--vae": [good, "gone"]}, ["--vae gone", "no such"]),
+        "one of several is another file": (
+            {"--vae": [good, str(tmp_path / "other.safetensors")]}, ["--vae", "other.safetensors"],
+        ),
+        "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
+        "empty folder": ({"--data_path": tmp_path / "empty"}, ["--data_path", "no pictures"]),
+        "no folder": ({"--data_path": tmp_path / "gone"}, ["--data_path", "does not exist"]),
+        "results are there": ({"--output_dir": tmp_path / "full"}, ["--output_dir", "--overwrite"]),
+        "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "8"]),
+        "all pictures too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
+        "batches of whole pictures": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
+        "weights for nothing": ({"--perceptual_weights": "w.pth"}, ["--perceptual_weights", "none"]),
+        "inception for nothing": ({"--inception_weights": "w.pth"}, ["--inception_weights", "--rfid"]),
+        "no card": ({"--device": "cuda"}, ["--device cuda"]),
+        "no colour": ({"--background": "nocolour"}, ["--background nocolour"]),
+    }  # fmt: skip
+
+
+def test_a_mistake_is_one_line_and_nothing_is_written(capsys, asked, place, tmp_path):
+    for what, (changed, words) in mistakes(place, tmp_path).items():
+        if what == "no card" and torch.cuda.is_available():
+            continue
+        code, said, errors = type_line(capsys, {**asked, **changed})
+        assert code != 0, what
+        assert said == "", what
+        assert len(errors.strip().splitlines()) == 1, (what, errors)
+        assert all(word in errors for word in words), (what, errors)
+        assert not (tmp_path / "out").exists(), what
+
+
+def test_overwrite_replaces_and_leaves_no_old_samples(capsys, asked, tmp_path):
+    (tmp_path / "out" / "samples").mkdir(parents=True)
+    old = tmp_path / "out" / "samples" / "07_original.png"
+    old.write_bytes(b"old")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    asked.update({"--vae": asked["--vae"][:1], "--probe_images": 0})
+    assert type_line(capsys, asked, "--overwrite", "--no-codecs")[0] == 0
+    assert not old.exists()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*OUTPUTS, "notes.txt"}
+
+
+def test_names_tell_the_vaes_apart():
+    assert short_names(("x/a/vae", "x/b/vae")) == ["a/vae", "b/vae"]
+    assert short_names(("x/1/a.pt", "x/2/a.pt", "b.pt")) == ["1/a.pt", "2/a.pt", "b.pt"]
+
+
+def test_long_curves_are_thinned_and_validations_stay(tmp_path):
+    lines = [{"kind": "train", "step": step} for step in range(5001)] + [{"kind": "validation", "step": 9}]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    kept = read_curves(path)
+    assert len(kept) == 1667 + 1
+    assert kept[-1] == {"kind": "validation", "step": 9}
+    assert read_curves(tmp_path / "gone.jsonl") == []
