@@ -16,10 +16,12 @@ import torch
 from vae.ops import attention_steps
 from vae.ops.library import define_op, has_no_data, triton_is_installed
 
-# Sides of a block of scores. 4096 x 2048 makes both products of a block large (512 and 128 tiles of 128 x 128
-# at width 512) while its fp32 scores, 32 MiB, stay within the second-level cache of an H200 (50 MB) or an
-# RTX 5090 (96 MB); all scratch together is below 128 MiB whatever the number of tokens. Not measured yet.
-GPU_BLOCK = (4096, 2048)
+# Sides of a block of scores. At 2048 x 2048 the products of a block whose result is as wide as the channels
+# (512) are 64 tiles of 128 x 128 or 128 of 128 x 64, about one wave on the 132 SMs of an H200; those behind
+# scores are 256 tiles. All scratch of backward is then 56 MiB at any number of tokens, and the fp32 scores,
+# 16 MiB each, stay within the second-level cache of an H200 (50 MB) or an RTX 5090 (96 MB). 2048 x 1024 would
+# save 28 MiB more and leave the gradients of keys 32 tiles. Not measured yet.
+GPU_BLOCK = (2048, 2048)
 BATCHED_SCORES = 2**20  # images are taken together up to here, so that small ones are no string of launches
 CPU_BLOCK = (1024, 1024)  # 4 MiB of scores in fp32: a share of a third-level cache
 
@@ -94,40 +96,43 @@ def _attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v. Key blocks are the outer loop: only q's gradient is summed over blocks."""
     batch, tokens, channels = q.shape
-    grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3)]
+    grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]  # of k and v
     if not q.is_meta and has_no_data(q):
-        return tuple(grads)
+        return torch.empty_like(grads[0]), *grads
     wide = _wide(q)
     blocks = attention_blocks(batch, tokens, q.device.type)
-    scores, weights = _score_scratch(q, blocks)
-    grad_weights, grad_scores = _score_scratch(q, blocks)
+    scratch = [*_score_scratch(q, blocks), *_score_scratch(q, blocks)]
     # fp32 sums: added up in bf16 the small contributions would be lost
     key_sums = q.new_empty(2, blocks.images * blocks.keys * channels, dtype=wide)
-    query_sums = None if q.dtype == wide else q.new_empty(blocks.images * tokens * channels, dtype=wide)
+    query_sums = q.new_empty(min(batch, blocks.images) * tokens * channels, dtype=wide)
+    # of several rounds; that of one is made where the scratch has gone
+    grad_q = torch.empty_like(grads[0]) if batch > blocks.images else None
     deltas = q.new_empty(batch, tokens, dtype=wide)
     if q.is_meta:
-        return tuple(grads)
+        del scratch, key_sums
+        return query_sums.view(-1, tokens, channels).to(q.dtype) if grad_q is None else grad_q, *grads
     steps = _steps(q)
     steps.row_products(grad_out, out, deltas)
     for some in _slices(batch, blocks.images):
-        grad_q = grads[0][some] if query_sums is None else _part(query_sums, *grads[0][some].shape)
+        sums = _part(query_sums, *q[some].shape)
         for columns in _slices(tokens, blocks.keys):
             keys, values = k[some, columns], v[some, columns]
-            grad_k, grad_v = (_part(sums, *keys.shape) for sums in key_sums)
+            grad_k, grad_v = (_part(room, *keys.shape) for room in key_sums)
             for rows in _slices(tokens, blocks.queries):
                 queries, grad = q[some, rows], grad_out[some, rows]
                 shape = (*queries.shape[:2], keys.shape[1])
-                s, w, ds, dw = (_part(t, *shape) for t in (scores, weights, grad_scores, grad_weights))
+                s, w, dw, ds = (_part(t, *shape) for t in scratch)
                 _product(s, queries, keys.mT, alpha=_scale(q))
                 _product(dw, grad, values.mT)
                 steps.gradient_step(s, dw, w, ds, log_sums[some, rows], deltas[some, rows], _scale(q))
                 _product(grad_v, w.mT, grad, add=rows.start > 0)
                 _product(grad_k, ds.mT, queries, add=rows.start > 0)
-                _product(grad_q[:, rows], ds, keys, add=columns.start > 0)
-            grads[1][some, columns], grads[2][some, columns] = grad_k, grad_v
-        if query_sums is not None:
-            grads[0][some] = grad_q
-    return tuple(grads)
+                _product(sums[:, rows], ds, keys, add=columns.start > 0)
+            grads[0][some, columns], grads[1][some, columns] = grad_k, grad_v
+        if grad_q is not None:
+            grad_q[some] = sums
+    del scratch, s, w, dw, ds, key_sums, grad_k, grad_v  # before the last allocation
+    return sums.to(q.dtype) if grad_q is None else grad_q, *grads
 
 
 def _product(
