@@ -14,6 +14,7 @@ from PIL import Image
 import evaluate_vae
 from tests.inference.conftest import write_vae
 from tests.test_layers import without_libraries
+from vae.config.scripts import exit_code
 from vae.evaluation.comparing import read_curves, short_names
 from vae.evaluation.metrics import psnr, ssim
 from vae.inference.codec import reconstruct
@@ -26,7 +27,7 @@ EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a slash is no p
 def type_line(capsys, flags: dict, *more: object) -> tuple[int, str, str]:
     """Exit code, output and errors of the script."""
     words = [str(word) for flag, value in flags.items() for word in (flag, *np.atleast_1d(value))]
-    code = evaluate_vae.main([*words, *map(str, more)])
+    code = exit_code("evaluate_vae.py", evaluate_vae.main, [*words, *map(str, more)])
     said = capsys.readouterr()
     return code, said.out, said.err
 

@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 
 COMMANDS = [
     ["check_compatibility.py", "--help"],
+    ["evaluate_vae.py", "--help"],
     ["export_vae.py", "--help"],
     ["infer_vae.py", "--help"],
     ["prepare_data.py", "--mode", "validate", "--help"],

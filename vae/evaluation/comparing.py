@@ -18,6 +18,7 @@ from tqdm import tqdm
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.data.decoding import parse_background
+from vae.device import DTYPES, pick_device
 from vae.evaluation.codecs import CODECS, bits_per_pixel
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
 from vae.evaluation.measuring import Instruments, Reconstruct, VaeCodec, classic_codec, measure, to_float
@@ -27,7 +28,6 @@ from vae.evaluation.report_page import write_report
 from vae.evaluation.results import Protocol, Results, VaeResult
 from vae.evaluation.samples import Chosen, choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
-from vae.inference.session import DTYPES, pick_device
 from vae.interop.vae_files import LoadedVae, load_vae
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
