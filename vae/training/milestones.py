@@ -107,10 +107,10 @@ def save_samples(run: Run, stage: Stage, logbook: Logbook) -> None:
 
 
 def measure_start(run: Run, stage: Stage, logbook: Logbook) -> None:
-    """Baselines on the held-out pictures, and the state the stage begins with."""
+    """Baselines on the held-out pictures, and the state the stage begins with, which is said too."""
     first = run.state.position.epoch == stage.first_epoch and run.state.position.images_in_epoch == 0
     if first:
-        run.state.history.without_gain = 0
+        run.state.history.without_gain, run.state.history.start_psnr = 0, None
     if run.held is None:
         return
     batches = _held_batches(run, stage)
@@ -122,7 +122,9 @@ def measure_start(run: Run, stage: Stage, logbook: Logbook) -> None:
             "baseline", run.state.position.step, {"codec": name, "image_size": stage.image_size} | values
         )
     if first:
-        logbook.record("validation", run.state.position.step, _validate(run, stage))
+        metrics = _validate(run, stage, logbook)
+        _say_validation(run, "start", metrics)
+        run.state.history.start_psnr = metrics.get("psnr")
 
 
 def _held_batches(run: Run, stage: Stage):
@@ -131,9 +133,37 @@ def _held_batches(run: Run, stage: Stage):
     )
 
 
-def _validate(run: Run, stage: Stage) -> dict[str, float]:
+def _validate(run: Run, stage: Stage, logbook: Logbook) -> dict[str, float]:
+    position = run.state.position
     metrics = validation_metrics(run.state.shipped, run.networks, _held_batches(run, stage), run.processes)
-    return {"epoch": run.state.position.epoch, "image_size": stage.image_size, **metrics}
+    run.newest = {"epoch": position.epoch, "image_size": stage.image_size, **metrics}
+    run.validated_step = position.step
+    logbook.record("validation", position.step, run.newest)
+    return run.newest
+
+
+def validate_end(run: Run, stage: Stage, logbook: Logbook) -> None:
+    """Measure what is about to be shipped, where --max_steps ended the run between two validations."""
+    if run.held is not None and run.validated_step != run.state.position.step:
+        _say_validation(run, f"step {run.state.position.step}", _validate(run, stage, logbook))
+
+
+def _say_validation(run: Run, when: str, metrics: dict[str, float]) -> None:
+    """One line on the console; once a stage another where training has made the network worse."""
+    history, loss = run.state.history, run.config.loss
+    if run.processes.is_main:
+        say(validation_line(run, when, metrics))
+    start, psnr = history.start_psnr, metrics.get("psnr", math.inf)
+    adversarial = loss.adversarial_weight > 0 and run.state.position.step > loss.disc_start
+    if start is None or adversarial or round(psnr, 2) >= round(start, 2):  # that term may cost PSNR
+        return
+    history.start_psnr = None
+    if run.processes.is_main:
+        say(
+            f"WARNING: PSNR {psnr:.2f} dB is below the {start:.2f} dB this stage began with: if it stays so, "
+            f"lower --learning_rate (now {run.config.optim.learning_rate:g}), lengthen --warmup_epochs (now "
+            f"{run.config.optim.warmup_epochs:g}) or train more epochs"
+        )
 
 
 def finish_epoch(run: Run, stage: Stage, logbook: Logbook) -> Stage:
@@ -143,11 +173,9 @@ def finish_epoch(run: Run, stage: Stage, logbook: Logbook) -> Stage:
     save_due = epochs % options.checkpoint_freq == 0 or last
     metrics = None
     if run.held is not None and (epochs % options.val_freq == 0 or save_due):
-        metrics = _validate(run, stage)
-        logbook.record("validation", run.state.position.step, metrics)
+        metrics = _validate(run, stage, logbook)
         _follow_history(run, metrics)
-        if run.processes.is_main:
-            say(validation_line(run, metrics))
+        _say_validation(run, f"epoch {epochs}", metrics)
         if options.early_stopping and run.state.history.without_gain >= options.early_stopping and not last:
             if run.processes.is_main:
                 say(f"--early_stopping {options.early_stopping}: no better PSNR for so long, the stage ends")
@@ -182,8 +210,8 @@ def _shorten_stage(run: Run, stage: Stage) -> Stage:
     return short
 
 
-def validation_line(run: Run, metrics: dict[str, float]) -> str:
-    """One line: this validation beside the baselines."""
+def validation_line(run: Run, when: str, metrics: dict[str, float]) -> str:
+    """One line: this validation beside the baseline."""
 
     def shown(name: str, values: dict[str, float]) -> str:
         parts = (
@@ -195,4 +223,4 @@ def validation_line(run: Run, metrics: dict[str, float]) -> str:
 
     trivial = f"{run.state.autoencoder.downsampling}x bicubic"
     values = run.held.baselines.get("bicubic_8x", {})
-    return f"epoch {int(metrics['epoch'])}: {shown('VAE', metrics)} | {shown(trivial, values)}"
+    return f"{when}: {shown('VAE', metrics)} | {shown(trivial, values)}"

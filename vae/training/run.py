@@ -8,7 +8,7 @@ from vae.config.options import flatten
 from vae.training.checkpoints import latest_command
 from vae.training.logbook import Logbook, say
 from vae.training.loop import Outcome, train_stage
-from vae.training.milestones import measure_start, save_samples
+from vae.training.milestones import measure_start, save_samples, validate_end
 from vae.training.processes import Processes
 from vae.training.setup import Run, prepare_run
 from vae.training.shipping import LATENT_IMAGES, ship
@@ -55,6 +55,7 @@ def _train_stages(run: Run, signals: StopSignals) -> int:
                 step, command = run.state.position.step, latest_command(run.output_dir)
                 say(f"stopped and saved at step {step}; go on with: {command}")
             return EXIT_SAVED_RESUMABLE
+        validate_end(run, last, logbook)
         _finish(run, last, logbook)
     finally:
         logbook.close()

@@ -58,6 +58,8 @@ class Run:
     recompute: str = "none"  # both set when a stage begins, and lowered when memory runs out
     micro_batch: int = 0
     saved_step: int = -1  # optimizer step of the newest checkpoint written by this command
+    validated_step: int = -1  # and of its newest validation
+    newest: dict[str, float] = field(default_factory=dict)  # the metrics of that validation
 
     @property
     def output_dir(self) -> Path:

@@ -22,6 +22,7 @@ class History:
     best_checkpoint: str | None = None  # file name of the saved epoch with the best PSNR
     best_checkpoint_psnr: float | None = None
     without_gain: int = 0  # validations since the best one, for --early_stopping
+    start_psnr: float | None = None  # dB before the stage's first step; None once a worse one has been said
 
 
 @dataclass

@@ -77,15 +77,19 @@ def _device(run: Run) -> str:
 
 def after_run(run: Run, shipped: tuple[float, float] | None) -> str:
     """Best metrics, files written and the next command to type."""
-    history, position = run.state.history, run.state.position
+    best, newest = run.state.history.best, run.newest
     factor = run.state.autoencoder.downsampling
-    lines = [f"done: {position.epoch} epochs, {position.step} steps, {position.images} images"]
-    if "psnr" in history.best:
-        best = history.best
-        lines.append(_metrics_line(f"best, epoch {int(best['epoch'])}", best))
+    lines = [_how_far(run)]
+    measured = {}
+    if best.get("image_size") == newest.get("image_size", best.get("image_size")) and "psnr" in best:
+        measured[f"best, epoch {int(best['epoch'])}"] = best
+    if "psnr" in newest and newest != best:
+        measured[f"at step {run.validated_step}"] = newest
+    if measured:
+        lines += [_metrics_line(name, values) for name, values in measured.items()]
         shown = {"bicubic_8x": f"{factor}x bicubic", "mean_colour": "mean colour"}
         lines += [_metrics_line(shown[name], values) for name, values in sorted(run.held.baselines.items())]
-        if "lpips" not in best:
+        if not any("lpips" in values for values in measured.values()):
             lines.append("LPIPS was not measured: --perceptual_weight 0 loads no network for it")
         elif run.config.loss.perceptual_net == "random":
             lines.append("LPIPS is of random weights (--perceptual_net random): compare it with no other")
@@ -102,6 +106,16 @@ def after_run(run: Run, shipped: tuple[float, float] | None) -> str:
         )
     lines.append(f"next    {next_command(run)}")
     return "\n".join(lines)
+
+
+def _how_far(run: Run) -> str:
+    """Epochs, with the tenths of a begun one, steps and images."""
+    position, epochs = run.state.position, f"{run.state.position.epoch} epochs"
+    stage = current_stage(run.stages, position.epoch)
+    if stage is not None:
+        tenths = 10 * position.images_in_epoch // (run.steps_per_epoch(stage) * run.images_per_step(stage))
+        epochs = f"{position.epoch}.{tenths} of {run.stages[-1].end_epoch} epochs"
+    return f"done: {epochs}, {position.step} steps, {position.images} images"
 
 
 def _metrics_line(name: str, values: dict[str, float]) -> str:
