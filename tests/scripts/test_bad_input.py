@@ -56,12 +56,12 @@ def mistake(tiny, tmp_path, capsys):
         ),
         ("--batchsize=3", USAGE, "unknown flag --batchsize: did you mean --batch_size?"),
         ("--image", USAGE, "unknown flag --image"),  # no abbreviations: a new flag would change their meaning
-        ("picture.png", USAGE, "unknown flag picture.png"),
+        ("photos", USAGE, "photos belongs to no flag: a path with spaces needs quotes"),
         ("--image_size", USAGE, "argument --image_size: expected one argument"),
-        ("--image_size abc", USAGE, "argument --image_size: invalid int value: 'abc'"),
-        ("--image_size 32.5", USAGE, "argument --image_size: invalid int value: '32.5'"),
-        ("--learning_rate fast", USAGE, "argument --learning_rate: invalid float value: 'fast'"),
-        ("--channels 8 x", USAGE, "argument --channels: invalid int value: 'x'"),
+        ("--image_size abc", USAGE, "--image_size abc is not a whole number"),
+        ("--image_size 32.5", USAGE, "--image_size 32.5 is not a whole number"),
+        ("--learning_rate fast", USAGE, "--learning_rate fast is not a number"),
+        ("--channels 8 x", USAGE, "--channels x is not a whole number"),
         (
             "--lr_schedule cosin",
             USAGE,

@@ -340,6 +340,8 @@ def test_training_stops_above_the_stated_share(tiny, tmp_path):
         train(options)
     assert caught.value.exit_code == EXIT_DATA == 77
     assert "\n" not in str(caught.value)
+    assert f"listed in {tmp_path / 'run' / 'rejected_images.txt'}; remove them, or allow" in str(caught.value)
+    assert (tmp_path / "run" / "rejected_images.txt").exists()
     assert train({**options, "output_dir": str(tmp_path / "other"), "max_bad_fraction": 0.25}) == 0
 
 

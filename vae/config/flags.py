@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ class OneLineParser(argparse.ArgumentParser):
     """A parser whose complaints are UsageErrors of one line."""
 
     def error(self, message: str):
+        number = re.fullmatch(r"argument (--\w+): invalid (int|float) value: '(.*)'", message)
+        if number:
+            flag, kind, value = number.groups()
+            raise UsageError(f"{flag} {value} is not a {'whole ' if kind == 'int' else ''}number")
         raise UsageError(f"{message} (--help lists every flag)")
 
 
@@ -101,6 +106,8 @@ def _refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
         word = unknown[0].split("=")[0]
+        if not word.startswith("-"):
+            raise UsageError(f"{unknown[0]} belongs to no flag: a path with spaces needs quotes")
         raise UsageError(f"unknown flag {word}{nearest(word, known)} (--help lists every flag)")
 
 

@@ -13,7 +13,7 @@ from vae.data.loading import TrainLoader
 from vae.losses.adversarial import adaptive_weight, ramp, update_running
 from vae.step import StepInputs, apply_update
 from vae.training.checkpoints import step_name
-from vae.training.logbook import Logbook
+from vae.training.logbook import REJECTED_NAME, Logbook
 from vae.training.milestones import Window, finish_epoch, log, save_samples
 from vae.training.noise import posterior_noise
 from vae.training.profiling import StepProfiler
@@ -154,7 +154,8 @@ def _reject(run: Run, stage: Stage, new: set[tuple[str, str]], logbook: Logbook)
         save_here(run, stage)
         raise DataError(
             f"{len(run.rejected)} of {len(run.train_names)} training pictures cannot be used, more than "
-            f"--max_bad_fraction {share}: they are listed in {run.output_dir}; mend or remove them"
+            f"--max_bad_fraction {share}: listed in {run.output_dir / REJECTED_NAME}; remove them, or allow "
+            "them with a larger --max_bad_fraction"
         )
 
 
