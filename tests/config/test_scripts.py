@@ -1,9 +1,11 @@
 """What ends a script: one line on stderr and the exit code that says which kind."""
 
+import sys
+
 import pytest
 
 from vae.config.errors import DataError, UsageError
-from vae.config.scripts import SETUP, command_line, exit_code
+from vae.config.scripts import SETUP, _or_activate, command_line, exit_code
 
 
 def raises(error: BaseException):
@@ -38,6 +40,22 @@ def test_a_mistake_of_ours_keeps_its_traceback(error):
 
 def test_what_main_returns_is_the_code():
     assert exit_code("some.py", len, ["a", "b", "c"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("windows", "activate", "words"), [(False, "bin/activate", "source "), (True, "Scripts/activate", "")]
+)
+def test_an_environment_that_is_there_is_named(tmp_path, monkeypatch, windows, activate, words):
+    assert _or_activate(tmp_path, windows) == ""
+    script = tmp_path / ".venv" / activate
+    script.parent.mkdir(parents=True)
+    script.touch()
+    assert _or_activate(tmp_path, windows) == f", or activate the environment: {words}{script}"
+    monkeypatch.chdir(tmp_path)
+    relative = script.relative_to(tmp_path)
+    assert _or_activate(tmp_path, windows) == f", or activate the environment: {words}{relative}"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert _or_activate(tmp_path, windows) == ""  # it lacks the package itself
 
 
 @pytest.mark.parametrize(

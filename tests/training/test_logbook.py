@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import ROOT, as_flags
 from vae.training.logbook import METRICS_NAME, Logbook
+from vae.training.run import train
 
 
 def steps(folder) -> list[int]:
@@ -110,3 +111,24 @@ def test_a_run_whose_console_goes_away_is_finished(tiny):
     assert (folder / "checkpoint_epoch_2.pt").exists()
     assert (folder / "vae" / "config.json").exists()
     assert len(steps(folder)) > 0
+
+
+def test_a_run_both_of_whose_outputs_go_away_is_finished(tiny):
+    """As under `2>&1 | head -1`."""
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train_vae.py", *as_flags(tiny)]
+    run = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert run.stdout.readline()
+    run.stdout.close()
+    assert run.wait(timeout=300) == 0
+    folder = Path(tiny["output_dir"])
+    assert (folder / "checkpoint_epoch_2.pt").exists()
+    assert (folder / "vae" / "config.json").exists()
+
+
+def test_a_log_file_gets_lines_and_no_bar(tiny, capfd):
+    assert train({**tiny, "log_freq": 2}) == 0
+    out, err = capfd.readouterr()
+    said = [line.split(":")[0] for line in out.splitlines() if line.startswith("step ")]
+    assert said == ["step 2", "step 3", "step 4", "step 6"]  # every second, and the last of each epoch
+    assert "step/s" not in err

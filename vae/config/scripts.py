@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from vae.config.errors import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, UserError
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
 
 
@@ -46,7 +48,7 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
         package = (error.name or "vae").split(".")[0]
         if package == "vae":
             raise  # a mistake of ours
-        line, code = f"{package} is not installed: run {SETUP}", EXIT_FAILED
+        line, code = f"{package} is not installed: run {SETUP}{_or_activate(ROOT)}", EXIT_FAILED
     except BrokenPipeError:
         raise  # flushed_output ends it
     except OSError as error:  # a full disk, a folder taken away: nothing of ours to mend
@@ -56,6 +58,16 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
         return EXIT_INTERRUPTED
     print(f"{name}: {line}", file=sys.stderr)
     return code
+
+
+def _or_activate(root: Path, windows: bool = os.name == "nt") -> str:
+    """The other remedy of a package that is missing, where setup has made an environment we do not run in."""
+    script = Path(".venv", "Scripts", "activate") if windows else Path(".venv", "bin", "activate")
+    if not (root / script).exists() or Path(sys.prefix).resolve() == (root / ".venv").resolve():
+        return ""
+    shown = script if Path.cwd() == root else root / script
+    words = [shown] if windows else ["source", shown]
+    return f", or activate the environment: {command_line(*words, windows=windows)}"
 
 
 @contextmanager

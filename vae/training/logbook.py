@@ -79,7 +79,10 @@ def say(text: str) -> None:
     except BrokenPipeError:  # as under `| head -1`
         discard(sys.stdout)
         remark = f"nobody reads the output any more: training goes on, its records are in {METRICS_NAME}"
-        print(remark, file=sys.stderr)
+        try:
+            print(remark, file=sys.stderr, flush=True)
+        except BrokenPipeError:  # as under `2>&1 | head -1`
+            discard(sys.stderr)
 
 
 def _cut_records(path: Path, last_step: int) -> None:

@@ -226,5 +226,5 @@ def _progress_bar(run: Run, stage: Stage) -> tqdm:
         desc=f"{stage.image_size} px",
         unit="step",
         dynamic_ncols=True,
-        disable=not run.processes.is_main,
+        disable=None if run.processes.is_main else True,  # None: shown on a terminal, never written to a file
     )

@@ -77,9 +77,12 @@ def log(run: Run, window: Window, logbook: Logbook, bar: tqdm) -> None:
     if run.fp16:
         record["loss_scale"] = float(run.state.update.loss_scale)
     logbook.record("train", run.state.position.step, record)
-    bar.set_postfix_str(
+    shown = (
         f"{record['images_per_second']:.2f} images/s, loss {record['loss']:.4f}, PSNR {record['psnr']:.2f}"
     )
+    bar.set_postfix_str(shown)
+    if bar.disable and run.processes.is_main:  # no terminal: a log file gets lines instead
+        say(f"step {run.state.position.step}: {shown}")
     _check_finite(run)
     window.clear()
 
