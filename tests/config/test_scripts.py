@@ -5,7 +5,9 @@ import sys
 import pytest
 
 from vae.config.errors import DataError, UsageError
-from vae.config.scripts import SETUP, _or_activate, command_line, exit_code
+from vae.config.scripts import ROOT, SETUP, _or_activate, command_line, exit_code
+
+ELSE = _or_activate(ROOT)  # nothing within the environment of setup
 
 
 def raises(error: BaseException):
@@ -21,7 +23,11 @@ def raises(error: BaseException):
         (UsageError("--x is unknown"), 2, "some.py: --x is unknown"),
         (DataError("no pictures"), 77, "some.py: no pictures"),
         (OSError(28, "No space left on device"), 1, "some.py: [Errno 28] No space left on device"),
-        (ModuleNotFoundError("gone", name="torch.nn"), 1, f"some.py: torch is not installed: run {SETUP}"),
+        (
+            ModuleNotFoundError("gone", name="torch.nn"),
+            1,
+            f"some.py: torch is not installed: run {SETUP}{ELSE}",
+        ),
         (KeyboardInterrupt(), 130, "stopped: nothing was written"),
     ],
 )

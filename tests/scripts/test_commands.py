@@ -16,7 +16,7 @@ from vae.config.flags import parse_flags
 from vae.config.options import Config, flatten
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
-from vae.config.scripts import SETUP
+from vae.config.scripts import SETUP, _or_activate
 from vae.interop.checkpoint_file import load_checkpoint
 
 # A later flag beats an earlier one, so these make any line a matter of seconds.
@@ -300,4 +300,4 @@ def test_help_and_profiles_need_no_pytorch():
         assert "maximum" in done.stdout or "--image_size" in done.stdout
     done = run_script("-c", f"{blocked}train_vae.run_script('train_vae.py', train_vae.main)")
     assert done.returncode == 1
-    assert done.stderr == f"train_vae.py: torch is not installed: run {SETUP}\n"
+    assert done.stderr == f"train_vae.py: torch is not installed: run {SETUP}{_or_activate(ROOT)}\n"
