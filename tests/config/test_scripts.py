@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vae.config.errors import DataError, UsageError
-from vae.config.scripts import ROOT, SETUP, _or_activate, command_line, exit_code
+from vae.config.scripts import ROOT, SETUP, _or_activate, command_line, exit_code, fetch_command
 
 ELSE = _or_activate(ROOT)  # nothing within the environment of setup
 
@@ -70,3 +70,13 @@ def test_an_environment_that_is_there_is_named(tmp_path, monkeypatch, windows, a
 )
 def test_a_command_is_quoted_for_its_shell(windows, line):
     assert command_line("python", "x.py", "--output_dir", "my runs/a", windows=windows) == line
+
+
+def test_the_line_that_downloads_is_quoted_for_its_shell():
+    url = "https://example.org/a.pth"
+    assert fetch_command(url, "/my cache/a.pth", windows=False) == (
+        f"curl -L --create-dirs -o '/my cache/a.pth' {url}"
+    )
+    assert fetch_command(url, r"C:\my cache\a.pth", windows=True) == (
+        rf'curl.exe -L --create-dirs -o "C:\my cache\a.pth" {url}'
+    )

@@ -1,7 +1,6 @@
 """Judges the operating system, memory, disks and files: facts in, checks out, nothing is touched."""
 
 import re
-import shlex
 from pathlib import PurePosixPath, PureWindowsPath
 
 from vae.checks import remedies
@@ -10,6 +9,7 @@ from vae.checks.places import VGG_FILE
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
 from vae.config.options import Config
 from vae.config.recipes import RECIPES
+from vae.config.scripts import fetch_command
 from vae.host import decoding_processes
 
 GIB, MIB = 2**30, 2**20
@@ -224,8 +224,5 @@ def _vgg(facts: Facts) -> Check:
         return Check(check, title, PASS, file.path, expected)
     found = "not there yet: the first run downloads them" if file.size is None else "incomplete"
     found += " (--perceptual_weight 0 trains without)"
-    if remedies.on_windows(facts):
-        fetch = f'curl.exe -L --create-dirs -o "{file.path}" {VGG_URL}'
-    else:
-        fetch = f"curl -L --create-dirs -o {shlex.quote(file.path)} {VGG_URL}"
+    fetch = fetch_command(VGG_URL, file.path, windows=remedies.on_windows(facts))
     return Check(check, title, WARN, found, expected, fetch)

@@ -22,6 +22,12 @@ def command_line(*words: str | os.PathLike, windows: bool = os.name == "nt") -> 
     return subprocess.list2cmdline(texts) if windows else shlex.join(texts)
 
 
+def fetch_command(url: str, path: str | os.PathLike, windows: bool = os.name == "nt") -> str:
+    """The line that downloads `url` to `path`, in a folder it makes, with what every system brings along."""
+    curl = "curl.exe" if windows else "curl"  # in PowerShell plain curl is another program
+    return command_line(curl, "-L", "--create-dirs", "-o", path, url, windows=windows)
+
+
 def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stopped") -> NoReturn:
     """Run `main` on the command line of the script `name`, and end the process with its exit code.
 

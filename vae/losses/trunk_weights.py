@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import os
 import re
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torchvision import models
 from tqdm import tqdm
 
 from vae.config.errors import UserError
+from vae.config.scripts import fetch_command
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -36,7 +38,7 @@ def find_trunk_weights(net: str, weights_path: str | os.PathLike | None) -> Path
     if weights_path is not None:
         path = Path(weights_path).expanduser()
         if not path.is_file():
-            raise UserError(f"--perceptual_weights {weights_path} is not a file; {_alternatives(net)}")
+            raise UserError(f"--perceptual_weights {weights_path} is not a file: {_alternatives(net)}")
     else:
         path = Path(torch.hub.get_dir(), "checkpoints", _file_name(url))
         if not path.is_file():
@@ -44,8 +46,8 @@ def find_trunk_weights(net: str, weights_path: str | os.PathLike | None) -> Path
                 download(url, path)
             except (OSError, http.client.HTTPException) as error:  # no network, refused, timed out, disk full
                 raise UserError(
-                    f"the {net} weights of LPIPS are missing and could not be downloaded ({error}); "
-                    f"put {url} at {path}, or {_alternatives(net)}"
+                    f"the {net} weights of LPIPS are missing and could not be downloaded ({_reason(error)}): "
+                    f"{_alternatives(net)}, or fetch them: {fetch_command(url, path)}"
                 ) from error
     _verify(path, net)
     return path
@@ -119,15 +121,23 @@ def _verify(path: Path, net: str) -> None:
 
 
 def _unusable(path: Path, net: str, reason: str) -> UserError:
-    return UserError(f"{path} {reason}; replace it by {URLS[net]}, or {_alternatives(net)}")
+    return UserError(f"{path} {reason}: {_alternatives(net)}, or replace it by {URLS[net]}")
 
 
 def _alternatives(net: str) -> str:
     others = ", ".join(name for name in URLS if name != net)
     return (
-        f"give the file as --perceptual_weights FILE, take another network with --perceptual_net ({others}; "
-        "random is for trials), or train without LPIPS by --perceptual_weight 0"
+        "train without LPIPS by --perceptual_weight 0, give the file as --perceptual_weights FILE, take "
+        f"another network with --perceptual_net ({others}; random is for trials)"
     )
+
+
+def _reason(error: Exception) -> str:
+    """Why a download failed, without the wrapping of urllib and the number of the system's error."""
+    cause = error
+    if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
+        cause = error.reason
+    return getattr(cause, "strerror", None) or str(cause)
 
 
 def _file_name(url: str) -> str:
