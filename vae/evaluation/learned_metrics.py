@@ -12,7 +12,7 @@ import torch
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
-from vae.losses.trunk_weights import download, find_trunk_weights, matches_name
+from vae.losses.trunk_weights import WITHOUT_LPIPS, download, find_trunk_weights, matches_name
 
 # What torch-fidelity loads by itself: the Inception of the first FID (Heusel et al. 2017) as PyTorch weights.
 INCEPTION_URL = (
@@ -39,9 +39,7 @@ def find_perceptual(
             find_trunk_weights(net, config.perceptual_weights)
         return build_perceptual(net, config.perceptual_weights, torch.float32, device), net
     except UserError as error:
-        reason = str(error).replace(  # the trainer's way out is another
-            "train without LPIPS by --perceptual_weight 0", "leave LPIPS out by --perceptual_net none"
-        )
+        reason = str(error).replace(WITHOUT_LPIPS, "leave LPIPS out by --perceptual_net none")
         if config.perceptual_net != "auto" or config.perceptual_weights is not None:
             raise UserError(reason) from None
         missing["lpips"] = reason

@@ -27,6 +27,7 @@ URLS = {
 }
 TIMEOUT_SECONDS = 5  # of each address tried and of each read: a person waits for the error
 CHUNK_BYTES = 1 << 18
+WITHOUT_LPIPS = "train without LPIPS by --perceptual_weight 0"  # other scripts have another way
 
 
 def find_trunk_weights(net: str, weights_path: str | os.PathLike | None) -> Path:
@@ -127,7 +128,7 @@ def _unusable(path: Path, net: str, reason: str) -> UserError:
 def _alternatives(net: str) -> str:
     others = ", ".join(name for name in URLS if name != net)
     return (
-        "train without LPIPS by --perceptual_weight 0, give the file as --perceptual_weights FILE, take "
+        f"{WITHOUT_LPIPS}, give the file as --perceptual_weights FILE, take "
         f"another network with --perceptual_net ({others}; random is for trials)"
     )
 
