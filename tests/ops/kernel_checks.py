@@ -11,7 +11,10 @@ import torch
 
 from vae.ops import attention as attention_module
 from vae.ops import attention_triton, gpu_blocks, norm_triton
-from vae.ops.norm import group_norm_reference
+from vae.ops import norm as norm_module
+from vae.ops.fused_conv import norm_silu_conv, norm_silu_conv_reference
+from vae.ops.norm import group_norm_reference, group_norm_silu
+from vae.ops.residual_block import residual_block, residual_block_reference
 
 EPS = 1e-6
 # Largest difference over largest value. fp32 statistics and arithmetic: some units of 2^-24. bf16 and fp16:
@@ -101,6 +104,51 @@ def check_attention(device: str, shape, block, dtype) -> None:
     compare(found, expected, dtype, f"attention {shape} {block} {dtype}")
 
 
+def check_operations(device: str, layout) -> None:
+    """The registered operations, forward and backward, with the kernels in them: as a training step has it."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 8, 5, 6), (8,), (8,), (16, 8, 3, 3), (16,), (16,), (16,), (16, 16, 3, 3), (16,)]
+    shapes += [(16, 8, 1, 1), (16,)]
+    x, *parameters = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
+    x = x.contiguous(memory_format=layout)
+    tokens = [x.flatten(2).mT.contiguous() * factor for factor in (1.0, -0.5, 2.0)]
+    pairs = {
+        "group_norm_silu": (
+            lambda h, weight, bias: group_norm_silu(h, weight, bias, 4, EPS),
+            lambda h, weight, bias: group_norm_reference(h, weight, bias, 4, EPS, True),
+            [x, *parameters[:2]],
+        ),
+        "norm_silu_conv": (
+            lambda *tensors: norm_silu_conv(*tensors, 4, EPS),
+            lambda *tensors: norm_silu_conv_reference(*tensors, 4, EPS),
+            [x, *parameters[:4]],
+        ),
+        "residual_block": (
+            lambda h, *rest: residual_block(h, rest, 4, EPS),
+            lambda h, *rest: residual_block_reference(h, rest, 4, EPS),
+            [x, *parameters],
+        ),
+        "attention": (attention_module.attention, attention_module.attention_reference, tokens),
+    }
+    before = norm_module._kernels, attention_module._steps
+    norm_module._kernels, attention_module._steps = lambda _: norm_triton, lambda _: attention_triton
+    try:
+        for name, (operation, reference, tensors) in pairs.items():
+            mine = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors]
+            exact = [t.detach().double().requires_grad_() for t in tensors]
+            out, expected = operation(*mine), reference(*exact)
+            found = torch.autograd.grad(out.sin().sum(), mine)
+            wanted = torch.autograd.grad(expected.sin().sum(), exact)
+            for index, (one, other) in enumerate(zip((out, *found), (expected, *wanted), strict=True)):
+                error = ((one.double() - other).abs().max() / other.abs().max()).item()
+                # cuDNN's convolutions may take TF32, 2^-11 a factor, on a GPU
+                assert error < (2e-5 if device == "cpu" else 5e-3), (
+                    f"{name} {layout}: {index} is {error:.1e} away"
+                )
+    finally:
+        norm_module._kernels, attention_module._steps = before
+
+
 def norm_grid(thorough: bool):
     """Arguments of check_norm after the device; the short grid is for the interpreter, which is slow."""
     layouts = (torch.contiguous_format, torch.channels_last)
@@ -124,6 +172,8 @@ def check_all(device: str, thorough: bool) -> int:
     for case in attentions:
         check_attention(device, *case)
     check_statistics_of_a_large_mean(device)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        check_operations(device, layout)
     return len(norms) + len(attentions) + 1
 
 

@@ -115,7 +115,7 @@ def test_flags(mistake, words, code, line):
         ),
         (
             "--perceptual_weight 1 --perceptual_weights /nothing.pth",
-            "--perceptual_weights /nothing.pth is not a file; give the file as",
+            "--perceptual_weights /nothing.pth is not a file: train without LPIPS by --perceptual_weight 0",
         ),
         (
             "--perceptual_weight 1 --perceptual_net random --perceptual_weights /nothing.pth",

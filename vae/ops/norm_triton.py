@@ -382,7 +382,8 @@ def backward(
         **shape,
         **LAUNCH,
     )
-    grad_weight, grad_bias = channel_sums.sum(dim=1)
+    # two tensors: views of one storage are no results that an operation may return
+    grad_weight, grad_bias = (sums.sum(dim=0) for sums in channel_sums)
     return grad_h, grad_weight, grad_bias
 
 
