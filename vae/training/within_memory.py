@@ -12,7 +12,13 @@ from vae.training.checkpoints import latest_command
 from vae.training.logbook import say
 from vae.training.setup import Run
 
-_LIBRARY_OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory")
+_LIBRARY_OUT_OF_MEMORY = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "ALLOCATION_FAILED",  # cuDNN 9: ..._DEVICE_ALLOCATION_FAILED, ..._HOST_ALLOCATION_FAILED
+    "unable to find an engine to execute this computation",  # cuDNN, where no workspace could be had
+    "CUDA out of memory",
+)
 
 
 class OutOfMemoryElsewhereError(Exception):
