@@ -105,7 +105,7 @@ def check_attention(device: str, shape, block, dtype) -> None:
 
 
 def check_operations(device: str, layout) -> None:
-    """The registered operations, forward and backward, with the kernels in them: as a training step has it."""
+    """The registered operations, forward and backward, with the kernels in them."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(2, 8, 5, 6), (8,), (8,), (16, 8, 3, 3), (16,), (16,), (16,), (16, 16, 3, 3), (16,)]
     shapes += [(16, 8, 1, 1), (16,)]

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.data.decoding import parse_background
-from vae.device import DTYPES, pick_device
+from vae.device import DTYPES, is_out_of_memory, pick_device
 from vae.evaluation.codecs import CODECS, bits_per_pixel
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
 from vae.evaluation.measuring import Instruments, Reconstruct, VaeCodec, classic_codec, measure, to_float
@@ -178,7 +178,9 @@ def _on_device(config: EvaluateConfig, row: Row, device: torch.device) -> Iterat
     model = row.loaded.autoencoder.to(device, memory_format=torch.channels_last)
     try:
         yield VaeCodec(model, DTYPES[config.dtype], config.seed if config.posterior == "sample" else None)
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise UserError(
             f"--vae {row.result.path} does not fit into memory on {device.type} with --batch_size "
             f"{config.batch_size}, --sizes {' '.join(map(str, config.sizes))}: lower one of them"

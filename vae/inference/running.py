@@ -12,11 +12,10 @@ from vae.config.errors import EXIT_DATA
 from vae.config.infer_flags import InferConfig
 from vae.data.decoding import parse_background
 from vae.data.formats import BadImageError
+from vae.device import is_out_of_memory
 from vae.inference.files import Task, plan_tasks, read_picture_tensor, write_png
 from vae.inference.latent_file import BadLatentsError, load_latents, save_latents
 from vae.inference.session import Session, open_session
-
-_CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")  # RuntimeError of PyTorch's allocators
 
 
 def infer(config: InferConfig, load_vae: Callable[..., Any]) -> int:
@@ -48,7 +47,7 @@ def _attempt(session: Session, task: Task) -> str | None:
     except (BadImageError, BadLatentsError) as error:
         return str(error)
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         return f"out_of_memory: does not fit into memory on {session.device.type}: {_smaller(session)}"
     return None
@@ -59,11 +58,6 @@ def _smaller(session: Session) -> str:
     if not session.tile:
         return "add --tile"
     return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the picture"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or any(text in str(error) for text in _CPU_OUT_OF_MEMORY)
 
 
 def _reconstruct(session: Session, task: Task) -> None:

@@ -7,18 +7,11 @@ import torch
 
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE
+from vae.device import is_out_of_memory
 from vae.step import StepInputs, compute_gradients, micro_batch_sizes
 from vae.training.checkpoints import latest_command
 from vae.training.logbook import say
 from vae.training.setup import Run
-
-_LIBRARY_OUT_OF_MEMORY = (
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "ALLOCATION_FAILED",  # cuDNN 9: ..._DEVICE_ALLOCATION_FAILED, ..._HOST_ALLOCATION_FAILED
-    "unable to find an engine to execute this computation",  # cuDNN, where no workspace could be had
-    "CUDA out of memory",
-)
 
 
 class OutOfMemoryElsewhereError(Exception):
@@ -53,19 +46,13 @@ def gradients_within_memory(run: Run, inputs: StepInputs) -> dict[str, torch.Ten
         except OutOfMemoryElsewhereError as elsewhere:
             failed_here, single = False, elsewhere.single
         except RuntimeError as error:
-            if not _out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             failed_here, single = True, max(sizes) == 1
         # outside the except clause: the exception holds the frames, and they the memory
         if failed_here:
             _tell_the_others(run, max(sizes), together and run.processes.world > 1)
         _take_less_memory(run, max(sizes), single)
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device is full: libraries that allocate for themselves have words of their own for it."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _LIBRARY_OUT_OF_MEMORY)
 
 
 def _tell_the_others(run: Run, largest: int, together: bool) -> None:
