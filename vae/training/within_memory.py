@@ -68,6 +68,8 @@ def _tell_the_others(run: Run, largest: int, together: bool) -> None:
             remedy = "take --recompute auto"
         elif not single:
             remedy = "lower --micro_batch_size"
+        elif _next_rung(run):  # several processes, an image each: their only pass is the one they share
+            remedy = f"take --recompute {_next_rung(run)}"
         command = latest_command(run.output_dir)
         raise UserError(f"out of memory with {options}: {remedy} and go on with: {command}")
 
