@@ -135,6 +135,7 @@ def test_gpus_and_config_import_without_libraries(tmp_path):
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.slow
 def test_importing_does_nothing(tmp_path):
     modules = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in FILES if p.name != "__init__.py"]
     script = "\n".join(

@@ -30,6 +30,7 @@ def step_gradients(sizes, loss=ALL_LOSSES, inputs=None, **networks):
     return gradients(nets.autoencoder), gradients(nets.discriminator), sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "pixel_loss"), [([2, 2], "l1"), ([1, 1, 1, 1], "l1"), ([3, 1], "l1"), ([2, 1, 1], "mse")]
 )

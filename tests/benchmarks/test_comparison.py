@@ -194,6 +194,7 @@ def test_chart_is_svg_with_every_curve():
         assert len(line.get("points").split()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -210,6 +210,7 @@ for epoch in range(10000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a process group's Ctrl-C")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_to_the_group_leave_the_workers_alive(pictures, number):

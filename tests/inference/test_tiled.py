@@ -81,6 +81,7 @@ def test_progress_ends_at_the_number_it_announced(plan_of):
     assert heard == [(done, expected) for done in range(1, expected + 1)]
 
 
+@pytest.mark.slow
 def test_the_device_holds_a_quarter_and_the_host_the_features():
     whole, tiled = (peaks(ModelConfig(), 1024, tile, torch.bfloat16) for tile in (None, 256))
     for name in ("encode", "decode"):

@@ -208,6 +208,7 @@ def _save_for_ever(folder: Path, pipe) -> None:
         pipe.send(step)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the killed process is a fork")
 def test_killed_at_any_moment_a_valid_checkpoint_remains(tmp_path):
     """The killed process does little else than save; the last save that it announced must load."""

@@ -163,6 +163,7 @@ def test_starts_from_our_own_file_with_other_norm_groups(shipped, tiny):
     assert_near(first_forward(shipped / WEIGHTS_NAME, tiny), expected_forward(shipped))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convolutions", [False, True])
 def test_starts_from_old_attention_names(published, tiny, convolutions):
     expected = expected_forward(published)
@@ -333,6 +334,7 @@ def test_a_flag_that_agrees_is_none(published, tiny):
     assert_near(first_forward(published, tiny, z_channels=4, channels=[32, 64]), expected_forward(published))
 
 
+@pytest.mark.slow
 def test_the_script_says_one_line_and_writes_nothing(published, tiny):
     truncated(published)
     for name in ("channels", "layers_per_block", "norm_groups", "z_channels"):

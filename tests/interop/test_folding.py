@@ -44,6 +44,7 @@ def scaled_latents(model, pictures, scaling, shift):
     return sums.statistics()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", PUBLISHED_SCALING)
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_fixed_constants_see_latents_of_spread_1(family, target, tmp_path, pictures):

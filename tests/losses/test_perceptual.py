@@ -187,6 +187,7 @@ def test_smallest_side_is_the_true_one(net, smallest):
         loss(small, small)
 
 
+@pytest.mark.slow
 def test_importing_it_imports_no_code_of_the_package():
     code = (
         "import sys, torch; from vae.losses.perceptual import build_perceptual; "

@@ -36,6 +36,7 @@ def test_arithmetic_of_an_image(at_1024):
     assert list(found) == list(RECOMPUTE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("image_size", "batch"), [(2048, 4), (2560, 2)])
 def test_large_pictures_fit_30_gib_at_two_rungs_or_more(image_size, batch):
     found = [memory for memory in ladder(default_spec(image_size, batch)) if memory.total <= 30 * GIB]

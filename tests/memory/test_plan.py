@@ -65,6 +65,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
         return before, counter.peak - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
 @pytest.mark.parametrize("loss", [PIXELS_ONLY, ALL], ids=["pixels", "all losses"])
 def test_prediction_is_the_peak_of_the_real_step(loss, micro_batch):
@@ -77,6 +78,7 @@ def test_prediction_is_the_peak_of_the_real_step(loss, micro_batch):
     assert predicted.total > 0.99 * (resident + working)
 
 
+@pytest.mark.slow
 def test_many_passes_with_a_discriminator_keep_every_reconstruction():
     # its block runs after the autoencoder's last pass and needs the reconstructions of all of them
     loss = replace(ALL, perceptual_weight=0.0)
@@ -86,6 +88,7 @@ def test_many_passes_with_a_discriminator_keep_every_reconstruction():
     assert step_memory(spec, 1).resident == pytest.approx(resident, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prediction_in_each_precision_and_layout(dtype, channels_last):
@@ -96,6 +99,7 @@ def test_prediction_in_each_precision_and_layout(dtype, channels_last):
     assert predicted.working == pytest.approx(working, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", RECOMPUTE[1:])
 def test_prediction_at_each_rung(rung):
     spec = replace(SPEC, loss=ALL, recompute=rung)
@@ -105,6 +109,7 @@ def test_prediction_at_each_rung(rung):
     assert predicted.working == pytest.approx(working, rel=0.01)
 
 
+@pytest.mark.slow
 def test_prediction_in_bands_of_rows(monkeypatch):
     deep = ModelConfig(channels=(16, 32, 32, 32), layers_per_block=1, norm_groups=4, z_channels=4)
     spec = replace(SPEC, model=deep, image_size=128, batch=1, recompute="all", channels_last=True)

@@ -157,6 +157,7 @@ def test_a_card_without_bf16(monkeypatch):
 # --- how a profile runs on it ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_profile_is_planned_as_the_trainer_plans_it():
     needs = {step_memory(replace(SPEC, recompute=r), n).total for r in RECOMPUTE for n in (1, 2, 6)}
     fitting = 0

@@ -46,6 +46,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, share: float) -> No
 
 
 # fp32: sums in another order over up to 9 x 128 products a layer; fp64: the formulas are the same
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
 @pytest.mark.parametrize(("height", "width"), [(64, 32), (24, 72)])
 def test_outputs_are_diffusers(pair, height, width, dtype, share):

@@ -60,6 +60,7 @@ def enlarged_reduction(images: torch.Tensor, factor: int) -> torch.Tensor:
     return F.interpolate(small, scale_factor=factor, mode="bicubic")
 
 
+@pytest.mark.slow
 def test_untrained_codec_beats_reducing_and_enlarging():
     natural = natural_pictures(26, 128)[24:]  # the fits see the first 24
     model = warm_model(**SMALL)
@@ -70,6 +71,7 @@ def test_untrained_codec_beats_reducing_and_enlarging():
         assert 0.7 < mean.std() < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [SMALL, {**SMALL, "use_quant_conv": True}])
 def test_bf16_costs_less_than_half_a_decibel(shape):
     images = unseen_pictures()
@@ -103,6 +105,7 @@ def test_latents_have_unit_variance_and_little_noise():
     assert posterior.logvar.mean() == pytest.approx(-6, abs=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [SMALL, *ODD])
 def test_every_weight_learns(shape):
     model = warm_model(**shape)
@@ -136,6 +139,7 @@ def test_no_channel_is_dead():
             assert (module.weight.grad.flatten(1).abs().amax(dim=1) > 0).all(), name
 
 
+@pytest.mark.slow
 def test_seed_decides_alone():
     torch.manual_seed(1)
     first, state = warm_model(seed=0, **SMALL).state_dict(), torch.get_rng_state()

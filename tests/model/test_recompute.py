@@ -67,6 +67,7 @@ def exact():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rung", "channels_last"),
     [*((rung, False) for rung in RECOMPUTE), *((rung, True) for rung in ("none", "activations", "all"))],
@@ -76,6 +77,7 @@ def test_gradients_equal_plain_autograd_of_the_formulas(exact, rung, channels_la
         assert relative_difference(found, expected) < 1e-11  # fp64; other kernels, other order of sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", ["none", "activations", "all"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_gradients_of_pictures_in_bands_of_rows(exact, rung, channels_last):
@@ -126,11 +128,13 @@ def bf16_error(rung, plain=False):
     return sum(errors) / len(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", ["none", "activations", "blocks", "all"])
 def test_bf16_is_no_further_from_fp64_than_plain_bf16(rung):
     assert bf16_error(rung) <= 1.1 * bf16_error("none", plain=True)
 
 
+@pytest.mark.slow
 def test_bf16_in_bands_of_rows():
     with in_bands(300):
         found = bf16_error.__wrapped__("all")

@@ -27,6 +27,7 @@ def interpreted(*words: str) -> str:
     return found.stdout
 
 
+@pytest.mark.slow
 def test_kernels_equal_their_references_in_the_interpreter():
     assert int(interpreted()) > 20
 

@@ -58,6 +58,7 @@ def test_bf16_over_fp32_weights_is_as_near_to_fp64_as_plain_bf16(shape):
     assert error(found) <= 1.1 * error(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 8, 12, 5, 6), (2, 8, 8, 5, 6)])
 def test_is_a_well_behaved_operator(shape):
     x, *parameters = arguments(shape, torch.float32)

@@ -44,6 +44,7 @@ def test_a_bomb_meets_the_memory_limit_and_the_next_picture_is_fine(tmp_path):
     assert reasons == ["out_of_memory", "", "out_of_memory", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_a_slow_picture_meets_the_time_limit(tmp_path):
     """A JPEG of as many scans over as many pixels as just passes; each takes some hundredths of a second."""

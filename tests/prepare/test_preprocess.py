@@ -409,6 +409,7 @@ def check_kills(tmp_path, count, kills):
     assert tree(tmp_path / "out") == tree(tmp_path / "calm")
 
 
+@pytest.mark.slow
 @posix
 def test_killed_twice_the_output_is_that_of_a_calm_run(tmp_path):
     check_kills(tmp_path, count=24, kills=2)
@@ -420,6 +421,7 @@ def test_killed_at_ten_random_moments(tmp_path):
     check_kills(tmp_path, count=120, kills=10)
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_cleanly(tmp_path, number):

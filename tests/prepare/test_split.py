@@ -61,6 +61,7 @@ def append(folder, rows):
     write_manifest(folder / "manifest.jsonl", sorted(old + rows, key=lambda row: row["path"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [0, 8])
 def test_groups_labels_and_stability_at_20000_rows(tmp_path, labels):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(20_000, labels=labels))

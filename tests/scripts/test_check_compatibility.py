@@ -295,6 +295,7 @@ def test_nvml_that_does_not_answer(broken):
     assert checks["card.memory"]["status"] == "skip"
 
 
+@pytest.mark.slow
 @POSIX
 def test_nvidia_smi_that_hangs(broken):
     checks = broken("2.14.0+cu130", "13.0", driver="import time\ntime.sleep(120)")
@@ -318,6 +319,7 @@ def test_torch_that_misses_a_library(broken):
 # --- the finished environment ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_finished_environment_without_a_card():
     found = run_script("check_compatibility.py", "--quick", "--json")
     assert found.returncode == 0, found.stdout + found.stderr

@@ -118,6 +118,7 @@ def test_the_large_line(workplace):
     assert load_checkpoint(checkpoint)["position"]["images"] == 4
 
 
+@pytest.mark.slow
 def test_the_three_stages(workplace):
     """Epochs and file names exactly as typed: the last resume names epoch 75 = 25 + 50."""
     rare = "--perceptual_weight 0 --checkpoint_freq 100 --val_freq 100"
@@ -179,6 +180,7 @@ def test_lines_say_what_they_say_unlowered(line):
             assert str(found) == expected or float(found) == float(expected), flag
 
 
+@pytest.mark.slow
 def test_the_next_command_said_at_the_end_runs(workplace, capsys):
     type_line(FAST)
     lines = capsys.readouterr().out.splitlines()
@@ -193,6 +195,7 @@ def next_words(output: str) -> list[str]:
     return words(line.removeprefix("next    "), "")
 
 
+@pytest.mark.slow
 def test_the_next_command_finishes_what_max_steps_cut_short(tiny, tmp_path, capsys):
     folder = tmp_path / "a run"
     assert train_vae.main([*as_flags({**tiny, "output_dir": str(folder)}), "--max_steps", "4"]) == 0
@@ -243,6 +246,7 @@ def test_flag_beats_json(tmp_path):
     assert "image_size" not in given
 
 
+@pytest.mark.slow
 def test_a_checkpoint_beats_the_profile_in_a_real_run(workplace):
     type_line(FAST)
     (checkpoint,) = Path("outputs").glob("checkpoint_*.pt")

@@ -111,6 +111,7 @@ def test_every_link_to_a_file_leads_somewhere(page):
     assert references <= set(re.findall(r"^\[([^\]]+)\]: ", text, re.M))
 
 
+@pytest.mark.slow
 def test_every_scalar_that_a_run_writes_is_explained(tiny):
     """A real run with every term of the loss; what only a card writes is added."""
     given = {

@@ -39,6 +39,7 @@ def workplace(pictures, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_line_runs(workplace):
     assert len(lines()) == 8
     for python, script, *words in lines():

@@ -58,6 +58,7 @@ def test_a_missing_pytorch_is_named():
     assert "is not installed" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_exports_a_checkpoint(run, pictures, tmp_path):
     found = run_script(
         *("export_vae.py", "--vae", str(run / "checkpoint_epoch_2.pt"), "--output", str(tmp_path / "out")),
@@ -183,6 +184,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(case, source, tmp_path, capsys
     assert files_in(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs a limit on file sizes")
 @pytest.mark.parametrize("form", ["diffusers", pytest.param("single", marks=pytest.mark.slow)])
 def test_a_full_disk_leaves_the_old_file_and_no_rest(form, source, tmp_path, capsys):

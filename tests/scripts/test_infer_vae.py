@@ -109,6 +109,7 @@ def test_files_that_hold_no_vae_or_a_torn_one(asked, vae_folder, tmp_path, capsy
         assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_with_a_bad_file_exits_77(asked, pictures, tmp_path):
     folder = tmp_path / "some"
     shutil.copytree(pictures / "inner", folder)

@@ -132,6 +132,7 @@ def test_what_a_killed_save_left_goes(tmp_path):
 # ---- the same with real runs --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_it_should(tiny, tmp_path):
     given = {**tiny, "num_epochs": 5, "checkpoint_steps": 2, "keep_checkpoints": 2}
     assert train(given) == 0
@@ -143,6 +144,7 @@ def test_a_run_keeps_what_it_should(tiny, tmp_path):
     assert all(record_path(folder / name).exists() for name in kept)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_training_goes_on_to_the_last_save(tiny, tmp_path, capsys):
     """No file of this process may grow beyond what a record needs and a checkpoint exceeds."""
     given, folder = {**tiny, "num_epochs": 3}, tmp_path / "run"
@@ -177,6 +179,7 @@ def test_a_last_save_that_fails_is_an_error(tiny, tmp_path, monkeypatch):
     assert list((tmp_path / "run").glob("checkpoint_*")) == []
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_newest_valid_one(tiny, tmp_path, capsys):
     given, folder = {**tiny, "log_freq": 1}, tmp_path / "run"
     assert train({**given, "num_epochs": 2, "checkpoint_steps": 2, "keep_checkpoints": 9}) == 0

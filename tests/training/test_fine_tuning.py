@@ -61,6 +61,7 @@ def validations(folder: Path) -> list[dict]:
     return [record for record in records if record["kind"] == "validation"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_first_validation_is_that_of_the_source_and_the_encoder_stays(
     family, options, pictures, tmp_path
@@ -105,6 +106,7 @@ def test_the_first_validation_is_that_of_the_source_and_the_encoder_stays(
         assert (shipped["scaling_factor"], shipped["shift_factor"]) == (scaling, shift or 0.0)
 
 
+@pytest.mark.slow
 def test_all_parts_train_and_the_scaling_is_measured_anew(options, tmp_path):
     diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
     assert train({**options, "init_from": str(tmp_path / "theirs")}) == 0
@@ -115,6 +117,7 @@ def test_all_parts_train_and_the_scaling_is_measured_anew(options, tmp_path):
     assert json.loads((folder / "vae" / "config.json").read_text())["scaling_factor"] != 0.18215
 
 
+@pytest.mark.slow
 def test_the_statistics_of_flux2_are_constants(options, tmp_path):
     theirs = research_model("flux2", *SMALL)
     source = save_research(tmp_path / "model.safetensors", theirs)
@@ -149,6 +152,7 @@ def test_the_plan_counts_what_is_freed():
     assert part.working < whole.working - encoder  # its gradients, and activations
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_part_bitwise(options, tmp_path):
     diffusers_model("flux", *SMALL).save_pretrained(tmp_path / "theirs")
     given = {**options, "init_from": str(tmp_path / "theirs"), "train_part": "decoder", "num_epochs": 2}
@@ -170,6 +174,7 @@ def test_a_run_goes_on_with_its_part_bitwise(options, tmp_path):
         train({**resumed, "output_dir": str(tmp_path / "cut"), "train_part": "all"})
 
 
+@pytest.mark.slow
 def test_a_run_begins_from_a_checkpoint(options, tmp_path, pictures):
     diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
     assert train({**options, "init_from": str(tmp_path / "theirs")}) == 0

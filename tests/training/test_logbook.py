@@ -96,6 +96,7 @@ def test_unusable_pictures_are_listed(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [f"skipped {line}" for line in lines]
 
 
+@pytest.mark.slow
 def test_a_run_whose_console_goes_away_is_finished(tiny):
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "train_vae.py", *as_flags(tiny)]
@@ -113,6 +114,7 @@ def test_a_run_whose_console_goes_away_is_finished(tiny):
     assert len(steps(folder)) > 0
 
 
+@pytest.mark.slow
 def test_a_run_both_of_whose_outputs_go_away_is_finished(tiny):
     """As under `2>&1 | head -1`."""
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

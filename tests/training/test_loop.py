@@ -65,6 +65,7 @@ def limit_memory(monkeypatch, images: int, from_call: int = 0):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adversarial", [False, True])
 def test_out_of_memory_halves_the_micro_batch_and_changes_no_weight(
     tiny, tmp_path, monkeypatch, capsys, adversarial
@@ -151,6 +152,7 @@ def name_of_rung(network: AutoencoderKL) -> str:
     raise AssertionError("no rung has these settings")
 
 
+@pytest.mark.slow
 def test_out_of_memory_at_a_single_image_takes_the_next_rung(tiny, tmp_path, monkeypatch, capsys):
     expected = trained(tiny, tmp_path, "undisturbed")
     tried = full_until(monkeypatch, "encoder")
@@ -181,6 +183,7 @@ def test_out_of_memory_with_nothing_left_is_one_line(tiny, monkeypatch, given, r
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", RECOMPUTE)
 def test_the_rung_changes_no_weight(tiny, tmp_path, rung):
     expected = trained(tiny, tmp_path, "none", recompute="none", max_steps=2)
@@ -216,6 +219,7 @@ def poison(monkeypatch, steps: set[int]):
     monkeypatch.setattr(within_memory, "compute_gradients", poisoned)
 
 
+@pytest.mark.slow
 def test_a_non_finite_step_changes_no_weight_is_counted_and_training_goes_on(tiny, tmp_path, monkeypatch):
     poison(monkeypatch, {2})
     trained(tiny, tmp_path, "run", checkpoint_steps=1, keep_checkpoints=9)
@@ -228,6 +232,7 @@ def test_a_non_finite_step_changes_no_weight_is_counted_and_training_goes_on(tin
     assert [content["position"]["step"] for content in found] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_non_finite_step_changes_no_weight_of_the_discriminator(tiny, tmp_path, monkeypatch):
     poison(monkeypatch, {3})
     options = {"adversarial_weight": 0.5, "disc_start": 0, "disc_channels": 8, "disc_layers": 2}

@@ -134,6 +134,7 @@ def test_setting_a_weight_to_0_changes_the_gradient(name):
     assert relative_difference(found(replace(ALL_LOSSES, **{name: 0.0})), found(ALL_LOSSES)) > 1e-3
 
 
+@pytest.mark.slow
 def test_setting_the_adversarial_weight_to_0_changes_the_gradient(tiny, tmp_path):
     weights = {}
     for weight in (0.0, 0.5):
@@ -149,6 +150,7 @@ def test_setting_the_adversarial_weight_to_0_changes_the_gradient(tiny, tmp_path
 # --- two optimizers counted as steps; the discriminator's start in two places ------------------------
 
 
+@pytest.mark.slow
 def test_schedules_and_disc_start_count_steps_of_the_autoencoder(tiny, tmp_path):
     options = {**tiny, **ADVERSARIAL, "batch_size": 2, "accumulation_steps": 2, "val_split": 0.0}
     options |= {

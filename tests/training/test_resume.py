@@ -114,6 +114,7 @@ def run_in_parts(recipe: dict, folder: Path, stops: list[int]) -> None:
             assert load_checkpoint(newest)["position"]["step"] == stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stops",
     [
@@ -159,6 +160,7 @@ def test_records_after_the_resumed_step_are_cut_off(recipe, undisturbed, tmp_pat
     assert steps == list(range(1, 33))
 
 
+@pytest.mark.slow
 def test_saved_at_the_last_step_of_an_epoch(recipe, undisturbed, tmp_path, monkeypatch):
     """A save asked for in an epoch's last step holds the epoch's end still to come."""
     updates = []
@@ -182,6 +184,7 @@ def test_saved_at_the_last_step_of_an_epoch(recipe, undisturbed, tmp_path, monke
     assert_same(last(tmp_path / "run")["model"], last(undisturbed)["model"], "model")
 
 
+@pytest.mark.slow
 def test_larger_batches_than_what_is_left_of_the_epoch(recipe, tmp_path):
     """18 of 20 pictures are done and a batch takes 16: the epoch ends, the next begins."""
     given = {**recipe, "output_dir": str(tmp_path / "run")}
@@ -202,6 +205,7 @@ def test_max_steps_reached_stays_reached(recipe, tmp_path, capsys):
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_save_begins_again(recipe, tmp_path):
     folder = tmp_path / "run"
     given = {**recipe, "output_dir": str(folder), "max_steps": 2}

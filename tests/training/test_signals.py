@@ -66,6 +66,7 @@ def send_at(monkeypatch, wanted: dict[int, int]) -> None:
     monkeypatch.setattr(loop, "apply_update", update)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "step"),
     [(signal.SIGTERM, 1), (signal.SIGINT, 4), (signal.SIGTERM, 6)],
@@ -96,6 +97,7 @@ def test_a_save_is_made_and_training_goes_on(tiny, tmp_path, monkeypatch):
     assert saved["checkpoint_step_5.pt"] == {"epoch": 1, "images_in_epoch": 8, "step": 5, "images": 20}
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_very_last_step_still_ships_when_gone_on_from(tiny, tmp_path, monkeypatch):
     send_at(monkeypatch, {5: signal.SIGTERM})
     assert train(tiny) == EXIT_SAVED_RESUMABLE

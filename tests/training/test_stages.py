@@ -180,6 +180,7 @@ def in_folder(tiny, tmp_path):
     return lambda name: {**tiny, "output_dir": str(tmp_path / name), "log_freq": 1}
 
 
+@pytest.mark.slow
 def test_progressive_is_the_commands_typed_one_by_one(in_folder, tmp_path):
     """The guide's three stages, scaled down: 2 epochs, 3 more, 1 more."""
     assert train({**in_folder("one"), "progressive": "16:2:4,32:3:3,40:1:2"}) == 0
@@ -200,6 +201,7 @@ def test_progressive_is_the_commands_typed_one_by_one(in_folder, tmp_path):
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_nothing_changes(in_folder, tmp_path, capsys):
     given, folder = {**in_folder("run"), "num_epochs": 1}, tmp_path / "run"
     assert train({**given, "resume_from": "latest"}) == 0  # an empty folder: a new run
@@ -225,6 +227,7 @@ def test_a_finished_run_says_so_and_nothing_changes(in_folder, tmp_path, capsys)
     assert "holds newer checkpoints of this run: checkpoint_epoch_2.pt" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_run_is_left_alone(in_folder, tmp_path):
     assert train({**in_folder("one"), "max_steps": 1}) == 0
     assert train({**in_folder("two"), "max_steps": 1}) == 0
@@ -235,6 +238,7 @@ def test_a_folder_of_another_run_is_left_alone(in_folder, tmp_path):
     assert (tmp_path / "three" / "checkpoint_step_2.pt").exists()
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_the_stage_and_the_next_begins(in_folder, tmp_path):
     """With a learning rate of 0 no validation is better than the first."""
     given = {**in_folder("run"), "learning_rate": 0.0, "early_stopping": 2, "progressive": "32:9:4,16:9:4"}

@@ -43,6 +43,7 @@ def validations(given: dict) -> list[dict]:
     return [record for record in map(json.loads, lines) if record["kind"] == "validation"]
 
 
+@pytest.mark.slow
 def test_a_run_cut_short_is_validated_where_it_ends(tiny, capsys):
     """12 pictures, 4 a step: 5 steps are an epoch and two thirds of another."""
     said = said_by({**tiny, "max_steps": 5}, capsys)
@@ -65,6 +66,7 @@ def test_a_run_without_held_out_pictures_is_not_validated(tiny, capsys):
     assert not any("PSNR" in line for line in said if not line.startswith("step "))
 
 
+@pytest.mark.slow
 def test_a_run_that_gets_worse_than_its_start_says_so_once(tiny, capsys):
     ruinous = {**tiny, "learning_rate": 0.3, "warmup_epochs": 0.0, "num_epochs": 3, "max_steps": 8}
     said = [line for line in said_by(ruinous, capsys) if line.startswith("WARNING: PSNR ")]
