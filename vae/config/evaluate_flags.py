@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass
 from vae.config.errors import UserError
 from vae.config.flags import parse_section
 from vae.config.options import option
+from vae.config.vae_options import background_option, max_pixels_option, weights_option
 
 LEAST_SIZE = 8  # px: below it a picture is smaller than what one latent pixel of this family stands for
 WHOLE = 0  # as a size: pictures as they are
@@ -73,22 +74,11 @@ class EvaluateConfig:
         2, "pictures shown of each kind: worst, typical, best; 0: none", metavar="N", at_least=0, at_most=50
     )
     batch_size: int = option(1, "pictures encoded and decoded at once", metavar="N", at_least=1)
-    weights: str = option(
-        "averaged",
-        "which weights of our checkpoints: the validated average or the raw",
-        choices=("averaged", "raw"),
-    )
+    weights: str = weights_option()
     dtype: str = option("fp32", "precision of encoder and decoder", choices=("fp32", "bf16", "fp16"))
     device: str = option("auto", "cuda, cpu or auto", choices=("auto", "cuda", "cpu"))
-    background: str = option(
-        "white", "what shows through transparent pixels: a colour name or #rrggbb", metavar="COLOR"
-    )
-    max_pixels: int = option(
-        300_000_000,
-        "pictures with more pixels are left out before they are decoded",
-        metavar="N",
-        at_least=64,
-    )
+    background: str = background_option()
+    max_pixels: int = max_pixels_option("left out")
 
 
 EPILOG = """examples:

@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass
 from vae.config.errors import UserError
 from vae.config.flags import parse_section
 from vae.config.options import LEAST_IMAGE_SIZE, option
+from vae.config.vae_options import weights_option
 
 # (scaling, shift) that programs apply to latents: (z - shift) * scaling. As their published config.json say.
 PUBLISHED_SCALING = {
@@ -30,11 +31,7 @@ class ExportConfig:
         choices=("diffusers", "single"),
     )
     dtype: str = option("fp32", "precision of the weights", choices=("fp32", "fp16", "bf16"))
-    weights: str = option(
-        "averaged",
-        "which weights of our checkpoints: the validated average or the raw",
-        choices=("averaged", "raw"),
-    )
+    weights: str = weights_option()
     overwrite: bool = option(False, "replace what is at --output")
     average_by: str = option(
         "uniform",

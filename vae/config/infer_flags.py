@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass
 from vae.config.errors import UserError
 from vae.config.flags import parse_section
 from vae.config.options import option
+from vae.config.vae_options import background_option, max_pixels_option, weights_option
 
 MODES = ("reconstruct", "encode", "decode", "interpolate", "variations")
 # Options that one mode alone reads.
@@ -50,11 +51,7 @@ class InferConfig:
         "to rounding",
     )
     tile_size: int = option(512, "side of the tiles; smaller takes less memory", metavar="PX", at_least=32)
-    weights: str = option(
-        "averaged",
-        "which weights of our checkpoints: the validated average or the raw",
-        choices=("averaged", "raw"),
-    )
+    weights: str = weights_option()
     any_vae: bool = option(
         False, "decode latents although their record names another encoder, or nothing at all"
     )
@@ -64,12 +61,8 @@ class InferConfig:
         choices=("auto", "fp32", "bf16", "fp16"),
     )
     device: str = option("auto", "cuda, cpu or auto", choices=("auto", "cuda", "cpu"))
-    background: str = option(
-        "white", "what shows through transparent pixels: a colour name or #rrggbb", metavar="COLOR"
-    )
-    max_pixels: int = option(
-        300_000_000, "pictures with more pixels are refused before they are decoded", metavar="N", at_least=64
-    )
+    background: str = background_option()
+    max_pixels: int = max_pixels_option("refused")
 
 
 EPILOG = """examples:

@@ -21,7 +21,7 @@ from vae.data.decoding import parse_background
 from vae.device import DTYPES, is_out_of_memory, pick_device
 from vae.evaluation.codecs import CODECS, bits_per_pixel
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
-from vae.evaluation.measuring import Instruments, Reconstruct, VaeCodec, classic_codec, measure, to_float
+from vae.evaluation.measuring import Instruments, Reconstruct, VaeCodec, classic_codec, measure
 from vae.evaluation.pictures import Pictures, find_pictures, printable
 from vae.evaluation.probes import equivariance, grid_artefacts
 from vae.evaluation.report_page import write_report
@@ -29,6 +29,7 @@ from vae.evaluation.results import Protocol, Results, VaeResult
 from vae.evaluation.samples import Chosen, choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
 from vae.interop.vae_files import LoadedVae, load_vae
+from vae.step import to_float
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
 CURVES_NAME = "metrics.jsonl"

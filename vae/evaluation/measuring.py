@@ -14,13 +14,14 @@ from tqdm import tqdm
 from vae.evaluation.codecs import latent_bytes, through_codec
 from vae.evaluation.latents import LatentMeter
 from vae.evaluation.learned_metrics import ReconstructionFid
-from vae.evaluation.metrics import MS_SSIM_LEAST_SIDE, PEAK, SSIM_WINDOW, ms_ssim, psnr, ssim
+from vae.evaluation.metrics import MS_SSIM_LEAST_SIDE, SSIM_WINDOW, ms_ssim, psnr, ssim, to_8_bit
 from vae.evaluation.pictures import Pictures
 from vae.evaluation.results import SizeResult
 from vae.evaluation.sums import MAX_PSNR_DB
 from vae.inference.codec import decode_latents, encode_images
 from vae.losses.perceptual import PerceptualLoss
 from vae.model.autoencoder import AutoencoderKL
+from vae.step import to_float
 
 PER_IMAGE = ("psnr", "ssim", "ms_ssim", "lpips")
 # uint8 (B, 3, H, W) and the indices of the pictures to reconstructions of each, uint8 or None: cannot be had
@@ -163,11 +164,6 @@ def measure(
     return SizeResult(size, means, per_image)
 
 
-def to_float(levels: torch.Tensor) -> torch.Tensor:
-    """uint8 to fp32 in [-1, 1]."""
-    return levels.float() / (PEAK / 2) - 1
-
-
 def to_levels(image: torch.Tensor) -> torch.Tensor:
     """About [-1, 1] to uint8, clamped and rounded to the nearest level."""
-    return ((image.float().clamp(-1, 1) + 1) * (PEAK / 2)).round().to(torch.uint8)
+    return to_8_bit(image).to(torch.uint8)

@@ -11,7 +11,7 @@ import torch
 
 from vae.inference.padding import crop_back, pad_to_multiple
 from vae.inference.tiled import decode_in_tiles, encode_in_tiles
-from vae.model.autoencoder import LOGVAR_RANGE, AutoencoderKL, Posterior
+from vae.model.autoencoder import AutoencoderKL, Posterior
 
 
 def _nothing(done: int, total: int) -> None:
@@ -36,7 +36,7 @@ def encode_images(
     if tile is None:
         posterior = model.encode(_to_network(padded, device, dtype))
     else:
-        posterior = _posterior(encode_in_tiles(model, padded, dtype, tile, on_step))
+        posterior = Posterior.of_moments(encode_in_tiles(model, padded, dtype, tile, on_step))
     return Posterior(posterior.mean.to(images.device), posterior.logvar.to(images.device))
 
 
@@ -79,10 +79,3 @@ def reconstruct(
 
 def _to_network(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return values.to(device, dtype, memory_format=torch.channels_last)
-
-
-def _posterior(moments: torch.Tensor) -> Posterior:
-    """What AutoencoderKL.encode makes of its encoder's moments (B, 2Z, h, w)."""
-    moments = moments if moments.dtype == torch.float64 else moments.float()
-    mean, logvar = moments.chunk(2, dim=1)
-    return Posterior(mean, logvar.clamp(*LOGVAR_RANGE))

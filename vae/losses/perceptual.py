@@ -19,6 +19,7 @@ from torchvision import models
 
 from vae.config.errors import UserError
 from vae.losses.trunk_weights import find_trunk_weights, read_trunk_weights, wrong_network
+from vae.ops.layout import layout_of
 
 # The root of the eps bounds the gradient of features that are all zero; the package divides by norm + 1e-10,
 # whose gradient is NaN there. At a norm of 1 the two values differ in the 11th digit.
@@ -88,7 +89,7 @@ class PerceptualLoss(nn.Module):
         with torch.no_grad():
             # one layout for both, or every comparison walks one of them across its rows: at 256 px on a CPU
             # 0.72 s instead of 0.87
-            target = self._scaled(images).contiguous(memory_format=_layout(features))
+            target = self._scaled(images).contiguous(memory_format=layout_of(features))
         distance = torch.zeros((), dtype=self.scale.dtype, device=recon.device)
         for index, piece in enumerate(self.slices):
             with torch.no_grad():
@@ -189,10 +190,6 @@ class LeanMaxPool(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, h, w) -> (B, C, h', w')."""
         return _MaxPool.apply(images, self.window, self.stride, self.ceil_mode)
-
-
-def _layout(features: Tensor) -> torch.memory_format:
-    return torch.contiguous_format if features.is_contiguous() else torch.channels_last
 
 
 def _lean(layer: nn.Module) -> nn.Module:

@@ -9,13 +9,13 @@ import torch
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.losses.perceptual import build_perceptual
+from vae.memory.available import GIB
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients
 
-GIB = 2**30
 ADAM_COPIES = 2  # both moments, in the parameters' fp32
 
 

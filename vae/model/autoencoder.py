@@ -35,6 +35,13 @@ class Posterior:
     mean: torch.Tensor
     logvar: torch.Tensor
 
+    @classmethod
+    def of_moments(cls, moments: torch.Tensor) -> "Posterior":
+        """From means and log-variances (B, 2Z, H/f, W/f) as an encoder gives them; fp32 at least."""
+        moments = moments if moments.dtype == torch.float64 else moments.float()
+        mean, logvar = moments.chunk(2, dim=1)
+        return cls(mean, logvar.clamp(*LOGVAR_RANGE))
+
     def mode(self) -> torch.Tensor:
         return self.mean
 
@@ -231,9 +238,7 @@ class AutoencoderKL(nn.Module):
         moments = self.encoder(images)
         if self.quant_conv is not None:
             moments = self.quant_conv(moments)
-        moments = moments if moments.dtype == torch.float64 else moments.float()
-        mean, logvar = moments.chunk(2, dim=1)
-        return Posterior(mean, logvar.clamp(*LOGVAR_RANGE))
+        return Posterior.of_moments(moments)
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Images (B, 3, H, W), about [-1, 1] and not clamped, in the dtype of `latents`."""

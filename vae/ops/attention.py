@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from vae.ops import attention_steps
+from vae.ops.layout import wide_dtype
 from vae.ops.library import define_op, has_no_data, triton_is_installed
 
 # Sides of a block of scores. At 2048 x 2048 the products of a block whose result is as wide as the channels
@@ -29,7 +30,7 @@ CPU_BLOCK = (1024, 1024)  # 4 MiB of scores in fp32: a share of a third-level ca
 def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """softmax(q kᵀ / sqrt(C)) v over tokens, q k v (B, N, C), with the whole score matrix in memory."""
     scores = torch.bmm(q, k.mT) * _scale(q)
-    return scores.softmax(dim=-1, dtype=_wide(q)).to(q.dtype) @ v
+    return scores.softmax(dim=-1, dtype=wide_dtype(q)).to(q.dtype) @ v
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -56,13 +57,13 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch
     """The output, and for each query the logarithm of the sum of exp(score): (B, N)."""
     batch, tokens, channels = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    log_sums = q.new_empty(batch, tokens, dtype=_wide(q))
+    log_sums = q.new_empty(batch, tokens, dtype=wide_dtype(q))
     if not q.is_meta and has_no_data(q):
         return out, log_sums
     blocks = attention_blocks(batch, tokens, q.device.type)
     scores, weights = _score_scratch(q, blocks)
-    gathered = q.new_empty(blocks.images * blocks.queries * channels, dtype=_wide(q))
-    running = q.new_empty(3, blocks.images * blocks.queries, dtype=_wide(q))
+    gathered = q.new_empty(blocks.images * blocks.queries * channels, dtype=wide_dtype(q))
+    running = q.new_empty(3, blocks.images * blocks.queries, dtype=wide_dtype(q))
     if q.is_meta:
         return out, log_sums
     steps = _steps(q)
@@ -99,7 +100,7 @@ def _attention_backward(
     grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]  # of k and v
     if not q.is_meta and has_no_data(q):
         return torch.empty_like(grads[0]), *grads
-    wide = _wide(q)
+    wide = wide_dtype(q)
     blocks = attention_blocks(batch, tokens, q.device.type)
     scratch = [*_score_scratch(q, blocks), *_score_scratch(q, blocks)]
     # fp32 sums: added up in bf16 the small contributions would be lost
@@ -158,7 +159,7 @@ def _steps(q: torch.Tensor) -> ModuleType:
 
 def _score_scratch(q: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for a block of scores, and for what is made of them in q's dtype: the same where that is wide."""
-    wide = q.new_empty(math.prod(blocks), dtype=_wide(q))
+    wide = q.new_empty(math.prod(blocks), dtype=wide_dtype(q))
     return wide, wide if wide.dtype == q.dtype else q.new_empty(math.prod(blocks))
 
 
@@ -172,10 +173,6 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 
 def _scale(q: torch.Tensor) -> float:
     return 1 / math.sqrt(q.shape[-1])
-
-
-def _wide(like: torch.Tensor) -> torch.dtype:
-    return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
 def _save_for_backward(ctx, inputs, output):

@@ -5,11 +5,13 @@ With channels last a band of one image is a dense view, so cutting copies nothin
 picture's edges; and what is made for a convolution alone, an activation, is never there as a whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+
+from vae.ops.layout import wide_dtype
 
 WHOLE_ELEMENTS = 2**30  # up to here a tensor is taken whole: half of what 32 bits with a sign count
 # 256 MiB in bf16: hundreds of rows, so that the rows read twice are few; a share of memory that is small
@@ -57,6 +59,18 @@ def bands(batch: int, rows: int, *tensors: torch.Size | tuple[int, ...]) -> list
         for image in range(batch)
         for first in range(0, rows, step)
     ]
+
+
+def parameter_sums(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros for the gradients of weight and bias that bands add to, fp32 at least."""
+    wide = wide_dtype(weight)
+    return torch.zeros_like(weight, dtype=wide), weight.new_zeros(len(weight), dtype=wide)
+
+
+def add_to(sums: Iterable[torch.Tensor], grads: Iterable[torch.Tensor]) -> None:
+    """Add a band's gradients to the sums, one to one."""
+    for total, grad in zip(sums, grads, strict=True):
+        total += grad
 
 
 def _elements(shape: torch.Size | tuple[int, ...]) -> int:

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vae.ops.bands import bands
+from vae.ops.bands import add_to, bands, parameter_sums
+from vae.ops.conv_backward import conv_backward
+from vae.ops.layout import empty_in_layout_of
 from vae.ops.library import define_op
 from vae.ops.norm import norm_statistics, normalize, normalize_backward
 from vae.ops.weight_gradient import conv_weight_gradient
@@ -32,7 +34,7 @@ def norm_silu_conv(
     return _op(h, norm_weight, norm_bias, weight, bias, groups, eps)[0]
 
 
-class NormSiLU(NamedTuple):
+class KnownNormSiLU(NamedTuple):
     """Normalisation by known statistics, then SiLU: the activation in front of a convolution."""
 
     mean: Tensor  # (B, groups), as rstd
@@ -54,7 +56,7 @@ def conv(
     h: Tensor,
     weight: Tensor,
     bias: Tensor,
-    activation: NormSiLU | None = None,
+    activation: KnownNormSiLU | None = None,
     into: Tensor | None = None,
     add: bool = False,
 ) -> Tensor:
@@ -65,7 +67,7 @@ def conv(
     if not parts:
         out = F.conv2d(h if activation is None else activation(h), weight, bias, padding=halo)
         return out if into is None else _write(into, out, add)
-    out = _empty(shape, h) if into is None else into
+    out = empty_in_layout_of(shape, h) if into is None else into
     for band in parts:
         part = band.of(h, halo, halo, activation=activation)
         _write(band.of(out), F.conv2d(part, weight, bias, padding=(0, halo)), add)
@@ -87,52 +89,42 @@ def conv_input_gradient(
     parts = bands(like.shape[0], like.shape[2], grad_out.shape, like.shape)
     size, halo = weight.shape[2], weight.shape[2] // 2
     if not parts:
-        grad = _conv_backward(grad_out, like, weight, halo)
+        grad = _input_gradient(grad_out, like, weight, halo)
         return grad if into is None else _write(into, grad, add)
-    grad = _empty(like.shape, like) if into is None else into
+    grad = empty_in_layout_of(like.shape, like) if into is None else into
     for band in parts:
-        found = _conv_backward(band.of(grad_out, halo, halo), band.of(like), weight, size - 1)
+        found = _input_gradient(band.of(grad_out, halo, halo), band.of(like), weight, size - 1)
         _write(band.of(grad), found, add)
     return grad
 
 
-def conv_weight_gradients(
-    grad_out: Tensor, h: Tensor, weight: Tensor, activation: NormSiLU | None = None
+def conv_parameter_gradients(
+    grad_out: Tensor, h: Tensor, weight: Tensor, activation: KnownNormSiLU | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias of a stride-1 convolution of activation(h) that keeps the sides.
 
     In weight's dtype; those of bands are added up in it, fp32 where it is less.
     """
     parts, halo = bands(h.shape[0], h.shape[2], grad_out.shape, h.shape), weight.shape[2] // 2
-    wide = torch.promote_types(weight.dtype, torch.float32)
     if not parts:
         part = h if activation is None else activation(h)
         grads = conv_weight_gradient(grad_out, part, weight, padding=(halo, halo))
         return tuple(grad.to(weight.dtype) for grad in grads)
-    sums = torch.zeros_like(weight, dtype=wide), weight.new_zeros(weight.shape[0], dtype=wide)
+    sums = parameter_sums(weight)
     for band in parts:
         part = band.of(h, halo, halo, activation=activation)
-        grads = conv_weight_gradient(band.of(grad_out), part, weight, padding=(0, halo))
-        for total, grad in zip(sums, grads, strict=True):
-            total += grad
+        add_to(sums, conv_weight_gradient(band.of(grad_out), part, weight, padding=(0, halo)))
     return tuple(total.to(weight.dtype) for total in sums)
 
 
-def _conv_backward(grad_out: Tensor, h: Tensor, weight: Tensor, padded_rows: int) -> Tensor:
+def _input_gradient(grad_out: Tensor, h: Tensor, weight: Tensor, padded_rows: int) -> Tensor:
     """Gradient at the input h, of which nothing but the shape is read."""
-    padding, wanted = [padded_rows, weight.shape[3] // 2], (True, False, False)
-    return torch.ops.aten.convolution_backward(
-        grad_out, h, weight.to(h.dtype), [len(weight)], [1, 1], padding, [1, 1], False, [0, 0], 1, wanted
-    )[0]
+    padding = (padded_rows, weight.shape[3] // 2)
+    return conv_backward(grad_out, h, weight.to(h.dtype), 1, padding, (True, False, False))[0]
 
 
 def _write(target: Tensor, values: Tensor, add: bool) -> Tensor:
     return target.add_(values) if add else target.copy_(values)
-
-
-def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    layout = torch.contiguous_format if like.is_contiguous() else torch.channels_last
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
 
 
 def _conv_in_bands(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -140,14 +132,14 @@ def _conv_in_bands(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _conv_in_bands_backward(grad_out: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return conv_input_gradient(grad_out, h, weight), *conv_weight_gradients(grad_out, h, weight)
+    return conv_input_gradient(grad_out, h, weight), *conv_parameter_gradients(grad_out, h, weight)
 
 
 def _norm_silu_conv(
     h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean, rstd = norm_statistics(h, groups, eps)
-    return conv(h, weight, bias, NormSiLU(mean, rstd, norm_weight, norm_bias, groups)), mean, rstd
+    return conv(h, weight, bias, KnownNormSiLU(mean, rstd, norm_weight, norm_bias, groups)), mean, rstd
 
 
 def _norm_silu_conv_backward(
@@ -160,8 +152,8 @@ def _norm_silu_conv_backward(
     weight: Tensor,
     groups: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    activation = NormSiLU(mean, rstd, norm_weight, norm_bias, groups)
-    weight_grads = conv_weight_gradients(grad_out, h, weight, activation)
+    activation = KnownNormSiLU(mean, rstd, norm_weight, norm_bias, groups)
+    weight_grads = conv_parameter_gradients(grad_out, h, weight, activation)
     grad = conv_input_gradient(grad_out, h, weight)
     return *activation.backward(grad, h), *weight_grads
 

@@ -11,6 +11,7 @@ import torch
 
 from vae.ops import norm_pieces
 from vae.ops.gpu_blocks import norm_blocks
+from vae.ops.layout import layout_of, wide_dtype
 from vae.ops.library import define_op, has_no_data, triton_is_installed
 
 
@@ -36,7 +37,7 @@ def norm_statistics(h: torch.Tensor, groups: int, eps: float) -> tuple[torch.Ten
     h = _dense(h)
     if has_no_data(h):
         partial = _partial_results(h)  # noqa: F841 - alive as long as on a GPU
-        return tuple(h.new_empty(h.shape[0], groups, dtype=_wide(h)) for _ in range(2))
+        return tuple(h.new_empty(h.shape[0], groups, dtype=wide_dtype(h)) for _ in range(2))
     return _kernels(h).statistics(h, groups, eps)
 
 
@@ -73,7 +74,7 @@ def normalize_backward(
     of h is written over grad_out, which then belongs to this call.
     """
     h = _dense(h)
-    grad_out = grad_out.contiguous(memory_format=_layout(h))
+    grad_out = grad_out.contiguous(memory_format=layout_of(h))
     if has_no_data(h):
         partial = _partial_results(h)  # noqa: F841 - alive as long as on a GPU
         grad_h = grad_out if in_place else torch.empty_like(h)
@@ -101,10 +102,6 @@ def _kernels(h: torch.Tensor) -> ModuleType:
     return norm_pieces
 
 
-def _layout(h: torch.Tensor) -> torch.memory_format:
-    return torch.contiguous_format if h.is_contiguous() else torch.channels_last
-
-
 def _dense(h: torch.Tensor) -> torch.Tensor:
     """h without gaps: itself, or a channels_last copy of an odd view."""
     return h if h.is_contiguous() else h.contiguous(memory_format=torch.channels_last)
@@ -116,11 +113,7 @@ def _partial_results(h: torch.Tensor) -> torch.Tensor | None:
         return None  # torch.compile traces: its sizes may be symbols
     batch, channels, height, width = h.shape
     blocks = norm_blocks(batch, channels, height * width, channels_last=not h.is_contiguous())
-    return h.new_empty(2, batch, blocks.programs, channels, dtype=_wide(h))
-
-
-def _wide(h: torch.Tensor) -> torch.dtype:
-    return torch.float64 if h.dtype == torch.float64 else torch.float32
+    return h.new_empty(2, batch, blocks.programs, channels, dtype=wide_dtype(h))
 
 
 def _norm(

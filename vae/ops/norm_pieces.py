@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from vae.ops.layout import wide_dtype
+
 # Elements of a piece. CPU, per thread: 1 MiB in fp32; measured on one core of an AMD EPYC with AVX-512,
 # 2**18 to 2**20 are alike and 2**17 is slower. GPU: 64 MiB in fp32, enough to fill it at every launch.
 CPU_PIECE_ELEMENTS = 2**18
@@ -63,7 +65,7 @@ def statistics(h: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, 
 
     The merging of means and squared deviations is Chan, Golub and LeVeque's (1983).
     """
-    wide = torch.promote_types(h.dtype, torch.float32)
+    wide = wide_dtype(h)
     batch, channels, pixels = h.shape[0], h.shape[1], h.shape[2] * h.shape[3]
     found: dict[tuple[int, int], list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
     for piece in pieces(h):

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from vae.ops.bands import bands
 from vae.ops.fused_conv import (
-    NormSiLU,
+    KnownNormSiLU,
     conv,
     conv_flops,
     conv_input_gradient,
-    conv_weight_gradients,
+    conv_parameter_gradients,
     norm_silu_conv_reference,
 )
 from vae.ops.library import define_op
@@ -45,9 +45,9 @@ def _residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: f
     """The block's output, then mean and rstd of its first and of its second norm."""
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
     mean1, rstd1 = norm_statistics(x, groups, eps)
-    h = conv(x, weight1, bias1, NormSiLU(mean1, rstd1, gamma1, beta1, groups))
+    h = conv(x, weight1, bias1, KnownNormSiLU(mean1, rstd1, gamma1, beta1, groups))
     mean2, rstd2 = norm_statistics(h, groups, eps)
-    h = conv(h, weight2, bias2, NormSiLU(mean2, rstd2, gamma2, beta2, groups))
+    h = conv(h, weight2, bias2, KnownNormSiLU(mean2, rstd2, gamma2, beta2, groups))
     h = conv(x, *shortcut, into=h, add=True) if shortcut else h.add_(x)
     return [h, mean1, rstd1, mean2, rstd2]
 
@@ -58,20 +58,20 @@ def _residual_block_backward(
     """Gradients of x and of `parameters`, in their order."""
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, _, *shortcut = parameters
     mean1, rstd1, mean2, rstd2 = statistics
-    activation1 = NormSiLU(mean1, rstd1, gamma1, beta1, groups)
-    activation2 = NormSiLU(mean2, rstd2, gamma2, beta2, groups)
+    activation1 = KnownNormSiLU(mean1, rstd1, gamma1, beta1, groups)
+    activation2 = KnownNormSiLU(mean2, rstd2, gamma2, beta2, groups)
     room, room_h, room_grad = _shared_room(x, grad_out)
     h = conv(x, weight1, bias1, activation1, into=room_h)
-    grads2 = conv_weight_gradients(grad_out, h, weight2, activation2)
+    grads2 = conv_parameter_gradients(grad_out, h, weight2, activation2)
     grad = conv_input_gradient(grad_out, h, weight2, into=room_grad)
     grad, *norm_grads2 = activation2.backward(grad, h)
     del h
-    grads1 = conv_weight_gradients(grad, x, weight1, activation1)
+    grads1 = conv_parameter_gradients(grad, x, weight1, activation1)
     grad = conv_input_gradient(grad, x, weight1, into=room)
     grad, *norm_grads1 = activation1.backward(grad, x)
     shortcut_grads = []
     if shortcut:
-        shortcut_grads = conv_weight_gradients(grad_out, x, shortcut[0])
+        shortcut_grads = conv_parameter_gradients(grad_out, x, shortcut[0])
         grad = conv_input_gradient(grad_out, x, shortcut[0], into=grad, add=True)
     else:
         grad += grad_out

@@ -9,6 +9,8 @@ and 164. Smaller maps and 1x1 kernels are slower in bands (bf16 at 128 px 197 an
 import torch
 import torch.nn.functional as F
 
+from vae.ops.conv_backward import conv_backward
+from vae.ops.layout import wide_dtype
 from vae.ops.library import has_no_data
 
 WHOLE_PLANE_BYTES = 2**15  # up to here, for one channel of the larger map, bands are no use; half for 4x4
@@ -60,7 +62,7 @@ def _banded(
     """The weight's gradient, the sum over bands of rows of each image."""
     rows, size = grad_out.shape[2], weight.shape[2]
     step = max(1, rows * BAND_BYTES // (grad_out[0].nbytes + h[0].nbytes))
-    total = torch.zeros_like(weight, dtype=torch.promote_types(h.dtype, torch.float32))
+    total = torch.zeros_like(weight, dtype=wide_dtype(h))
     for image in range(len(h)):
         for first in range(0, rows, step):
             last = min(first + step, rows)
@@ -75,6 +77,4 @@ def _banded(
 
 def _backward(grad_out, h, weight, stride, padding, wanted):
     weight = torch.empty_like(weight, dtype=h.dtype)
-    return torch.ops.aten.convolution_backward(
-        grad_out, h, weight, [len(weight)], [stride] * 2, padding, [1, 1], False, [0, 0], 1, wanted
-    )
+    return conv_backward(grad_out, h, weight, stride, padding, wanted)
