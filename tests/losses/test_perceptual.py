@@ -47,7 +47,7 @@ def test_equals_the_package(net, packages, weights_files):
 def test_equals_the_package_where_features_are_cut_into_pieces(packages, small, monkeypatch):
     recon, images = pictures(2, 64, 64)
     whole = gradient(small, recon, images)
-    monkeypatch.setattr(perceptual, "PIECE_ELEMENTS", 1500)  # several rows, one row, and less than one
+    monkeypatch.setattr(perceptual, "CPU_PIECE_ELEMENTS", 1500)  # several rows, one row, and less than one
     assert (small(recon, images) - packages["alex"](recon, images).flatten()).abs().max() < 1e-6
     assert (gradient(small, recon, images) - whole).norm() < 1e-5 * whole.norm()
 

@@ -10,7 +10,7 @@ from tests.ops import test_fused_conv, test_resample, test_residual_block
 from vae.memory import live_bytes
 from vae.memory.live_bytes import LiveBytes
 from vae.ops import bands
-from vae.ops.fused_conv import conv_in_bands, norm_silu_conv
+from vae.ops.fused_conv import norm_silu_conv, same_conv
 from vae.ops.resample import downsample_conv, upsample_conv
 from vae.ops.residual_block import residual_block
 
@@ -88,21 +88,28 @@ def test_plain_convolution_in_bands(shape, layout, elements):
     tensors = with_layout(conv_arguments(shape), layout)
     whole = test_resample.results(lambda *t: F.conv2d(*t, padding=1), tensors)
     with in_bands(elements):
-        found = test_resample.results(conv_in_bands, tensors)
+        found = test_resample.results(same_conv, tensors)
     for one, other in zip(found, whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_plain_convolution_is_a_well_behaved_operator():
     tensors = conv_arguments((2, 4, 3, 5, 6), torch.float32)
-    torch.library.opcheck(torch.ops.vae.conv_in_bands.default, tensors)
+    torch.library.opcheck(torch.ops.vae.same_conv.default, tensors)
 
 
 def test_arithmetic_of_a_plain_convolution_is_three_times_its_forward():
     tensors = conv_arguments((1, 4, 6, 16, 16), torch.float32, device="meta")
     with LiveBytes() as counter:
-        conv_in_bands(*tensors).sum().backward()
+        same_conv(*tensors).sum().backward()
     assert counter.flops == 3 * 2 * 16 * 16 * 4 * 6 * 9
+
+
+def test_no_gradient_of_pictures_is_computed():
+    h, *parameters = conv_arguments((1, 4, 6, 16, 16), torch.float32, device="meta")
+    with LiveBytes() as counter:
+        same_conv(h.detach(), *parameters).sum().backward()
+    assert counter.flops == 2 * 2 * 16 * 16 * 4 * 6 * 9
 
 
 def test_a_block_that_halves_its_width_needs_room_for_one_gradient():

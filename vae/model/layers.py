@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from vae.ops.attention import attention
-from vae.ops.bands import bands
-from vae.ops.fused_conv import conv_in_bands, norm_silu_conv
+from vae.ops.fused_conv import norm_silu_conv, same_conv
 from vae.ops.norm import group_norm, group_norm_silu
 from vae.ops.resample import downsample_conv, upsample_conv
 from vae.ops.residual_block import residual_block
@@ -21,7 +20,7 @@ NORM_EPS = 1e-6  # AutoencoderKL's own, in diffusers and CompVis alike
 
 
 class Conv2d(nn.Conv2d):
-    """Convolution in the dtype of its input; one that keeps the sides takes large pictures in bands."""
+    """Convolution in the dtype of its input."""
 
     @property
     def keeps_sides(self) -> bool:
@@ -30,9 +29,8 @@ class Conv2d(nn.Conv2d):
         )
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        out_shape = (len(h), self.out_channels, *h.shape[2:])
-        if self.keeps_sides and bands(len(h), h.shape[2], h.shape, out_shape):
-            return conv_in_bands(h, self.weight, self.bias)
+        if self.keeps_sides and self.bias is not None:
+            return same_conv(h, self.weight, self.bias)
         bias = None if self.bias is None else self.bias.to(h.dtype)
         return F.conv2d(h, self.weight.to(h.dtype), bias, self.stride, self.padding)
 

@@ -1,8 +1,8 @@
-"""GroupNorm, SiLU and a 3x3 convolution as one operation that keeps its input and the statistics alone.
+"""Convolutions as operations that keep no copy of their weights; one with GroupNorm and SiLU in front of it.
 
-The activation between norm and convolution, as large as the input, is made again in backward: that costs
-bandwidth but no convolution. Weights are cast to the input's dtype within, so that no cast copy is kept.
-Convolutions of large pictures go in bands of rows (vae.ops.bands), each with its own activation.
+Of the latter the graph keeps its input and the statistics alone: the activation between norm and convolution,
+as large as the input, is made again in backward, which costs bandwidth but no convolution. Weights are cast
+to the input's dtype within. Large pictures go in bands of rows (vae.ops.bands), each with its own activation.
 """
 
 from typing import NamedTuple
@@ -74,8 +74,8 @@ def conv(
     return out
 
 
-def conv_in_bands(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """conv without activation, as an operation with gradients: for pictures that must not be taken whole."""
+def same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Convolution of h (B, C, H, W) that keeps its sides, (B, C', H, W), of which backward needs h alone."""
     return _conv_op(h, weight, bias)
 
 
@@ -107,8 +107,7 @@ def conv_parameter_gradients(
     """
     parts, halo = bands(h.shape[0], h.shape[2], grad_out.shape, h.shape), weight.shape[2] // 2
     if not parts:
-        part = h if activation is None else activation(h)
-        grads = conv_weight_gradient(grad_out, part, weight, padding=(halo, halo))
+        grads = conv_weight_gradient(grad_out, h, weight, padding=(halo, halo), activation=activation)
         return tuple(grad.to(weight.dtype) for grad in grads)
     sums = parameter_sums(weight)
     for band in parts:
@@ -127,12 +126,16 @@ def _write(target: Tensor, values: Tensor, add: bool) -> Tensor:
     return target.add_(values) if add else target.copy_(values)
 
 
-def _conv_in_bands(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return conv(h, weight, bias)
 
 
-def _conv_in_bands_backward(grad_out: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return conv_input_gradient(grad_out, h, weight), *conv_parameter_gradients(grad_out, h, weight)
+def _same_conv_backward(
+    grad_out: Tensor, h: Tensor, weight: Tensor, input_too: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of h, where wanted, else nothing in it; of weight and bias."""
+    parameter_grads = conv_parameter_gradients(grad_out, h, weight)
+    return conv_input_gradient(grad_out, h, weight) if input_too else h.new_empty(0), *parameter_grads
 
 
 def _norm_silu_conv(
@@ -171,8 +174,8 @@ def _conv_flops(h, weight, *_, **__) -> int:
     return conv_flops(_pixels(h), weight)
 
 
-def _conv_backward_flops(grad_out, h, weight, **__) -> int:
-    return 2 * conv_flops(_pixels(h), weight)
+def _conv_backward_flops(grad_out, h, weight, input_too, **__) -> int:
+    return (1 + input_too) * conv_flops(_pixels(h), weight)
 
 
 def _flops(h, norm_weight, norm_bias, weight, *_, **__) -> int:
@@ -197,10 +200,12 @@ def _save_conv(ctx, inputs, output):
 
 
 def _conv_gradients(ctx, grad_out):
-    return _conv_backward_op(grad_out, *ctx.saved_tensors)
+    input_too = ctx.needs_input_grad[0]  # not where h are the pictures
+    grad, *parameter_grads = _conv_backward_op(grad_out, *ctx.saved_tensors, input_too)
+    return grad if input_too else None, *parameter_grads
 
 
-_conv_backward_op = define_op(_conv_in_bands_backward, _conv_in_bands_backward, flops=_conv_backward_flops)
-_conv_op = define_op(_conv_in_bands, _conv_in_bands, _conv_gradients, _save_conv, _conv_flops)
+_conv_backward_op = define_op(_same_conv_backward, _same_conv_backward, flops=_conv_backward_flops)
+_conv_op = define_op(_same_conv, _same_conv, _conv_gradients, _save_conv, _conv_flops)
 _backward_op = define_op(_norm_silu_conv_backward, _norm_silu_conv_backward, flops=_backward_flops)
 _op = define_op(_norm_silu_conv, _norm_silu_conv, _gradients, _save_for_backward, _flops)

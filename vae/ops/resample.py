@@ -11,7 +11,7 @@ from vae.ops.bands import add_to, bands, parameter_sums
 from vae.ops.conv_backward import conv_backward
 from vae.ops.layout import empty_in_layout_of, layout_of
 from vae.ops.library import define_op, has_no_data
-from vae.ops.weight_gradient import conv_weight_gradient, transposed_conv_weight_gradient
+from vae.ops.weight_gradient import conv_weight_gradient, upsampled_conv_weight_gradient
 
 
 def downsample_conv_reference(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -115,9 +115,11 @@ def _upsample_conv_backward(
     folded = _folded(weight, h)
     parts = bands(h.shape[0], h.shape[2], h.shape, grad_out.shape)
     if not parts:
-        grads = transposed_conv_weight_gradient(grad_out, h, folded, stride=2, padding=(1, 1))
+        grads = upsampled_conv_weight_gradient(grad_out, h, weight)
         found = _conv_gradients(grad_out, h, folded, weight.dtype, [1, 1], True, parameters=grads is None)
-        grad_h, grad_folded, grad_bias = found if grads is None else (found[0], *grads)
+        if grads is not None:
+            return found[0], *(grad.to(weight.dtype) for grad in grads)
+        grad_h, grad_folded, grad_bias = found
     else:
         grad_h, (_, grad_bias) = torch.empty_like(h), parameter_sums(weight)
         grad_folded = torch.zeros_like(folded, dtype=grad_bias.dtype)
@@ -133,13 +135,19 @@ def _upsample_conv_backward(
 
 def _folded(weight: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     """The 3x3 kernels (C', C, 3, 3) as those of the transposed convolution (C, C', 4, 4), for h."""
-    return _fold(_fold(weight, 2), 3).transpose(0, 1).to(h.dtype, memory_format=layout_of(h))
+    taps = weight.transpose(0, 1).contiguous(memory_format=layout_of(h))
+    return _fold(_fold(taps, 2, weight.dtype), 3, h.dtype)
 
 
-def _fold(weight: torch.Tensor, dim: int) -> torch.Tensor:
+def _fold(taps: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
     """Three taps on enlarged pixels as the four on small ones that the two pixels between meet."""
-    first, middle, last = weight.unbind(dim)
-    return torch.stack((last, middle + last, first + middle, first), dim)
+    shape = [*taps.shape]
+    shape[dim] = 4
+    folded = torch.empty(shape, dtype=dtype, device=taps.device, memory_format=layout_of(taps))
+    first, middle, last = taps.unbind(dim)
+    for row, values in zip(folded.unbind(dim), (last, middle + last, first + middle, first), strict=True):
+        row.copy_(values)
+    return folded
 
 
 def _unfold(grad: torch.Tensor, dim: int) -> torch.Tensor:
