@@ -1,8 +1,9 @@
 """CUDA's choices on the meta device, so that diffusers' step can be counted there: autocast and attention.
 
 Autocast knows no meta tensors, and their attention on them would hold the whole score matrix, which the CUDA
-kernel does not. The lists are those of PyTorch's page on automatic mixed precision, as far as this model and
-LPIPS meet them; tests hold them against PyTorch's own autocast.
+kernel does not; what that kernel's launcher allocates besides its results is not known to PyTorch's meta form
+of it. The lists are those of PyTorch's page on automatic mixed precision, as far as this model and LPIPS meet
+them; tests hold them against PyTorch's own autocast.
 """
 
 from typing import Any
@@ -15,6 +16,13 @@ from torch.overrides import TorchFunctionMode
 TO_BF16 = {torch.conv2d, F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.baddbmm}
 TO_FP32 = {F.group_norm, torch.pow, Tensor.pow, Tensor.__pow__, torch.exp, Tensor.exp, F.l1_loss, F.softmax}
 SUM_IN_FP32 = {torch.sum, Tensor.sum}
+
+# The memory-efficient kernel's backward as PyTorch launches it for heads wider than 128, from compute
+# capability 8.0 on: tiles of 128 queries by 64 keys, at most so many splits of the keys in all. Source:
+# attention_backward.cu and mem_eff_attention/kernel_backward.h of aten/src/ATen/native/transformers/cuda.
+TILE_KEYS = 64
+MOST_KEY_SPLITS = 200
+WIDE_HEAD = 128
 
 
 class CudaRules(TorchFunctionMode):
@@ -36,9 +44,7 @@ class CudaRules(TorchFunctionMode):
             elif func in SUM_IN_FP32 and args[0].is_floating_point():
                 kwargs = {"dtype": torch.float32, **kwargs}
         if attends:
-            query, key, value = args[:3]  # (B, heads, N, C)
-            efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-            return efficient(query, key, value, None, compute_log_sumexp=True)[0]
+            return MemoryEfficientAttention.apply(*args[:3])
         return func(*args, **kwargs)
 
     def _cast(self, args: tuple, kwargs: dict, dtype: torch.dtype) -> tuple[tuple, dict]:
@@ -58,3 +64,39 @@ class CudaRules(TorchFunctionMode):
     def __exit__(self, *exception: Any) -> None:
         self._cast_weights.clear()
         super().__exit__(*exception)
+
+
+class MemoryEfficientAttention(torch.autograd.Function):
+    """CUDA's kernel for wide heads on meta tensors, with the scratch that its backward is launched with."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(B, heads, N, C) each and back."""
+        forward = torch.ops.aten._scaled_dot_product_efficient_attention
+        results = forward(query, key, value, None, compute_log_sumexp=True)
+        ctx.save_for_backward(query, key, value, *results)
+        return results[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, *results = ctx.saved_tensors
+        scratch = torch.empty(backward_scratch_bytes(query), dtype=torch.uint8, device="meta")
+        backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+        wanted = [True, True, True, False]
+        grads = backward(grad, query, key, value, None, *results, 0.0, wanted)[:3]
+        del scratch
+        return grads
+
+
+def backward_scratch_bytes(query: Tensor) -> int:
+    """What the launcher of the backward allocates besides the three gradients, for as many keys as queries.
+
+    The gradient of the queries in fp32, as tiles of keys add to it; below fp32, for wide heads, also those of
+    the keys and values that are in work, one tile for each split of the keys.
+    """
+    batch, heads, tokens, width = query.shape
+    elements = batch * heads * tokens * width
+    if query.dtype != torch.float32 and width > WIDE_HEAD:
+        splits = min(-(-tokens // TILE_KEYS), max(1, MOST_KEY_SPLITS // (batch * heads)))
+        elements += batch * heads * 2 * splits * TILE_KEYS * width
+    return 4 * elements

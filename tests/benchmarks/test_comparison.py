@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.comparison import theirs as other_side
-from benchmarks.comparison.cuda_rules import CudaRules
+from benchmarks.comparison.cuda_rules import CudaRules, backward_scratch_bytes
 from benchmarks.comparison.curve import draw
 from benchmarks.comparison.equality import OtherWorkError, check_same_work
 from benchmarks.comparison.goals import judge
@@ -24,6 +24,7 @@ from benchmarks.comparison.theirs import AUTOCAST, BF16, Theirs, patch_discrimin
 from benchmarks.comparison.work import Work
 from tests.conftest import ROOT
 from vae.config.options import ModelConfig
+from vae.memory.live_bytes import LiveBytes
 from vae.model.discriminator import Discriminator
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -94,6 +95,22 @@ def test_rules_on_meta_are_those_of_cuda(variant):
         attention_alone = CudaRules(autocast=False)  # which kernel it takes, PyTorch asks a real card
         on_card = saved_by_losses(side, attention_alone, cuda_autocast(variant.autocast))
     assert on_meta == on_card
+
+
+def test_their_attention_counts_with_the_scratch_of_its_backward():
+    mib = 2**20
+    query = torch.empty(1, 1, 16384, 512, dtype=torch.bfloat16, device=META)
+    of_queries, of_keys_and_values = 32 * mib, 2 * 200 * 64 * 512 * 4
+    assert backward_scratch_bytes(query) == of_queries + of_keys_and_values
+    assert backward_scratch_bytes(query.float()) == of_queries
+    assert backward_scratch_bytes(query[:, :, :640]) == 640 * 512 * 4 * 3  # ten tiles of keys, one split each
+
+    q, k, v = (query.clone().requires_grad_() for _ in range(3))
+    with LiveBytes() as counter, CudaRules(autocast=False):
+        F.scaled_dot_product_attention(q, k, v).backward(query)
+    results = 4 * 16 * mib
+    per_query = 16384 * 4 + 64  # sums of exponentials; the random generator's state
+    assert 0 <= counter.peak - results - of_queries - of_keys_and_values <= per_query
 
 
 def test_contestants_take_turns():
