@@ -17,6 +17,7 @@ from vae.checks import nvidia_smi
 from vae.checks.cuda_builds import BUILDS
 from vae.config.errors import EXIT_INTERRUPTED
 from vae.config.scripts import SETUP, flushed_output
+from vae.host import usable_cores
 
 MENU = {
     "1": "cu118",
@@ -133,12 +134,14 @@ def run_tests(venv: Path, arguments: list[str]) -> int:
     """Exit code of the tests, or of ruff where the tests pass."""
     python = str(python_of(venv))
     cuda = runs(venv, "import sys, torch; sys.exit(not torch.cuda.is_available())")
-    # An explicit -m takes the place of the one in pyproject.toml, which leaves out gpu and slow.
-    marks = "" if cuda else "not gpu"
+    # An explicit -m takes the place of the one in pyproject.toml, which leaves out gpu and slow. Tests on a
+    # card share its memory, so they take turns; the others run one beside another, a core each.
+    marks, processes = ("", 0) if cuda else ("not gpu", usable_cores())
     say("ruff check .")
     lint = subprocess.run([python, "-m", "ruff", "check", "."]).returncode
     say(f"pytest, {'with' if cuda else 'without'} the tests that need a CUDA device")
-    return subprocess.run([python, "-m", "pytest", "-m", marks, *arguments]).returncode or lint
+    command = [python, "-m", "pytest", "-n", str(processes), "-m", marks, *arguments]
+    return subprocess.run(command).returncode or lint
 
 
 def main() -> int:

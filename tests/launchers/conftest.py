@@ -53,7 +53,8 @@ class Project:
         shutil.copytree(ROOT / "launchers", folder / "launchers", ignore=caches)
         for room in ("checks", "config"):
             shutil.copytree(ROOT / "vae" / room, folder / "vae" / room, ignore=caches)
-        for name in ("setup.sh", "setup_windows.bat", "train_rtx5090.sh", "train_rtx5090.bat"):
+        scripts = ("setup.sh", "setup_windows.bat", "train_rtx5090.sh", "train_rtx5090.bat")
+        for name in (*scripts, "vae/host.py"):
             shutil.copy(ROOT / name, folder / name)
         for path in ROOT.glob("requirements*.txt"):
             shutil.copy(path, folder)

@@ -18,6 +18,7 @@ import pytest
 from launchers import environment, virtual_environment
 from launchers.torch_builds import ENDED, Machine
 from vae.checks.facts import Smi
+from vae.host import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:9/whl"  # the discard port: refused at once
@@ -307,7 +308,7 @@ def test_life_of_an_environment(project, tmp_path):
 
     said = setup("--test", "-k", "a b")
     assert "ruff check ." in said
-    assert "pytest -m not gpu -k a b" in said
+    assert f"pytest -n {usable_cores()} -m not gpu -k a b" in said
     assert setup("--test", pytest_code="1", expect="1")
     assert setup("--test", ruff_code="2", expect="2")
 

@@ -44,10 +44,14 @@ def test_equals_the_package(net, packages, weights_files):
     assert (gradient(ours, recon, images) - theirs).norm() < 1e-5 * theirs.norm()
 
 
-def test_equals_the_package_where_features_are_cut_into_pieces(packages, small, monkeypatch):
-    recon, images = pictures(2, 64, 64)
+@pytest.mark.parametrize("elements", [700, 4000])  # at most a row; several rows and a last piece of fewer
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_equals_the_package_where_features_are_cut_into_pieces(
+    packages, small, monkeypatch, elements, layout
+):
+    recon, images = (each.contiguous(memory_format=layout) for each in pictures(2, 64, 64))
     whole = gradient(small, recon, images)
-    monkeypatch.setattr(perceptual, "CPU_PIECE_ELEMENTS", 1500)  # several rows, one row, and less than one
+    monkeypatch.setattr(perceptual, "CPU_PIECE_ELEMENTS", elements)
     assert (small(recon, images) - packages["alex"](recon, images).flatten()).abs().max() < 1e-6
     assert (gradient(small, recon, images) - whole).norm() < 1e-5 * whole.norm()
 

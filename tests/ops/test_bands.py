@@ -93,25 +93,6 @@ def test_plain_convolution_in_bands(shape, layout, elements):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_plain_convolution_is_a_well_behaved_operator():
-    tensors = conv_arguments((2, 4, 3, 5, 6), torch.float32)
-    torch.library.opcheck(torch.ops.vae.same_conv.default, tensors)
-
-
-def test_arithmetic_of_a_plain_convolution_is_three_times_its_forward():
-    tensors = conv_arguments((1, 4, 6, 16, 16), torch.float32, device="meta")
-    with LiveBytes() as counter:
-        same_conv(*tensors).sum().backward()
-    assert counter.flops == 3 * 2 * 16 * 16 * 4 * 6 * 9
-
-
-def test_no_gradient_of_pictures_is_computed():
-    h, *parameters = conv_arguments((1, 4, 6, 16, 16), torch.float32, device="meta")
-    with LiveBytes() as counter:
-        same_conv(h.detach(), *parameters).sum().backward()
-    assert counter.flops == 2 * 2 * 16 * 16 * 4 * 6 * 9
-
-
 def test_a_block_that_halves_its_width_needs_room_for_one_gradient():
     x, *parameters = test_residual_block.arguments((1, 64, 32, 256, 256), torch.float32, device="meta")
     layers = test_residual_block.GROUPS, test_residual_block.EPS

@@ -4,8 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.ops import test_fused_conv, test_residual_block
 from vae.ops import weight_gradient
+from vae.ops.fused_conv import norm_silu_conv, norm_silu_conv_reference
+from vae.ops.residual_block import residual_block, residual_block_reference
 from vae.ops.weight_gradient import conv_weight_gradient, upsampled_conv_weight_gradient
+
+OPERATIONS = {
+    test_fused_conv: (norm_silu_conv, norm_silu_conv_reference),
+    test_residual_block: (residual_block, residual_block_reference),
+}
 
 
 @pytest.fixture
@@ -45,9 +53,9 @@ def test_bands_are_activated_one_by_one(narrow_bands):
 
     def activation(rows, images):
         seen.append((images.start, rows.shape[2]))
-        return F.silu(rows)
+        return F.silu(rows + 1)  # not zero at zero: rows beyond the edges stay zero all the same
 
-    whole = expected(lambda *t: F.conv2d(*t, padding=1), F.silu(h), weight, grad)
+    whole = expected(lambda *t: F.conv2d(*t, padding=1), F.silu(h + 1), weight, grad)
     found = conv_weight_gradient(grad, h, weight, padding=(1, 1), activation=activation)
     for mine, truth in zip(found, whole, strict=True):
         torch.testing.assert_close(mine, truth, rtol=1e-12, atol=1e-12)
@@ -64,6 +72,16 @@ def test_a_convolution_of_enlarged_pictures(shape):
         torch.testing.assert_close(mine, truth, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(2, 8, 12, 7, 9), (3, 8, 8, 16, 6)])
+@pytest.mark.parametrize("module", [test_fused_conv, test_residual_block])
+def test_operations_whose_activations_are_made_in_bands(narrow_bands, module, shape):
+    operation, reference = OPERATIONS[module]
+    tensors = module.arguments(shape, channels_last=True)
+    found = module.with_gradients(operation, tensors)
+    for one, other in zip(found, module.with_gradients(reference, tensors), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-10)
+
+
 def test_many_bands_of_bf16_are_no_less_exact_than_one_kernel(monkeypatch):
     h, grad = (drawn(1, 8, 160, 160).bfloat16() for _ in range(2))
     weight = drawn(8, 8, 3, 3)
@@ -77,6 +95,6 @@ def test_many_bands_of_bf16_are_no_less_exact_than_one_kernel(monkeypatch):
     assert errors[1] <= 1.1 * errors[0]
 
 
-def test_another_way_is_as_good_where_rows_do_not_lie_together():
+def test_two_by_two_kernels_are_for_rows_that_lie_together():
     h, grad, weight = drawn(1, 2, 8, 8).contiguous(), drawn(1, 2, 16, 16).contiguous(), drawn(2, 2, 3, 3)
     assert upsampled_conv_weight_gradient(grad, h, weight) is None

@@ -1,6 +1,6 @@
 """Layers that keep fp32 parameters and compute in the dtype of their input.
 
-Casting here, at the few places that compute, keeps the master weights whole and needs no autocast.
+Casting at the few places that compute, here and in vae.ops, keeps the master weights whole: no autocast.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ NORM_EPS = 1e-6  # AutoencoderKL's own, in diffusers and CompVis alike
 
 
 class Conv2d(nn.Conv2d):
-    """Convolution in the dtype of its input."""
+    """Convolution in the dtype of its input; where it keeps the sides its graph holds no cast weights."""
 
     @property
     def keeps_sides(self) -> bool:
-        return self.stride == (1, 1) and all(
-            size == 2 * padding + 1 for size, padding in zip(self.kernel_size, self.padding, strict=True)
-        )
+        size = self.kernel_size[0]
+        square = (self.stride, self.kernel_size) == ((1, 1), (size, size))
+        return square and self.padding == (size // 2, size // 2)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         if self.keeps_sides and self.bias is not None:

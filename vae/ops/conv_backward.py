@@ -1,8 +1,10 @@
 """PyTorch's backward of a convolution, in the few terms that ours differ in."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+
+from vae.ops.layout import layout_of
 
 
 def conv_backward(
@@ -28,3 +30,9 @@ def conv_backward(
         1,
         list(wanted),
     )
+
+
+def like_parameters(grads: Iterable[torch.Tensor], weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of weight and bias in the weight's dtype; the weight's in its layout, as compilers expect."""
+    of_weight, of_bias = grads
+    return of_weight.to(weight.dtype, memory_format=layout_of(weight)), of_bias.to(weight.dtype)

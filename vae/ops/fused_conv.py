@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vae.ops.bands import add_to, bands, parameter_sums
-from vae.ops.conv_backward import conv_backward
+from vae.ops.conv_backward import conv_backward, like_parameters
 from vae.ops.layout import empty_in_layout_of
 from vae.ops.library import define_op
 from vae.ops.norm import norm_statistics, normalize, normalize_backward
@@ -103,17 +103,17 @@ def conv_parameter_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias of a stride-1 convolution of activation(h) that keeps the sides.
 
-    In weight's dtype; those of bands are added up in it, fp32 where it is less.
+    In weight's dtype and layout; those of bands are added up in it, fp32 where it is less.
     """
     parts, halo = bands(h.shape[0], h.shape[2], grad_out.shape, h.shape), weight.shape[2] // 2
     if not parts:
         grads = conv_weight_gradient(grad_out, h, weight, padding=(halo, halo), activation=activation)
-        return tuple(grad.to(weight.dtype) for grad in grads)
+        return like_parameters(grads, weight)
     sums = parameter_sums(weight)
     for band in parts:
         part = band.of(h, halo, halo, activation=activation)
         add_to(sums, conv_weight_gradient(band.of(grad_out), part, weight, padding=(0, halo)))
-    return tuple(total.to(weight.dtype) for total in sums)
+    return like_parameters(sums, weight)
 
 
 def _input_gradient(grad_out: Tensor, h: Tensor, weight: Tensor, padded_rows: int) -> Tensor:
@@ -131,11 +131,15 @@ def _same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _same_conv_backward(
-    grad_out: Tensor, h: Tensor, weight: Tensor, input_too: bool
+    grad_out: Tensor, h: Tensor, weight: Tensor, of_input: bool, of_parameters: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of h, where wanted, else nothing in it; of weight and bias."""
-    parameter_grads = conv_parameter_gradients(grad_out, h, weight)
-    return conv_input_gradient(grad_out, h, weight) if input_too else h.new_empty(0), *parameter_grads
+    """Gradients of h, weight and bias, empty tensors for those that are not wanted."""
+    grads = [weight.new_empty(0) for _ in range(3)]
+    if of_parameters:
+        grads[1:] = conv_parameter_gradients(grad_out, h, weight)
+    if of_input:
+        grads[0] = conv_input_gradient(grad_out, h, weight)
+    return tuple(grads)
 
 
 def _norm_silu_conv(
@@ -174,8 +178,8 @@ def _conv_flops(h, weight, *_, **__) -> int:
     return conv_flops(_pixels(h), weight)
 
 
-def _conv_backward_flops(grad_out, h, weight, input_too, **__) -> int:
-    return (1 + input_too) * conv_flops(_pixels(h), weight)
+def _conv_backward_flops(grad_out, h, weight, of_input, of_parameters, **__) -> int:
+    return (of_input + of_parameters) * conv_flops(_pixels(h), weight)
 
 
 def _flops(h, norm_weight, norm_bias, weight, *_, **__) -> int:
@@ -200,9 +204,9 @@ def _save_conv(ctx, inputs, output):
 
 
 def _conv_gradients(ctx, grad_out):
-    input_too = ctx.needs_input_grad[0]  # not where h are the pictures
-    grad, *parameter_grads = _conv_backward_op(grad_out, *ctx.saved_tensors, input_too)
-    return grad if input_too else None, *parameter_grads
+    of_input, *of_parameters = ctx.needs_input_grad  # pictures need none, nor do frozen weights
+    grads = _conv_backward_op(grad_out, *ctx.saved_tensors, of_input, any(of_parameters))
+    return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad, strict=True))
 
 
 _conv_backward_op = define_op(_same_conv_backward, _same_conv_backward, flops=_conv_backward_flops)

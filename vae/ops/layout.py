@@ -1,4 +1,4 @@
-"""What results have in common with the tensors they are made from: memory layout, and a dtype to sum in."""
+"""What results take from the tensors they are made from: layout, device, a dtype."""
 
 import torch
 

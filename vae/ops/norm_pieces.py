@@ -198,7 +198,7 @@ def _native_backward(grad_out, h, mean, rstd, weight, bias, silu, in_place):
 
 
 def _silu_backward(grad, h):
-    """Gradient of SiLU's argument h from that of its result, written over the latter."""
+    """Gradient of SiLU's argument h from that of its result, `grad`, and written over it."""
     return torch.ops.aten.silu_backward.grad_input(grad, h, grad_input=grad)
 
 
