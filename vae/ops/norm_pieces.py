@@ -33,16 +33,20 @@ class Piece(NamedTuple):
         """`values` (B, C) of this piece, shaped to broadcast over its pixels."""
         return values[self.image, self.channels].unsqueeze(self.pixel_dim)
 
-    def wide(self, which: int, scratch: torch.Tensor) -> torch.Tensor:
-        """views[which] in the dtype of `scratch`, in the first elements of that."""
-        return scratch[: self.views[which].numel()].view(self.views[which].shape).copy_(self.views[which])
+    def wide(self, which: int, room: torch.Tensor) -> torch.Tensor:
+        """views[which] in the dtype of `room`, to be read: itself, or copied there."""
+        view = self.views[which]
+        return view if view.dtype == room.dtype else self.part(room).copy_(view)
+
+    def part(self, room: torch.Tensor) -> torch.Tensor:
+        """As many elements of `room` as the piece has, in its shape."""
+        return room[: self.views[0].numel()].view(self.views[0].shape)
 
     def affine(
-        self, values: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, into: torch.Tensor | None = None
+        self, values: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, room: torch.Tensor
     ) -> torch.Tensor:
-        """values * scale + shift, over `values` or into the first elements of other scratch."""
-        out = values if into is None else into[: values.numel()].view(values.shape)
-        scale, shift = self.coefficients(scale), self.coefficients(shift)
+        """values * scale + shift, in `room`, where `values` may lie as well."""
+        scale, shift, out = self.coefficients(scale), self.coefficients(shift), self.part(room)
         if self.pixel_dim == 0:
             return torch.addcmul(shift, values, scale, out=out)
         return torch.mul(values, scale, out=out).add_(shift)  # addcmul is slow with factors constant in a row
@@ -92,7 +96,7 @@ def statistics(h: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, 
     for piece in pieces(h):
         values = piece.wide(0, room)
         mean = values.mean(piece.pixel_dim, keepdim=True)
-        squares = values.sub_(mean).square_().sum(piece.pixel_dim)
+        squares = torch.sub(values, mean, out=piece.part(room)).square_().sum(piece.pixel_dim)
         key = (piece.image, piece.channels.start)
         count = values.shape[piece.pixel_dim]
         found.setdefault(key, []).append((count, mean.squeeze(piece.pixel_dim), squares))
@@ -124,7 +128,7 @@ def forward(
     scale, shift = _affine(mean, rstd, weight, bias)
     (room,) = _scratch(h, 1)
     for piece in pieces(h, out):
-        values = piece.affine(piece.wide(0, room), scale, shift)
+        values = piece.affine(piece.wide(0, room), scale, shift, room)
         piece.views[1].copy_(F.silu(values, inplace=True) if silu else values)
     return out
 
@@ -149,10 +153,11 @@ def backward(
     rstds, shift = _spread(rstd, channels), _spread(-mean * rstd, channels)
     weights, biases = (p.to(mean.dtype).expand(batch, channels) for p in (weight, bias))
     for piece in pieces(h, grad_out, grad_h):
-        unit = piece.affine(piece.wide(0, rooms[0]), rstds, shift)
+        unit = piece.affine(piece.wide(0, rooms[0]), rstds, shift, rooms[0])
         grad = piece.wide(1, rooms[1])  # with respect to unit * weight + bias, once SiLU is behind it
         if silu:
-            _silu_backward(grad, piece.affine(unit, weights, biases, into=rooms[2]))
+            affine = piece.affine(unit, weights, biases, rooms[2])
+            grad = _silu_backward(grad, affine, piece.part(rooms[1]))
             piece.views[2].copy_(grad)  # in h's dtype, as autograd would hand it on
         sums[1, piece.image, piece.channels] += grad.sum(piece.pixel_dim)
         sums[0, piece.image, piece.channels] += unit.mul_(grad).sum(piece.pixel_dim)
@@ -163,8 +168,8 @@ def backward(
     slope = _spread(-along * rstd.square(), channels)
     offset = _spread((along * mean * rstd - level) * rstd, channels)
     for piece in pieces(h, grad_h if silu else grad_out, grad_h):
-        values = piece.affine(piece.wide(0, rooms[0]), slope, offset)
-        values.add_(piece.wide(1, rooms[1]).mul_(piece.coefficients(gain)))
+        values = piece.affine(piece.wide(0, rooms[0]), slope, offset, rooms[0])
+        values += torch.mul(piece.wide(1, rooms[1]), piece.coefficients(gain), out=piece.part(rooms[1]))
         piece.views[2].copy_(values)
     return grad_h, sums[0].sum(0), sums[1].sum(0)
 
@@ -188,8 +193,8 @@ def _native_backward(grad_out, h, mean, rstd, weight, bias, silu, in_place):
         scale, shift = _affine(mean, rstd, weight, bias)
         rooms = _scratch(h, 2)
         for piece in pieces(h, grad_out, grad):
-            affine = piece.affine(piece.wide(0, rooms[0]), scale, shift)
-            piece.views[2].copy_(_silu_backward(piece.wide(1, rooms[1]), affine))
+            affine = piece.affine(piece.wide(0, rooms[0]), scale, shift, rooms[0])
+            piece.views[2].copy_(_silu_backward(piece.wide(1, rooms[1]), affine, piece.part(rooms[1])))
     (batch, channels), pixels = h.shape[:2], h.shape[2] * h.shape[3]
     found, *sums = torch.ops.aten.native_group_norm_backward(
         grad, h, mean, rstd, weight.to(mean.dtype), batch, channels, pixels, mean.shape[1], (True, True, True)
@@ -197,9 +202,9 @@ def _native_backward(grad_out, h, mean, rstd, weight, bias, silu, in_place):
     return (grad_out.copy_(found) if in_place else found), *sums
 
 
-def _silu_backward(grad, h):
-    """Gradient of SiLU's argument h from that of its result, `grad`, and written over it."""
-    return torch.ops.aten.silu_backward.grad_input(grad, h, grad_input=grad)
+def _silu_backward(grad: torch.Tensor, h: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Gradient of SiLU's argument h from that of its result, in `into`, where `grad` may lie as well."""
+    return torch.ops.aten.silu_backward.grad_input(grad, h, grad_input=into)
 
 
 def _affine(mean, rstd, weight, bias):
