@@ -39,7 +39,7 @@ def at_least_one(text: str) -> int:
 def read_options(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--cases", type=case_numbers, metavar="1,2", help="only these; default: all ten")
     size = parser.add_mutually_exclusive_group()
@@ -68,6 +68,8 @@ def read_options(words: list[str] | None = None) -> argparse.Namespace:
     for path in (options.out, options.chart):
         if path is not None and not path.parent.is_dir():
             parser.error(f"{path}: there is no folder {path.parent}: make it first")
+        if path is not None and path.is_dir():
+            parser.error(f"{path} is a folder: name a file in it")
     for package in ("torch", "diffusers", "lpips"):
         if importlib.util.find_spec(package) is None:
             parser.error(f"{package} is not installed: pip install -r requirements-test.txt")

@@ -218,6 +218,7 @@ def test_chart_is_svg_with_every_curve():
         (["--cases", "11"], "give numbers from 1 to 10"),
         (["--rounds", "0"], "give a whole number from 1"),
         (["--out", "no_such_folder/x.json"], "there is no folder no_such_folder"),
+        (["--out", "."], ". is a folder: name a file in it"),
         (["--large", "--device", "cpu"], "--large is for cards"),
     ],
 )

@@ -1,5 +1,6 @@
 """What the ladder promises, counted: bytes per pixel, arithmetic, and the large pictures that fit."""
 
+import argparse
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vae.config.options import RECOMPUTE
-from vae.memory.ladder_table import default_spec, ladder
+from vae.memory.ladder_table import default_spec, ladder, side
 from vae.memory.plan import GIB
 
 
@@ -50,3 +51,9 @@ def test_the_table_is_one_command():
     )
     assert found.returncode == 0, found.stderr
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["--recompute", *RECOMPUTE]
+
+
+@pytest.mark.parametrize("text", ["abc", "1000.5", "0", "-8", "1001"])
+def test_a_side_that_the_model_does_not_take_is_named(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: give a multiple of 8"):
+        side(text)

@@ -9,6 +9,7 @@ import torch
 from vae.config.resolve import resolve
 from vae.memory.plan import GIB
 from vae.memory.plan_table import Target, plan_profile
+from vae.training import stage_memory
 from vae.training.run import train
 from vae.training.stage_memory import measured_line
 
@@ -30,6 +31,13 @@ def test_each_stage_says_its_plan_and_leaves_a_record(tiny, tmp_path, capsys):
     assert (small["micro_batch"], small["recompute"]) == (3, "none")
     assert 0 < small["predicted_peak_gib"] < large["predicted_peak_gib"] < 0.1
     assert large["memory_peak_gib"] > 0.1  # the whole process, PyTorch included
+
+
+def test_a_micro_batch_above_the_memory_begins_with_a_warning(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(stage_memory, "available_bytes", lambda device: 1000)
+    assert train({**tiny, "num_epochs": 1, "micro_batch_size": "2"}) == 0
+    said = capsys.readouterr().out
+    assert "WARNING: --micro_batch_size 2 is taken as it is and may run out of memory: auto takes" in said
 
 
 def test_the_trainers_line_is_that_of_the_table(tiny, tmp_path):

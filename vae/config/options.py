@@ -175,7 +175,7 @@ class SpeedConfig:
     use_torch_compile: bool = option(False, "compile the networks with torch.compile")
     micro_batch_size: str = option(
         "auto",
-        "images per pass; auto: as many as the memory holds; never changes the gradient",
+        "images per pass, at most the batch; auto: as many as the memory holds; never changes the gradient",
         metavar="N",
         auto=True,
         at_least=1,

@@ -1,14 +1,16 @@
 """The ladder as a table: bytes and arithmetic of one step of the default model at every rung, counted.
 
-python -m vae.memory.ladder_table [SIDE in px, 1024 without]
+python -m vae.memory.ladder_table --help
 """
 
-import sys
+import argparse
 from dataclasses import replace
 
 import torch
 
+from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.config.resolve import check_image_size
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.plan import GIB, StepMemory, StepSpec, step_memory
 
@@ -48,5 +50,24 @@ def ladder_table(image_size: int) -> str:
     return "\n".join(lines)
 
 
+def side(text: str) -> int:
+    """The side of a square picture that the default model takes, px."""
+    try:
+        check_image_size(int(text), ModelConfig())
+    except (ValueError, UserError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: give a multiple of 8 from 16, as 1024") from error
+    return int(text)
+
+
+def main() -> None:
+    """Print the table for the side that the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vae.memory.ladder_table", description=ladder_table.__doc__, allow_abbrev=False
+    )
+    help_text = "side of the square pictures, px (%(default)s)"
+    parser.add_argument("side", nargs="?", type=side, default=1024, metavar="SIDE", help=help_text)
+    print(ladder_table(parser.parse_args().side))
+
+
 if __name__ == "__main__":
-    print(ladder_table(int(sys.argv[1]) if len(sys.argv) > 1 else 1024))
+    main()

@@ -39,11 +39,18 @@ def plan_stage(run: Run, stage: Stage) -> StagePlan:
 
 
 def plan_line(run: Run, stage: Stage, plan: StagePlan) -> str:
-    """What is planned: the stage's line of `check_compatibility.py --plan`."""
-    return (
+    """What is planned: the stage's line of `check_compatibility.py --plan`; a second where it may not fit."""
+    line = (
         f"{stage.image_size} px, batch {run.local_batch(stage)} as "
         f"{way_of(plan.memory, run.local_batch(stage))}: predicted peak {plan.memory.total / GIB:.2f} GiB "
         f"of {plan.available / GIB:.1f} GiB that may be used"
+    )
+    if plan.memory.total <= plan.available:
+        return line
+    asked = run.config.speed.micro_batch_size
+    return (
+        f"{line}\nWARNING: --micro_batch_size {asked} is taken as it is and may run out of memory: "
+        "auto takes what fits"
     )
 
 
