@@ -50,11 +50,11 @@ def upsampled_conv_weight_gradient(
     So the outputs of one parity of rows and columns are a 2x2 convolution of h, whose four weights are sums
     of the nine; and those of all four parities hold four sums along each side.
     """
-    if h.device.type != "cpu" or has_no_data(h) or h.is_contiguous() or grad_out.is_contiguous():
+    if not _rows_lie_together_on_cpu(grad_out, h):
         return None
     (rows, columns), padded = h.shape[2:], F.pad(h, (1, 1, 1, 1))
-    of_sums = _channels_last((*weight.shape[:2], 4, 4), weight)
-    kernel = _channels_last((*weight.shape[:2], 2, 2), weight)  # its shape alone is read
+    kernel = weight[:, :, :2, :2]  # its shape alone is read
+    of_sums = torch.empty((*weight.shape[:2], 4, 4), dtype=weight.dtype, memory_format=torch.channels_last)
     for row in (0, 1):
         for column in (0, 1):
             grad = grad_out[:, :, row::2, column::2].contiguous(memory_format=torch.channels_last)
@@ -67,12 +67,15 @@ def upsampled_conv_weight_gradient(
 
 def _in_bands(grad_out: torch.Tensor, h: torch.Tensor, size: int) -> bool:
     """Whether bands help: large maps on the CPU in which rows lie together."""
-    if grad_out.device.type != "cpu" or has_no_data(grad_out) or size == 1:
-        return False
-    if h.is_contiguous() or grad_out.is_contiguous():
+    if size == 1 or not _rows_lie_together_on_cpu(grad_out, h):
         return False
     plane = max(grad_out[0, 0].numel(), h[0, 0].numel()) * h.element_size()
     return plane > WHOLE_PLANE_BYTES
+
+
+def _rows_lie_together_on_cpu(grad_out: torch.Tensor, h: torch.Tensor) -> bool:
+    on_cpu = h.device.type == "cpu" and not has_no_data(h)
+    return on_cpu and not (h.is_contiguous() or grad_out.is_contiguous())
 
 
 def _banded(
@@ -104,7 +107,3 @@ def _banded(
 def _backward(grad_out, h, weight, stride, padding, wanted):
     weight = torch.empty_like(weight, dtype=h.dtype)
     return conv_backward(grad_out, h, weight, stride, padding, wanted)
-
-
-def _channels_last(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
