@@ -14,7 +14,7 @@ def run_checks(config):
 
     from vae.checks import report
     from vae.checks.gathering import gather
-    from vae.checks.judging import judge
+    from vae.checks.judge.all_checks import judge
     from vae.checks.results import exit_code
 
     if sys.stdout.isatty() and not (config.json or config.quick):
@@ -55,6 +55,6 @@ if __name__ == "__main__":
         print("Python {}.{}.{} is too old: 3.10 or newer is needed. To do first:".format(*sys.version_info))
         print("    setup_windows.bat" if os.name == "nt" else "    ./setup.sh")
         sys.exit(1)
-    from vae.config.scripts import run_script
+    from vae.script import run_script
 
     run_script("check_compatibility.py", main)

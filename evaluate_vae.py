@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measure VAEs on a folder of pictures, side by side: `python evaluate_vae.py --help`."""
+"""Measure VAEs on a folder of images, side by side: `python evaluate_vae.py --help`."""
 
 from vae.config.evaluate_flags import parse_evaluate_flags
-from vae.config.scripts import run_script
+from vae.script import run_script
 
 
 def main(argv: list[str]) -> int:

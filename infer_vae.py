@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Reconstruct, encode and decode pictures with a trained VAE: `python infer_vae.py --help`."""
+"""Reconstruct, encode and decode images with a trained VAE: `python infer_vae.py --help`."""
 
 from vae.config.infer_flags import parse_infer_flags
-from vae.config.scripts import run_script
+from vae.script import run_script
 
 
 def main(argv: list[str]) -> int:

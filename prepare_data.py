@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Make a training set out of raw pictures: clean it, check it, look at it, split it; or draw a demo set."""
+"""Make a training set out of raw images: clean it, check it, look at it, split it; or draw a demo set."""
 
 import argparse
 import sys
 
 from vae.config.errors import EXIT_DATA, UsageError
 from vae.config.prepare_flags import read_arguments
-from vae.config.scripts import run_script
+from vae.script import run_script
 
 
 def _rules(arguments: argparse.Namespace):
-    from vae.prepare.checking import Rules
+    from vae.prepare.check_file import Rules
 
     names = ("max_pixels", "background", "first_frame", "min_size", "max_aspect")
     return Rules(**{name: getattr(arguments, name) for name in names})
@@ -22,9 +22,9 @@ def _common(arguments: argparse.Namespace) -> dict:
 
 
 def run_preprocess(arguments: argparse.Namespace) -> int:
-    """Raw pictures in, a training set out."""
-    from vae.prepare.converting import Recipe
-    from vae.prepare.preprocessing import PreprocessOptions, preprocess, summarize
+    """Raw images in, a training set out."""
+    from vae.prepare.preprocess.convert import Recipe
+    from vae.prepare.preprocess.run import PreprocessOptions, preprocess, summarize
 
     if arguments.quality is not None and arguments.format == "png":
         raise UsageError("--quality says nothing about --format png, which loses nothing: leave it out")
@@ -48,8 +48,8 @@ def run_preprocess(arguments: argparse.Namespace) -> int:
 
 def run_validate(arguments: argparse.Namespace) -> int:
     """Decode everything and report."""
-    from vae.prepare.quarantine import undo
-    from vae.prepare.validating import ValidateOptions, validate
+    from vae.prepare.validate.quarantine import undo
+    from vae.prepare.validate.run import ValidateOptions, validate
 
     if arguments.undo_quarantine:
         if not arguments.quarantine_dir:
@@ -76,7 +76,7 @@ def run_analyze(arguments: argparse.Namespace) -> int:
     """What the set is like."""
     from pathlib import Path
 
-    from vae.prepare.analysis import AnalyzeOptions, analyze, summary_lines
+    from vae.prepare.analyze.run import AnalyzeOptions, analyze, summary_lines
 
     options = AnalyzeOptions(output_file=arguments.output_file, rules=_rules(arguments), **_common(arguments))
     print(*summary_lines(analyze(options), Path(arguments.output_file)), sep="\n")
@@ -84,9 +84,9 @@ def run_analyze(arguments: argparse.Namespace) -> int:
 
 
 def run_split(arguments: argparse.Namespace) -> int:
-    """Which pictures train and which validate."""
+    """Which images train and which validate."""
     from vae.prepare.pool import count_workers
-    from vae.prepare.splitting import split_manifest
+    from vae.prepare.split.run import split_manifest
 
     report = split_manifest(
         arguments.input_dir,
@@ -104,14 +104,14 @@ def run_split(arguments: argparse.Namespace) -> int:
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Draw pictures."""
+    """Draw images."""
     from vae.data.workers import resolve_num_workers
-    from vae.prepare.demo_folder import DemoSettings, write_demo
+    from vae.prepare.demo.run import DemoSettings, write_demo
 
     settings = DemoSettings(arguments.target_size, arguments.seed, arguments.format)
     workers = resolve_num_workers(arguments.num_workers)
     drawn = write_demo(arguments.output_dir, arguments.count, settings, workers)
-    print(f"{arguments.output_dir}: {arguments.count} pictures, {drawn} of them drawn now")
+    print(f"{arguments.output_dir}: {arguments.count} images, {drawn} of them drawn now")
     return 0
 
 
@@ -126,7 +126,7 @@ MODES = {
 
 def _say_what_is_missing() -> None:
     from vae.data.strict_jpeg import has_simplejpeg
-    from vae.prepare.resizing import engine
+    from vae.prepare.preprocess.resize import engine
 
     if not has_simplejpeg():
         print(

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Train a high-resolution image VAE on a folder of pictures: `python train_vae.py --help`."""
+"""Train a high-resolution image VAE on a folder of images: `python train_vae.py --help`."""
 
 from vae.config.flags import parse_flags
 from vae.config.recipes import profile_table
-from vae.config.scripts import run_script
+from vae.script import run_script
 
 
 def main(argv: list[str]) -> int:

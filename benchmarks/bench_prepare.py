@@ -28,32 +28,32 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from vae.prepare.demo import draw_picture  # noqa: E402
+from vae.prepare.demo.draw import draw_image  # noqa: E402
 
 WIDTH, HEIGHT = 4000, 3000
 
 
 def draw(folder: Path, count: int) -> None:
-    """`count` pictures of 12 megapixels: one drawn picture, moved and mirrored, since drawing takes long."""
-    base = draw_picture(WIDTH, 5, 0)[:HEIGHT]
+    """`count` images of 12 megapixels: one drawn image, moved and mirrored, since drawing takes long."""
+    base = draw_image(WIDTH, 5, 0)[:HEIGHT]
     for index in range(count):
         pixels = np.roll(base, (index * 397, index * 611), axis=(0, 1))[:, :: -1 if index % 2 else 1]
         Image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{index:03d}.jpg", quality=95)
 
 
 def cover(width: int, height: int, size: int) -> tuple[int, int]:
-    """Sides of a picture whose shorter side has become `size`."""
+    """Sides of an image whose shorter side has become `size`."""
     scale = size / min(width, height)
     return round(width * scale), round(height * scale)
 
 
 def by_pillow(size: int, target: Path, path: Path, draft: bool = False) -> None:
     """Plain Pillow: decode, Lanczos, save."""
-    with Image.open(path) as picture:
-        new = cover(*picture.size, size)
+    with Image.open(path) as image:
+        new = cover(*image.size, size)
         if draft:
-            picture.draft("RGB", new)
-        resized = picture.convert("RGB").resize(new, Image.Resampling.LANCZOS)
+            image.draft("RGB", new)
+        resized = image.convert("RGB").resize(new, Image.Resampling.LANCZOS)
     resized.save(target / path.name, quality=95, subsampling=0)
 
 
@@ -62,9 +62,9 @@ def by_opencv(size: int, target: Path, path: Path) -> None:
     import cv2
 
     cv2.setNumThreads(1)
-    picture = cv2.imread(str(path))
-    new = cover(picture.shape[1], picture.shape[0], size)
-    resized = cv2.resize(picture, new, interpolation=cv2.INTER_AREA)
+    image = cv2.imread(str(path))
+    new = cover(image.shape[1], image.shape[0], size)
+    resized = cv2.resize(image, new, interpolation=cv2.INTER_AREA)
     options = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x111111]
     cv2.imwrite(str(target / path.name), resized, options)
 
@@ -78,9 +78,9 @@ def by_img2dataset(size: int, target: Path, path: Path) -> None:
         import cv2
 
         cv2.setNumThreads(1)
-        picture = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_UNCHANGED)
-        new = cover(picture.shape[1], picture.shape[0], size)
-        resized = cv2.resize(picture, new, interpolation=cv2.INTER_AREA)
+        image = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_UNCHANGED)
+        new = cover(image.shape[1], image.shape[0], size)
+        resized = cv2.resize(image, new, interpolation=cv2.INTER_AREA)
         encoded = cv2.imencode(".jpg", resized, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
     (target / path.name).write_bytes(encoded)
 
@@ -117,7 +117,7 @@ def ready(_index: int) -> None:
 
 
 def time_way(name: str, size: int, source: Path, processes: int) -> tuple[float, Path]:
-    """Seconds of one way over all pictures, and where they lie."""
+    """Seconds of one way over all images, and where they lie."""
     target = Path(tempfile.mkdtemp(dir=source.parent))
     if name.startswith("ours"):
         sizes = [str(size)] if name == "ours" else ["512", "1024", "2048"]
@@ -141,7 +141,7 @@ def time_way(name: str, size: int, source: Path, processes: int) -> tuple[float,
 
 
 def fine_detail(path: Path) -> float:
-    """Energy of the finest scale (one Haar level) of a picture's brightness."""
+    """Energy of the finest scale (one Haar level) of an image's brightness."""
     grey = np.asarray(Image.open(path).convert("L")).astype(float)
     grey = grey[: grey.shape[0] // 2 * 2, : grey.shape[1] // 2 * 2]
     a, b, c, d = grey[::2, ::2], grey[1::2, ::2], grey[::2, 1::2], grey[1::2, 1::2]
@@ -170,14 +170,14 @@ def measure(source: Path, processes: int, rounds: int) -> dict:
             pairs = zip(seconds[size, "pillow"], seconds[size, name], strict=True)
             way["speed_ratio"] = round(median(theirs / own for theirs, own in pairs), 2)
             way["fine_detail"] = round(way.pop("detail") / plain, 3)
-            way["pictures_per_second"] = round(result_count(source) / median(seconds[size, name]), 2)
+            way["images_per_second"] = round(result_count(source) / median(seconds[size, name]), 2)
     three = zip(seconds[2048, "ours_three_sizes"], seconds[2048, "ours"], strict=True)
     result["three_sizes_over_largest"] = round(median(all_ / one for all_, one in three), 2)
     return result
 
 
 def result_count(source: Path) -> int:
-    """Number of source pictures."""
+    """Number of source images."""
     return sum(1 for _ in source.glob("*.jpg"))
 
 
@@ -189,11 +189,11 @@ def has_opencv() -> bool:
 def main() -> None:
     """Measure and write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=24, help="pictures")
+    parser.add_argument("--count", type=int, default=24, help="images")
     parser.add_argument("--rounds", type=int, default=3, help="turns; ratios are medians over them")
     parser.add_argument("--num_workers", type=int, default=2, help="processes of every way")
     parser.add_argument("--output_file", default="bench_prepare.json", help="where the result goes")
-    parser.add_argument("--work_dir", help="where pictures are drawn and written; default: the system's")
+    parser.add_argument("--work_dir", help="where images are drawn and written; default: the system's")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.work_dir) as work:
         source = Path(work) / "source"

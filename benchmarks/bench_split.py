@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from vae.data.manifest import format_row, read_rows  # noqa: E402
-from vae.prepare.splitting import split_manifest  # noqa: E402
+from vae.prepare.split.run import split_manifest  # noqa: E402
 
 
 def write_rows(path: Path, count: int, labels: int) -> None:

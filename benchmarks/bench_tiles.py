@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tiles against the whole picture: difference and seconds of a narrow model, memory of the default one."""
+"""Tiles against the whole image: difference and seconds of a narrow model, memory of the default one."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ NARROW = ModelConfig(channels=(16, 32, 32, 32, 32), layers_per_block=1, norm_gro
 
 
 def peaks(config: ModelConfig, side: int, tile: int | None, dtype: torch.dtype) -> dict[str, dict[str, int]]:
-    """Peak bytes on "cuda" and on "cpu" of encoding and of decoding a square picture; nothing is computed.
+    """Peak bytes on "cuda" and on "cpu" of encoding and of decoding a square image; nothing is computed.
 
     Counted is what operations create: on the device tiles, or whole feature maps, and scratch, but neither
     weights, which lie there before, nor what libraries take for themselves; on the host the feature maps
@@ -69,7 +69,7 @@ def compare(side: int, tile: int, config: ModelConfig = NARROW) -> dict[str, flo
 def main() -> None:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", type=int, default=3072, help="of the square picture, px")
+    parser.add_argument("--side", type=int, default=3072, help="of the square image, px")
     parser.add_argument("--tile", type=int, default=512, help="of the tiles, px")
     parser.add_argument("--full_width", action="store_true", help="compute with the default network, too")
     options = parser.parse_args()

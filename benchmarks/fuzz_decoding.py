@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Damaged pictures through the reader as validate calls it: what becomes of them, time and memory."""
+"""Damaged images through the reader as validate calls it: what becomes of them, time and memory."""
 
 import argparse
 import io
@@ -16,10 +16,10 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from vae.prepare.checking import Rules, limits_for
-from vae.prepare.demo import draw_picture
+from vae.prepare.check_file import Rules, limits_for
+from vae.prepare.demo.draw import draw_image
 from vae.prepare.pool import Failure, run_each
-from vae.prepare.validating import check_file
+from vae.prepare.validate.run import check_file
 
 KINDS = {
     "a.jpg": ("JPEG", {"quality": 90}),
@@ -36,12 +36,12 @@ MUTATIONS = ("cut", "flip", "splice", "zero", "repeat", "header")
 
 
 def originals() -> dict[str, bytes]:
-    """A small picture in each format."""
-    picture = Image.fromarray(draw_picture(96, 0, 0))
+    """A small image in each format."""
+    image = Image.fromarray(draw_image(96, 0, 0))
     files = {}
     for name, (kind, options) in KINDS.items():
         buffer = io.BytesIO()
-        source = picture.quantize(64) if options.get("palette") else picture
+        source = image.quantize(64) if options.get("palette") else image
         source.save(buffer, kind, **{key: value for key, value in options.items() if key != "palette"})
         files[name] = buffer.getvalue()
     return files

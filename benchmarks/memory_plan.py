@@ -19,10 +19,11 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
+from vae.host import GIB  # noqa: E402
 from vae.losses.perceptual import build_perceptual  # noqa: E402
 from vae.memory.available import available_bytes, reserve_bytes  # noqa: E402
 from vae.memory.live_bytes import LiveBytes  # noqa: E402
-from vae.memory.plan import GIB, StepMemory, step_memory  # noqa: E402
+from vae.memory.plan import StepMemory, step_memory  # noqa: E402
 from vae.memory.stage_spec import stage_spec  # noqa: E402
 from vae.model.autoencoder import downsampling  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
@@ -84,7 +85,7 @@ def run_steps(case: Case, begin: Callable[[], None]) -> None:
         compute_gradients(networks, inputs, [1] * PASSES, config.loss)
         apply_update(state.optimizers, state.update, config.optim, fp16=False, empty=False)
         weight = 1 - config.optim.ema_decay
-        torch._foreach_lerp_(list(state.averaged.parameters()), list(state.autoencoder.parameters()), weight)
+        torch._foreach_lerp_(list(state.ema.parameters()), list(state.autoencoder.parameters()), weight)
 
 
 def begin_on_card() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Peak memory of prepare_data.py over few and many files, which are links to a hundred small pictures."""
+"""Peak memory of prepare_data.py over few and many files, which are links to a hundred small images."""
 
 import argparse
 import json
@@ -14,19 +14,19 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from vae.prepare.demo import draw_picture  # noqa: E402
+from vae.prepare.demo.draw import draw_image  # noqa: E402
 
 ORIGINALS = 100
 
 
 def make_folder(root: Path, count: int, in_folder: int) -> Path:
-    """`count` names for a hundred pictures of 64 px, `in_folder` of them to a folder."""
+    """`count` names for a hundred images of 64 px, `in_folder` of them to a folder."""
     originals = root / "originals"
     originals.mkdir(exist_ok=True)
     folder = root / f"files_{count}"
     for index in range(ORIGINALS):
         if not (originals / f"{index}.jpg").exists():
-            Image.fromarray(draw_picture(64, 0, index)).save(originals / f"{index}.jpg", quality=90)
+            Image.fromarray(draw_image(64, 0, index)).save(originals / f"{index}.jpg", quality=90)
     for index in range(count):
         place = folder / f"{index // in_folder:04d}"
         if index % in_folder == 0:

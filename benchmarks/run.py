@@ -2,7 +2,7 @@
 """Ours against diffusers' AutoencoderKL and its trainer's step: ten cases, one process, one table.
 
 Small sizes on a CPU (some minutes), large ones on a GPU (meant for eight minutes on an H200). Both sides have
-the same weights, pictures and noise; first they are checked to give the same reconstruction, losses and
+the same weights, images and noise; first they are checked to give the same reconstruction, losses and
 gradients.
 """
 

@@ -16,8 +16,9 @@ from launchers.virtual_environment import install, is_complete, python_of, runs,
 from vae.checks import nvidia_smi
 from vae.checks.cuda_builds import BUILDS
 from vae.config.errors import EXIT_INTERRUPTED
-from vae.config.scripts import SETUP, flushed_output
+from vae.console import flushed_output
 from vae.host import usable_cores
+from vae.script import SETUP
 
 MENU = {
     "1": "cu118",

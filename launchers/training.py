@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launchers.stamp import ROOT, has_requirements
 from vae.config.errors import EXIT_INTERRUPTED
-from vae.config.scripts import flushed_output
+from vae.console import flushed_output
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
@@ -30,7 +30,7 @@ Paths are relative to the folder of this script.
 
   (nothing)        in a terminal: asks for a profile; elsewhere: --profile standard
   --profile NAME   trains with that profile
-  --demo           a small real run from nothing: draws pictures if ./data/train holds none, trains
+  --demo           a small real run from nothing: draws images if ./data/train holds none, trains
                    with the demo profile into the next free folder {DEMO_OUTPUT_DIR}, {DEMO_OUTPUT_DIR}-2, ...
   --help           this text; python train_vae.py --help lists the trainer's flags
 
@@ -117,7 +117,7 @@ def ask_number(question: str) -> str:
 
 
 def draw_demo_data(python: str) -> int:
-    """Draws the demo's pictures; a run that does not finish leaves none, lest a demo trains on a few."""
+    """Draws the demo's images; a run that does not finish leaves none, lest a demo trains on a few."""
     drawing = subprocess.Popen([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
     try:
         return drawing.wait()
@@ -130,7 +130,7 @@ def draw_demo_data(python: str) -> int:
 
 
 def leave_tidily_on_signals() -> None:
-    """Closing the terminal or SIGTERM while pictures are drawn ends in draw_demo_data's clean-up."""
+    """Closing the terminal or SIGTERM while images are drawn ends in draw_demo_data's clean-up."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         # What nohup ignores stays ignored, also for the trainer that takes this process over.

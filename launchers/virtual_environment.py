@@ -20,7 +20,7 @@ from launchers.stamp import (
 )
 from launchers.torch_index import torch_source
 from vae.checks.cuda_builds import BUILDS, triton_for_windows
-from vae.config.scripts import SETUP
+from vae.script import SETUP
 
 WINDOWS = os.name == "nt"
 

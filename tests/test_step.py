@@ -48,7 +48,7 @@ def test_cut_into_micro_batches_changes_no_gradient(sizes, pixel_loss):
 def plain_losses(nets, inputs, loss):
     """The same losses written as one graph of plain formulas; returns the autoencoder's and the other's."""
     model, trunk = nets.autoencoder, nets.perceptual
-    images = (inputs.images.float() / 127.5 - 1).double()  # pictures are fp32 on the way in
+    images = (inputs.images.float() / 127.5 - 1).double()  # images are fp32 on the way in
     mean, logvar = model.encoder(images).chunk(2, dim=1)
     latents = mean + (logvar / 2).exp() * inputs.noise
     recon = model.decoder(latents)
@@ -135,7 +135,7 @@ def test_the_last_pass_of_each_network_is_the_shared_one():
     assert seen == [2, "begin", 1, "end", "begin", "end"]  # the autoencoder's, then the discriminator's
 
 
-def test_pictures_stay_whole_until_the_networks_take_them():
+def test_images_stay_whole_until_the_networks_take_them():
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
     images = to_float(levels)
     assert images.dtype == torch.float32  # bf16 holds no 256 levels: what losses compare with is not rounded

@@ -45,7 +45,7 @@ def random_lpips(dtype: torch.dtype) -> PerceptualLoss:
 def toy_inputs(
     batch: int = 4, size: int = 16, *, factor: float | None = 0.3, loss_scale: float = 1.0, model=MODEL
 ) -> StepInputs:
-    """Seeded pictures and noise of one step; `factor` weighs the adversarial term, None: not begun."""
+    """Seeded images and noise of one step; `factor` weighs the adversarial term, None: not begun."""
     generator = torch.Generator().manual_seed(1)
     latent = size // 2 ** (len(model.channels) - 1)
     return StepInputs(

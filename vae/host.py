@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+GIB, MIB = 2**30, 2**20  # bytes
+
 CGROUP = Path("/sys/fs/cgroup")
 
 # Two cores stay for the training process; more than 12 would cost host memory for prefetched batches.

@@ -16,6 +16,7 @@ from vae.config.options import LossConfig, OptimConfig
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
 from vae.losses.kl import kl_divergence
 from vae.losses.reconstruction import reconstruction_loss
+from vae.pixels import to_float
 
 LOSS_SCALE_START = 2.0**16  # fp16: PyTorch's GradScaler starts, grows and shrinks by the same figures
 LOSS_SCALE_GROWTH_STEPS = 2000
@@ -34,7 +35,7 @@ class Networks:
 
 @dataclass
 class StepInputs:
-    """One step's pictures and everything random or running that it needs, so the step is a function."""
+    """One step's images and everything random or running that it needs, so the step is a function."""
 
     images: torch.Tensor  # (B, 3, H, W) uint8 on the device
     noise: torch.Tensor  # (B, Z, H/f, W/f), one draw per image whatever the micro-batches
@@ -46,11 +47,6 @@ class StepInputs:
 def unwrapped(module: nn.Module) -> nn.Module:
     """The network inside its wrapper for several processes."""
     return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def to_float(images: torch.Tensor) -> torch.Tensor:
-    """uint8 images to fp32 in [-1, 1]: what losses compare with, whatever dtype the networks compute in."""
-    return images.float() / 127.5 - 1
 
 
 def network_input(images: torch.Tensor, networks: Networks) -> torch.Tensor:

@@ -25,7 +25,7 @@ from benchmarks.comparison.theirs import (
     Variant,
 )
 from benchmarks.comparison.work import Work
-from vae.model.recompute import RUNGS
+from vae.model.recompute import RECOMPUTE_LEVELS
 
 META = torch.device("meta")
 GIB = 2**30
@@ -178,7 +178,7 @@ def case_2(bench: Bench) -> dict[str, Any]:
 
 
 def case_3(bench: Bench) -> dict[str, Any]:
-    """Whole step of a large picture"""
+    """Whole step of a large image"""
     bench = _without_compile(bench)
     found = network_case(bench, Work(bench.sizes(3)), _fast(bench), _plain(bench), whole=True)
     return found | _memory(Work(LARGE[3]), [("activations", BF16), ("activations", AUTOCAST)])
@@ -197,7 +197,7 @@ def case_4(bench: Bench) -> dict[str, Any]:
 
 def fastest_within(work: Work, capped_bytes: int) -> str:
     """The first rung whose counted step, weights and moments included, takes at most `capped_bytes`."""
-    for rung in RUNGS:
+    for rung in RECOMPUTE_LEVELS:
         side = Ours(work, META, recompute=rung)
         parameters = sum(p.numel() for p in side.networks.autoencoder.parameters())
         if counted(side.gradients)["counted_bytes"] + parameters * ADAM_BYTES_PER_PARAMETER <= capped_bytes:
@@ -206,7 +206,7 @@ def fastest_within(work: Work, capped_bytes: int) -> str:
 
 
 def case_5(bench: Bench) -> dict[str, Any]:
-    """Four pictures as 4 passes of 1, against four steps' gradients of one"""
+    """Four images as 4 passes of 1, against four steps' gradients of one"""
     rung = "blocks_encoder"
     work = Work(bench.sizes(5), bench.batch(5))
 
@@ -243,7 +243,7 @@ def case_5(bench: Bench) -> dict[str, Any]:
 
 
 def cut_difference(work: Work, device: torch.device) -> float:
-    """Relative difference of the gradients of a batch in one pass and as single pictures, fp32."""
+    """Relative difference of the gradients of a batch in one pass and as single images, fp32."""
     grads = []
     for micro_batch in (work.batch, 1):
         side = Ours(work, device, torch.float32, micro_batch=micro_batch)

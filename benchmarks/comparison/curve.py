@@ -14,28 +14,28 @@ from benchmarks.comparison.work import Work
 
 TIMED_PX = {"small": (64, 96, 128), "large": (256, 512, 1024, 1536)}
 COUNTED_PX = (512, 1024, 2048)
-RUNGS = ("activations", "blocks_encoder", "all")
+RECOMPUTE_LEVELS = ("activations", "blocks_encoder", "all")
 THEIRS = (AUTOCAST, BF16, BF16_CHECKPOINTING)
 META = torch.device("meta")
 
 
 def curve(bench: Bench) -> dict[str, Any]:
-    """Megapixels per second of whole steps of one picture, and counted GiB of their peak, by side in px."""
+    """Megapixels per second of whole steps of one image, and counted GiB of their peak, by side in px."""
     speed: dict[str, dict[str, float]] = {}
     for px in TIMED_PX[bench.size]:
-        found = network_case(bench, Work(px), [OursKind(RUNGS[0])], list(THEIRS[:2]), whole=True)
+        found = network_case(bench, Work(px), [OursKind(RECOMPUTE_LEVELS[0])], list(THEIRS[:2]), whole=True)
         for name, row in found["contestants"].items():
             if "seconds" in row:
                 speed.setdefault(name, {})[str(px)] = round(px**2 / 1e6 / row["seconds"], 5)
     memory: dict[str, dict[str, float]] = {}
     for px in COUNTED_PX:
-        for rung in RUNGS:
+        for rung in RECOMPUTE_LEVELS:
             peak = counted(Ours(Work(px), META, recompute=rung).gradients)["counted_bytes"]
             memory.setdefault(f"ours {rung}", {})[str(px)] = round(peak / 2**30, 3)
         for variant in THEIRS:
             peak = counted(Theirs(Work(px), META, variant).gradients)["counted_bytes"]
             memory.setdefault(f"diffusers {variant.name}", {})[str(px)] = round(peak / 2**30, 3)
-    return {"megapixels_per_second": speed, "counted_gib_of_one_picture": memory}
+    return {"megapixels_per_second": speed, "counted_gib_of_one_image": memory}
 
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 520, 380, 62, 44, 46, 190
@@ -47,7 +47,7 @@ def draw(found: dict[str, Any], machine: dict[str, Any]) -> str:
     where = machine.get("card") or f"{machine['cpu']}, {machine['threads']} threads"
     panels = [
         ("Whole steps: megapixels per second, " + where, found["megapixels_per_second"]),
-        ("Peak of one picture's step, counted: GiB", found["counted_gib_of_one_picture"]),
+        ("Peak of one image's step, counted: GiB", found["counted_gib_of_one_image"]),
     ]
     body = "".join(_panel(title, series, index * WIDTH) for index, (title, series) in enumerate(panels))
     return (
@@ -64,7 +64,7 @@ def _panel(title: str, series: dict[str, dict[str, float]], offset: int) -> str:
     across = _scale(math.log2(sides[0]), math.log2(sides[-1]), offset + LEFT, offset + WIDTH - RIGHT)
     upward = _scale(low, high, HEIGHT - BOTTOM, TOP)
     parts = [_text(offset + LEFT, 20, title, "start", "bold")]
-    parts.append(_text((offset + LEFT + offset + WIDTH - RIGHT) / 2, HEIGHT - 12, "side of the picture, px"))
+    parts.append(_text((offset + LEFT + offset + WIDTH - RIGHT) / 2, HEIGHT - 12, "side of the image, px"))
     for px in sides:
         parts.append(_text(across(math.log2(px)), HEIGHT - BOTTOM + 16, str(px)))
     for power in range(low, high + 1, max(1, (high - low) // 6)):

@@ -9,7 +9,7 @@ from benchmarks.comparison.theirs import FP64, Theirs
 from benchmarks.comparison.work import Work
 
 IMAGE_SIZE = 64
-# Networks compute in fp64; what is left is from the pictures and the L1 term, which are fp32 on both sides.
+# Networks compute in fp64; what is left is from the images and the L1 term, which are fp32 on both sides.
 TOLERANCE = 1e-6
 
 
@@ -18,7 +18,7 @@ class OtherWorkError(Exception):
 
 
 def check_same_work(device: torch.device, work: Work | None = None) -> dict[str, Any]:
-    """Relative differences of one step in fp64 with the same weights, pictures and noise.
+    """Relative differences of one step in fp64 with the same weights, images and noise.
 
     Raises OtherWorkError where one is above TOLERANCE.
     """

@@ -1,8 +1,8 @@
 """The other side: diffusers' AutoencoderKL in the step of its own trainer, written out from its formulas.
 
 Source: examples/research_projects/autoencoderkl/train_autoencoderkl.py of huggingface/diffusers. The loss of
-a step, with sums over the N values of a picture: sum(|recon - target|) + N * scale * LPIPS + kl_scale * KL,
-mean over the pictures; then clipping at 1, AdamW, and the logged terms read to the host.
+a step, with sums over the N values of an image: sum(|recon - target|) + N * scale * LPIPS + kl_scale * KL,
+mean over the images; then clipping at 1, AdamW, and the logged terms read to the host.
 
 What differs from the script, each so that both sides do the same work:
 - LPIPS has its gradient. The script takes it under no_grad, so there it teaches nothing.
@@ -81,7 +81,7 @@ class Theirs:
             self.disc_optimizer = _adamw(self.discriminator) if work.adversarial else None
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Forward, losses and backward of the autoencoder; returns the loss terms, means over pictures."""
+        """Forward, losses and backward of the autoencoder; returns the loss terms, means over images."""
         with self._precision():
             loss, terms, _ = self._losses()
         loss.backward()

@@ -1,4 +1,4 @@
-"""What both sides do in one step: pictures, noise, networks and the weights of the losses.
+"""What both sides do in one step: images, noise, networks and the weights of the losses.
 
 Shapes: B images, H x W pixels (square), Z latent channels.
 """
@@ -26,7 +26,7 @@ class Work:
 
     @property
     def values(self) -> int:
-        """Values of one picture: its three colours at each pixel."""
+        """Values of one image: its three colours at each pixel."""
         return 3 * self.image_size**2
 
     @property

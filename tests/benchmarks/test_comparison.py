@@ -201,7 +201,7 @@ def test_chart_is_svg_with_every_curve():
     points = {"64": 0.1, "128": 0.15, "1024": 0.2}
     names = ["ours activations", "diffusers bf16", "diffusers <autocast>"]
     found = {"megapixels_per_second": dict.fromkeys(names, points)}
-    found["counted_gib_of_one_picture"] = {names[0]: points}
+    found["counted_gib_of_one_image"] = {names[0]: points}
     root = ElementTree.fromstring(draw(found, {"cpu": "Some CPU", "threads": 1}))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert set(names) <= set(texts)

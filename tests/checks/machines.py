@@ -16,9 +16,9 @@ from vae.checks.facts import (
     TorchFiles,
     WeightsFile,
 )
-from vae.checks.judging import judge
-from vae.checks.judging_host import VGG_BYTES
-from vae.checks.judging_kernels import TITLES
+from vae.checks.judge.all_checks import judge
+from vae.checks.judge.host import VGG_BYTES
+from vae.checks.judge.kernels import TITLES
 from vae.checks.results import Check
 
 GIB = 2**30
@@ -97,7 +97,7 @@ DESKTOP = Facts(
     ),
     folders=(
         folder("the runs", "--output_dir", "./outputs", exists=False, nearest="/home/me/vae"),
-        folder("the pictures", "--data_path", "./data/train"),
+        folder("the images", "--data_path", "./data/train"),
         folder("this project", "", "/home/me/vae"),
     ),
     vgg=WeightsFile("/home/me/.cache/torch/hub/checkpoints/vgg16-397923af.pth", VGG_BYTES),

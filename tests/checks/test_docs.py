@@ -6,9 +6,10 @@ from dataclasses import fields
 from tests.checks.machines import DESKTOP
 from tests.conftest import ROOT
 from vae.checks.cuda_builds import BLACKWELL_DRIVER, FIRST_DRIVER
-from vae.checks.judging import judge
-from vae.checks.judging_host import CHECKPOINT_BYTES, CHECKPOINTS, GIB
+from vae.checks.judge.all_checks import judge
+from vae.checks.judge.host import CHECKPOINT_BYTES, CHECKPOINTS
 from vae.config.check_flags import CheckConfig
+from vae.host import GIB
 
 PAGE = (ROOT / "docs/check_compatibility.md").read_text(encoding="utf-8")
 

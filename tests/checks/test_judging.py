@@ -16,7 +16,7 @@ from tests.checks.machines import (
     verdict,
 )
 from vae.checks.facts import CudaDevice, Requirement, Smi, WindowsFacts
-from vae.checks.judging import GROUPS, judge
+from vae.checks.judge.all_checks import GROUPS, judge
 from vae.checks.results import FAIL, PASS, SKIP, WARN, exit_code
 
 WINDOWS = changed(

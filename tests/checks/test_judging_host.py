@@ -5,7 +5,7 @@ import torch
 
 from tests.checks.machines import DESKTOP, GIB, changed, folder, statuses, verdict
 from vae.checks.facts import WeightsFile, WindowsFacts
-from vae.checks.judging_host import (
+from vae.checks.judge.host import (
     CHECKPOINT_BYTES,
     DEFAULT_PARAMETERS,
     VGG_BYTES,
@@ -129,11 +129,11 @@ def test_folders():
     assert verdict(with_runs(nearest="/Users/me/Dropbox (Work)/runs"), "disk.runs").status == WARN
 
 
-def test_pictures_are_asked_for_only_where_they_are_named():
+def test_images_are_asked_for_only_where_they_are_named():
     for given, status in ((False, SKIP), (True, FAIL)):
-        pictures = folder("the pictures", "--data_path", "./data/train", exists=False, given=given)
-        facts = changed(DESKTOP, folders=(DESKTOP.folders[0], pictures, DESKTOP.folders[2]))
-        assert verdict(facts, "disk.pictures").status == status
+        images = folder("the images", "--data_path", "./data/train", exists=False, given=given)
+        facts = changed(DESKTOP, folders=(DESKTOP.folders[0], images, DESKTOP.folders[2]))
+        assert verdict(facts, "disk.images").status == status
 
 
 @pytest.mark.parametrize(

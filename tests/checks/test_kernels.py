@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from vae.checks import kernels
-from vae.checks.judging_kernels import TITLES
+from vae.checks.judge.kernels import TITLES
 
 FAST = [name for name in kernels.KERNELS if name != "compile"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

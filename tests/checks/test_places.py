@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vae.checks.places import VGG_FILE, gather_folder, gather_vgg, kind_of_mount
+from vae.checks.folders import VGG_FILE, gather_folder, gather_vgg, kind_of_mount
 
 MOUNTS = r"""
 /dev/nvme0n1p2 / ext4 rw,relatime 0 0
@@ -25,7 +25,7 @@ C:\134 /mnt/c 9p rw,noatime,aname=drvfs 0 0
         ("/mnt/data/local/x", "xfs"),
         ("/mnt/database", "ext4"),  # not inside /mnt/data
         ("/mnt/c/Users", "9p"),
-        ("/mnt/a b/pictures", "cifs"),
+        ("/mnt/a b/images", "cifs"),
     ],
 )
 def test_kind_of_mount(path, kind):
@@ -56,7 +56,7 @@ def test_paths_that_cannot_be(path):
 def test_unreadable_folder(tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
-    assert gather_folder("the pictures", "--data_path", str(closed), True, writes=False).problem
+    assert gather_folder("the images", "--data_path", str(closed), True, writes=False).problem
     assert gather_folder("the runs", "--output_dir", str(closed / "runs"), True, writes=True).problem
     closed.chmod(0o700)
 
@@ -65,7 +65,7 @@ def test_refused_writes_are_a_problem(tmp_path, monkeypatch):
     def refuse(**_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("vae.checks.places.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("vae.checks.folders.tempfile.TemporaryFile", refuse)
     assert (
         gather_folder("the runs", "--output_dir", str(tmp_path), True, writes=True).problem
         == "Permission denied"

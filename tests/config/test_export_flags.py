@@ -12,7 +12,7 @@ PROMISED = {
     "output": MISSING,
     "format": "diffusers",
     "dtype": "fp32",
-    "weights": "averaged",
+    "weights": "ema",
     "overwrite": False,
     "average_by": "uniform",
     "scores": None,

@@ -21,4 +21,4 @@ def test_files_may_be_called_like_flags():
 )
 def test_a_flag_that_says_nothing(flag, said):
     with pytest.raises(UserError, match=f"^{said}"):
-        parse_infer_flags([*WORDS, "picture.png", flag])
+        parse_infer_flags([*WORDS, "image.png", flag])

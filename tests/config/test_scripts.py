@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from vae.config.errors import DataError, UsageError
-from vae.config.scripts import ROOT, SETUP, _or_activate, command_line, exit_code, fetch_command
+from vae.console import command_line, fetch_command
+from vae.script import ROOT, SETUP, _or_activate, exit_code
 
 ELSE = _or_activate(ROOT)  # nothing within the environment of setup
 
@@ -21,7 +22,7 @@ def raises(error: BaseException):
     ("error", "code", "line"),
     [
         (UsageError("--x is unknown"), 2, "some.py: --x is unknown"),
-        (DataError("no pictures"), 77, "some.py: no pictures"),
+        (DataError("no images"), 77, "some.py: no images"),
         (OSError(28, "No space left on device"), 1, "some.py: [Errno 28] No space left on device"),
         (
             ModuleNotFoundError("gone", name="torch.nn"),

@@ -1,4 +1,4 @@
-"""Each kind of picture file, written for real, and the pixels or the reason it must give."""
+"""Each kind of image file, written for real, and the pixels or the reason it must give."""
 
 import io
 import struct
@@ -17,7 +17,7 @@ RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 25
 
 
 def smooth(height=40, width=56):
-    """A smooth picture, which lossy formats keep within a few levels."""
+    """A smooth image, which lossy formats keep within a few levels."""
     y, x = np.mgrid[0:height, 0:width]
     return np.stack([x * 4, y * 5, 255 - x * 2 - y * 2], axis=-1).clip(0, 255).astype(np.uint8)
 
@@ -132,7 +132,7 @@ def test_content_decides_not_the_extension(tmp_path):
 
 def test_every_exif_orientation_comes_out_upright(tmp_path):
     upright = corners()
-    stored = {  # EXIF 2.32, table of orientations: how a camera lays down the upright picture
+    stored = {  # EXIF 2.32, table of orientations: how a camera lays down the upright image
         1: upright,
         2: upright[:, ::-1],
         3: upright[::-1, ::-1],
@@ -148,8 +148,8 @@ def test_every_exif_orientation_comes_out_upright(tmp_path):
         for name in ("a.png", "a.webp", "a.tif", "a.jpg"):
             lossless = {"lossless": True} if name == "a.webp" else {}
             quality = {"quality": 100, "subsampling": 0} if name == "a.jpg" else {}
-            picture = Image.fromarray(np.ascontiguousarray(pixels))
-            picture.save(tmp_path / name, exif=exif, **lossless, **quality)
+            image = Image.fromarray(np.ascontiguousarray(pixels))
+            image.save(tmp_path / name, exif=exif, **lossless, **quality)
             decoded = decode_image(tmp_path / name)
             assert decoded.shape == upright.shape
             assert np.abs(decoded.astype(int) - upright).max() <= (40 if quality else 0), (orientation, name)
@@ -245,11 +245,11 @@ def test_alpha_is_laid_over_the_background(tmp_path):
 
 
 def test_palette_with_and_without_transparency(tmp_path):
-    picture = Image.new("P", (6, 4))
-    picture.putpalette([255, 0, 0, 0, 0, 255] + [0] * 762)
-    picture.paste(1, (3, 0, 6, 4))
-    picture.save(tmp_path / "plain.png")
-    picture.save(tmp_path / "clear.png", transparency=0)
+    image = Image.new("P", (6, 4))
+    image.putpalette([255, 0, 0, 0, 0, 255] + [0] * 762)
+    image.paste(1, (3, 0, 6, 4))
+    image.save(tmp_path / "plain.png")
+    image.save(tmp_path / "clear.png", transparency=0)
     assert decode_image(tmp_path / "plain.png")[0, [0, 5]].tolist() == [[255, 0, 0], [0, 0, 255]]
     clear = decode_image(tmp_path / "clear.png", background="black")
     assert clear[0, [0, 5]].tolist() == [[0, 0, 0], [0, 0, 255]]
@@ -324,7 +324,7 @@ def test_damaged_png(tmp_path):
     assert reason_of(tmp_path / "zeros.png") == "damaged"
 
 
-def test_what_is_no_picture(tmp_path):
+def test_what_is_no_image(tmp_path):
     contents = {
         "empty.jpg": (b"", "empty"),
         "zeros.jpg": (bytes(500), "not_an_image"),

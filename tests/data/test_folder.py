@@ -1,4 +1,4 @@
-"""Which files of a folder are pictures, and which side of the split each is on."""
+"""Which files of a folder are images, and which side of the split each is on."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def touch(path):
     path.write_bytes(b"x")
 
 
-def test_lists_pictures_of_any_depth_in_order(tmp_path):
+def test_lists_images_of_any_depth_in_order(tmp_path):
     for name in (
         "b.PNG",
         "a.jpg",
@@ -59,7 +59,7 @@ def test_names_that_are_not_utf8(tmp_path):
 def test_missing_empty_and_no_folder_name_the_flag_and_the_remedy(tmp_path):
     touch(tmp_path / "file.png")
     (tmp_path / "empty").mkdir()
-    for path, word in (("nothing", "does not exist"), ("file.png", "not a folder"), ("empty", "no pictures")):
+    for path, word in (("nothing", "does not exist"), ("file.png", "not a folder"), ("empty", "no images")):
         with pytest.raises(DataError) as caught:
             list_images(tmp_path / path)
         message = str(caught.value)
@@ -86,7 +86,7 @@ def test_small_sets_hold_out_the_rounded_share_at_least_one_never_all():
     assert split_names(["only.png"], 0.5, 0) == (["only.png"], [])
 
 
-def test_large_sets_keep_every_side_when_pictures_are_added():
+def test_large_sets_keep_every_side_when_images_are_added():
     names = [f"folder/{index}.png" for index in range(4000)]
     _, before = split_names(names, 0.1, seed=3)
     _, after = split_names(sorted(names + [f"new/{index}.jpg" for index in range(400)]), 0.1, seed=3)

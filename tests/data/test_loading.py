@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    """Twelve pictures of 40x48 whose pixels tell number and place, a torn one and a small one."""
+def image_folder(tmp_path):
+    """Twelve images of 40x48 whose pixels tell number and place, a torn one and a small one."""
     for number in range(12):
         y, x = np.mgrid[0:40, 0:48]
         pixels = np.stack([np.full_like(x, number * 10), y, x], axis=-1).astype(np.uint8)
@@ -49,8 +49,8 @@ def same(left, right):
     )
 
 
-def test_crops_follow_the_key_and_nothing_else(pictures):
-    crops = dataset(pictures)
+def test_crops_follow_the_key_and_nothing_else(image_folder):
+    crops = dataset(image_folder)
     torch.manual_seed(0)
     first = crops[4, 5].image
     torch.manual_seed(1)
@@ -64,35 +64,37 @@ def test_crops_follow_the_key_and_nothing_else(pictures):
     assert max(lefts) <= 47
 
 
-def test_half_of_the_crops_are_mirrored(pictures):
-    crops = dataset(pictures)
+def test_half_of_the_crops_are_mirrored(image_folder):
+    crops = dataset(image_folder)
     mirrored = sum(bool(crops[e, 0].image[2, 0, 0] > crops[e, 0].image[2, 0, 1]) for e in range(200))
     assert 70 < mirrored < 130
-    plain = dataset(pictures, horizontal_flip=False)
+    plain = dataset(image_folder, horizontal_flip=False)
     assert all(plain[e, 0].image[2, 0, 0] < plain[e, 0].image[2, 0, 1] for e in range(20))
 
 
-def test_center_crop_is_the_middle(pictures):
-    image = dataset(pictures, crop="center", horizontal_flip=False)[0, 2].image
+def test_center_crop_is_the_middle(image_folder):
+    image = dataset(image_folder, crop="center", horizontal_flip=False)[0, 2].image
     assert image.shape == (3, 32, 32)
     assert image.dtype == torch.uint8
     assert image[:, 0, 0].tolist() == [20, 4, 8]
 
 
-def test_small_pictures_are_rejected_or_enlarged(pictures):
-    sample = dataset(pictures)[0, 7]
+def test_small_images_are_rejected_or_enlarged(image_folder):
+    sample = dataset(image_folder)[0, 7]
     assert sample.image is None
     assert sample.rejection.reason == "too_small"
     for part in ("20x64", "--image_size 32", "--upscale"):
         assert part in sample.rejection.detail
-    assert dataset(pictures, upscale=True)[0, 7].image.shape == (3, 32, 32)
-    flat = dataset(pictures, upscale=True, image_size=80, crop="center", horizontal_flip=False)[0, 2].image
+    assert dataset(image_folder, upscale=True)[0, 7].image.shape == (3, 32, 32)
+    flat = dataset(image_folder, upscale=True, image_size=80, crop="center", horizontal_flip=False)[
+        0, 2
+    ].image
     assert flat.shape == (3, 80, 80)
     assert abs(int(flat[2, 40, 40]) - 24) <= 1  # the middle stays the middle
 
 
-def test_bad_pictures_shrink_the_batch(pictures):
-    crops = dataset(pictures)
+def test_bad_images_shrink_the_batch(image_folder):
+    crops = dataset(image_folder)
     batch = collate([crops[1, index] for index in (2, 3, 7, 11)], image_size=32)
     assert batch.images.shape == (2, 3, 32, 32)
     assert batch.indices.tolist() == [2, 11]
@@ -105,13 +107,13 @@ def test_bad_pictures_shrink_the_batch(pictures):
 
 
 @pytest.mark.gpu
-def test_batches_can_be_pinned(pictures):
-    batch = collate([dataset(pictures)[0, 0]], image_size=32).pin_memory()
+def test_batches_can_be_pinned(image_folder):
+    batch = collate([dataset(image_folder)[0, 0]], image_size=32).pin_memory()
     assert batch.images.is_pinned()
 
 
-def test_workers_and_resume_change_no_batch_and_no_random_state(pictures):
-    crops = dataset(pictures)
+def test_workers_and_resume_change_no_batch_and_no_random_state(image_folder):
+    crops = dataset(image_folder)
     state = torch.random.get_rng_state()
     with TrainLoader(crops, local_batch=3) as alone, TrainLoader(crops, local_batch=3, num_workers=2) as many:
         assert alone.steps_per_epoch == 4
@@ -142,9 +144,9 @@ def children():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs ps")
 @pytest.mark.parametrize("persistent", [True, False])
-def test_closing_leaves_no_process(pictures, persistent):
+def test_closing_leaves_no_process(image_folder, persistent):
     before = len(children().stdout.splitlines())
-    loader = TrainLoader(dataset(pictures), local_batch=2, num_workers=2, persistent_workers=persistent)
+    loader = TrainLoader(dataset(image_folder), local_batch=2, num_workers=2, persistent_workers=persistent)
     batches = loader.batches(0)
     next(batches)
     assert len(children().stdout.splitlines()) == before + 2
@@ -153,8 +155,8 @@ def test_closing_leaves_no_process(pictures, persistent):
 
 
 @pytest.mark.slow
-def test_workers_can_be_spawned_as_on_windows(pictures):
-    crops = dataset(pictures)
+def test_workers_can_be_spawned_as_on_windows(image_folder):
+    crops = dataset(image_folder)
     with TrainLoader(crops, local_batch=4) as alone:
         reference = list(alone.batches(0))
     with TrainLoader(crops, local_batch=4, num_workers=1, start_method="spawn") as spawned:
@@ -175,8 +177,8 @@ class DyingDataset(FolderDataset):
 @pytest.mark.parametrize(
     ("kind", "word"), [pytest.param(HangingDataset, "hangs", marks=pytest.mark.slow), (DyingDataset, "died")]
 )
-def test_a_hung_or_killed_worker_is_an_error(pictures, kind, word):
-    crops = kind(pictures, list_images(pictures), image_size=32)
+def test_a_hung_or_killed_worker_is_an_error(image_folder, kind, word):
+    crops = kind(image_folder, list_images(image_folder), image_size=32)
     loader = TrainLoader(crops, local_batch=2, num_workers=1, prefetch_factor=1, timeout_seconds=2)
     try:
         with pytest.raises(DataError, match=word):
@@ -213,9 +215,9 @@ for epoch in range(10000):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a process group's Ctrl-C")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_the_group_leave_the_workers_alive(pictures, number):
+def test_signals_to_the_group_leave_the_workers_alive(image_folder, number):
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(pictures)],
+        [sys.executable, "-c", INTERRUPTED, str(image_folder)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -228,20 +230,20 @@ def test_signals_to_the_group_leave_the_workers_alive(pictures, number):
     assert (process.returncode, out, err) == (75, "closed\n", "")
 
 
-def test_validation_gives_every_picture_once_and_counts_the_bad(pictures):
-    names = list_images(pictures)
-    batches = list(load_validation(pictures, names, image_size=32, batch_size=5))
-    many = list(load_validation(pictures, names, image_size=32, batch_size=5, num_workers=2))
+def test_validation_gives_every_image_once_and_counts_the_bad(image_folder):
+    names = list_images(image_folder)
+    batches = list(load_validation(image_folder, names, image_size=32, batch_size=5))
+    many = list(load_validation(image_folder, names, image_size=32, batch_size=5, num_workers=2))
     assert all(map(same, batches, many))
     assert [i for batch in batches for i in batch.indices.tolist()] == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
     assert sum(len(batch.rejected) for batch in batches) == 2
     assert batches[0].images[2, :, 0, 0].tolist() == [20, 4, 8]
 
 
-def test_probe_names_reasons_example_and_remedy(pictures):
-    assert [rejection.name for rejection in probe(dataset(pictures))] == ["03.png", "07.png"]
+def test_probe_names_reasons_example_and_remedy(image_folder):
+    assert [rejection.name for rejection in probe(dataset(image_folder))] == ["03.png", "07.png"]
     with pytest.raises(DataError) as caught:
-        probe(dataset(pictures, image_size=64))
+        probe(dataset(image_folder, image_size=64))
     message = str(caught.value)
     for part in ("--data_path", "11 too_small", "1 truncated", "00.png", "48x40", "--upscale"):
         assert part in message
@@ -266,9 +268,9 @@ def test_num_workers():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs ps and SIGKILL")
-def test_workers_end_with_a_killed_main_process(pictures):
+def test_workers_end_with_a_killed_main_process(image_folder):
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(pictures)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTED, str(image_folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "running\n"
     listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)

@@ -11,14 +11,14 @@ from vae.config.errors import DataError, UserError
 from vae.data.folder import list_images
 from vae.data.manifest import (
     check_files,
-    file_sha256,
+    image_root,
     is_manifest,
-    picture_root,
     read_rows,
     train_and_val,
     write_manifest,
 )
-from vae.training.processes import Processes
+from vae.files import sha256_of_file
+from vae.training.distributed import Processes
 from vae.training.setup import prepare_run
 
 
@@ -65,7 +65,7 @@ def test_the_manifests_split_decides(tmp_path):
         choose(path, val_split_given=True)
 
 
-def test_a_fold_validates_and_pictures_without_one_are_left_out(tmp_path):
+def test_a_fold_validates_and_images_without_one_are_left_out(tmp_path):
     folds = [0, 1, 2, None, 1]
     path = write(tmp_path, [row(f"{i}.png", split="train", fold=fold) for i, fold in enumerate(folds)])
     assert choose(path, fold=1) == (["0.png", "2.png"], ["1.png", "4.png"])
@@ -88,9 +88,9 @@ def test_without_sides_the_share_is_held_out_by_group(tmp_path):
         choose(path, fold=0)
 
 
-def test_new_pictures_without_a_side_are_an_error(tmp_path):
+def test_new_images_without_a_side_are_an_error(tmp_path):
     path = write(tmp_path, [row("a.png", split="train", fold=None), row("b.png")])
-    with pytest.raises(DataError, match=r"1 pictures have no side yet, for example b.png.*--mode split"):
+    with pytest.raises(DataError, match=r"1 images have no side yet, for example b.png.*--mode split"):
         choose(path)
 
 
@@ -122,39 +122,39 @@ def test_missing_and_empty_manifests(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         choose(tmp_path / "manifest.jsonl")
     (tmp_path / "manifest.jsonl").write_text("")
-    with pytest.raises(DataError, match="lists no pictures"):
+    with pytest.raises(DataError, match="lists no images"):
         choose(tmp_path / "manifest.jsonl")
     assert is_manifest(tmp_path / "manifest.jsonl")
     assert not is_manifest(tmp_path)
-    assert picture_root(tmp_path) == tmp_path == picture_root(tmp_path / "manifest.jsonl")
+    assert image_root(tmp_path) == tmp_path == image_root(tmp_path / "manifest.jsonl")
 
 
-def real_manifest(pictures, folder, **values):
-    names = list_images(pictures)
+def real_manifest(images, folder, **values):
+    names = list_images(images)
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes((pictures / name).read_bytes())
-    rows = [row(name, sha256=file_sha256(folder / name)) for name in names]
+        (folder / name).write_bytes((images / name).read_bytes())
+    rows = [row(name, sha256=sha256_of_file(folder / name)) for name in names]
     for number, one in enumerate(rows):
         one |= {key: value[number % len(value)] for key, value in values.items()}
     return write(folder, rows), names
 
 
-def test_files_gone_or_changed_are_named(pictures, tmp_path):
-    path, names = real_manifest(pictures, tmp_path)
+def test_files_gone_or_changed_are_named(image_folder, tmp_path):
+    path, names = real_manifest(image_folder, tmp_path)
     check_files(path, names)
     with open(tmp_path / names[3], "ab") as file:
         file.write(b"x")
     with pytest.raises(DataError, match=rf"{names[3]} has changed since it was listed"):
         check_files(path, names)
     (tmp_path / names[3]).unlink()
-    with pytest.raises(DataError, match=rf"1 of its pictures are gone, for example {names[3]}"):
+    with pytest.raises(DataError, match=rf"1 of its images are gone, for example {names[3]}"):
         check_files(path, names)
 
 
-def test_the_trainer_reads_manifest_and_fold(pictures, tiny, tmp_path):
+def test_the_trainer_reads_manifest_and_fold(image_folder, tiny, tmp_path):
     sides = ["val", "train", "train", "train"]
-    path, names = real_manifest(pictures, tmp_path / "set", split=sides, fold=[0, 1, 2, 3])
+    path, names = real_manifest(image_folder, tmp_path / "set", split=sides, fold=[0, 1, 2, 3])
     given = {key: value for key, value in tiny.items() if key != "val_split"} | {"data_path": str(path)}
     processes = Processes.start("cpu")
     run = prepare_run(given, processes)
@@ -166,20 +166,20 @@ def test_the_trainer_reads_manifest_and_fold(pictures, tiny, tmp_path):
     for extra, words in (
         ({"val_split": 0.2}, "split already"),
         ({"fold": 1, "val_split": 0.2}, "--fold 1 and --val_split 0.2"),
-        ({"fold": 1, "val_path": str(pictures)}, "--fold 1 and --val_path"),
+        ({"fold": 1, "val_path": str(image_folder)}, "--fold 1 and --val_path"),
         ({"fold": 9}, "folds 0 to 3"),
-        ({"fold": 1, "data_path": str(pictures)}, "manifest.jsonl"),
+        ({"fold": 1, "data_path": str(image_folder)}, "manifest.jsonl"),
     ):
         with pytest.raises(UserError, match=words):
             prepare_run(given | extra, processes)
-    own = prepare_run(given | {"val_path": str(pictures)}, processes)
+    own = prepare_run(given | {"val_path": str(image_folder)}, processes)
     assert own.train_names == run.train_names[:0] + [n for n in names if n not in names[::4]]
-    assert str(own.held.root) == str(pictures)
+    assert str(own.held.root) == str(image_folder)
 
 
 @pytest.mark.slow
-def test_a_run_on_a_fold_from_the_command_line(pictures, tiny, tmp_path):
-    path, names = real_manifest(pictures, tmp_path / "set", fold=[0, 1])
+def test_a_run_on_a_fold_from_the_command_line(image_folder, tiny, tmp_path):
+    path, names = real_manifest(image_folder, tmp_path / "set", fold=[0, 1])
     given = {key: value for key, value in tiny.items() if key != "val_split"}
     given |= {"data_path": str(path), "fold": 1, "num_epochs": 1}
     done = run_script(str(ROOT / "train_vae.py"), *as_flags(given))

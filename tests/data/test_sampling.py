@@ -1,4 +1,4 @@
-"""The order of pictures: complete, split exactly among ranks, the same after any resume."""
+"""The order of images: complete, split exactly among ranks, the same after any resume."""
 
 import numpy as np
 import pytest

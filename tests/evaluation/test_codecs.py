@@ -10,7 +10,7 @@ from vae.evaluation.codecs import CODECS, bits_per_pixel, latent_bytes, through_
 from vae.evaluation.metrics import psnr
 
 
-def picture() -> torch.Tensor:
+def image() -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand((1, 3, 9, 9), generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, size=96, mode="bicubic").clamp(0, 1)
@@ -18,15 +18,15 @@ def picture() -> torch.Tensor:
 
 
 def error_db(recon: torch.Tensor) -> float:
-    return psnr(*(levels[None].float() / 127.5 - 1 for levels in (recon, picture()))).item()
+    return psnr(*(levels[None].float() / 127.5 - 1 for levels in (recon, image()))).item()
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_more_bytes_are_better_and_too_few_give_nothing(codec):
-    values = [error_db(through_codec(picture(), codec, budget)) for budget in (900, 1500, 4000)]
+    values = [error_db(through_codec(image(), codec, budget)) for budget in (900, 1500, 4000)]
     assert values == sorted(values)
     assert values[0] < values[2]
-    assert through_codec(picture(), codec, 20) is None
+    assert through_codec(image(), codec, 20) is None
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -34,13 +34,13 @@ def test_the_best_quality_within_the_bytes_is_taken(codec):
     budget, fitting = 1500, []
     for quality in range(1, 96):
         buffer = io.BytesIO()
-        to_pil_image(picture()).save(buffer, format=codec, quality=quality, **CODECS[codec])
+        to_pil_image(image()).save(buffer, format=codec, quality=quality, **CODECS[codec])
         if len(buffer.getvalue()) <= budget:
             fitting.append(quality)
     buffer = io.BytesIO()
-    to_pil_image(picture()).save(buffer, format=codec, quality=max(fitting), **CODECS[codec])
-    assert error_db(through_codec(picture(), codec, budget)) == error_db(
-        through_codec(picture(), codec, len(buffer.getvalue()))
+    to_pil_image(image()).save(buffer, format=codec, quality=max(fitting), **CODECS[codec])
+    assert error_db(through_codec(image(), codec, budget)) == error_db(
+        through_codec(image(), codec, len(buffer.getvalue()))
     )
 
 

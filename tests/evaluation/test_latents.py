@@ -38,7 +38,7 @@ def test_noise_alone_and_constants_are_dead_at_any_scale():
     mean, logvar = posteriors()
     mean[:, 1] = 0.01 * mean[:, 1]  # drowned in its own noise
     logvar[:, 1] = 0.0
-    mean[:, 3] = 5 + 1e-4 * mean[:, 3]  # the same for every picture
+    mean[:, 3] = 5 + 1e-4 * mean[:, 3]  # the same for every image
     logvar[:, 3] = -30.0
     for scale in (1.0, 0.01):
         facts = gather(mean * scale, logvar + 2 * np.log(scale))

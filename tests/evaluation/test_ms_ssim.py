@@ -7,7 +7,7 @@ from vae.config.errors import UserError
 from vae.evaluation.metrics import ms_ssim
 
 
-def pictures() -> tuple[torch.Tensor, torch.Tensor]:
+def image_pair() -> tuple[torch.Tensor, torch.Tensor]:
     """Whole 8-bit levels, so that a reference needs no rounding of its own."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (2, 3, 176, 192), generator=generator).double()
@@ -17,19 +17,19 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_equals_pytorch_msssim():
-    recon, images = (levels / 127.5 - 1 for levels in pictures())
-    # pytorch_msssim.ms_ssim(recon, images, data_range=255), one picture at a time, in fp64
+    recon, images = (levels / 127.5 - 1 for levels in image_pair())
+    # pytorch_msssim.ms_ssim(recon, images, data_range=255), one image at a time, in fp64
     expected = torch.tensor([0.8564980014, 0.8599419503], dtype=torch.float64)
     assert torch.allclose(ms_ssim(recon, images), expected, rtol=0, atol=1e-5)  # its window is fp32
 
 
-def test_equal_pictures_give_one_and_worse_ones_less():
-    recon, images = (levels / 127.5 - 1 for levels in pictures())
+def test_equal_images_give_one_and_worse_ones_less():
+    recon, images = (levels / 127.5 - 1 for levels in image_pair())
     assert torch.allclose(ms_ssim(images, images), torch.ones(2, dtype=torch.float64), rtol=1e-12)
     assert (ms_ssim(2 * recon - images, images) < ms_ssim(recon, images)).all()
     assert (ms_ssim(-images, images) == 0).all()  # a negative is no structure at all, not NaN
 
 
-def test_refuses_pictures_without_a_window_at_the_smallest_scale():
+def test_refuses_images_without_a_window_at_the_smallest_scale():
     with pytest.raises(UserError, match="at least 176 px a side, not 300 x 175"):
         ms_ssim(torch.zeros(1, 3, 175, 300), torch.zeros(1, 3, 175, 300))

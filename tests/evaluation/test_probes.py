@@ -41,16 +41,16 @@ def test_a_network_that_commutes_with_turns_loses_nothing_by_them():
     found = equivariance(Averaging(), [images(32, 48)], torch.float32)
     assert set(found) == {*TURNS, *SCALES}
     for name in TURNS:
-        assert math.isclose(found[name].latents, found[name].pictures, rel_tol=1e-9)
+        assert math.isclose(found[name].latents, found[name].images, rel_tol=1e-9)
     for name in SCALES:  # bicubic over areas is no multiple of a mean over areas, but near one
-        assert abs(found[name].latents - found[name].pictures) < 3
+        assert abs(found[name].latents - found[name].images) < 3
 
 
 def test_a_decoder_with_a_direction_loses_by_turns():
     ramp = torch.linspace(-0.4, 0.4, 4).view(4, 1).expand(4, 4)
     vertical = images(1, 1).expand(2, 3, 32, 32) * 0.5 + ramp.repeat(8, 8)
     found = equivariance(Averaging(ramp), [vertical], torch.float32)
-    assert found["turn_90"].latents < 20  # the ramp stays vertical while the picture's has turned
+    assert found["turn_90"].latents < 20  # the ramp stays vertical while the image's has turned
     truth = vertical.rot90(1, (2, 3))
     recon = Averaging(ramp).decode(F.avg_pool2d(vertical, 4).rot90(1, (2, 3)))
     levels = ((recon - truth).clamp(-2, 2) * 127.5).square().mean((1, 2, 3))
@@ -58,7 +58,7 @@ def test_a_decoder_with_a_direction_loses_by_turns():
     assert math.isclose(found["turn_90"].latents, by_hand, abs_tol=0.1)  # rounding to 8 bit
 
 
-def test_pictures_below_one_latent_pixel_are_passed_over():
+def test_images_below_one_latent_pixel_are_passed_over():
     assert equivariance(Averaging(), [torch.zeros(1, 3, 3, 40)], torch.float32) == {}
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vae.evaluation.report_html import column
-from vae.evaluation.report_page import write_report
-from vae.evaluation.report_pictures import MAX_SIDE
+from vae.evaluation.report.html import column
+from vae.evaluation.report.images import MAX_SIDE
+from vae.evaluation.report.page import write_report
 from vae.evaluation.results import (
     Equivariance,
     GridArtefact,
@@ -63,7 +63,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
 
-def picture(path, side, seed):
+def draw_image(path, side, seed):
     values = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
     Image.fromarray(values).save(path)
     return path
@@ -75,9 +75,9 @@ def sample(folder, name, number, side, why, channels=2):
         Image.fromarray(np.full((8, 8), 99, dtype=np.uint8)).save(path)
     return Sample(
         name=name,
-        original=picture(folder / f"{name.count('<')}_original.png", side, 1),
-        recon=picture(folder / f"{number}_recon.png", side, number),
-        error=picture(folder / f"{number}_error.png", side, number + 50),
+        original=draw_image(folder / f"{name.count('<')}_original.png", side, 1),
+        recon=draw_image(folder / f"{number}_recon.png", side, number),
+        error=draw_image(folder / f"{number}_error.png", side, number + 50),
         latents=latents,
         metrics={"psnr": 21.25, "ssim": 0.5, "ms_ssim": None, "lpips": None},
         why=why,
@@ -226,7 +226,7 @@ def test_a_browser_lets_the_script_of_the_page_run_and_no_other(results, tmp_pat
     assert slide["aria-valuetext"] == f"50 percent original, the rest first {EVIL}"
 
 
-def test_a_large_picture_shows_its_middle_at_full_size(results, tmp_path):
+def test_a_large_image_shows_its_middle_at_full_size(results, tmp_path):
     large = vae(tmp_path, "second", 2, 29.5, side=MAX_SIDE + 40)
     results.vaes = [large]
     page = written(results, tmp_path)
@@ -251,7 +251,7 @@ def test_tables_hold_every_metric_at_each_size_and_mark_the_best_network(results
     assert cells(page, "Equivariance")[1][1] == "17.25 (18.75)"
     assert cells(page, "Grid artefacts")[1][1] == "0.125"
     assert cells(page, "Latents")[1][1:] == ["2", "8", "123.5", "0 to 0.25", "0.001 to 1", "1 of 2 (1)"]
-    hardest = cells(page, "PSNR of the hardest pictures")
+    hardest = cells(page, "PSNR of the hardest images")
     assert [row[1] for row in hardest[1:]] == ["20.00", "30.00"]
     for text in ("2.15.0", "8, 16", "/models/second", "truncated <file>", "2030-01-01"):
         assert text in page.shown
@@ -288,7 +288,7 @@ def test_curves_show_numbers_alone(results, tmp_path):
     assert "metrics.jsonl" in written(results, tmp_path).shown
 
 
-def test_a_vae_without_a_picture_is_named(results, tmp_path):
+def test_a_vae_without_a_image_is_named(results, tmp_path):
     results.vaes[0].samples = []
     assert f"Not reconstructed by first {EVIL} ." in written(results, tmp_path).shown
 

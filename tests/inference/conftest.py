@@ -14,7 +14,7 @@ from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
 
-# Three levels, so that sides must be multiples of four; the warm start makes pictures one can recognise.
+# Three levels, so that sides must be multiples of four; the warm start makes images one can recognise.
 SMALL = ModelConfig(channels=(16, 32, 32), layers_per_block=1, norm_groups=8, z_channels=16)
 
 

@@ -20,10 +20,10 @@ def pixels(path) -> np.ndarray:
 
 
 @pytest.fixture
-def one(pictures, tmp_path):
-    """One picture of 37 x 23 px, sides no multiples of the downsampling."""
+def one(image_folder, tmp_path):
+    """One image of 37 x 23 px, sides no multiples of the downsampling."""
     path = tmp_path / "one.png"
-    Image.open(pictures / "picture_00.png").crop((0, 0, 37, 23)).save(path)
+    Image.open(image_folder / "image_00.png").crop((0, 0, 37, 23)).save(path)
     return path
 
 
@@ -42,10 +42,10 @@ def test_reconstruction_keeps_the_size_and_is_what_the_model_computes(command, o
     assert (difference > 0).mean() < 0.01
 
 
-def test_a_folder_keeps_its_names_and_depth(command, pictures, tmp_path):
-    assert command("reconstruct", "--input", pictures) == 0
+def test_a_folder_keeps_its_names_and_depth(command, image_folder, tmp_path):
+    assert command("reconstruct", "--input", image_folder) == 0
     written = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*.png"))
-    assert written == sorted(p.relative_to(pictures) for p in pictures.rglob("*.png"))
+    assert written == sorted(p.relative_to(image_folder) for p in image_folder.rglob("*.png"))
 
 
 def test_encode_then_decode_is_reconstruct(command, one, tmp_path):
@@ -68,46 +68,46 @@ def test_latents_say_what_they_are(command, one, tmp_path):
     assert metadata["source"] == "one.png"
 
 
-def test_tiles_write_the_same_pictures(command, pictures, tmp_path):
-    assert command("reconstruct", "--input", pictures) == 0
+def test_tiles_write_the_same_images(command, image_folder, tmp_path):
+    assert command("reconstruct", "--input", image_folder) == 0
     tiled = ("--tile", "--tile_size", "32", "--output_dir", tmp_path / "tiled")
-    assert command("reconstruct", "--input", pictures, *tiled) == 0
+    assert command("reconstruct", "--input", image_folder, *tiled) == 0
     for path in (tmp_path / "out").rglob("*.png"):
         whole = pixels(path).astype(int)
         same = pixels(tmp_path / "tiled" / path.relative_to(tmp_path / "out")).astype(int)
         assert np.abs(whole - same).max() <= 1
 
 
-def test_interpolation_goes_from_one_reconstruction_to_the_other(command, pictures, tmp_path):
-    ends = [pictures / "picture_00.png", pictures / "picture_02.png"]
+def test_interpolation_goes_from_one_reconstruction_to_the_other(command, image_folder, tmp_path):
+    ends = [image_folder / "image_00.png", image_folder / "image_02.png"]
     assert command("reconstruct", "--input", *ends) == 0
     assert command("interpolate", "--input", *ends, "--steps", 5, "--output_dir", tmp_path / "series") == 0
     series = [pixels(path) for path in sorted((tmp_path / "series").iterdir())]
     assert len(series) == 5
-    assert np.array_equal(series[0], pixels(tmp_path / "out" / "picture_00.png"))
-    assert np.array_equal(series[-1], pixels(tmp_path / "out" / "picture_02.png"))
+    assert np.array_equal(series[0], pixels(tmp_path / "out" / "image_00.png"))
+    assert np.array_equal(series[-1], pixels(tmp_path / "out" / "image_02.png"))
     away = [np.abs(series[0].astype(int) - frame).mean() for frame in series]
     assert away == sorted(away)
     assert len(set(away)) == 5
 
 
-def test_interpolation_between_a_picture_and_latents(command, pictures, tmp_path):
-    assert command("encode", "--input", pictures / "picture_02.png", "--output_dir", tmp_path / "z") == 0
-    ends = [pictures / "picture_00.png", tmp_path / "z" / "picture_02.safetensors"]
+def test_interpolation_between_a_image_and_latents(command, image_folder, tmp_path):
+    assert command("encode", "--input", image_folder / "image_02.png", "--output_dir", tmp_path / "z") == 0
+    ends = [image_folder / "image_00.png", tmp_path / "z" / "image_02.safetensors"]
     assert command("interpolate", "--input", *ends, "--steps", 2) == 0
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
-def test_interpolation_needs_two_inputs_of_one_size(command, pictures, one, tmp_path, capsys):
+def test_interpolation_needs_two_inputs_of_one_size(command, image_folder, one, tmp_path, capsys):
     with pytest.raises(UserError, match="names 3 files"):
         command("interpolate", "--input", one, one, one)
-    assert command("interpolate", "--input", one, pictures / "picture_00.png") == 77
+    assert command("interpolate", "--input", one, image_folder / "image_00.png") == 77
     assert "37x23 and 48x40" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_variations_follow_seed_scale_and_name_but_not_their_company(command, pictures, tmp_path):
-    names = [pictures / "picture_00.png", pictures / "picture_02.png"]
+def test_variations_follow_seed_scale_and_name_but_not_their_company(command, image_folder, tmp_path):
+    names = [image_folder / "image_00.png", image_folder / "image_02.png"]
 
     def vary(folder, *words):
         assert command("variations", "--output_dir", tmp_path / folder, "--count", 2, *words) == 0
@@ -127,11 +127,11 @@ def test_variations_follow_seed_scale_and_name_but_not_their_company(command, pi
     assert np.abs(far[first] - middle[first]).mean() > np.abs(alone[first] - middle[first]).mean()
 
 
-def test_a_bad_file_is_named_and_the_others_are_finished(command, pictures, one, tmp_path, capsys):
+def test_a_bad_file_is_named_and_the_others_are_finished(command, image_folder, one, tmp_path, capsys):
     folder = tmp_path / "mixed"
-    shutil.copytree(pictures / "inner", folder)
+    shutil.copytree(image_folder / "inner", folder)
     (folder / "torn.png").write_bytes(one.read_bytes()[:300])
-    (folder / "text.jpg").write_text("no picture")
+    (folder / "text.jpg").write_text("no image")
     Image.new("RGB", (40, 7)).save(folder / "thin.png")
     assert command("reconstruct", "--input", folder) == 77
     found = capsys.readouterr()
@@ -142,7 +142,7 @@ def test_a_bad_file_is_named_and_the_others_are_finished(command, pictures, one,
     assert len(list((tmp_path / "out").iterdir())) == 8
 
 
-def test_pictures_are_turned_by_exif(command, tmp_path):
+def test_images_are_turned_by_exif(command, tmp_path):
     path = tmp_path / "turned.jpg"
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -190,7 +190,7 @@ def test_two_inputs_of_one_name_get_two_results(command, one, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "what"), [("encode", "no pictures"), ("decode", "no latents"), ("variations", "pictures or")]
+    ("mode", "what"), [("encode", "no images"), ("decode", "no latents"), ("variations", "images or")]
 )
 def test_an_empty_folder_is_said_so(command, tmp_path, mode, what):
     (tmp_path / "empty").mkdir()
@@ -213,11 +213,17 @@ def test_fp16_that_overflows_is_refused_with_the_way_out(command, one, vae_folde
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_and_its_shipped_folder_give_the_same_pictures(command, pictures, tmp_path):
+def test_a_checkpoint_and_its_shipped_folder_give_the_same_images(command, image_folder, tmp_path):
     run = tmp_path / "run"
-    given = {**TINY, "data_path": str(pictures), "output_dir": str(run), "num_epochs": 1, "val_split": 0.0}
+    given = {
+        **TINY,
+        "data_path": str(image_folder),
+        "output_dir": str(run),
+        "num_epochs": 1,
+        "val_split": 0.0,
+    }
     assert train(given) == 0
-    words = ("--input", pictures / "inner")
+    words = ("--input", image_folder / "inner")
     assert command("reconstruct", *words, "--vae", run / "checkpoint_epoch_1.pt") == 0
     assert command("reconstruct", *words, "--vae", run / "vae", "--output_dir", tmp_path / "second") == 0
     for path in (tmp_path / "out").iterdir():

@@ -1,4 +1,4 @@
-"""Tiles give what the whole picture gives, in a fraction of the device's memory."""
+"""Tiles give what the whole image gives, in a fraction of the device's memory."""
 
 import pytest
 import torch
@@ -19,18 +19,18 @@ def network(config: ModelConfig, dtype: torch.dtype = torch.float64) -> Autoenco
     return AutoencoderKL(config).to(dtype)
 
 
-def picture(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def image(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     torch.manual_seed(1)
     coarse = torch.rand(2, 3, 5, 7, dtype=torch.float64)
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")
     return (2 * smooth - 1 + 0.1 * torch.randn(smooth.shape, dtype=torch.float64)).to(dtype)
 
 
-# In fp64 rounding is 1e-16, so a missing halo pixel or a statistic over a part of the picture would show.
+# In fp64 rounding is 1e-16, so a missing halo pixel or a statistic over a part of the image would show.
 @pytest.mark.parametrize("config", [NARROW, QUANT], ids=["three levels", "quant convs"])
 @pytest.mark.parametrize("tile", [7, 16, 24, 1000])
-def test_tiles_give_the_whole_pictures_result(config, tile):
-    model, images = network(config), picture(61, 90)
+def test_tiles_give_the_whole_images_result(config, tile):
+    model, images = network(config), image(61, 90)
     whole = encode_images(model, images, dtype=torch.float64)
     tiled = encode_images(model, images, dtype=torch.float64, tile=tile)
     torch.testing.assert_close(tiled.mean, whole.mean, rtol=0, atol=1e-12)
@@ -42,13 +42,13 @@ def test_tiles_give_the_whole_pictures_result(config, tile):
 
 
 def test_in_fp32_tiles_differ_by_rounding_alone():
-    model, images = network(NARROW, torch.float32), picture(61, 90, torch.float32)
+    model, images = network(NARROW, torch.float32), image(61, 90, torch.float32)
     whole, tiled = reconstruct(model, images), reconstruct(model, images, tile=16)
     assert (tiled - whole).abs().max() < 1e-3 * 2  # a thousandth of the range [-1, 1]
 
 
 def test_in_bf16_tiles_are_no_further_from_the_truth_than_the_whole():
-    model, images = network(NARROW), picture(61, 90)
+    model, images = network(NARROW), image(61, 90)
     truth = reconstruct(model, images, dtype=torch.float64)
     whole, tiled = (reconstruct(model, images, dtype=torch.bfloat16, tile=tile) for tile in (None, 16))
     error = (whole.double() - truth).square().mean().sqrt()
@@ -70,9 +70,7 @@ def test_statistics_of_parts_are_those_of_the_whole():
 def test_progress_ends_at_the_number_it_announced(plan_of):
     model, heard = network(NARROW, torch.float32), []
     if plan_of is encoder_plan:
-        encode_images(
-            model, picture(64, 96, torch.float32), tile=24, on_step=lambda *step: heard.append(step)
-        )
+        encode_images(model, image(64, 96, torch.float32), tile=24, on_step=lambda *step: heard.append(step))
         expected = count_steps(plan_of(model), 64, 96, 24)
     else:
         latents = torch.zeros(1, 4, 16, 24)
@@ -92,7 +90,7 @@ def test_the_device_holds_a_quarter_and_the_host_the_features():
 
 
 @pytest.mark.slow
-def test_a_picture_of_3072_px():
+def test_a_image_of_3072_px():
     found = compare(3072, 512)
     assert found["spread_of_result"] > 0.01  # there is something to compare
     assert found["largest_difference"] < 1e-3

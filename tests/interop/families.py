@@ -68,7 +68,7 @@ def save_research(path: Path, model: ResearchVAE, prefix: str = "", more: dict |
     return path
 
 
-def picture(side: int = 64) -> torch.Tensor:
+def image(side: int = 64) -> torch.Tensor:
     """(1, 3, side, side) in [-1, 1], smooth and seeded."""
     generator = torch.Generator().manual_seed(5)
     coarse = torch.rand(1, 3, 7, 7, generator=generator) * 2 - 1

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from vae.config.errors import UserError
+from vae.files import sha256_of_file
 from vae.interop import checkpoint_file
 from vae.interop.checkpoint_file import (
     DamagedCheckpointError,
     load_checkpoint,
     record_path,
     save_checkpoint,
-    sha256,
     verify_checkpoint,
 )
 from vae.training.checkpoints import epoch_name, load_newest
@@ -49,7 +49,7 @@ def test_what_is_loaded_is_what_was_saved(saved):
 
 def test_the_record_is_what_sha256sum_writes(saved):
     digest = hashlib.sha256(saved.read_bytes()).hexdigest()
-    assert sha256(saved) == digest
+    assert sha256_of_file(saved) == digest
     assert record_path(saved).read_text() == f"{digest}  checkpoint_epoch_1.pt\n"
 
 

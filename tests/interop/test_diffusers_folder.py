@@ -17,7 +17,7 @@ from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_di
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
-from vae.training.processes import Processes
+from vae.training.distributed import Processes
 from vae.training.run import train
 from vae.training.setup import prepare_run
 
@@ -26,7 +26,7 @@ CPU = Processes(0, 1, torch.device("cpu"))
 
 
 def photograph(height: int = 48, width: int = 64) -> torch.Tensor:
-    """(1, 3, H, W) in [-1, 1]: a smooth seeded picture with texture."""
+    """(1, 3, H, W) in [-1, 1]: a smooth seeded image with texture."""
     random = np.random.default_rng(3)
     coarse = Image.fromarray(random.integers(0, 256, (4, 5, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
@@ -35,10 +35,10 @@ def photograph(height: int = 48, width: int = 64) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def shipped(pictures, tmp_path_factory) -> Path:
+def shipped(image_folder, tmp_path_factory) -> Path:
     """OUTPUT_DIR/vae of a short real run."""
     output = tmp_path_factory.mktemp("shipped") / "run"
-    given = {**TINY, "init": "default", "data_path": str(pictures), "output_dir": str(output)}
+    given = {**TINY, "init": "default", "data_path": str(image_folder), "output_dir": str(output)}
     assert train({**given, "num_epochs": 4, "learning_rate": 1e-3, "val_split": 0.0}) == 0
     return output / "vae"
 
@@ -76,23 +76,23 @@ def test_diffusers_reconstructs_what_we_do(shipped):
 def test_shipped_weights_are_the_averaged_ones(shipped):
     saved = torch.load(shipped.parent / "checkpoint_epoch_4.pt", weights_only=True)
     written = load_file(shipped / WEIGHTS_NAME)
-    assert written.keys() == saved["averaged"].keys()
+    assert written.keys() == saved["ema"].keys()
     for name, value in written.items():
-        assert torch.equal(value, saved["averaged"][name]), name
+        assert torch.equal(value, saved["ema"][name]), name
     assert any(not torch.equal(written[name], saved["model"][name]) for name in written)
 
 
-def test_scaled_latents_have_mean_0_and_spread_1(shipped, pictures):
+def test_scaled_latents_have_mean_0_and_spread_1(shipped, image_folder):
     model = DiffusersVAE.from_pretrained(shipped)
     generator = torch.Generator().manual_seed(0)
     latents = []
-    for path in sorted(pictures.rglob("*.png")):
+    for path in sorted(image_folder.rglob("*.png")):
         pixels = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None].float() / 127.5 - 1
         with torch.no_grad():
             posterior = model.encode(pixels[:, :, :32, :32]).latent_dist
         latents.append(posterior.sample(generator))
     scaled = (torch.cat(latents) - model.config.shift_factor) * model.config.scaling_factor
-    # the statistics are of other crops of the same 16 pictures
+    # the statistics are of other crops of the same 16 images
     assert abs(float(scaled.mean())) < 0.1
     assert float(scaled.std()) == pytest.approx(1, abs=0.1)
 
@@ -130,7 +130,7 @@ def first_forward(init_from: Path, tiny: dict, **given) -> torch.Tensor:
     options = {k: v for k, v in options.items() if k != "z_channels"}
     run = prepare_run({**options, "init_from": str(init_from), **given}, CPU)
     with torch.no_grad():
-        assert torch.equal(run.state.averaged(photograph())[0], run.state.autoencoder(photograph())[0])
+        assert torch.equal(run.state.ema(photograph())[0], run.state.autoencoder(photograph())[0])
         return run.state.autoencoder(photograph())[0]
 
 

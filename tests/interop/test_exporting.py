@@ -9,7 +9,7 @@ from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.interop.families import FAMILIES, REAL, diffusers_model, picture, research_model, save_research
+from tests.interop.families import FAMILIES, REAL, diffusers_model, image, research_model, save_research
 from vae.config.errors import UserError
 from vae.config.export_flags import ExportConfig
 from vae.interop.diffusers_folder import WEIGHTS_NAME
@@ -69,9 +69,9 @@ def test_diffusers_computes_what_the_research_code_does(family, tmp_path):
     kind = AutoencoderKLFlux2 if family == "flux2" else AutoencoderKL
     model = kind.from_pretrained(tmp_path / "folder")
     ours = load_vae(path).autoencoder
-    latents = theirs.encode(picture())
-    assert_near(model.encode(picture()).latent_dist.mode(), latents)
-    assert_near(ours.encode(picture()).mode(), latents)
+    latents = theirs.encode(image())
+    assert_near(model.encode(image()).latent_dist.mode(), latents)
+    assert_near(ours.encode(image()).mode(), latents)
     assert_near(model.decode(latents).sample, theirs.decode(latents))
     assert_near(ours.decode(latents), theirs.decode(latents))
 
@@ -83,7 +83,7 @@ def test_the_research_code_loads_our_single_file(family, tmp_path):
     write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
     model = research_model(family)
     model.load_state_dict(load_file(tmp_path / "one.safetensors"))  # strict
-    assert_near(model.decode(model.encode(picture())), theirs(picture()).sample)
+    assert_near(model.decode(model.encode(image())), theirs(image()).sample)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_diffusers_loads_our_single_file(family, tmp_path):
     model = AutoencoderKL.from_single_file(
         str(tmp_path / "one.safetensors"), config=str(tmp_path / "folder"), local_files_only=True
     )
-    assert_near(model(picture()).sample, theirs(picture()).sample)
+    assert_near(model(image()).sample, theirs(image()).sample)
 
 
 def test_flux2_latents_are_normalised_as_by_its_batch_norm(tmp_path):
     theirs = diffusers_model("flux2")
     theirs.save_pretrained(tmp_path)
     ours = load_vae(tmp_path).autoencoder
-    latents = theirs.encode(picture()).latent_dist.mode()
+    latents = theirs.encode(image()).latent_dist.mode()
     batch, z, height, width = latents.shape
     patches = latents.view(batch, z, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
     normalised = theirs.bn(patches.reshape(batch, 4 * z, height // 2, width // 2))  # in evaluation mode
@@ -157,7 +157,7 @@ def test_diffusers_needs_a_scaling(tmp_path):
 def test_real_widths(family, tmp_path):
     theirs = diffusers_model(family, REAL)
     theirs.save_pretrained(tmp_path / "theirs")
-    expected = theirs(picture()).sample
+    expected = theirs(image()).sample
     del theirs
     write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
     write(tmp_path / "one.safetensors", output=tmp_path / "back")
@@ -165,9 +165,9 @@ def test_real_widths(family, tmp_path):
     assert_bitwise(load_file(tmp_path / "back" / WEIGHTS_NAME), load_file(tmp_path / "theirs" / WEIGHTS_NAME))
     model = research_model(family, REAL)
     model.load_state_dict(load_file(tmp_path / "one.safetensors"))
-    assert_near(model.decode(model.encode(picture())), expected)
+    assert_near(model.decode(model.encode(image())), expected)
     if family != "flux2":
         model = AutoencoderKL.from_single_file(
             str(tmp_path / "one.safetensors"), config=str(tmp_path / "back"), local_files_only=True
         )
-        assert_near(model(picture()).sample, expected)
+        assert_near(model(image()).sample, expected)

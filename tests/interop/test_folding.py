@@ -1,4 +1,4 @@
-"""Folded weights suit fixed constants and show the same pictures."""
+"""Folded weights suit fixed constants and show the same images."""
 
 import numpy as np
 import pytest
@@ -6,23 +6,23 @@ import torch
 from diffusers import AutoencoderKL
 from PIL import Image
 
-from tests.interop.families import FAMILIES, SMALL, diffusers_model, picture
+from tests.interop.families import FAMILIES, SMALL, diffusers_model, image
 from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
 from vae.interop.exporting import export
 from vae.interop.latent_statistics import LatentSums
 from vae.interop.vae_files import load_vae
 
-SIZE = 32  # px of the crops that are measured: `pictures` are 48 x 40
+SIZE = 32  # px of the crops that are measured: `images` are 48 x 40
 
 
-def folded(theirs, tmp_path, pictures, **options):
+def folded(theirs, tmp_path, images, **options):
     theirs.save_pretrained(tmp_path / "theirs")
     export(
         ExportConfig(
             vae=(str(tmp_path / "theirs"),),
             output=str(tmp_path / "folded"),
-            data_path=str(pictures),
+            data_path=str(images),
             image_size=SIZE,
             **options,
         ),
@@ -31,10 +31,10 @@ def folded(theirs, tmp_path, pictures, **options):
     return AutoencoderKL.from_pretrained(tmp_path / "folded")
 
 
-def scaled_latents(model, pictures, scaling, shift):
+def scaled_latents(model, images, scaling, shift):
     """Posteriors of the same centre crops, read as a program with fixed constants does."""
     sums = LatentSums()
-    for path in sorted(pictures.rglob("*.png")):
+    for path in sorted(images.rglob("*.png")):
         pixels = np.array(Image.open(path))
         top, left = (pixels.shape[0] - SIZE) // 2, (pixels.shape[1] - SIZE) // 2
         crop = torch.from_numpy(pixels[top : top + SIZE, left : left + SIZE]).permute(2, 0, 1)
@@ -47,12 +47,12 @@ def scaled_latents(model, pictures, scaling, shift):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", PUBLISHED_SCALING)
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_fixed_constants_see_latents_of_spread_1(family, target, tmp_path, pictures):
+def test_fixed_constants_see_latents_of_spread_1(family, target, tmp_path, image_folder):
     theirs = diffusers_model(family, *SMALL)
-    model = folded(theirs, tmp_path, pictures, fold_scaling=target)
+    model = folded(theirs, tmp_path, image_folder, fold_scaling=target)
     scaling, shift = PUBLISHED_SCALING[target]
     assert (model.config.scaling_factor, model.config.shift_factor) == (scaling, shift)
-    found = scaled_latents(model, pictures, scaling, shift)
+    found = scaled_latents(model, image_folder, scaling, shift)
     assert 1 / found.scaling == pytest.approx(1, abs=1e-5)
     if FAMILIES[family][1]:
         assert found.shift == pytest.approx(0, abs=1e-5)
@@ -60,65 +60,67 @@ def test_fixed_constants_see_latents_of_spread_1(family, target, tmp_path, pictu
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_the_same_pictures_come_out(family, per_channel, tmp_path, pictures):
+def test_the_same_images_come_out(family, per_channel, tmp_path, image_folder):
     theirs = diffusers_model(family, *SMALL)
-    model = folded(theirs, tmp_path, pictures, fold_scaling="flux", per_channel=per_channel)
-    expected = theirs(picture()).sample
-    assert (model(picture()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
+    model = folded(theirs, tmp_path, image_folder, fold_scaling="flux", per_channel=per_channel)
+    expected = theirs(image()).sample
+    assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
     # a program that was made for the constants: encode, scale, unscale, decode
     scaling, shift = PUBLISHED_SCALING["flux"]
-    latents = (model.encode(picture()).latent_dist.mode() - shift) * scaling
+    latents = (model.encode(image()).latent_dist.mode() - shift) * scaling
     again = model.decode(latents / scaling + shift).sample
     assert (again - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_per_channel_brings_each_channel_to_spread_1(tmp_path, pictures):
-    model = folded(diffusers_model("sdxl", *SMALL), tmp_path, pictures, fold_scaling="sd", per_channel=True)
-    found = scaled_latents(model, pictures, *PUBLISHED_SCALING["sd"])
+def test_per_channel_brings_each_channel_to_spread_1(tmp_path, image_folder):
+    model = folded(
+        diffusers_model("sdxl", *SMALL), tmp_path, image_folder, fold_scaling="sd", per_channel=True
+    )
+    found = scaled_latents(model, image_folder, *PUBLISHED_SCALING["sd"])
     assert torch.allclose(found.std, torch.ones_like(found.std), atol=1e-5)
     assert found.mean.abs().max() < 1e-5
 
 
-def test_added_quant_convolutions_take_the_shift(tmp_path, pictures):
+def test_added_quant_convolutions_take_the_shift(tmp_path, image_folder):
     theirs = diffusers_model("flux", *SMALL)
-    model = folded(theirs, tmp_path, pictures, fold_scaling="flux", add_quant_conv=True)
+    model = folded(theirs, tmp_path, image_folder, fold_scaling="flux", add_quant_conv=True)
     assert model.config.use_quant_conv
     assert model.config.use_post_quant_conv
-    found = scaled_latents(model, pictures, *PUBLISHED_SCALING["flux"])
+    found = scaled_latents(model, image_folder, *PUBLISHED_SCALING["flux"])
     assert found.shift == pytest.approx(0, abs=1e-5)
-    expected = theirs(picture()).sample
-    assert (model(picture()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
+    expected = theirs(image()).sample
+    assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_sampled_latents_follow(tmp_path, pictures):
+def test_sampled_latents_follow(tmp_path, image_folder):
     theirs = diffusers_model("sdxl", *SMALL)
-    model = folded(theirs, tmp_path, pictures, fold_scaling="flux")
-    before, after = theirs.encode(picture()).latent_dist, model.encode(picture()).latent_dist
+    model = folded(theirs, tmp_path, image_folder, fold_scaling="flux")
+    before, after = theirs.encode(image()).latent_dist, model.encode(image()).latent_dist
     ratio = after.std / before.std
     assert torch.allclose(ratio, ratio.flatten()[0].expand_as(ratio), rtol=1e-4)
     factor = (after.mean - after.mean.mean()) / (before.mean - before.mean.mean())
     assert torch.allclose(ratio.flatten()[0], factor.median(), rtol=1e-4)
 
 
-def test_what_carries_its_own_statistics_is_not_folded(tmp_path, pictures):
+def test_what_carries_its_own_statistics_is_not_folded(tmp_path, image_folder):
     with pytest.raises(UserError, match="carries the statistics of its latents"):
-        folded(diffusers_model("flux2", *SMALL), tmp_path, pictures, fold_scaling="flux")
+        folded(diffusers_model("flux2", *SMALL), tmp_path, image_folder, fold_scaling="flux")
 
 
-def test_a_second_pair_of_quant_convolutions_is_refused(tmp_path, pictures):
+def test_a_second_pair_of_quant_convolutions_is_refused(tmp_path, image_folder):
     with pytest.raises(UserError, match="has its quant convolutions already"):
-        folded(diffusers_model("sdxl", *SMALL), tmp_path, pictures, add_quant_conv=True)
+        folded(diffusers_model("sdxl", *SMALL), tmp_path, image_folder, add_quant_conv=True)
 
 
-def test_measuring_alone_changes_no_weight(tmp_path, pictures):
+def test_measuring_alone_changes_no_weight(tmp_path, image_folder):
     theirs = diffusers_model("sdxl", *SMALL)
-    model = folded(theirs, tmp_path, pictures)
+    model = folded(theirs, tmp_path, image_folder)
     assert model.config.scaling_factor == 0.13025  # the file's own, on which programs rely
     for name, value in theirs.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
 
 
-def test_an_unmeasured_latent_norm_is_measured(tmp_path, pictures):
+def test_an_unmeasured_latent_norm_is_measured(tmp_path, image_folder):
     theirs = diffusers_model("flux2", *SMALL)
     theirs.bn.running_mean.zero_()
     theirs.bn.running_var.fill_(1)
@@ -127,7 +129,7 @@ def test_an_unmeasured_latent_norm_is_measured(tmp_path, pictures):
         ExportConfig(
             vae=(str(tmp_path / "theirs"),),
             output=str(tmp_path / "out"),
-            data_path=str(pictures),
+            data_path=str(image_folder),
             image_size=SIZE,
         ),
         say=lambda _line: None,
@@ -135,7 +137,7 @@ def test_an_unmeasured_latent_norm_is_measured(tmp_path, pictures):
     ours = load_vae(tmp_path / "out").autoencoder
     assert ours.bn.running_mean.abs().min() > 0
     sums = LatentSums()
-    for path in sorted(pictures.rglob("*.png")):
+    for path in sorted(image_folder.rglob("*.png")):
         pixels = np.array(Image.open(path))[4:36, 8:40]
         crop = torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 127.5 - 1
         posterior = ours.encode(crop)

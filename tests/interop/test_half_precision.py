@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.interop.families import SMALL, diffusers_model, picture
+from tests.interop.families import SMALL, diffusers_model, image
 from vae.config.export_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.half_precision import FP16_LARGEST, LargestActivation, largest_activation
@@ -19,10 +19,10 @@ def model(tmp_path):
 
 
 def test_an_activation_is_found_in_the_module_that_makes_it(model):
-    quiet = largest_activation(model, [picture()])
+    quiet = largest_activation(model, [image()])
     assert 0 < quiet.value < 1000
     model.decoder.mid_block.resnets[1].conv1.bias[3] = 7e4
-    found = largest_activation(model, [picture()])
+    found = largest_activation(model, [image()])
     assert found.module == "decoder.mid_block.resnets.1.conv1"
     assert found.value == pytest.approx(7e4, rel=0.01)
     # and fp16 does overflow there
@@ -33,7 +33,7 @@ def test_an_activation_is_found_in_the_module_that_makes_it(model):
 
 
 def test_hooks_do_not_stay(model):
-    largest_activation(model, [picture()])
+    largest_activation(model, [image()])
     assert not any(part._forward_hooks for part in model.modules())
 
 
@@ -46,12 +46,12 @@ def test_half_of_fp16_is_near():
 
 
 @pytest.mark.parametrize(("bias", "upcast"), [(0.0, False), (5e4, True)])
-def test_the_config_asks_for_fp32_where_fp16_overflows(bias, upcast, tmp_path, pictures):
+def test_the_config_asks_for_fp32_where_fp16_overflows(bias, upcast, tmp_path, image_folder):
     theirs = diffusers_model("sd", *SMALL)
     theirs.decoder.mid_block.resnets[1].conv1.bias[3] += bias
     theirs.save_pretrained(tmp_path / "theirs")
     lines = []
-    options = {"data_path": str(pictures), "image_size": 32, "dtype": "fp16"}
+    options = {"data_path": str(image_folder), "image_size": 32, "dtype": "fp16"}
     paths = {"vae": (str(tmp_path / "theirs"),), "output": str(tmp_path / "out")}
     export(ExportConfig(**paths, **options), say=lines.append)
     assert any(line.startswith("WARNING: the largest activation") for line in lines) is upcast

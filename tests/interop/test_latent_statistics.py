@@ -40,7 +40,7 @@ def test_they_are_those_of_many_samples():
     assert found.scaling == pytest.approx(1 / samples.std().item(), rel=0.01)
 
 
-def test_they_do_not_depend_on_how_pictures_are_batched():
+def test_they_do_not_depend_on_how_images_are_batched():
     parts = posteriors(4)
     whole = Posterior(torch.cat([p.mean for p in parts]), torch.cat([p.logvar for p in parts]))
     one, other = sums_of(parts).statistics(), sums_of([whole]).statistics()

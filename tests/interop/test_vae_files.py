@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.interop.families import FAMILIES, SMALL, diffusers_model, picture, research_model, save_research
+from tests.interop.families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.errors import EXIT_CONFIG, UserError
 from vae.config.options import Config, flatten
 from vae.interop.checkpoint_file import save_checkpoint
@@ -64,7 +64,7 @@ def test_prefixes_and_what_stands_beside_are_passed_over(prefix, tmp_path):
         more["model_ema.decay"] = torch.tensor(0.999)
     loaded = load_vae(save_research(tmp_path / "model.safetensors", theirs, prefix, more))
     assert loaded.kind == "compvis"
-    latents = theirs.encode(picture())
+    latents = theirs.encode(image())
     assert (loaded.autoencoder.decode(latents) - theirs.decode(latents)).abs().max() < 1e-5
 
 
@@ -99,23 +99,23 @@ def checkpoint(tmp_path):
     """A checkpoint with different raw and averaged weights."""
     values = {"channels": [8, 16], "layers_per_block": 1, "norm_groups": 4, "z_channels": 4}
     shape = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    raw, averaged = (AutoencoderKL(type(Config().model)(**shape)) for _ in range(2))
+    raw, ema = (AutoencoderKL(type(Config().model)(**shape)) for _ in range(2))
     content = {
         "model": raw.state_dict(),
-        "averaged": averaged.state_dict(),
+        "ema": ema.state_dict(),
         "config": {**flatten(Config()), **values},
         "position": {"step": 12},
         "stages": [{"image_size": 32}],
     }
     save_checkpoint(tmp_path / "checkpoint_epoch_1.pt", content)
-    return tmp_path / "checkpoint_epoch_1.pt", raw, averaged
+    return tmp_path / "checkpoint_epoch_1.pt", raw, ema
 
 
-@pytest.mark.parametrize("which", ["averaged", "raw"])
+@pytest.mark.parametrize("which", ["ema", "raw"])
 def test_a_checkpoint_gives_the_weights_that_are_asked_for(checkpoint, which):
-    path, raw, averaged = checkpoint
+    path, raw, ema = checkpoint
     loaded = load_vae(path, weights=which)
-    expected = {"raw": raw, "averaged": averaged}[which].state_dict()
+    expected = {"raw": raw, "ema": ema}[which].state_dict()
     for name, value in loaded.autoencoder.state_dict().items():
         assert torch.equal(value, expected[name])
     assert (loaded.kind, loaded.file.step, loaded.file.sample_size) == ("checkpoint", 12, 32)
@@ -125,7 +125,7 @@ def test_a_checkpoint_gives_the_weights_that_are_asked_for(checkpoint, which):
 def test_a_checkpoint_without_averages_gives_its_raw_weights(checkpoint):
     path, raw, _ = checkpoint
     content = torch.load(path, weights_only=True)
-    save_checkpoint(path, {**content, "averaged": None, "latent_scaling": [0.5, 0.25]})
+    save_checkpoint(path, {**content, "ema": None, "latent_scaling": [0.5, 0.25]})
     loaded = load_vae(path)
     assert torch.equal(loaded.autoencoder.encoder.conv_in.weight, raw.encoder.conv_in.weight)
     assert (loaded.scaling_factor, loaded.shift_factor) == (0.5, 0.25)
@@ -186,7 +186,7 @@ def other_decoder(tensors):
         (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), "attention inside its levels"),
         (put("encoder.extra.weight", torch.zeros(1)), "has the unknown encoder.extra.weight"),
         (time_axis, "video VAE"),
-        (four_channels, "another shape of encoder.conv_in.weight: its pictures have 4 channels"),
+        (four_channels, "another shape of encoder.conv_in.weight: its images have 4 channels"),
         (other_decoder, "its decoder begins 96 wide, its encoder ends 32 wide"),
         (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite, in decoder.conv_out"),
         (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "fp8 weights .decoder"),
@@ -249,14 +249,12 @@ def test_a_damaged_checkpoint_is_named(checkpoint):
     assert "damaged" in error_of(path)
 
 
-@pytest.mark.parametrize("name", ["nothing", "model.gguf", "picture.png"])
+@pytest.mark.parametrize("name", ["nothing", "model.gguf", "image.png"])
 def test_other_paths(name, tmp_path):
     if name != "nothing":
         (tmp_path / name).write_bytes(b"GGUF")
     text = error_of(tmp_path / name)
-    assert {"nothing": "no such file", "model.gguf": "GGUF", "picture.png": "not a .safetensors"}[
-        name
-    ] in text
+    assert {"nothing": "no such file", "model.gguf": "GGUF", "image.png": "not a .safetensors"}[name] in text
 
 
 def test_a_run_that_has_shipped_nothing_names_its_checkpoints(checkpoint):

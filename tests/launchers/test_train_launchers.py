@@ -78,7 +78,7 @@ def test_launchers_hold_no_numbers_of_a_recipe():
 # --- demo ----------------------------------------------------------------------------------------
 
 
-def test_demo_draws_pictures_once_and_takes_the_next_free_folder(project):
+def test_demo_draws_images_once_and_takes_the_next_free_folder(project):
     project.train("--demo")
     drawn, trained = project.calls()
     assert drawn == ["prepare_data.py", "--mode", "demo", "--output_dir", "./data/demo"]
@@ -94,7 +94,7 @@ def test_demo_draws_pictures_once_and_takes_the_next_free_folder(project):
     assert project.calls()[-1][3:5] == ["--output_dir", "./outputs/demo"]
 
 
-def test_demo_trains_on_the_users_pictures_where_there_are_some(project):
+def test_demo_trains_on_the_users_images_where_there_are_some(project):
     (project.folder / "data/train/deep").mkdir(parents=True)
     (project.folder / "data/train/deep/1.jpg").touch()
     project.train("--demo")

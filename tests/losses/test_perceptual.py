@@ -15,7 +15,7 @@ from vae.losses.perceptual import FeatureDistance, LeanMaxPool, PerceptualLoss, 
 NETS = ("vgg", "alex", "squeeze")
 
 
-def pictures(batch: int = 3, height: int = 48, width: int = 35) -> tuple[Tensor, Tensor]:
+def image_pair(batch: int = 3, height: int = 48, width: int = 35) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(batch, 3, height, width, generator=generator) * 2 - 1
     recon = (images + 0.2 * torch.randn(images.shape, generator=generator)).clamp(-1, 1)
@@ -36,7 +36,7 @@ def small(weights_files) -> PerceptualLoss:
 @pytest.mark.parametrize("net", NETS)
 def test_equals_the_package(net, packages, weights_files):
     ours = build_perceptual(net, weights_files[net], torch.float32, "cpu")
-    recon, images = pictures()
+    recon, images = image_pair()
     expected = packages[net](recon, images).flatten()
     assert expected.min() > 0.005
     assert (ours(recon, images) - expected).abs().max() < 1e-6
@@ -49,7 +49,7 @@ def test_equals_the_package(net, packages, weights_files):
 def test_equals_the_package_where_features_are_cut_into_pieces(
     packages, small, monkeypatch, elements, layout
 ):
-    recon, images = (each.contiguous(memory_format=layout) for each in pictures(2, 64, 64))
+    recon, images = (each.contiguous(memory_format=layout) for each in image_pair(2, 64, 64))
     whole = gradient(small, recon, images)
     monkeypatch.setattr(perceptual, "CPU_PIECE_ELEMENTS", elements)
     assert (small(recon, images) - packages["alex"](recon, images).flatten()).abs().max() < 1e-6
@@ -57,7 +57,7 @@ def test_equals_the_package_where_features_are_cut_into_pieces(
 
 
 def test_gives_gradient_to_the_reconstruction_alone(small):
-    recon, images = (each.requires_grad_() for each in pictures())
+    recon, images = (each.requires_grad_() for each in image_pair())
     small.train()(recon, images).sum().backward()
     assert (recon.grad.flatten(1).norm(dim=1) > 0).all()
     assert images.grad is None
@@ -65,8 +65,8 @@ def test_gives_gradient_to_the_reconstruction_alone(small):
     assert not list(module for module in small.modules() if isinstance(module, torch.nn.Dropout))
 
 
-def test_equal_pictures_and_dead_features_have_a_finite_gradient(small):
-    _, images = pictures()
+def test_equal_images_and_dead_features_have_a_finite_gradient(small):
+    _, images = image_pair()
     assert small(images, images).tolist() == [0.0, 0.0, 0.0]
     assert torch.equal(gradient(small, images, images), torch.zeros_like(images))
 
@@ -100,7 +100,7 @@ def test_pooling_equals_stock_with_ties(window, ceil_mode, dtype):
 
 def test_images_do_not_touch_each_other(weights_files):
     loss = build_perceptual("squeeze", weights_files["squeeze"], torch.float64, "cpu")
-    recon, images = (each.double() for each in pictures())
+    recon, images = (each.double() for each in image_pair())
     whole, whole_gradient = loss(recon, images), gradient(loss, recon, images)
     for index in range(3):
         one = slice(index, index + 1)
@@ -113,7 +113,7 @@ def test_images_do_not_touch_each_other(weights_files):
 def test_half_precision_is_close(small, weights_files, dtype, tolerance):
     """8 and 11 bits of each feature (2^-8, 2^-11) through a few layers; the sum itself is fp32."""
     half = build_perceptual("alex", weights_files["alex"], dtype, "cpu")
-    recon, images = pictures()
+    recon, images = image_pair()
     recon = recon.to(dtype)
     found, expected = half(recon, images), small(recon.float(), images)
     assert found.dtype == torch.float32
@@ -126,7 +126,7 @@ def test_half_precision_is_close(small, weights_files, dtype, tolerance):
 def test_channels_last_changes_nothing(small, weights_files):
     loss = build_perceptual("alex", weights_files["alex"], torch.float32, "cpu")
     loss = loss.to(memory_format=torch.channels_last)
-    recon, images = pictures()
+    recon, images = image_pair()
     nhwc = recon.to(memory_format=torch.channels_last)
     assert torch.allclose(loss(nhwc, images.to(memory_format=torch.channels_last)), small(recon, images))
     slope = gradient(loss, nhwc, images)
@@ -173,7 +173,7 @@ def test_random_trunk_is_the_same_anywhere_and_leaves_the_generator_alone():
     torch.manual_seed(8)
     other = build_perceptual("random", None, torch.float32, "cpu")
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    recon, images = pictures()
+    recon, images = image_pair()
     assert (one(recon, images) > 0.01).all()
     assert (gradient(one, recon, images).flatten(1).norm(dim=1) > 0).all()
 

@@ -29,7 +29,7 @@ SPEC = StepSpec(
     batch=4,
     dtype=torch.float32,
     channels_last=False,
-    averaged=True,
+    ema=True,
 )
 
 
@@ -39,7 +39,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
     with LiveBytes() as counter:
         model = AutoencoderKL(spec.model).to(memory_format=layout)
         set_recompute(model, spec.recompute)
-        averaged = AutoencoderKL(spec.model) if spec.averaged else None
+        ema = AutoencoderKL(spec.model) if spec.ema else None
         networks = Networks(model, None, None, spec.dtype, spec.channels_last)
         if spec.loss.adversarial_weight:
             networks.discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
@@ -62,7 +62,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
             before = counter.peak = counter.current
             compute_gradients(networks, inputs, sizes, spec.loss)
             apply_update(optimizers, state, OptimConfig(), fp16=False, empty=False)
-        assert averaged is None or averaged.config is spec.model
+        assert ema is None or ema.config is spec.model
         return before, counter.peak - before
 
 
@@ -85,7 +85,7 @@ def test_prediction_is_the_peak_of_the_real_step(loss, micro_batch, monkeypatch)
 def test_many_passes_with_a_discriminator_keep_every_reconstruction():
     # its block runs after the autoencoder's last pass and needs the reconstructions of all of them
     loss = replace(ALL, perceptual_weight=0.0)
-    spec = replace(SPEC, loss=loss, batch=9, averaged=False)
+    spec = replace(SPEC, loss=loss, batch=9, ema=False)
     resident, working = measured(spec, 1)
     assert step_memory(spec, 1).working == pytest.approx(working, rel=0.01)
     assert step_memory(spec, 1).resident == pytest.approx(resident, rel=0.01)
@@ -117,7 +117,7 @@ def test_prediction_in_bands_of_rows(monkeypatch):
     deep = ModelConfig(channels=(16, 32, 32, 32), layers_per_block=1, norm_groups=4, z_channels=4)
     spec = replace(SPEC, model=deep, image_size=128, batch=1, recompute="all", channels_last=True)
     _, whole = measured(spec, 1)
-    monkeypatch.setattr(live_bytes, "_COUNTED", {})  # what was counted of whole pictures
+    monkeypatch.setattr(live_bytes, "_COUNTED", {})  # what was counted of whole images
     with in_bands(2**14):
         resident, working, _ = plan._count.__wrapped__(spec, 1)
         expected_resident, expected_working = measured(spec, 1)
@@ -151,7 +151,7 @@ def test_adversarial_training_costs_more():
 
 
 def test_what_is_left_out_costs_nothing():
-    assert step_memory(replace(SPEC, averaged=False), 2).resident < step_memory(SPEC, 2).resident
+    assert step_memory(replace(SPEC, ema=False), 2).resident < step_memory(SPEC, 2).resident
     lpips = replace(SPEC, loss=replace(PIXELS_ONLY, perceptual_weight=1.0))
     assert step_memory(lpips, 2).total > step_memory(SPEC, 2).total
     half = replace(SPEC, dtype=torch.bfloat16)
@@ -177,7 +177,7 @@ def test_auto_takes_the_largest_that_fits(batch):
                 choose_step(spec, available, "auto", "none")
 
 
-def test_auto_takes_the_whole_batch_where_gradients_weigh_more_than_pictures():
+def test_auto_takes_the_whole_batch_where_gradients_weigh_more_than_images():
     # one pass needs no gradients of an earlier one: the whole batch can fit where one image less does not
     wide = ModelConfig(channels=(128, 128), layers_per_block=1, norm_groups=4, z_channels=4)
     spec = replace(SPEC, model=wide, image_size=16, batch=5)

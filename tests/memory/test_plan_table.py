@@ -13,11 +13,12 @@ from vae.config.options import RECOMPUTE, build
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
 from vae.gpus import CARDS, lookup_card
+from vae.host import GIB
 from vae.losses.perceptual import build_perceptual
 from vae.memory import plan_table
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import GIB, StepMemory, choose_step, step_memory
+from vae.memory.plan import StepMemory, choose_step, step_memory
 from vae.memory.plan_table import (
     DRIVER_AND_CONTEXT_GIB,
     HEAD,

@@ -1,4 +1,4 @@
-"""The discriminator: pix2pix' PatchGAN in shape, one picture's logits untouched by another's pixels."""
+"""The discriminator: pix2pix' PatchGAN in shape, one image's logits untouched by another's pixels."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_first_weights_are_pix2pix():
     assert abs(float(weights.mean())) < 1e-3
 
 
-def test_pictures_do_not_touch_each_other():
+def test_images_do_not_touch_each_other():
     model = Discriminator(8, 3).double()
     images = torch.rand(3, 3, 32, 32, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(images)[1].sum(), images)
@@ -65,7 +65,7 @@ def test_pictures_do_not_touch_each_other():
     assert gradient[1].abs().max() > 0
 
 
-def test_learns_to_tell_noise_from_flat_pictures():
+def test_learns_to_tell_noise_from_flat_images():
     torch.manual_seed(0)
     model = Discriminator(8, 2)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)

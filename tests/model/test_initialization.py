@@ -11,7 +11,7 @@ from torch import nn
 from vae.config.options import ModelConfig
 from vae.model import layers
 from vae.model.autoencoder import AutoencoderKL
-from vae.model.initialization import initialize, natural_pictures
+from vae.model.initialization import initialize, natural_images
 
 SMALL = {"channels": (32, 64, 64, 64), "layers_per_block": 1, "norm_groups": 8}
 ODD = [
@@ -35,8 +35,8 @@ def warm_model(seed: int = 0, **shape) -> AutoencoderKL:
     return copy.deepcopy(initialized(ModelConfig(**shape), seed))
 
 
-def unseen_pictures() -> torch.Tensor:
-    """Pictures of another spectrum than the fitted ones: edges of random discs, softly lit."""
+def unseen_images() -> torch.Tensor:
+    """Images of another spectrum than the fitted ones: edges of random discs, softly lit."""
     generator = torch.Generator().manual_seed(5)
     images = torch.zeros(4, 3, 128, 128)
     grid = torch.arange(128.0)
@@ -62,10 +62,10 @@ def enlarged_reduction(images: torch.Tensor, factor: int) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_untrained_codec_beats_reducing_and_enlarging():
-    natural = natural_pictures(26, 128)[24:]  # the fits see the first 24
+    natural = natural_images(26, 128)[24:]  # the fits see the first 24
     model = warm_model(**SMALL)
     with torch.no_grad():
-        for images in (natural, unseen_pictures()):
+        for images in (natural, unseen_images()):
             recon, mean, _ = model(images)
             assert psnr(recon, images) > psnr(enlarged_reduction(images, 8), images) + 0.7
         assert 0.7 < mean.std() < 1.5
@@ -74,7 +74,7 @@ def test_untrained_codec_beats_reducing_and_enlarging():
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [SMALL, {**SMALL, "use_quant_conv": True}])
 def test_bf16_costs_less_than_half_a_decibel(shape):
-    images = unseen_pictures()
+    images = unseen_images()
     model = warm_model(**shape)
     with torch.no_grad():
         exact, rounded = model(images)[0], model(images.bfloat16())[0]
@@ -98,7 +98,7 @@ def test_rounding_in_an_operation_moves_the_weights_by_rounding_alone(monkeypatc
 
 def test_latents_have_unit_variance_and_little_noise():
     with torch.no_grad():
-        posterior = warm_model(**SMALL).encode(natural_pictures(32, 128))
+        posterior = warm_model(**SMALL).encode(natural_images(32, 128))
     std = posterior.mean.std(dim=(0, 2, 3))
     assert std.min() > 0.8
     assert std.max() < 1.2
@@ -109,7 +109,7 @@ def test_latents_have_unit_variance_and_little_noise():
 @pytest.mark.parametrize("shape", [SMALL, *ODD])
 def test_every_weight_learns(shape):
     model = warm_model(**shape)
-    images = natural_pictures(2, 64)
+    images = natural_images(2, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     moved = set()
     for step in range(3):
@@ -128,7 +128,7 @@ def test_every_weight_learns(shape):
 def test_no_channel_is_dead():
     """Each output channel of each convolution gets a gradient, not only each tensor."""
     model = warm_model(**SMALL)
-    images = natural_pictures(2, 64)
+    images = natural_images(2, 64)
     (model(images)[0] - images).abs().mean().backward()
     torch.optim.SGD(model.parameters(), lr=1e-2).step()
     model.zero_grad()

@@ -13,7 +13,7 @@ from tests.test_step import plain_losses
 from tests.toy_networks import ALL_LOSSES, gradients, relative_difference, toy_inputs, toy_networks
 from vae.config.options import RECOMPUTE, ModelConfig
 from vae.model.autoencoder import AutoencoderKL
-from vae.model.recompute import RUNGS, set_recompute
+from vae.model.recompute import RECOMPUTE_LEVELS, set_recompute
 from vae.ops.attention import attention_reference
 from vae.ops.resample import upsample_conv_reference
 from vae.step import compute_gradients
@@ -80,7 +80,7 @@ def test_gradients_equal_plain_autograd_of_the_formulas(exact, rung, channels_la
 @pytest.mark.slow
 @pytest.mark.parametrize("rung", ["none", "activations", "all"])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_gradients_of_pictures_in_bands_of_rows(exact, rung, channels_last):
+def test_gradients_of_images_in_bands_of_rows(exact, rung, channels_last):
     with in_bands(300):
         every = rung_gradients(rung, channels_last=channels_last)
     for found, expected in zip(every, exact, strict=True):
@@ -198,7 +198,7 @@ def test_a_rung_leaves_no_trace_of_another():
 
 
 def test_every_rung_of_the_option_is_there_and_names_stay():
-    assert tuple(RUNGS) == RECOMPUTE
+    assert tuple(RECOMPUTE_LEVELS) == RECOMPUTE
     model = AutoencoderKL(DEEP)
     names = list(model.state_dict())
     set_recompute(model, "all")

@@ -1,4 +1,4 @@
-"""Operations that take a picture in bands of rows are the same operations."""
+"""Operations that take an image in bands of rows are the same operations."""
 
 from contextlib import contextmanager
 
@@ -26,7 +26,7 @@ BANDS = [1, 100, 10**6]  # elements: a row at a time, a few rows, each image who
 
 @contextmanager
 def in_bands(elements):
-    """Every picture is large, and bands have so many elements."""
+    """Every image is large, and bands have so many elements."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(bands, "WHOLE_ELEMENTS", 0)
         patches.setattr(bands, "BAND_ELEMENTS", elements)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vae.memory.live_bytes import LiveBytes
-from vae.ops import norm_pieces
+from vae.ops import norm_torch as norm_torch
 from vae.ops.norm import (
     group_norm,
     group_norm_reference,
@@ -91,7 +91,7 @@ def results(function, inputs, grad, *rest):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("piece", [1, 7, 64, 2**18])
 def test_pieces_equal_the_reference_in_every_precision(shape, groups, layout, piece, monkeypatch):
-    monkeypatch.setattr(norm_pieces, "CPU_PIECE_ELEMENTS", piece)
+    monkeypatch.setattr(norm_torch, "CPU_PIECE_ELEMENTS", piece)
     generator = torch.Generator().manual_seed(0)
     draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1])]
     for dtype, tolerance in TOLERANCE.items():
@@ -145,7 +145,7 @@ def test_the_parts_make_up_the_whole():
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("piece", [7, 2**18])
 def test_the_gradient_may_be_written_over_the_one_handed_in(layout, silu, piece, monkeypatch):
-    monkeypatch.setattr(norm_pieces, "CPU_PIECE_ELEMENTS", piece)
+    monkeypatch.setattr(norm_torch, "CPU_PIECE_ELEMENTS", piece)
     h, weight, bias = (t.detach() for t in tensors())
     h, grad = h.contiguous(memory_format=layout), torch.randn_like(h).contiguous(memory_format=layout)
     arguments = (h, *norm_statistics(h, 3, EPS), weight, bias, 3, silu)

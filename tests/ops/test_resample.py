@@ -35,7 +35,7 @@ def results(function, inputs):
 
 
 def plain_downsample(h, weight, bias):
-    """The formula with explicit sums over the taps of a picture padded by a row below and a column right."""
+    """The formula with explicit sums over the taps of an image padded by a row below and a column right."""
     batch, _, height, width = h.shape
     out = bias.view(1, -1, 1, 1).expand(batch, -1, height // 2, width // 2)
     padded = torch.cat([h, h.new_zeros(*h.shape[:3], 1)], 3)

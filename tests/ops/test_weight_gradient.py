@@ -64,7 +64,7 @@ def test_bands_are_activated_one_by_one(narrow_bands):
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 9, 7), (2, 3, 8, 6), (3, 2, 1, 5)])
-def test_a_convolution_of_enlarged_pictures(shape):
+def test_a_convolution_of_enlarged_images(shape):
     h, weight = drawn(*shape), drawn(5, shape[1], 3, 3)
     grad = drawn(shape[0], 5, 2 * shape[2], 2 * shape[3])
     whole = expected(lambda h, *t: F.conv2d(F.interpolate(h, scale_factor=2), *t, padding=1), h, weight, grad)

@@ -17,19 +17,19 @@ Expected = dict[str, tuple[str, str]]
 
 
 def detailed(seed=0, height=64, width=64):
-    """A picture without two equal pixels side by side; no two seeds give the same."""
+    """An image without two equal pixels side by side; no two seeds give the same."""
     noise = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def encoded(picture, kind, **options):
+def encoded(image, kind, **options):
     buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
 def flipped_scan(whole):
-    """One byte of the scan changed so that libjpeg complains, though Pillow gives a picture all the same."""
+    """One byte of the scan changed so that libjpeg complains, though Pillow gives an image all the same."""
     import simplejpeg
 
     start = whole.index(b"\xff\xda") + 20
@@ -43,8 +43,8 @@ def flipped_scan(whole):
     raise AssertionError("no such byte")
 
 
-def many_scans(picture):
-    whole = encoded(picture, "JPEG", progressive=True)
+def many_scans(image):
+    whole = encoded(image, "JPEG", progressive=True)
     last = whole.rindex(b"\xff\xda")
     return whole[:last] + whole[last:-2] * 2000 + b"\xff\xd9"
 
@@ -196,7 +196,7 @@ def _passed_over(folder: Path) -> Expected:
 
 
 SKIPPED = {
-    "folder_named_like_picture": 1,
+    "folder_named_like_image": 1,
     "special_file": 2,
     "system_file": 3,
     "other_file": 1,

@@ -10,22 +10,23 @@ from PIL import Image, ImageFilter
 
 from tests.conftest import ROOT, run_script
 from vae.config.errors import DataError, UserError
-from vae.data.manifest import file_sha256, write_manifest
-from vae.prepare.analysis import AnalyzeOptions, analyze
-from vae.prepare.checking import Rules
-from vae.prepare.dataset_stats import histogram
-from vae.prepare.demo import draw_picture
-from vae.prepare.grouping import HASHES_NAME
-from vae.prepare.measuring import colorfulness, estimate_jpeg_quality, measure_file, sharpness
+from vae.data.manifest import write_manifest
+from vae.files import sha256_of_file
+from vae.prepare.analyze.dataset_stats import histogram
+from vae.prepare.analyze.measure_file import colorfulness, estimate_jpeg_quality, measure_file, sharpness
+from vae.prepare.analyze.run import AnalyzeOptions, analyze
+from vae.prepare.check_file import Rules
+from vae.prepare.demo.draw import draw_image
+from vae.prepare.split.grouping import HASHES_NAME
 
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Pictures of known sizes and kinds, twins, and two that cannot be read."""
+    """Images of known sizes and kinds, twins, and two that cannot be read."""
     root = tmp_path_factory.mktemp("set")
-    drawn = [Image.fromarray(draw_picture(128, 1, index)) for index in range(4)]
+    drawn = [Image.fromarray(draw_image(128, 1, index)) for index in range(4)]
     drawn[0].resize((1600, 1100)).save(root / "large.jpg", quality=60)
     drawn[1].resize((800, 1200)).save(root / f"{EVIL}.png")
     drawn[1].resize((400, 600)).save(root / "half.webp", quality=90)
@@ -49,9 +50,9 @@ def analysis(folder, tmp_path_factory):
 
 def test_numbers_of_the_set(analysis, folder):
     stats, _ = analysis
-    assert stats["pictures"] == 7
+    assert stats["images"] == 7
     assert {reason: one["count"] for reason, one in stats["rejected"].items()} == {"truncated": 1, "empty": 1}
-    sizes = {one["image_size"]: one["pictures"] for one in stats["resolutions"]}
+    sizes = {one["image_size"]: one["images"] for one in stats["resolutions"]}
     assert sizes == {512: 3, 768: 2, 1024: 1, 1536: 0, 2048: 0, 2560: 0}
     read = [
         path
@@ -130,12 +131,12 @@ def test_measures_against_values_by_hand(tmp_path):
     assert found.brightness == pytest.approx(luma / 2, rel=1e-5)
     assert found.contrast == pytest.approx(luma / 2, rel=1e-5)
     assert found.clipped == 0.5
-    assert (found.width, found.height, found.sha256) == (64, 64, file_sha256(tmp_path / "half.png"))
+    assert (found.width, found.height, found.sha256) == (64, 64, sha256_of_file(tmp_path / "half.png"))
 
 
 @pytest.mark.parametrize("quality", [1, 10, 35, 50, 75, 90, 95, 100])
 def test_jpeg_quality_is_found(tmp_path, quality):
-    Image.fromarray(draw_picture(64, 0, 0)).save(tmp_path / "a.jpg", quality=quality)
+    Image.fromarray(draw_image(64, 0, 0)).save(tmp_path / "a.jpg", quality=quality)
     assert abs(estimate_jpeg_quality(tmp_path / "a.jpg") - quality) <= 1
 
 
@@ -155,7 +156,7 @@ def test_a_prepared_set_keeps_its_hashes_and_others_are_left_alone(folder, tmp_p
     write_manifest(tmp_path / "manifest.jsonl", [])
     for _ in range(2):
         analyze(AnalyzeOptions(str(tmp_path), str(tmp_path / "s.json"), num_workers="1"))
-        assert (tmp_path / HASHES_NAME).read_text().startswith(file_sha256(tmp_path / "one.png"))
+        assert (tmp_path / HASHES_NAME).read_text().startswith(sha256_of_file(tmp_path / "one.png"))
         assert len((tmp_path / HASHES_NAME).read_text().splitlines()) == 1
 
 
@@ -167,7 +168,7 @@ def test_mistakes_are_told(folder, tmp_path):
         (
             {"input_dir": str(tmp_path / "bad")},
             DataError,
-            "none of 1 pictures can be read, for example a.png",
+            "none of 1 images can be read, for example a.png",
         ),
         ({"output_file": str(tmp_path / "x/s.json")}, UserError, "folder .* is missing"),
         ({"output_file": str(tmp_path / "s.html")}, UserError, "ending in .json"),
@@ -186,5 +187,5 @@ def test_the_command_line(folder, tmp_path):
     words = ["--mode", "analyze", "--input_dir", str(folder), "--num_workers", "1", "--limit", "4"]
     done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_file", str(tmp_path / "s.json"))
     assert done.returncode == 0, done.stderr
-    assert "4 pictures" in done.stdout
+    assert "4 images" in done.stdout
     assert (tmp_path / "s.html").exists()

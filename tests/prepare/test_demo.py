@@ -1,4 +1,4 @@
-"""Demo pictures: the same everywhere, varied, with detail worth learning; and the script that writes them."""
+"""Demo images: the same everywhere, varied, with detail worth learning; and the script that writes them."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from PIL import Image
 
 from vae.data.decoding import decode_image
 from vae.data.folder import list_images
-from vae.prepare.demo import draw_picture
+from vae.prepare.demo.draw import draw_image
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = "57d4616f1b69be0b4a522b4147c048f6b3d3b2478279ea4ed5bc78a268c24c1e"
@@ -30,39 +30,39 @@ def psnr(left, right):
 
 
 def test_the_same_pixels_on_every_machine():
-    assert hashlib.sha256(draw_picture(96, 0, 0).tobytes()).hexdigest() == GOLDEN
+    assert hashlib.sha256(draw_image(96, 0, 0).tobytes()).hexdigest() == GOLDEN
 
 
-def test_seed_and_index_choose_the_picture():
-    pictures = [draw_picture(48, seed, index) for seed in (0, 1) for index in (0, 1)]
-    assert len({picture.tobytes() for picture in pictures}) == 4
-    assert np.array_equal(pictures[3], draw_picture(48, 1, 1))
+def test_seed_and_index_choose_the_image():
+    images = [draw_image(48, seed, index) for seed in (0, 1) for index in (0, 1)]
+    assert len({image.tobytes() for image in images}) == 4
+    assert np.array_equal(images[3], draw_image(48, 1, 1))
 
 
 @pytest.mark.parametrize("size", [1, 8, 33, 200])
 def test_any_size(size):
-    picture = draw_picture(size, 0, 2)
-    assert picture.shape == (size, size, 3)
-    assert picture.dtype == np.uint8
+    image = draw_image(size, 0, 2)
+    assert image.shape == (size, size, 3)
+    assert image.dtype == np.uint8
 
 
-def test_pictures_hold_detail_that_eightfold_reduction_loses():
+def test_images_hold_detail_that_eightfold_reduction_loses():
     """Bicubic from 1/8 of the side stays near 21 dB; 16 numbers per 8x8 block, well chosen, reach 28 dB."""
-    pictures = np.stack([draw_picture(128, 0, index) for index in range(8)])
+    images = np.stack([draw_image(128, 0, index) for index in range(8)])
     reduced = [
         np.asarray(Image.fromarray(p).resize((16, 16), Image.BOX).resize((128, 128), Image.BICUBIC))
-        for p in pictures
+        for p in images
     ]
-    bicubic = np.mean([psnr(*pair) for pair in zip(reduced, pictures, strict=True)])
-    blocks = pictures.reshape(8, 16, 8, 16, 8, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 192).astype(float)
+    bicubic = np.mean([psnr(*pair) for pair in zip(reduced, images, strict=True)])
+    blocks = images.reshape(8, 16, 8, 16, 8, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 192).astype(float)
     mean = blocks.mean(0)
     axes = np.linalg.svd(np.cov((blocks - mean).T))[0][:, :16]
     linear = psnr((blocks - mean) @ axes @ axes.T + mean, blocks)
     assert 16 < bicubic < 25
     assert linear > bicubic + 4
-    colors = pictures.reshape(8, -1, 3).mean(1)
+    colors = images.reshape(8, -1, 3).mean(1)
     assert np.ptp(colors, axis=0).min() > 30  # varied
-    assert all(picture.std() > 15 for picture in pictures)
+    assert all(image.std() > 15 for image in images)
 
 
 def test_script_writes_the_set_and_then_only_what_is_missing(tmp_path):
@@ -71,13 +71,13 @@ def test_script_writes_the_set_and_then_only_what_is_missing(tmp_path):
     assert first.returncode == 0, first.stderr
     names = list_images(tmp_path / "demo")
     assert names == ["demo_00000.png", "demo_00001.png", "demo_00002.png"]
-    assert np.array_equal(decode_image(tmp_path / "demo" / names[2]), draw_picture(64, 0, 2))
+    assert np.array_equal(decode_image(tmp_path / "demo" / names[2]), draw_image(64, 0, 2))
     (tmp_path / "demo" / names[1]).unlink()
     before = {name: (tmp_path / "demo" / name).stat().st_mtime_ns for name in names if name != names[1]}
-    assert "3 pictures, 1 of them drawn now" in prepare(*line).stdout
-    assert "3 pictures, 0 of them drawn now" in prepare(*line).stdout
+    assert "3 images, 1 of them drawn now" in prepare(*line).stdout
+    assert "3 images, 0 of them drawn now" in prepare(*line).stdout
     assert before == {name: (tmp_path / "demo" / name).stat().st_mtime_ns for name in before}
-    assert np.array_equal(decode_image(tmp_path / "demo" / names[1]), draw_picture(64, 0, 1))
+    assert np.array_equal(decode_image(tmp_path / "demo" / names[1]), draw_image(64, 0, 1))
 
     other = prepare(*line, "--seed", 1)
     assert other.returncode == 78
@@ -92,7 +92,7 @@ def test_script_in_parallel_and_as_jpeg(tmp_path):
     done = prepare(*line, "--format", "jpeg")
     assert done.returncode == 0, done.stderr
     assert list_images(tmp_path) == [f"demo_0000{index}.jpg" for index in range(4)]
-    assert psnr(decode_image(tmp_path / "demo_00003.jpg"), draw_picture(64, 0, 3)) > 33
+    assert psnr(decode_image(tmp_path / "demo_00003.jpg"), draw_image(64, 0, 3)) > 33
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_mistakes_are_one_line(tmp_path, arguments, code, word):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a process group's Ctrl-C")
 @pytest.mark.parametrize(("workers", "number"), [(0, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)])
-def test_signals_leave_whole_pictures_only(tmp_path, workers, number):
+def test_signals_leave_whole_images_only(tmp_path, workers, number):
     command = [sys.executable, str(ROOT / "prepare_data.py"), "--mode", "demo", "--output_dir", str(tmp_path)]
     process = subprocess.Popen(
         [*command, "--count", "5000", "--target_size", "64", "--num_workers", str(workers)],

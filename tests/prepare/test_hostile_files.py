@@ -1,4 +1,4 @@
-"""Files that were damaged at random or made to harm: pictures or reasons, in bounded time and memory."""
+"""Files that were damaged at random or made to harm: images or reasons, in bounded time and memory."""
 
 import json
 import sys
@@ -10,12 +10,12 @@ from benchmarks.fuzz_decoding import fuzz
 from tests.conftest import run_script
 from tests.data.test_decoding import png
 from tests.prepare.kinds import detailed, encoded
-from vae.prepare.checking import Rules
+from vae.prepare.check_file import Rules
 from vae.prepare.pool import Failure, Limits, run_each
-from vae.prepare.validating import check_file
+from vae.prepare.validate.run import check_file
 
 
-def test_random_damage_gives_pictures_or_reasons(tmp_path):
+def test_random_damage_gives_images_or_reasons(tmp_path):
     figures = fuzz(180, seed=1, num_workers=1, folder=tmp_path)
     assert sum(figures["outcomes"].values()) == 180
     assert not {"crashed", "hung", "out_of_memory"} & set(figures["outcomes"])
@@ -33,7 +33,7 @@ def test_two_thousand_damaged_files():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_a_bomb_meets_the_memory_limit_and_the_next_picture_is_fine(tmp_path):
+def test_a_bomb_meets_the_memory_limit_and_the_next_image_is_fine(tmp_path):
     """150 MB of pixels out of 150 kB, within --max_pixels, in a process that may take 128 MiB."""
     (tmp_path / "bomb.png").write_bytes(png(7000, 7000, 8, 2, bytes(7000 * (1 + 7000 * 3))))
     detailed(0).save(tmp_path / "good.png")
@@ -46,7 +46,7 @@ def test_a_bomb_meets_the_memory_limit_and_the_next_picture_is_fine(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_a_slow_picture_meets_the_time_limit(tmp_path):
+def test_a_slow_image_meets_the_time_limit(tmp_path):
     """A JPEG of as many scans over as many pixels as just passes; each takes some hundredths of a second."""
     whole = encoded(detailed(7, 2400, 2400), "JPEG", progressive=True)
     last = whole.rindex(b"\xff\xda")

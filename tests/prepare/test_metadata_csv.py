@@ -3,7 +3,7 @@
 import pytest
 
 from vae.config.errors import UserError
-from vae.prepare.metadata_csv import read_metadata
+from vae.prepare.split.metadata_csv import read_metadata
 
 FEATURES = "id,filepath,site\nz1,a/x.jpg,S1\nz2,a\\y.jpg,S2\nz3,./z.png,S1\n"
 
@@ -73,7 +73,7 @@ def test_unknown_columns_and_empty_values_are_named(tables):
     found = read_metadata(*tables("id,filepath,site\n1,a.jpg,\n2,b.jpg,S\n"))
     with pytest.raises(UserError, match=r"--group_by sit: .*did you mean site"):
         found.column("sit", "--group_by")
-    with pytest.raises(UserError, match=r"1 pictures .* have no site, for example 1"):
+    with pytest.raises(UserError, match=r"1 images .* have no site, for example 1"):
         found.column("site", "--group_by")
 
 

@@ -1,4 +1,4 @@
-"""Copies that were changed are found, other pictures are not, and clusters are what pairs connect."""
+"""Copies that were changed are found, other images are not, and clusters are what pairs connect."""
 
 import io
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vae.prepare.demo import draw_picture
+from vae.prepare.demo.draw import draw_image
 from vae.prepare.near_duplicates import (
     MIRROR,
     find_clusters,
-    hash_file,
+    hash_image_file,
     hash_of_text,
     hash_pixels,
     hash_text,
@@ -19,23 +19,23 @@ from vae.prepare.near_duplicates import (
 
 @pytest.fixture(scope="module")
 def drawn():
-    return [Image.fromarray(draw_picture(160, 5, index)) for index in range(24)]
+    return [Image.fromarray(draw_image(160, 5, index)) for index in range(24)]
 
 
-def as_jpeg(picture, quality):
+def as_jpeg(image, quality):
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=quality)
+    image.save(buffer, "JPEG", quality=quality)
     return Image.open(buffer).convert("RGB")
 
 
 CHANGES = {
-    "compressed": lambda picture: as_jpeg(picture, 30),
-    "halved": lambda picture: picture.resize((80, 80), Image.Resampling.LANCZOS),
-    "enlarged": lambda picture: picture.resize((700, 700), Image.Resampling.BICUBIC),
-    "brighter": lambda picture: ImageEnhance.Brightness(picture).enhance(1.1),
-    "grey": lambda picture: picture.convert("L").convert("RGB"),
-    "blurred": lambda picture: picture.filter(ImageFilter.GaussianBlur(2)),
-    "stretched": lambda picture: picture.resize((200, 150)),
+    "compressed": lambda image: as_jpeg(image, 30),
+    "halved": lambda image: image.resize((80, 80), Image.Resampling.LANCZOS),
+    "enlarged": lambda image: image.resize((700, 700), Image.Resampling.BICUBIC),
+    "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.1),
+    "grey": lambda image: image.convert("L").convert("RGB"),
+    "blurred": lambda image: image.filter(ImageFilter.GaussianBlur(2)),
+    "stretched": lambda image: image.resize((200, 150)),
     "mirrored": ImageOps.mirror,
 }
 
@@ -50,8 +50,8 @@ def test_changed_copies_are_found_and_others_are_not(drawn, change):
 
 
 def test_a_mirror_image_has_the_mirrored_hash(drawn):
-    for picture in drawn[:5]:
-        apart = hash_pixels(picture) ^ MIRROR ^ hash_pixels(ImageOps.mirror(picture))
+    for image in drawn[:5]:
+        apart = hash_pixels(image) ^ MIRROR ^ hash_pixels(ImageOps.mirror(image))
         assert sum(int(word).bit_count() for word in apart) <= 4  # rounding flips signs near zero
 
 
@@ -78,7 +78,7 @@ def test_clusters_equal_those_of_comparing_all_pairs():
     assert len(set(expected)) > 100
 
 
-def test_no_pictures_and_thousands_of_equal_ones_are_no_trouble():
+def test_no_images_and_thousands_of_equal_ones_are_no_trouble():
     assert find_clusters(np.zeros((0, 2), np.uint64)).tolist() == []
     assert set(find_clusters(np.zeros((50_000, 2), np.uint64)).tolist()) == {0}
 
@@ -89,7 +89,7 @@ def test_files_hash_as_their_pixels_do_turned_by_exif(drawn, tmp_path):
     exif[0x0112] = 6
     large.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", exif=exif, quality=95)
     large.save(tmp_path / "plain.png")
-    found = [hash_file(tmp_path / "turned.jpg"), hash_file(tmp_path / "plain.png")]
+    found = [hash_image_file(tmp_path / "turned.jpg"), hash_image_file(tmp_path / "plain.png")]
     assert hash_pixels(large).tolist() == found[1].tolist()
     assert set(find_clusters(np.array(found)).tolist()) == {0}  # the draft of 64 px is near enough
     assert hash_of_text(hash_text(found[0])) == tuple(map(int, found[0]))

@@ -19,8 +19,8 @@ from tests.prepare.kinds import detailed, encoded, write_all
 from vae.data.decoding import decode_image
 from vae.data.formats import BadImageError
 from vae.data.manifest import read_rows
-from vae.prepare.naming import output_name
-from vae.prepare.resizing import plan_shape, resize, resize_to_shapes
+from vae.prepare.preprocess.naming import output_name
+from vae.prepare.preprocess.resize import plan_shape, resize, resize_to_shapes
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals, links and names of Unix")
 
@@ -51,7 +51,7 @@ def manifest(folder):
 
 @pytest.fixture
 def raw(tmp_path):
-    """Six pictures of different kinds and sizes, one of them bad, one twice."""
+    """Six images of different kinds and sizes, one of them bad, one twice."""
     folder = tmp_path / "raw"
     (folder / "sub").mkdir(parents=True)
     detailed(0, 96, 128).save(folder / "wide.jpg", quality=95)
@@ -64,7 +64,7 @@ def raw(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),  # of a picture of 400 x 300 at 200, and of one of 100 x 50; None: rejected
+    ("mode", "expected"),  # of an image of 400 x 300 at 200, and of one of 100 x 50; None: rejected
     [
         ("cover", ((267, 200), None)),
         ("longest", ((200, 150), None)),
@@ -112,15 +112,15 @@ def fine_detail(pixels):
 @pytest.mark.parametrize("size", [(333, 250), (171, 128), (500, 400), (80, 60)])
 def test_resizing_agrees_with_pillows_lanczos(size):
     noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
-    picture = Image.fromarray(noise).resize((800, 600), Image.Resampling.BICUBIC)
-    reference = np.asarray(picture.resize(size, Image.Resampling.LANCZOS))
-    ours = resize(np.asarray(picture), *size)
+    image = Image.fromarray(noise).resize((800, 600), Image.Resampling.BICUBIC)
+    reference = np.asarray(image.resize(size, Image.Resampling.LANCZOS))
+    ours = resize(np.asarray(image), *size)
     assert np.abs(ours.astype(int) - reference).mean() < 1.5
     assert 0.98 < fine_detail(ours) / fine_detail(reference) < 1.05
 
 
 def test_the_guides_lines(raw, tmp_path):
-    """As they stand there, but for the size that such small pictures have."""
+    """As they stand there, but for the size that such small images have."""
     line = (
         "prepare_data.py --mode preprocess --input_dir ./raw --output_dir ./data/train "
         "--target_size 32 --resize_mode cover --num_workers 8"
@@ -291,7 +291,7 @@ def test_colour_truth(tmp_path):
         (["--input_dir", "raw/sub", "--output_dir", "raw"], 78, "lies inside --output_dir"),
         (["--input_dir", "raw", "--output_dir", "raw/sub/out"], 78, "lies inside --input_dir"),
         (["--input_dir", "nothing", "--output_dir", "out"], 77, "--input_dir nothing"),
-        (["--input_dir", "empty", "--output_dir", "out"], 77, "no pictures"),
+        (["--input_dir", "empty", "--output_dir", "out"], 77, "no images"),
         (["--input_dir", "raw", "--output_dir", "taken.txt"], 78, "taken.txt is a file"),
         (["--input_dir", "raw", "--output_dir", "foreign"], 78, "something else"),
         (["--input_dir", "raw", "--output_dir", "out", "--format", "png", "--quality", "90"], 2, "--quality"),
@@ -306,7 +306,7 @@ def test_colour_truth(tmp_path):
 def test_mistakes_are_one_line(raw, tmp_path, flags, code, word):
     (tmp_path / "empty").mkdir()
     (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "mine.jpg").write_bytes(b"a picture of mine")
+    (tmp_path / "foreign" / "mine.jpg").write_bytes(b"an image of mine")
     (tmp_path / "taken.txt").write_text("a file")
     before = tree(tmp_path)
     done = run_script(str(ROOT / "prepare_data.py"), "--mode", "preprocess", *flags, cwd=tmp_path)
@@ -349,7 +349,7 @@ def test_without_pyvips_and_simplejpeg_all_works_and_says_so(raw, tmp_path):
 
 
 def many(folder, count):
-    """Pictures of about 10 ms each, with folders, duplicates, collisions and bad ones among them."""
+    """Images of about 10 ms each, with folders, duplicates, collisions and bad ones among them."""
     folder.mkdir()
     base = np.asarray(detailed(0, 480, 640))
     for index in range(count):
@@ -383,7 +383,7 @@ def kill_after(line, moment, number=signal.SIGKILL):
     return process.returncode, err
 
 
-def pictures_in(folder):
+def images_in(folder):
     return {
         path: path.stat().st_mtime_ns for path in Path(folder).rglob("*.jpg") if ".prepare" not in path.parts
     }
@@ -394,17 +394,17 @@ def check_kills(tmp_path, count, kills):
     many(tmp_path / "raw", count)
     flags = ("--target_size", 256, 128, "--num_workers", 2)
     preprocess(tmp_path / "raw", tmp_path / "calm", *flags)
-    total = len(pictures_in(tmp_path / "calm"))
+    total = len(images_in(tmp_path / "calm"))
     chance, line = random.Random(1), command(tmp_path / "raw", tmp_path / "out", *flags)
     finished: dict[Path, int] = {}
     for target in sorted(chance.sample(range(1, total - 4), kills)):
-        code, _ = kill_after(line, lambda least=target: len(pictures_in(tmp_path / "out")) >= least)
+        code, _ = kill_after(line, lambda least=target: len(images_in(tmp_path / "out")) >= least)
         assert code == -signal.SIGKILL  # it was in the middle of its work
-        now = pictures_in(tmp_path / "out")
+        now = images_in(tmp_path / "out")
         assert {path: now.get(path) for path in finished} == finished  # finished work is not done again
         finished = now
     preprocess(tmp_path / "raw", tmp_path / "out", *flags)
-    now = pictures_in(tmp_path / "out")
+    now = images_in(tmp_path / "out")
     assert all(now[path] == stamp for path, stamp in finished.items() if path in now)  # duplicates go
     assert tree(tmp_path / "out") == tree(tmp_path / "calm")
 

@@ -11,11 +11,12 @@ from PIL import Image
 
 from tests.conftest import ROOT, run_script
 from vae.config.errors import DataError, UserError
-from vae.data.manifest import file_sha256, read_rows, write_manifest
-from vae.prepare.demo import draw_picture
-from vae.prepare.grouping import HASHES_NAME
-from vae.prepare.sides import NONE, TRAIN, VAL, deal_folds, earlier_choice, gather, hold_out
-from vae.prepare.splitting import split_manifest
+from vae.data.manifest import read_rows, write_manifest
+from vae.files import sha256_of_file
+from vae.prepare.demo.draw import draw_image
+from vae.prepare.split.grouping import HASHES_NAME
+from vae.prepare.split.run import split_manifest
+from vae.prepare.split.sides import NONE, TRAIN, VAL, deal_folds, earlier_choice, gather, hold_out
 
 needs_scikit = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn, which is optional"
@@ -81,7 +82,7 @@ def test_groups_labels_and_stability_at_20000_rows(tmp_path, labels):
     assert {name: after[name] for name in before} == before
     assert (again.new, again.moved, again.chosen_anew) == (2_000, 0, False)
     assert (report.version, again.version) == (1, 2)
-    assert abs(again.val / again.pictures - 0.1) <= 0.01
+    assert abs(again.val / again.images - 0.1) <= 0.01
     check_groups(tmp_path)
 
 
@@ -176,7 +177,7 @@ def test_labelled_folds_name_the_extra_they_need(tmp_path):
     assert "split" not in (tmp_path / "manifest.jsonl").read_text()  # nothing was written
 
 
-def test_few_pictures_hold_out_at_least_one_and_never_all():
+def test_few_images_hold_out_at_least_one_and_never_all():
     for count, share in ((2, 0.01), (2, 0.9), (10, 0.1), (40, 0.05)):
         keys = np.random.default_rng(count).integers(0, 2**63, count, dtype=np.uint64)
         groups = gather(keys, np.zeros(count, int))
@@ -188,7 +189,7 @@ def test_few_pictures_hold_out_at_least_one_and_never_all():
 def test_many_small_labels_still_hold_out_the_share():
     labels = np.repeat(np.arange(500), 4)
     groups = gather(np.random.default_rng(0).permutation(2000).astype(np.uint64), labels)
-    held = hold_out(groups, 0.1, np.full(2000, NONE))[groups.of_picture]
+    held = hold_out(groups, 0.1, np.full(2000, NONE))[groups.of_image]
     assert abs(held.mean() - 0.1) < 0.005
     assert np.bincount(labels, weights=held).max() <= 1
 
@@ -206,7 +207,7 @@ def test_impossible_numbers(tmp_path):
     for options, word in (
         ({"val_split": 1.5}, "--val_split 1.5"),
         ({"num_folds": 1}, "--num_folds 1"),
-        ({"val_split": 0.1}, "all pictures are one group"),
+        ({"val_split": 0.1}, "all images are one group"),
         ({"num_folds": 2}, "more than the 1 groups"),
     ):
         with pytest.raises(UserError, match=word):
@@ -256,16 +257,16 @@ def test_rules_that_cannot_be_followed(tmp_path, options, word):
 
 @pytest.fixture
 def twins(tmp_path):
-    """Eight pictures, four of which have a smaller copy each; a manifest without groups."""
+    """Eight images, four of which have a smaller copy each; a manifest without groups."""
     for number in range(8):
-        picture = Image.fromarray(draw_picture(96, 3, number))
-        picture.save(tmp_path / f"{number}.png")
+        image = Image.fromarray(draw_image(96, 3, number))
+        image.save(tmp_path / f"{number}.png")
         if number < 4:
-            picture.resize((64, 64)).save(tmp_path / f"copy_{number}.jpg", quality=60)
+            image.resize((64, 64)).save(tmp_path / f"copy_{number}.jpg", quality=60)
     names = sorted(path.name for path in tmp_path.iterdir())
     plain = make_rows(len(names), groups=False)
     rows = [
-        row | {"path": n, "sha256": file_sha256(tmp_path / n)} for n, row in zip(names, plain, strict=True)
+        row | {"path": n, "sha256": sha256_of_file(tmp_path / n)} for n, row in zip(names, plain, strict=True)
     ]
     write_manifest(tmp_path / "manifest.jsonl", rows)
     return tmp_path
@@ -284,7 +285,7 @@ def test_near_duplicates_are_the_usual_groups_and_are_hashed_once(twins):
     (twins / HASHES_NAME).write_text(hashes + "torn")
     split_manifest(twins)
     assert (twins / HASHES_NAME).read_text() == hashes + "torn"
-    (twins / "7.png").write_bytes(b"no picture")
+    (twins / "7.png").write_bytes(b"no image")
     (twins / HASHES_NAME).unlink()
     with pytest.raises(DataError, match=r"7.png cannot be compared.*not_an_image"):
         split_manifest(twins)
@@ -295,7 +296,7 @@ def test_the_command_line(twins):
     common = [script, "--mode", "split", "--input_dir", str(twins), "--num_workers", "1"]
     done = run_script(*common, "--val_split", "0.25")
     assert done.returncode == 0, done.stderr
-    assert "12 pictures in 8 groups by near_duplicates" in done.stdout
+    assert "12 images in 8 groups by near_duplicates" in done.stdout
     for words, code, told in (
         (["--group_by", "site"], 78, "--group_by site is a column"),
         (["--num_folds", "1"], 78, "--num_folds 1"),
@@ -313,5 +314,5 @@ def test_the_shares_of_many_rows(tmp_path):
         rows = make_rows(200_000, labels=10)
         file.writelines(json.dumps(row) + "\n" for row in rows)
     report = split_manifest(tmp_path, val_split=0.05)
-    assert report.pictures == 200_000
+    assert report.images == 200_000
     assert all(abs(one["val"] - 0.05) < 0.001 for one in report.labels.values())

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.conftest import run_script
 from tests.prepare.kinds import SKIPPED, detailed, encoded, write_all
-from vae.data.decoding import decode_image, read_picture
+from vae.data.decoding import decode_image, read_image
 from vae.data.formats import BadImageError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links, FIFOs and names of Unix")
@@ -112,7 +112,7 @@ def test_first_frames_are_taken_when_asked_for(judged, tmp_path):
 
 @pytest.fixture
 def mixed(tmp_path):
-    """Two good pictures and two bad ones, one of them deeper."""
+    """Two good images and two bad ones, one of them deeper."""
     folder = tmp_path / "raw"
     (folder / "sub").mkdir(parents=True)
     detailed(0).save(folder / "good.png")
@@ -182,7 +182,7 @@ def test_a_manifest_is_held_against_its_files(mixed, tmp_path):
     ("flags", "code", "word"),
     [
         (["--input_dir", "nothing"], 77, "--input_dir nothing does not exist"),
-        (["--input_dir", "empty"], 77, "holds no pictures"),
+        (["--input_dir", "empty"], 77, "holds no images"),
         (["--input_dir", "raw", "--quarantine_dir", "raw/aside"], 78, "--quarantine_dir raw/aside"),
         (["--input_dir", "raw", "--quarantine_dir", "aside", "--limit", "1"], 2, "--limit"),
         (["--input_dir", "raw", "--output_file", "no/such/report.json"], 78, "--output_file"),
@@ -223,7 +223,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
         os.seteuid(65534)
     try:
         with pytest.raises(BadImageError) as caught:
-            read_picture(path)
+            read_image(path)
     finally:
         if root:
             os.seteuid(0)
@@ -245,7 +245,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path):
     thread.start()
     try:
         with pytest.raises(BadImageError) as caught:
-            read_picture(path)
+            read_image(path)
     finally:
         done.set()
         thread.join()

@@ -12,8 +12,8 @@ from PIL import Image
 
 import train_vae
 from tests.conftest import ROOT, TINY, as_flags, run_script
-from vae.config.scripts import exit_code
 from vae.interop.checkpoint_file import load_checkpoint, record_path
+from vae.script import exit_code
 
 USAGE, DATA, CONFIG = 2, 77, 78
 
@@ -188,8 +188,8 @@ def test_json_files(mistake, tmp_path, text, line):
 def test_json_files_that_cannot_be_read(mistake, tmp_path):
     assert "cannot be read: No such file" in mistake(CONFIG, "--config", str(tmp_path / "nothing.json"))
     assert "cannot be read: Is a directory" in mistake(CONFIG, "--config", str(tmp_path))
-    (tmp_path / "picture.json").write_bytes(b"\xff\xd8\xff\xe0")
-    assert "is not valid JSON" in mistake(CONFIG, "--config", str(tmp_path / "picture.json"))
+    (tmp_path / "image.json").write_bytes(b"\xff\xd8\xff\xe0")
+    assert "is not valid JSON" in mistake(CONFIG, "--config", str(tmp_path / "image.json"))
 
 
 def test_the_mark_that_windows_editors_write_is_no_mistake(mistake, tmp_path):
@@ -198,18 +198,18 @@ def test_the_mark_that_windows_editors_write_is_no_mistake(mistake, tmp_path):
     assert mistake(CONFIG, "--config", str(path), z_channels=None).startswith("--z_channels 0 is too small")
 
 
-# ---- the pictures --------------------------------------------------------------------------------------
+# ---- the images --------------------------------------------------------------------------------------
 
 
-def test_no_folder_of_pictures(mistake, tmp_path):
+def test_no_folder_of_images(mistake, tmp_path):
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     (tmp_path / "file.png").write_bytes(b"")
     for name, line in (
-        ("nothing", "does not exist: give the folder that holds your pictures"),
-        ("file.png", "is not a folder: give the folder that holds your pictures"),
+        ("nothing", "does not exist: give the folder that holds your images"),
+        ("file.png", "is not a folder: give the folder that holds your images"),
         (
             "empty",
-            "holds no pictures (jpg jpeg jpe jfif mpo png apng webp bmp tif tiff avif): put some there",
+            "holds no images (jpg jpeg jpe jfif mpo png apng webp bmp tif tiff avif): put some there",
         ),
     ):
         path = tmp_path / name
@@ -217,25 +217,25 @@ def test_no_folder_of_pictures(mistake, tmp_path):
         assert mistake(DATA, val_path=str(path)).startswith(f"--val_path {path} {line}")
 
 
-def test_only_bad_pictures(mistake, tmp_path):
+def test_only_bad_images(mistake, tmp_path):
     folder = tmp_path / "bad"
     folder.mkdir()
     for index in range(8):
         (folder / f"{index}.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     line = mistake(DATA, data_path=str(folder))
-    assert line.startswith(f"--data_path {folder}: none of 6 pictures tried can be used (6 ")
+    assert line.startswith(f"--data_path {folder}: none of 6 images tried can be used (6 ")
     assert "for example" in line
 
 
-def test_pictures_smaller_than_the_crop(mistake):
+def test_images_smaller_than_the_crop(mistake):
     assert "add --upscale or use a smaller --image_size" in mistake(DATA, "--image_size", "64")
 
 
-def test_fewer_pictures_than_a_batch(mistake):
+def test_fewer_images_than_a_batch(mistake):
     line = mistake(DATA, "--batch_size", "13")
     assert line == (
-        "--batch_size 13 (x 1 accumulation x 1 processes) is more than the 12 training pictures: "
-        "lower --batch_size or add pictures"
+        "--batch_size 13 (x 1 accumulation x 1 processes) is more than the 12 training images: "
+        "lower --batch_size or add images"
     )
     assert mistake(DATA, "--accumulation_steps", "4").startswith("--batch_size 4 (x 4 accumulation x 1 ")
 
@@ -273,13 +273,13 @@ def test_output_without_permission(mistake, tmp_path):
 def trained(tmp_path_factory) -> Path:
     """The folder of a finished run of one step, with a discriminator."""
     torch.set_num_threads(1)
-    pictures = tmp_path_factory.mktemp("few")
+    images = tmp_path_factory.mktemp("few")
     random = np.random.default_rng(3)
     for index in range(6):
-        Image.fromarray(random.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(pictures / f"{index}.png")
+        Image.fromarray(random.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(images / f"{index}.png")
     folder = tmp_path_factory.mktemp("trained") / "run"
     disc = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1}
-    given = {**TINY, **disc, "data_path": str(pictures), "output_dir": str(folder), "num_epochs": 1}
+    given = {**TINY, **disc, "data_path": str(images), "output_dir": str(folder), "num_epochs": 1}
     assert train_vae.main(as_flags(given)) == 0
     return folder
 

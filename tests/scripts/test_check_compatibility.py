@@ -192,7 +192,7 @@ def test_unreadable_folder(bare, tmp_path):
     closed.mkdir(mode=0)
     found = run(bare, "--quick", "--json", "--data_path", str(closed))
     closed.chmod(0o700)
-    assert checks_of(found.stdout)["disk.pictures"]["status"] == "fail"
+    assert checks_of(found.stdout)["disk.images"]["status"] == "fail"
 
 
 def test_folder_that_does_not_exist(bare, tmp_path):
@@ -200,7 +200,7 @@ def test_folder_that_does_not_exist(bare, tmp_path):
         bare, "--quick", "--json", "--data_path", str(tmp_path / "no"), "--output_dir", str(tmp_path / "x/y")
     )
     checks = checks_of(found.stdout)
-    assert checks["disk.pictures"]["status"] == "fail"
+    assert checks["disk.images"]["status"] == "fail"
     assert checks["disk.runs"]["status"] == "pass"
     assert list(tmp_path.iterdir()) == []
 

@@ -16,8 +16,8 @@ from vae.config.flags import parse_flags
 from vae.config.options import Config, flatten
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
-from vae.config.scripts import SETUP, _or_activate
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.script import SETUP, _or_activate
 
 # A later flag beats an earlier one, so these make any line a matter of seconds.
 MODEL = "--channels 8 16 16 --layers_per_block 1 --norm_groups 4"
@@ -46,7 +46,7 @@ SPEED = ["mixed_precision", "use_bf16", "enable_tf32", "channels_last", "persist
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
-    """An empty folder to type in, with pictures in ./data/train."""
+    """An empty folder to type in, with images in ./data/train."""
     folder = tmp_path / "data" / "train"
     folder.mkdir(parents=True)
     random = np.random.default_rng(2)

@@ -21,18 +21,18 @@ TEXT = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def workplace(pictures, tmp_path_factory) -> Path:
-    """A folder with what the lines name: three VAEs, one of them with its run's curves, and pictures."""
+def workplace(image_folder, tmp_path_factory) -> Path:
+    """A folder with what the lines name: three VAEs, one of them with its run's curves, and images."""
     folder = tmp_path_factory.mktemp("evaluate_docs")
     write_vae(folder / "outputs" / "first" / "vae")
     second = folder / "outputs" / "second"
-    assert train_vae.main(as_flags({**TINY, "data_path": str(pictures), "output_dir": str(second)})) == 0
+    assert train_vae.main(as_flags({**TINY, "data_path": str(images), "output_dir": str(second)})) == 0
     words = ["--vae", second / "vae", "--format", "single", "--output", folder / "other.safetensors"]
     assert export_vae.main([str(word) for word in words]) == 0
     (folder / "data" / "test").mkdir(parents=True)
     for index in (0, 2):
-        picture = Image.open(pictures / f"picture_{index:02d}.png").resize((264, 256))
-        picture.save(folder / "data" / "test" / f"{index}.png")
+        image = Image.open(images / f"image_{index:02d}.png").resize((264, 256))
+        image.save(folder / "data" / "test" / f"{index}.png")
     return folder
 
 

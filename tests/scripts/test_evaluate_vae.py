@@ -14,11 +14,11 @@ from PIL import Image
 import evaluate_vae
 from tests.inference.conftest import write_vae
 from tests.test_layers import without_libraries
-from vae.config.scripts import exit_code
 from vae.evaluation.comparing import read_curves, short_names
 from vae.evaluation.metrics import psnr, ssim
 from vae.inference.codec import reconstruct
 from vae.interop.vae_files import load_vae
+from vae.script import exit_code
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
 EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a slash is no part of a name
@@ -33,16 +33,16 @@ def type_line(capsys, flags: dict, *more: object) -> tuple[int, str, str]:
 
 
 @pytest.fixture(scope="module")
-def place(pictures, tmp_path_factory) -> Path:
-    """Two VAEs, one of them with records of its run, and three pictures beside a torn one."""
+def place(image_folder, tmp_path_factory) -> Path:
+    """Two VAEs, one of them with records of its run, and three images beside a torn one."""
     folder = tmp_path_factory.mktemp("evaluate")
     for seed, name in enumerate(("first", "second")):
         write_vae(folder / name / "vae", seed)
     (folder / "first" / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 0.5}\n{"kind": "tr')
     (folder / "data").mkdir()
     for name, index in (("a.png", 0), ("b.png", 2), (EVIL, 4)):
-        shutil.copy(pictures / f"picture_{index:02d}.png", folder / "data" / name)
-    (folder / "data" / "torn.png").write_bytes((pictures / "picture_00.png").read_bytes()[:200])
+        shutil.copy(images / f"image_{index:02d}.png", folder / "data" / name)
+    (folder / "data" / "torn.png").write_bytes((images / "image_00.png").read_bytes()[:200])
     return folder
 
 
@@ -86,7 +86,7 @@ def test_a_comparison_is_true_in_every_file(capsys, asked, place, tmp_path):
     assert math.isclose(first["sizes"][0]["metrics"]["psnr"], mean, abs_tol=1e-3)
     assert f"{mean:.2f}" in said
     assert "torn.png" in results["unusable"]
-    assert "1 pictures left out" in said
+    assert "1 images left out" in said
     assert {"lpips", "rfid", "ms_ssim at 32", "peak memory"} <= set(results["missing"])
     assert first["curves"] == [{"kind": "train", "step": 1, "loss": 0.5}]
     assert first["latents"]["channels"] == len(first["latents"]["std"]) == 16
@@ -94,7 +94,7 @@ def test_a_comparison_is_true_in_every_file(capsys, asked, place, tmp_path):
     assert all((out / sample["recon"]).is_file() for row in results["vaes"] for sample in row["samples"])
     with (out / "per_image.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["vae"] == "first/vae"]
-    assert rows[0]["picture"] == min(values, key=lambda name: values[name][0])
+    assert rows[0]["image"] == min(values, key=lambda name: values[name][0])
     assert rows[0]["lpips"] == ""
     assert "<script>alert" not in (out / "report.html").read_text(encoding="utf-8")
 
@@ -123,7 +123,7 @@ def test_a_vae_that_gives_nan_has_no_mean_and_says_so(capsys, asked, place, tmp_
     asked.update({"--vae": [str(broken)], "--probe_images": 0})
     code, said, _ = type_line(capsys, asked)
     assert code == 0
-    assert "gave NaN or infinity for 3 of 3 pictures" in said
+    assert "gave NaN or infinity for 3 of 3 images" in said
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["vaes"][0]["sizes"][0]["metrics"]["psnr"] is None
 
@@ -155,12 +155,12 @@ def mistakes(place: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
             {"--vae": [good, str(tmp_path / "other.safetensors")]}, ["--vae", "other.safetensors"],
         ),
         "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
-        "empty folder": ({"--data_path": tmp_path / "empty"}, ["--data_path", "no pictures"]),
+        "empty folder": ({"--data_path": tmp_path / "empty"}, ["--data_path", "no images"]),
         "no folder": ({"--data_path": tmp_path / "gone"}, ["--data_path", "does not exist"]),
         "results are there": ({"--output_dir": tmp_path / "full"}, ["--output_dir", "--overwrite"]),
         "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "8"]),
-        "all pictures too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
-        "batches of whole pictures": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
+        "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
+        "batches of whole images": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
         "weights for nothing": ({"--perceptual_weights": "w.pth"}, ["--perceptual_weights", "none"]),
         "inception for nothing": ({"--inception_weights": "w.pth"}, ["--inception_weights", "--rfid"]),
         "no card": ({"--device": "cuda"}, ["--device cuda"]),

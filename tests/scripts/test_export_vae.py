@@ -12,9 +12,9 @@ import export_vae
 from tests.conftest import TINY, run_script
 from tests.interop.families import SMALL, diffusers_model, research_model, save_research
 from tests.test_layers import without_libraries
-from vae.config.scripts import exit_code
 from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.vae_files import load_vae
+from vae.script import exit_code
 from vae.training.run import train
 
 
@@ -26,10 +26,10 @@ def type_line(capsys, *words) -> tuple[int, str, str]:
 
 
 @pytest.fixture(scope="module")
-def run(pictures, tmp_path_factory) -> Path:
+def run(image_folder, tmp_path_factory) -> Path:
     """A run of two epochs."""
     output = tmp_path_factory.mktemp("export") / "first"
-    given = {**TINY, "init": "default", "data_path": str(pictures), "output_dir": str(output)}
+    given = {**TINY, "init": "default", "data_path": str(image_folder), "output_dir": str(output)}
     assert train({**given, "learning_rate": 1e-3}) == 0
     return output
 
@@ -59,21 +59,28 @@ def test_a_missing_pytorch_is_named():
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_exports_a_checkpoint(run, pictures, tmp_path):
+def test_a_process_of_its_own_exports_a_checkpoint(run, image_folder, tmp_path):
     found = run_script(
         *("export_vae.py", "--vae", str(run / "checkpoint_epoch_2.pt"), "--output", str(tmp_path / "out")),
-        *("--data_path", str(pictures)),
+        *("--data_path", str(image_folder)),
     )
     assert found.returncode == 0, found.stderr
     assert "latents of 16 crops of 32 px" in found.stdout
     assert files_in(tmp_path / "out") == ["config.json", WEIGHTS_NAME]
     saved = torch.load(run / "checkpoint_epoch_2.pt", weights_only=True)
     for name, value in load_file(tmp_path / "out" / WEIGHTS_NAME).items():
-        assert torch.equal(value, saved["averaged"][name]), name
+        assert torch.equal(value, saved["ema"][name]), name
 
 
-def test_a_checkpoint_gives_what_the_run_shipped(run, pictures, tmp_path, capsys):
-    words = ("--vae", run / "checkpoint_epoch_2.pt", "--data_path", pictures, "--output", tmp_path / "out")
+def test_a_checkpoint_gives_what_the_run_shipped(run, image_folder, tmp_path, capsys):
+    words = (
+        "--vae",
+        run / "checkpoint_epoch_2.pt",
+        "--data_path",
+        image_folder,
+        "--output",
+        tmp_path / "out",
+    )
     assert type_line(capsys, *words)[0] == 0
     shipped, exported = (load_vae(path) for path in (run / "vae", tmp_path / "out"))
     for name, value in shipped.autoencoder.state_dict().items():
@@ -99,7 +106,7 @@ def test_averages_by_score_follow_the_records_of_the_run(run, tmp_path, capsys):
     psnr = [r["psnr"] for r in records if r["kind"] == "validation" and r["step"] > 0]
     shares = torch.softmax(torch.tensor(psnr, dtype=torch.float64), 0)
     assert f"averaged: {shares[1]:.1%} of" in out
-    saved = [torch.load(path, weights_only=True)["averaged"] for path in paths]
+    saved = [torch.load(path, weights_only=True)["ema"] for path in paths]
     for name, value in load_file(tmp_path / "out" / WEIGHTS_NAME).items():
         expected = shares[0] * saved[0][name].double() + shares[1] * saved[1][name].double()
         assert torch.allclose(value, expected.float(), rtol=1e-6, atol=1e-9), name
@@ -129,7 +136,7 @@ def test_an_export_onto_itself_loses_nothing(source, capsys):
 def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
     """Words after --vae SOURCE --output OUT, and what is to be said."""
     (tmp_path / "file").write_text("text")
-    (tmp_path / "no_pictures").mkdir()
+    (tmp_path / "no_images").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     save_file({"double_blocks.0.weight": torch.zeros(1)}, tmp_path / "flux.safetensors")
@@ -157,8 +164,8 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
         ),
         "no cuda": (["--device", "cuda"], "--device cuda"),
         "no data": (["--data_path", tmp_path / "nothing"], "--data_path"),
-        "no pictures": (["--data_path", tmp_path / "no_pictures"], "holds no pictures"),
-        "broken pictures": (["--data_path", tmp_path / "broken"], "none of 1 pictures gives a crop"),
+        "no images": (["--data_path", tmp_path / "no_images"], "holds no images"),
+        "broken images": (["--data_path", tmp_path / "broken"], "none of 1 images gives a crop"),
         "odd size": (["--data_path", tmp_path / "broken", "--image_size", 33], "not a multiple of 2: try 34"),
     }
 
@@ -167,8 +174,8 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
     "case",
     [
         *("nothing there", "another network", "truncated", "pickle", "no scaling", "other shapes"),
-        *("no scores", "output in a file", "output a file", "output a folder", "no data", "no pictures"),
-        *("broken pictures", "odd size"),
+        *("no scores", "output in a file", "output a file", "output a folder", "no data", "no images"),
+        *("broken images", "odd size"),
         pytest.param("no cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
     ],
 )
@@ -177,7 +184,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(case, source, tmp_path, capsys
     words, said = bad_inputs(tmp_path)[case]
     before = files_in(tmp_path)
     code, _, err = type_line(capsys, "--vae", source, "--output", tmp_path / "out", *words)
-    assert code == (77 if "pictures" in case or case == "no data" else 78)
+    assert code == (77 if "images" in case or case == "no data" else 78)
     assert len(err.splitlines()) == 1, err
     assert err.startswith("export_vae.py: ")
     assert said in err

@@ -23,16 +23,16 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def workplace(pictures, tmp_path, monkeypatch) -> Path:
-    """A folder with what the lines name: a VAE, pictures, one of them larger."""
+def workplace(image_folder, tmp_path, monkeypatch) -> Path:
+    """A folder with what the lines name: a VAE, images, one of them larger."""
     monkeypatch.chdir(tmp_path)
     write_vae(tmp_path / "outputs" / "first" / "vae")
-    shutil.copytree(pictures / "inner", "data/train")
-    shutil.copy(pictures / "picture_00.png", "data/train")
-    Image.open(pictures / "picture_00.png").save("photo.jpg", quality=95)
+    shutil.copytree(images / "inner", "data/train")
+    shutil.copy(images / "image_00.png", "data/train")
+    Image.open(images / "image_00.png").save("photo.jpg", quality=95)
     for number, name in ((0, "first"), (2, "second")):
-        shutil.copy(pictures / f"picture_{number:02d}.png", f"{name}.png")
-    Image.open(pictures / "picture_02.png").resize((150, 100)).save("huge.png")
+        shutil.copy(images / f"image_{number:02d}.png", f"{name}.png")
+    Image.open(images / "image_02.png").resize((150, 100)).save("huge.png")
     return tmp_path
 
 

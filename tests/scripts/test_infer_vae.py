@@ -14,7 +14,7 @@ import infer_vae
 from tests.conftest import ROOT, run_script
 from tests.inference.conftest import write_vae
 from tests.test_layers import without_libraries
-from vae.config.scripts import exit_code
+from vae.script import exit_code
 
 
 def type_line(capsys, *words) -> tuple[int, str, str]:
@@ -30,12 +30,12 @@ def vae_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def asked(vae_folder, pictures, tmp_path) -> dict[str, object]:
+def asked(vae_folder, image_folder, tmp_path) -> dict[str, object]:
     """Flags of a command that works."""
     return {
         "--vae": vae_folder,
         "--mode": "reconstruct",
-        "--input": pictures / "picture_00.png",
+        "--input": image_folder / "image_00.png",
         "--output_dir": tmp_path / "out",
         "--device": "cpu",
     }
@@ -110,9 +110,9 @@ def test_files_that_hold_no_vae_or_a_torn_one(asked, vae_folder, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_with_a_bad_file_exits_77(asked, pictures, tmp_path):
+def test_a_process_of_its_own_with_a_bad_file_exits_77(asked, image_folder, tmp_path):
     folder = tmp_path / "some"
-    shutil.copytree(pictures / "inner", folder)
+    shutil.copytree(image_folder / "inner", folder)
     (folder / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     found = run_script("infer_vae.py", *map(str, flat({**asked, "--input": folder})))
     assert found.returncode == 77, found.stderr
@@ -123,12 +123,12 @@ def test_a_process_of_its_own_with_a_bad_file_exits_77(asked, pictures, tmp_path
 
 
 @pytest.mark.slow
-def test_stopped_by_sigterm_it_leaves_whole_pictures_only(asked, pictures, tmp_path):
+def test_stopped_by_sigterm_it_leaves_whole_images_only(asked, image_folder, tmp_path):
     if sys.platform == "win32":
         pytest.skip("no SIGTERM to catch on Windows")
     folder = tmp_path / "many"
     folder.mkdir()
-    large = Image.open(pictures / "picture_00.png").resize((240, 200))
+    large = Image.open(image_folder / "image_00.png").resize((240, 200))
     for number in range(200):
         large.save(folder / f"{number}.bmp")
     words = [sys.executable, "infer_vae.py", *map(str, flat({**asked, "--input": folder}))]

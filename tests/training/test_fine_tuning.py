@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY
-from tests.interop.families import FAMILIES, SMALL, diffusers_model, picture, research_model, save_research
+from tests.interop.families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from tests.toy_networks import relative_difference
 from tests.training.test_processes import two_processes
 from vae.config.errors import UserError
@@ -19,7 +19,7 @@ from vae.memory.plan import StepSpec, step_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients
-from vae.training.processes import Processes
+from vae.training.distributed import Processes
 from vae.training.run import train
 from vae.training.setup import prepare_run
 
@@ -29,27 +29,31 @@ SIZE = TINY["image_size"]
 
 
 @pytest.fixture
-def options(pictures, tmp_path) -> dict:
-    """A run of one epoch that says nothing of the model, validated on all pictures."""
+def options(image_folder, tmp_path) -> dict:
+    """A run of one epoch that says nothing of the model, validated on all images."""
     given = {name: value for name, value in TINY.items() if name not in (*SHAPE, "val_split")}
-    paths = {"data_path": str(pictures), "val_path": str(pictures), "output_dir": str(tmp_path / "run")}
+    paths = {
+        "data_path": str(image_folder),
+        "val_path": str(image_folder),
+        "output_dir": str(tmp_path / "run"),
+    }
     return {**given, **paths, "num_epochs": 1, "learning_rate": 1e-3}
 
 
-def crops(pictures: Path) -> list[torch.Tensor]:
+def crops(image_folder: Path) -> list[torch.Tensor]:
     """uint8 (1, 3, S, S) centre crops."""
     found = []
-    for path in sorted(pictures.rglob("*.png")):
+    for path in sorted(image_folder.rglob("*.png")):
         pixels = np.array(Image.open(path))
         top, left = (pixels.shape[0] - SIZE) // 2, (pixels.shape[1] - SIZE) // 2
         found.append(torch.from_numpy(pixels[top : top + SIZE, left : left + SIZE]).permute(2, 0, 1)[None])
     return found
 
 
-def psnr_of(reconstruct, pictures: Path) -> float:
+def psnr_of(reconstruct, image_folder: Path) -> float:
     """Mean PSNR, dB, of 8-bit reconstructions."""
     values = []
-    for crop in crops(pictures):
+    for crop in crops(image_folder):
         recon = reconstruct(crop.float() / 127.5 - 1)
         stored = ((recon.clamp(-1, 1) + 1) * 127.5).round().numpy().astype(np.float64)
         values.append(10 * np.log10(255**2 / np.mean((stored - crop.numpy()) ** 2)))
@@ -64,7 +68,7 @@ def validations(folder: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_first_validation_is_that_of_the_source_and_the_encoder_stays(
-    family, options, pictures, tmp_path
+    family, options, image_folder, tmp_path
 ):
     theirs = (
         research_model(family, *SMALL) if family in ("sdxl", "flux2") else diffusers_model(family, *SMALL)
@@ -85,16 +89,16 @@ def test_the_first_validation_is_that_of_the_source_and_the_encoder_stays(
     folder = Path(options["output_dir"])
     first, last = validations(folder)
     assert (first["step"], last["step"]) == (0, 4)
-    assert first["psnr"] == pytest.approx(psnr_of(reconstruct, pictures), abs=1e-3)
+    assert first["psnr"] == pytest.approx(psnr_of(reconstruct, image_folder), abs=1e-3)
     before = load_vae(source)
-    for weights in ("raw", "averaged"):
+    for weights in ("raw", "ema"):
         after = load_vae(folder / "checkpoint_epoch_1.pt", weights=weights)
         old, new = before.autoencoder.state_dict(), after.autoencoder.state_dict()
         changed = {name for name in old if not torch.equal(old[name], new[name])}
         assert {name.split(".")[0] for name in changed} == {"decoder"} | (
             {"post_quant_conv"} if before.autoencoder.config.use_quant_conv else set()
         )
-        posteriors = [vae.autoencoder.encode(picture()) for vae in (before, after)]
+        posteriors = [vae.autoencoder.encode(image()) for vae in (before, after)]
         assert torch.equal(posteriors[0].mean, posteriors[1].mean)
         assert torch.equal(posteriors[0].logvar, posteriors[1].logvar)
         assert after.scaling_factor == before.scaling_factor
@@ -132,7 +136,7 @@ def test_a_frozen_encoder_has_no_graph_no_gradients_and_no_moments(options, tmp_
     diffusers_model("sd", *SMALL).save_pretrained(tmp_path)
     run = prepare_run({**options, "init_from": str(tmp_path), "train_part": "decoder"}, CPU)
     model = run.state.autoencoder
-    recon, mean, logvar = model(picture(), torch.zeros(1, 4, 32, 32))
+    recon, mean, logvar = model(image(), torch.zeros(1, 4, 32, 32))
     assert recon.requires_grad
     assert not mean.requires_grad
     assert not logvar.requires_grad
@@ -175,7 +179,7 @@ def test_a_run_goes_on_with_its_part_bitwise(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_begins_from_a_checkpoint(options, tmp_path, pictures):
+def test_a_run_begins_from_a_checkpoint(options, tmp_path, image_folder):
     diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
     assert train({**options, "init_from": str(tmp_path / "theirs")}) == 0
     first = Path(options["output_dir"])

@@ -69,15 +69,15 @@ def test_a_line_torn_by_a_crash_goes(tmp_path, torn):
 def test_only_one_process_writes(tmp_path):
     logbook = Logbook(tmp_path, 0, active=False)
     logbook.record("train", 1, {"loss": 1.0})
-    logbook.picture("samples", 1, np.zeros((4, 4, 3), np.uint8))
+    logbook.image("samples", 1, np.zeros((4, 4, 3), np.uint8))
     logbook.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_are_kept_and_shown(tmp_path):
+def test_images_are_kept_and_shown(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), dtype=np.uint8)
     logbook = Logbook(tmp_path, 0, active=True)
-    logbook.picture("samples", 12, pixels)
+    logbook.image("samples", 12, pixels)
     logbook.close()
     (path,) = (tmp_path / "samples").iterdir()
     assert path.name == "samples_step_0000012.png"
@@ -86,7 +86,7 @@ def test_pictures_are_kept_and_shown(tmp_path):
     assert [event.step for event in board.Images("samples")] == [12]
 
 
-def test_unusable_pictures_are_listed(tmp_path, capsys):
+def test_unusable_images_are_listed(tmp_path, capsys):
     logbook = Logbook(tmp_path, 0, active=True)
     logbook.rejected("a.png: unreadable (no such file)")
     logbook.rejected("b.png: truncated (at byte 7)")

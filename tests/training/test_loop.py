@@ -14,12 +14,12 @@ from vae.config.errors import EXIT_NON_FINITE, NonFiniteError, UserError
 from vae.config.options import RECOMPUTE, SpeedConfig
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
-from vae.training import within_memory
-from vae.training.noise import posterior_noise
+from vae.noise import posterior_noise
+from vae.training import oom_retry as within_memory
 from vae.training.precision import compute_dtype
 from vae.training.run import train
 
-SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  # 4 steps of 4 pictures
+SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  # 4 steps of 4 images
 CPU = torch.device("cpu")
 
 
@@ -44,22 +44,22 @@ def movable(weights: dict) -> dict:
 def assert_same_weights(found: dict, expected: dict) -> None:
     # fp32 sums in another order, a few Adam steps: far below the learning rate of 1e-4 a step
     assert relative_difference(movable(found["model"]), movable(expected["model"])) < 2e-5
-    assert relative_difference(movable(found["averaged"]), movable(expected["averaged"])) < 2e-5
+    assert relative_difference(movable(found["ema"]), movable(expected["ema"])) < 2e-5
 
 
 # --- out of memory ----------------------------------------------------------------------------------
 
 
 def limit_memory(monkeypatch, images: int, from_call: int = 0):
-    """Training passes of more than `images` pictures run out of memory from the given one on."""
+    """Training passes of more than `images` images run out of memory from the given one on."""
     plain, calls = AutoencoderKL.forward, []
 
-    def limited(self, pictures, noise=None):
-        if torch.is_grad_enabled() and pictures.device.type == "cpu":
-            calls.append(len(pictures))
-            if len(pictures) > images and len(calls) > from_call:
+    def limited(self, image_folder, noise=None):
+        if torch.is_grad_enabled() and image_folder.device.type == "cpu":
+            calls.append(len(image_folder))
+            if len(image_folder) > images and len(calls) > from_call:
                 raise torch.OutOfMemoryError("injected")
-        return plain(self, pictures, noise)
+        return plain(self, image_folder, noise)
 
     monkeypatch.setattr(AutoencoderKL, "forward", limited)
     return calls
@@ -88,12 +88,12 @@ def test_out_of_memory_in_a_later_pass_takes_back_the_first_ones_gradients(tiny,
     expected = trained(tiny, tmp_path, "undisturbed")
     plain, passes = AutoencoderKL.forward, []
 
-    def once(self, pictures, noise=None):
-        if torch.is_grad_enabled() and pictures.device.type == "cpu":
-            passes.append(len(pictures))
+    def once(self, image_folder, noise=None):
+        if torch.is_grad_enabled() and image_folder.device.type == "cpu":
+            passes.append(len(image_folder))
             if len(passes) == 4:  # the second pass of the second step
                 raise torch.OutOfMemoryError("injected")
-        return plain(self, pictures, noise)
+        return plain(self, image_folder, noise)
 
     monkeypatch.setattr(AutoencoderKL, "forward", once)
     found = trained(tiny, tmp_path, "disturbed", micro_batch_size="2")
@@ -126,12 +126,12 @@ def full_until(monkeypatch, rung: str):
     """Training passes run out of memory until the network is on the given rung of the ladder."""
     plain, tried = AutoencoderKL.forward, []
 
-    def limited(self, pictures, noise=None):
-        if torch.is_grad_enabled() and pictures.device.type == "cpu":
-            tried.append((len(pictures), name_of_rung(self)))
+    def limited(self, image_folder, noise=None):
+        if torch.is_grad_enabled() and image_folder.device.type == "cpu":
+            tried.append((len(image_folder), name_of_rung(self)))
             if tried[-1] != (1, rung):
                 raise torch.OutOfMemoryError("injected")
-        return plain(self, pictures, noise)
+        return plain(self, image_folder, noise)
 
     monkeypatch.setattr(AutoencoderKL, "forward", limited)
     return tried
@@ -227,7 +227,7 @@ def test_a_non_finite_step_changes_no_weight_is_counted_and_training_goes_on(tin
     first, second, third = (content["model"] for content in found)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(second[name], third[name]) for name in first)
-    assert all(value.isfinite().all() for value in found[2]["averaged"].values())
+    assert all(value.isfinite().all() for value in found[2]["ema"].values())
     assert [record["nonfinite_steps"] for record in records(tmp_path / "run")] == [0, 1, 1, 1]
     assert [content["position"]["step"] for content in found] == [1, 2, 3]
 
@@ -336,13 +336,13 @@ def test_averaged_weights_follow_the_formula(tiny, tmp_path):
     trained(tiny, tmp_path, "run", checkpoint_steps=1, keep_checkpoints=9, ema_decay=0.9)
     found = [torch.load(tmp_path / "run" / f"checkpoint_step_{s}.pt", weights_only=True) for s in (2, 3)]
     decay = min(0.9, (1 + 2) / (10 + 2))
-    expected = {n: decay * found[0]["averaged"][n] + (1 - decay) * v for n, v in found[1]["model"].items()}
-    assert relative_difference(found[1]["averaged"], expected) < 1e-6
+    expected = {n: decay * found[0]["ema"][n] + (1 - decay) * v for n, v in found[1]["model"].items()}
+    assert relative_difference(found[1]["ema"], expected) < 1e-6
 
 
 def test_without_averaging_the_weights_themselves_are_shipped(tiny, tmp_path):
     content = trained(tiny, tmp_path, "run", ema_decay=0.0)
-    assert content["averaged"] is None
+    assert content["ema"] is None
     from safetensors.torch import load_file
 
     shipped = load_file(tmp_path / "run" / "vae" / "diffusion_pytorch_model.safetensors")

@@ -36,7 +36,7 @@ from vae.step import (
     compute_gradients,
     discriminator_gradients,
 )
-from vae.training.processes import Processes
+from vae.training.distributed import Processes
 from vae.training.run import train
 
 ADVERSARIAL = {
@@ -115,7 +115,7 @@ def test_a_small_update_is_not_lost_under_bf16():
 def test_a_run_in_bf16_saves_fp32_weights_and_moments(tiny, tmp_path):
     assert train({**tiny, "init": "default", "use_bf16": True, "num_epochs": 1, "learning_rate": 4.5e-6}) == 0
     saved = load(tmp_path / "run" / "checkpoint_epoch_1.pt")
-    tensors = [*saved["model"].values(), *saved["averaged"].values()]
+    tensors = [*saved["model"].values(), *saved["ema"].values()]
     for state in saved["optimizers"][0]["state"].values():
         tensors += [state["exp_avg"], state["exp_avg_sq"]]
     assert {t.dtype for t in tensors} == {torch.float32}
@@ -163,7 +163,7 @@ def test_schedules_and_disc_start_count_steps_of_the_autoencoder(tiny, tmp_path)
     options |= {"lr_schedule": "cosine", "warmup_epochs": 0, "learning_rate": 1e-3}
     assert train(options) == 0
     found = records(tmp_path / "run")
-    assert [record["step"] for record in found] == list(range(1, 9))  # 16 pictures, 2 x 2 a step, 2 epochs
+    assert [record["step"] for record in found] == list(range(1, 9))  # 16 images, 2 x 2 a step, 2 epochs
     assert ["adversarial" in record for record in found] == [False] * 5 + [True] * 3
     assert ["discriminator" in record for record in found] == [False] * 5 + [True] * 3
     expected = [1e-3 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 8)).item()) for step in range(8)]
@@ -202,7 +202,7 @@ def test_kl_is_nats_per_image_summed_over_the_latent_and_averaged_over_images():
         exact = torch.distributions.kl_divergence(posterior, torch.distributions.Normal(0.0, 1.0)).sum()
         assert float(found[image]) == pytest.approx(float(exact), rel=1e-6)
 
-    def gradient(batch):  # of the KL term alone: the same pictures twice give the same mean
+    def gradient(batch):  # of the KL term alone: the same images twice give the same mean
         nets, inputs = toy_networks(), toy_inputs(2, factor=None)
         inputs.images, inputs.noise = (
             inputs.images.repeat(batch, 1, 1, 1),
@@ -277,8 +277,8 @@ def test_an_image_alone_gives_what_it_gives_in_a_batch(name):
 # --- a corrupt image replaced by a black one ----------------------------------------------------------
 
 
-def break_pictures(tiny, tmp_path, count):
-    """A copy of the pictures of which `count` cannot be decoded; returns their names."""
+def break_images(tiny, tmp_path, count):
+    """A copy of the images of which `count` cannot be decoded; returns their names."""
     from pathlib import Path
     from shutil import copytree
 
@@ -293,14 +293,14 @@ def break_pictures(tiny, tmp_path, count):
 
 
 def test_a_corrupt_image_is_counted_named_once_and_skipped(tiny, tmp_path, monkeypatch, capsys):
-    (bad,) = break_pictures(tiny, tmp_path, 1)
+    (bad,) = break_images(tiny, tmp_path, 1)
     batches = []
 
     def spy(networks, inputs, sizes, loss, shared_pass):
         batches.append((inputs.images.clone(), inputs.image_share))
         return compute_gradients(networks, inputs, sizes, loss, shared_pass)
 
-    monkeypatch.setattr("vae.training.within_memory.compute_gradients", spy)
+    monkeypatch.setattr("vae.training.oom_retry.compute_gradients", spy)
     options = {**tiny, "init": "default", "val_split": 0.0, "num_epochs": 3, "max_bad_fraction": 0.1}
     assert train(options) == 0
     sizes = [len(images) for images, _ in batches]
@@ -315,7 +315,7 @@ def test_a_corrupt_image_is_counted_named_once_and_skipped(tiny, tmp_path, monke
 
 
 def test_a_step_without_any_image_changes_nothing(tiny, tmp_path, monkeypatch):
-    break_pictures(tiny, tmp_path, 6)
+    break_images(tiny, tmp_path, 6)
     changed = []
 
     def spy(optimizers, state, optim, fp16, empty):
@@ -336,9 +336,9 @@ def test_a_step_without_any_image_changes_nothing(tiny, tmp_path, monkeypatch):
 
 
 def test_training_stops_above_the_stated_share(tiny, tmp_path):
-    break_pictures(tiny, tmp_path, 4)
+    break_images(tiny, tmp_path, 4)
     options = {**tiny, "init": "default", "val_split": 0.0, "num_epochs": 1}
-    with pytest.raises(DataError, match=r"of 16 training pictures .* --max_bad_fraction 0\.05") as caught:
+    with pytest.raises(DataError, match=r"of 16 training images .* --max_bad_fraction 0\.05") as caught:
         train(options)
     assert caught.value.exit_code == EXIT_DATA == 77
     assert "\n" not in str(caught.value)

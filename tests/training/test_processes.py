@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import ROOT, as_flags, run_script
 from tests.toy_networks import relative_difference
-from vae.training.processes import Processes
+from vae.training.distributed import Processes
 from vae.training.run import train
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def assert_same_training(two: dict, one: dict, epoch: int = 2) -> None:
     assert relative_difference(*moments) < 1e-5  # fp32: the sum over images in another order
     last_two, last_one = (load(options, f"checkpoint_epoch_{epoch}.pt") for options in (two, one))
     assert last_two["position"] == last_one["position"]
-    for network in ("model", "averaged", "discriminator"):
+    for network in ("model", "ema", "discriminator"):
         if last_one[network] is None:
             continue
         # Adam divides by the gradient's size: where that is rounding alone (a bias under softmax), the
@@ -210,7 +210,7 @@ def test_two_compiled_processes_train(tiny, tmp_path):
 
 NON_FINITE = """
     import os, sys, torch
-    import vae.training.within_memory as within_memory
+    import vae.training.oom_retry as within_memory
     plain, calls = within_memory.compute_gradients, []
     def poisoned(networks, inputs, *rest):
         calls.append(1)

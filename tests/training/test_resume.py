@@ -37,7 +37,7 @@ MEASURED = ("images_per_second", "data_wait_share", "memory_peak_gib")  # of the
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> dict:
-    """RECIPE on 22 pictures, 20 of them to train on."""
+    """RECIPE on 22 images, 20 of them to train on."""
     folder = tmp_path_factory.mktemp("twenty_two")
     random = np.random.default_rng(1)
     for index in range(22):
@@ -83,7 +83,7 @@ def assert_same_checkpoint(one: dict, other: dict) -> None:
     for content in (one, other):
         content["config"] = {k: v for k, v in content["config"].items() if k not in PER_COMMAND}
     assert one["discriminator"]
-    assert one["averaged"]
+    assert one["ema"]
     assert [len(optimizer["state"]) > 0 for optimizer in one["optimizers"]] == [True, True]
     assert one["running_sq_norms"].gt(0).all()
     assert_same(one, other, "checkpoint")
@@ -186,7 +186,7 @@ def test_saved_at_the_last_step_of_an_epoch(recipe, undisturbed, tmp_path, monke
 
 @pytest.mark.slow
 def test_larger_batches_than_what_is_left_of_the_epoch(recipe, tmp_path):
-    """18 of 20 pictures are done and a batch takes 16: the epoch ends, the next begins."""
+    """18 of 20 images are done and a batch takes 16: the epoch ends, the next begins."""
     given = {**recipe, "output_dir": str(tmp_path / "run")}
     del given["progressive"]
     assert train({**given, "num_epochs": 2, "max_steps": 9}) == 0

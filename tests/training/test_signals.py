@@ -38,7 +38,7 @@ def long(tiny) -> dict:
 def assert_same_weights(one: Path, other: Path) -> None:
     contents = [load_checkpoint(folder / "checkpoint_epoch_20.pt") for folder in (one, other)]
     assert contents[0]["position"] == contents[1]["position"]
-    for part in ("model", "averaged"):
+    for part in ("model", "ema"):
         for name, value in contents[0][part].items():
             assert torch.equal(value, contents[1][part][name]), name
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vae.config.resolve import resolve
-from vae.memory.plan import GIB
+from vae.host import GIB
 from vae.memory.plan_table import Target, plan_profile
 from vae.training import stage_memory
 from vae.training.run import train
@@ -55,10 +55,10 @@ def test_memory_that_ran_out_is_told_beside_the_prediction(tiny, tmp_path, monke
 
     plain = AutoencoderKL.forward
 
-    def limited(self, pictures, noise=None):
-        if torch.is_grad_enabled() and pictures.device.type == "cpu" and len(pictures) > 2:
+    def limited(self, images, noise=None):
+        if torch.is_grad_enabled() and images.device.type == "cpu" and len(images) > 2:
             raise torch.OutOfMemoryError("injected")
-        return plain(self, pictures, noise)
+        return plain(self, images, noise)
 
     monkeypatch.setattr(AutoencoderKL, "forward", limited)
     assert train({**tiny, "num_epochs": 1, "micro_batch_size": "4"}) == 0

@@ -169,9 +169,7 @@ def checkpoint(folder, name: str) -> dict:
 
 
 def state(content: dict) -> dict:
-    return {
-        name: content[name] for name in ("model", "averaged", "optimizers", "update", "position", "history")
-    }
+    return {name: content[name] for name in ("model", "ema", "optimizers", "update", "position", "history")}
 
 
 @pytest.fixture

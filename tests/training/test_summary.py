@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vae.config.options import Config
-from vae.memory.plan import GIB
+from vae.host import GIB
 from vae.training.run import train
 from vae.training.summary import _device
 
@@ -45,7 +45,7 @@ def validations(given: dict) -> list[dict]:
 
 @pytest.mark.slow
 def test_a_run_cut_short_is_validated_where_it_ends(tiny, capsys):
-    """12 pictures, 4 a step: 5 steps are an epoch and two thirds of another."""
+    """12 images, 4 a step: 5 steps are an epoch and two thirds of another."""
     said = said_by({**tiny, "max_steps": 5}, capsys)
     start, epoch, end = validations(tiny)
     assert [record["step"] for record in (start, epoch, end)] == [0, 3, 5]
@@ -60,7 +60,7 @@ def test_a_run_cut_short_is_validated_where_it_ends(tiny, capsys):
     assert [record["step"] for record in validations(tiny)] == [0, 3, 5, 6]
 
 
-def test_a_run_without_held_out_pictures_is_not_validated(tiny, capsys):
+def test_a_run_without_held_out_images_is_not_validated(tiny, capsys):
     said = said_by({**tiny, "val_split": 0.0, "max_steps": 1}, capsys)
     assert validations(tiny) == []
     assert not any("PSNR" in line for line in said if not line.startswith("step "))

@@ -3,7 +3,8 @@
 import importlib.util
 from pathlib import Path
 
-from vae.checks import machine, nvidia_smi, packages, places, torch_process
+from vae.checks import folders as places
+from vae.checks import machine, nvidia_smi, packages, torch_process
 from vae.checks.facts import Facts, LoadedTorch
 from vae.config.options import Config
 
@@ -17,7 +18,7 @@ def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -
 
     `data_path` None stands for the trainer's own default, which need not exist.
     """
-    pictures = Config().data.data_path if data_path is None else data_path
+    images = Config().data.data_path if data_path is None else data_path
     child, loaded = None, None
     if _is_there("torch"):
         try:
@@ -35,9 +36,7 @@ def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -
         host=machine.gather_host(),
         folders=(
             places.gather_folder("the runs", "--output_dir", output_dir, True, writes=True),
-            places.gather_folder(
-                "the pictures", "--data_path", pictures, data_path is not None, writes=False
-            ),
+            places.gather_folder("the images", "--data_path", images, data_path is not None, writes=False),
             places.gather_folder("this project", "", str(project), True, writes=False),
         ),
         vgg=places.gather_vgg(),

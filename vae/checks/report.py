@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TextIO
 
 from vae.checks.facts import Facts
-from vae.checks.judging import GROUPS
+from vae.checks.judge.all_checks import GROUPS
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check, count
 
 SCHEMA_VERSION = 1

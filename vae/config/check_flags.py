@@ -43,7 +43,7 @@ class CheckConfig:
     )
     data_path: str | None = option(
         None,
-        "folder of the training pictures: can it be read, is it local; left out: "
+        "folder of the training images: can it be read, is it local; left out: "
         f"{Config().data.data_path}, if it is there",
         metavar="DIR",
     )

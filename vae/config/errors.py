@@ -7,7 +7,6 @@ EXIT_NON_FINITE = 76
 EXIT_DATA = 77
 EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports of a program that died of it
 
 
 class UserError(ValueError):
@@ -23,7 +22,7 @@ class UsageError(UserError):
 
 
 class DataError(UserError):
-    """The pictures are missing, unreadable, too few or too small."""
+    """The images are missing, unreadable, too few or too small."""
 
     exit_code = EXIT_DATA
 

@@ -7,33 +7,33 @@ from vae.config.flags import parse_section
 from vae.config.options import option
 from vae.config.vae_options import background_option, max_pixels_option, weights_option
 
-LEAST_SIZE = 8  # px: below it a picture is smaller than what one latent pixel of this family stands for
-WHOLE = 0  # as a size: pictures as they are
+LEAST_SIZE = 8  # px: below it an image is smaller than what one latent pixel of this family stands for
+WHOLE = 0  # as a size: images as they are
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Which VAEs are compared, on which pictures, under which protocol."""
+    """Which VAEs are compared, on which images, under which protocol."""
 
     vae: tuple[str, ...] = option(
         MISSING,
         "one or several VAEs: checkpoints, diffusers folders, .safetensors files",
         metavar="PATH",
     )
-    data_path: str = option(MISSING, "folder of pictures, any depth", metavar="DIR")
+    data_path: str = option(MISSING, "folder of images, any depth", metavar="DIR")
     output_dir: str = option(
-        MISSING, "where report.html, the tables and sample pictures go; made if missing", metavar="DIR"
+        MISSING, "where report.html, the tables and sample images go; made if missing", metavar="DIR"
     )
     overwrite: bool = option(False, "replace the results of an earlier comparison")
     sizes: tuple[int, ...] = option(
         (256,),
-        "sides of the squares that are measured, px; 0: whole pictures",
+        "sides of the squares that are measured, px; 0: whole images",
         metavar="PX",
         at_least=0,
     )
     crop: str = option(
         "resize",
-        "how a picture becomes a square; resize: its short side is scaled to the size, then the middle is "
+        "how an image becomes a square; resize: its short side is scaled to the size, then the middle is "
         "taken; center: the middle alone, unscaled",
         choices=("resize", "center"),
     )
@@ -46,7 +46,7 @@ class EvaluateConfig:
         0, "another seed draws other samples of --posterior sample", metavar="N", at_least=0, at_most=2**31
     )
     max_images: int = option(
-        0, "at most this many pictures, evenly spread over the sorted names; 0: all", metavar="N", at_least=0
+        0, "at most this many images, evenly spread over the sorted names; 0: all", metavar="N", at_least=0
     )
     perceptual_net: str = option(
         "auto",
@@ -66,14 +66,14 @@ class EvaluateConfig:
     codecs: bool = option(True, "measure JPEG and WebP too, at as many bytes as the latents in 8 bit")
     probe_images: int = option(
         16,
-        "pictures that equivariance is measured on, at the smallest size; 0: none",
+        "images that equivariance is measured on, at the smallest size; 0: none",
         metavar="N",
         at_least=0,
     )
     samples: int = option(
-        2, "pictures shown of each kind: worst, typical, best; 0: none", metavar="N", at_least=0, at_most=50
+        2, "images shown of each kind: worst, typical, best; 0: none", metavar="N", at_least=0, at_most=50
     )
-    batch_size: int = option(1, "pictures encoded and decoded at once", metavar="N", at_least=1)
+    batch_size: int = option(1, "images encoded and decoded at once", metavar="N", at_least=1)
     weights: str = weights_option()
     dtype: str = option("fp32", "precision of encoder and decoder", choices=("fp32", "bf16", "fp16"))
     device: str = option("auto", "cuda, cpu or auto", choices=("auto", "cuda", "cpu"))
@@ -87,7 +87,7 @@ EPILOG = """examples:
       --data_path data/test --output_dir results/compared --sizes 128 256
   evaluate_vae.py --vae outputs/first/vae --data_path data/test --output_dir results/whole --sizes 0
 
-A picture that cannot be used is named and left out for every VAE; open report.html in a browser.
+An image that cannot be used is named and left out for every VAE; open report.html in a browser.
 """
 
 
@@ -96,7 +96,7 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     config = parse_section(
         EvaluateConfig,
         "evaluate_vae.py",
-        "Measure one or several VAEs on a folder of pictures, side by side under one protocol.",
+        "Measure one or several VAEs on a folder of images, side by side under one protocol.",
         EPILOG,
         argv,
     )
@@ -108,7 +108,7 @@ def _check_together(config: EvaluateConfig) -> None:
     for size in config.sizes:
         if size != WHOLE and size < LEAST_SIZE:
             raise UserError(
-                f"--sizes {size} is too small: the least is {LEAST_SIZE}, and 0 takes whole pictures"
+                f"--sizes {size} is too small: the least is {LEAST_SIZE}, and 0 takes whole images"
             )
     for name in ("sizes", "vae"):
         values = getattr(config, name)
@@ -117,7 +117,7 @@ def _check_together(config: EvaluateConfig) -> None:
             raise UserError(f"--{name} names {twice} twice: once is enough")
     if WHOLE in config.sizes and config.batch_size > 1:
         raise UserError(
-            f"--batch_size {config.batch_size} does not go with whole pictures (--sizes 0), whose sides "
+            f"--batch_size {config.batch_size} does not go with whole images (--sizes 0), whose sides "
             "differ: leave one of them out"
         )
     if config.perceptual_weights is not None and config.perceptual_net in ("random", "none"):

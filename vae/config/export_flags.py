@@ -47,14 +47,14 @@ class ExportConfig:
         0.1, "for --average_by score: dB of PSNR by which a weight falls to 1/e", metavar="DB", at_least=1e-6
     )
     data_path: str | None = option(
-        None, "pictures on which latents are measured and fp16 is tried", metavar="DIR"
+        None, "images on which latents are measured and fp16 is tried", metavar="DIR"
     )
     image_size: int | None = option(
         None,
-        "side of the centre crops of those pictures, px; left out: what the VAE was trained at, or 256",
+        "side of the centre crops of those images, px; left out: what the VAE was trained at, or 256",
         at_least=LEAST_IMAGE_SIZE,
     )
-    num_images: int = option(256, "at most this many of those pictures, spread over all; 0: all", at_least=0)
+    num_images: int = option(256, "at most this many of those images, spread over all; 0: all", at_least=0)
     scaling_factor: float | None = option(
         None, "write this scaling of latents, (z - shift) * scaling, instead of the file's or the measured"
     )
@@ -71,7 +71,7 @@ class ExportConfig:
         False, "add the 1x1 convolutions of SD 1.x to a VAE without: only with them a shift can be folded"
     )
     device: str = option(
-        "auto", "where the pictures are encoded: cuda, cpu or auto", choices=("auto", "cuda", "cpu")
+        "auto", "where the images are encoded: cuda, cpu or auto", choices=("auto", "cuda", "cpu")
     )
 
 
@@ -111,7 +111,7 @@ def _check_together(config: ExportConfig) -> None:
     if config.scaling_factor is not None and not config.scaling_factor > 0:
         raise UserError(f"--scaling_factor {config.scaling_factor} is no scaling: give a number above 0")
     if config.fold_scaling and config.data_path is None:
-        raise UserError("--fold_scaling needs --data_path: latents are measured on the pictures there")
+        raise UserError("--fold_scaling needs --data_path: latents are measured on the images there")
     if config.fold_scaling and config.scaling_factor is not None:
         raise UserError("--fold_scaling decides the scaling itself: leave --scaling_factor out")
     if config.per_channel and not config.fold_scaling:

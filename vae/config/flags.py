@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The trainer's parser, made from the declared options; only given flags appear in its result."""
     parser = OneLineParser(
         prog="train_vae.py",
-        description="Train a high-resolution image VAE (AutoencoderKL) on a folder of pictures.",
+        description="Train a high-resolution image VAE (AutoencoderKL) on a folder of images.",
         epilog="Order of settings: flag, JSON file, checkpoint, profile, card, default.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

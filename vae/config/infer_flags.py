@@ -21,18 +21,18 @@ class InferConfig:
     )
     mode: str = option(
         MISSING,
-        "reconstruct: pictures through encoder and decoder; encode: pictures to latents; decode: latents to "
-        "pictures; interpolate: a series between two of either; variations: samples around each of either",
+        "reconstruct: images through encoder and decoder; encode: images to latents; decode: latents to "
+        "images; interpolate: a series between two of either; variations: samples around each of either",
         choices=MODES,
     )
     input: tuple[str, ...] = option(
-        MISSING, "files and folders (of any depth): pictures, or latents (.safetensors)", metavar="PATH"
+        MISSING, "files and folders (of any depth): images, or latents (.safetensors)", metavar="PATH"
     )
     output_dir: str = option(MISSING, "where results go, named as the inputs; made if missing", metavar="DIR")
     overwrite: bool = option(False, "replace results that are there already")
     steps: int = option(
         8,
-        "interpolate: pictures in the series, both ends included",
+        "interpolate: images in the series, both ends included",
         metavar="N",
         at_least=2,
         at_most=10_000,
@@ -47,7 +47,7 @@ class InferConfig:
     seed: int = option(0, "variations: another seed draws others", metavar="N", at_least=0, at_most=2**63 - 1)
     tile: bool = option(
         False,
-        "for pictures larger than memory: layer by layer over tiles, features in host memory; same result up "
+        "for images larger than memory: layer by layer over tiles, features in host memory; same result up "
         "to rounding",
     )
     tile_size: int = option(512, "side of the tiles; smaller takes less memory", metavar="PX", at_least=32)
@@ -80,8 +80,7 @@ def parse_infer_flags(argv: list[str]) -> InferConfig:
     config = parse_section(
         InferConfig,
         "infer_vae.py",
-        "Use a trained VAE: see what it makes of pictures, write their latents, and turn latents into "
-        "pictures.",
+        "Use a trained VAE: see what it makes of images, write their latents, and turn latents into images.",
         EPILOG,
         argv,
     )

@@ -6,6 +6,7 @@ Flags, JSON files, checkpoints and docs/flags.md all come from these fields.
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+MAX_PIXELS = 300_000_000  # of one image file: 0.9 GB of decoded RGB
 LEAST_IMAGE_SIZE = 11  # px: the window of SSIM (Wang et al. 2004), which every validation measures
 # What is thrown away in a forward and computed again in the backward, from the fastest to the smallest.
 RECOMPUTE = ("none", "activations", "top_level", "encoder", "blocks", "blocks_encoder", "all")
@@ -58,10 +59,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which pictures are read and how they become a batch."""
+    """Which images are read and how they become a batch."""
 
     data_path: str = option(
-        "./data/train", "folder of training pictures, any depth, or its manifest.jsonl", metavar="PATH"
+        "./data/train", "folder of training images, any depth, or its manifest.jsonl", metavar="PATH"
     )
     fold: int | None = option(
         None, "fold of the manifest that validates while the others train, instead of its split", at_least=0
@@ -75,17 +76,17 @@ class DataConfig:
         at_least=0,
         at_most=0.9,
     )
-    max_val_images: int = option(256, "at most this many pictures in one validation; 0: all", at_least=0)
+    max_val_images: int = option(256, "at most this many images in one validation; 0: all", at_least=0)
     image_size: int = option(512, "side of the square training crops, px", at_least=LEAST_IMAGE_SIZE)
-    crop: str = option("random", "which part of a larger picture is trained on", choices=("random", "center"))
+    crop: str = option("random", "which part of a larger image is trained on", choices=("random", "center"))
     horizontal_flip: bool = option(True, "mirror half of the training crops")
-    upscale: bool = option(False, "enlarge pictures smaller than --image_size; otherwise they are rejected")
+    upscale: bool = option(False, "enlarge images smaller than --image_size; otherwise they are rejected")
     background: str = option("white", "what shows through transparent pixels: a colour name or #rrggbb")
     max_pixels: int = option(
-        300_000_000, "pictures with more pixels are rejected before they are decoded", at_least=64
+        MAX_PIXELS, "images with more pixels are rejected before they are decoded", at_least=64
     )
     max_bad_fraction: float = option(
-        0.05, "stop when more than this share of the training pictures is unusable", at_least=0, at_most=1
+        0.05, "stop when more than this share of the training images is unusable", at_least=0, at_most=1
     )
     num_workers: str = option(
         "auto",

@@ -5,6 +5,7 @@ import sys
 
 from vae.config.errors import EXIT_DATA, UsageError
 from vae.config.flags import OneLineParser
+from vae.config.options import MAX_PIXELS
 
 # Values that are too small or too large wherever such a flag is known.
 LEAST = {"count": 1, "seed": 0, "min_size": 1, "max_pixels": 1, "limit": 1, "target_size": 8, "quality": 1}
@@ -16,8 +17,8 @@ def _switch(parser: argparse.ArgumentParser, name: str, default: bool, text: str
 
 
 def _flags_of_reading(parser: argparse.ArgumentParser) -> None:
-    """Flags of every mode that decodes pictures."""
-    parser.add_argument("--input_dir", required=True, metavar="DIR", help="folder of pictures, of any depth")
+    """Flags of every mode that decodes images."""
+    parser.add_argument("--input_dir", required=True, metavar="DIR", help="folder of images, of any depth")
     parser.add_argument(
         "--min_size", type=int, default=1, metavar="PX", help="reject a shorter side below this"
     )
@@ -31,7 +32,7 @@ def _flags_of_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max_pixels",
         type=int,
-        default=300_000_000,
+        default=MAX_PIXELS,
         metavar="N",
         help="reject more pixels, before decoding them",
     )
@@ -52,12 +53,12 @@ def _flags_of_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num_workers", default="auto", metavar="N", help="processes; auto: one per usable core"
     )
-    parser.add_argument("--time_limit", type=float, default=60.0, metavar="SECONDS", help="of one picture")
+    parser.add_argument("--time_limit", type=float, default=60.0, metavar="SECONDS", help="of one image")
     parser.add_argument(
         "--memory_gib",
         type=float,
         metavar="GIB",
-        help="of one picture; default: 16 bytes for each of --max_pixels, and 1 GiB",
+        help="of one image; default: 16 bytes for each of --max_pixels, and 1 GiB",
     )
 
 
@@ -81,7 +82,7 @@ def _flags_of_preprocess(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=("jpeg", "png", "webp"), default="jpeg", help="of the output")
     parser.add_argument("--quality", type=int, metavar="1-100", help="of jpeg and webp; default 95")
-    _switch(parser, "--upscale", False, "enlarge pictures that are too small instead of rejecting them")
+    _switch(parser, "--upscale", False, "enlarge images that are too small instead of rejecting them")
 
 
 def _flags_of_validate(parser: argparse.ArgumentParser) -> None:
@@ -132,10 +133,10 @@ def _flags_of_split(parser: argparse.ArgumentParser) -> None:
 
 
 def _flags_of_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output_dir", default="./data/demo", metavar="DIR", help="folder for the pictures")
-    parser.add_argument("--count", type=int, default=64, help="number of pictures")
-    parser.add_argument("--target_size", type=int, default=256, metavar="PX", help="side of the pictures")
-    parser.add_argument("--seed", type=int, default=0, help="another seed draws other pictures")
+    parser.add_argument("--output_dir", default="./data/demo", metavar="DIR", help="folder for the images")
+    parser.add_argument("--count", type=int, default=64, help="number of images")
+    parser.add_argument("--target_size", type=int, default=256, metavar="PX", help="side of the images")
+    parser.add_argument("--seed", type=int, default=0, help="another seed draws other images")
     parser.add_argument("--format", choices=("png", "jpeg"), default="png", help="jpeg: quality 95, 4:4:4")
     parser.add_argument("--num_workers", default="auto", metavar="N", help="drawing processes")
 

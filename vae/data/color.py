@@ -1,4 +1,4 @@
-"""Pixels of an opened picture as sRGB: 16 bits to 8, transparency, colour profiles.
+"""Pixels of an opened image as sRGB: 16 bits to 8, transparency, colour profiles.
 
 What was done is noted in `flags`, a set of short stable codes.
 """
@@ -19,52 +19,52 @@ GREY_FLAGS = {"1": "one_bit", "L": "grey", "LA": "grey", "La": "grey"}  # by Pil
 
 
 def to_srgb(
-    picture: Image.Image,
+    image: Image.Image,
     opened: Image.Image,
     profile: bytes | None,
     backdrop: tuple[int, int, int],
     flags: set[str],
 ) -> np.ndarray:
-    """Pixels of a loaded picture as sRGB, uint8 (H, W, 3).
+    """Pixels of a loaded image as sRGB, uint8 (H, W, 3).
 
     `opened` still has the tags that turning it has dropped. Raises BadImageError for pixels without meaning.
     """
     if opened.mode in GREY_FLAGS or opened.mode.startswith("I"):
         flags.add(GREY_FLAGS.get(opened.mode, "grey"))
-    picture, alpha = _split_alpha(_to_8_bits(picture, opened, flags))
-    if picture.mode == "CMYK" and not profile:
+    image, alpha = _split_alpha(_to_8_bits(image, opened, flags))
+    if image.mode == "CMYK" and not profile:
         flags.add("cmyk_without_profile")
     if profile:
-        picture = apply_profile(picture, profile, flags)
-    if picture.mode == "LAB":
-        picture = _lab_to_srgb(picture)
-    if picture.mode != "RGB":  # converting to the same mode would copy
-        picture = picture.convert("RGB")
+        image = apply_profile(image, profile, flags)
+    if image.mode == "LAB":
+        image = _lab_to_srgb(image)
+    if image.mode != "RGB":  # converting to the same mode would copy
+        image = image.convert("RGB")
     if alpha is not None:
         darkest, lightest = alpha.getextrema()
         if lightest == 0:
             raise BadImageError("transparent", "every pixel is transparent")
         if darkest < 255:
-            picture = Image.composite(picture, Image.new("RGB", picture.size, backdrop), alpha)
+            image = Image.composite(image, Image.new("RGB", image.size, backdrop), alpha)
             flags.add("alpha_flattened")
-    return np.array(picture)  # a copy: Pillow's buffer is read-only
+    return np.array(image)  # a copy: Pillow's buffer is read-only
 
 
-def _to_8_bits(picture: Image.Image, opened: Image.Image, flags: set[str]) -> Image.Image:
+def _to_8_bits(image: Image.Image, opened: Image.Image, flags: set[str]) -> Image.Image:
     """Scale deep grey to 8 bits; deep RGB has been brought to 8 bits by Pillow's own reader."""
-    if picture.mode == "F":
+    if image.mode == "F":
         raise BadImageError("float_pixels", "floating-point pixels have no defined white: save it as 16-bit")
-    if picture.mode == "I":
+    if image.mode == "I":
         raise BadImageError("format_not_supported", "signed or 32-bit integer pixels: save it as 16-bit")
-    if not picture.mode.startswith("I;16"):
-        return picture
+    if not image.mode.startswith("I;16"):
+        return image
     flags.add("scaled_to_8_bits")
     tags = getattr(opened, "tag_v2", {})
     bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
     full = 2**bits - 1
-    deep = np.asarray(picture).astype(np.uint32)
+    deep = np.asarray(image).astype(np.uint32)
     grey = ((deep * 255 + full // 2) // full).astype(np.uint8)
-    if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts 8-bit pictures of this kind, not 16-bit ones
+    if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts 8-bit images of this kind, not 16-bit ones
         grey = 255 - grey
     result = Image.fromarray(grey)
     key = opened.info.get("transparency")
@@ -73,34 +73,34 @@ def _to_8_bits(picture: Image.Image, opened: Image.Image, flags: set[str]) -> Im
     return result
 
 
-def _split_alpha(picture: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     """Colour and alpha apart, so that a colour profile sees colours only."""
-    mode = picture.mode
+    mode = image.mode
     if mode in ("RGBa", "La"):  # premultiplied
-        picture = picture.convert({"RGBa": "RGBA", "La": "LA"}[mode])
-    elif mode in ("P", "PA") or "transparency" in picture.info:
-        has_alpha = mode == "PA" or "transparency" in picture.info or picture.palette.mode == "RGBA"
-        picture = picture.convert("RGBA" if has_alpha else "RGB")
+        image = image.convert({"RGBa": "RGBA", "La": "LA"}[mode])
+    elif mode in ("P", "PA") or "transparency" in image.info:
+        has_alpha = mode == "PA" or "transparency" in image.info or image.palette.mode == "RGBA"
+        image = image.convert("RGBA" if has_alpha else "RGB")
     elif mode in ("1", "YCbCr", "HSV", "RGBX"):
-        picture = picture.convert("L" if mode == "1" else "RGB")
-    if picture.mode in ("RGBA", "LA"):
-        return picture.convert(picture.mode[:-1]), picture.getchannel("A")
-    return picture, None
+        image = image.convert("L" if mode == "1" else "RGB")
+    if image.mode in ("RGBA", "LA"):
+        return image.convert(image.mode[:-1]), image.getchannel("A")
+    return image, None
 
 
-def apply_profile(picture: Image.Image, profile: bytes, flags: set[str]) -> Image.Image:
+def apply_profile(image: Image.Image, profile: bytes, flags: set[str]) -> Image.Image:
     """Colours of the embedded profile as sRGB; a profile that is broken or for another mode is ignored."""
     space, transform = transform_to_srgb(profile)
     if transform is None:
         flags |= set() if space in MODES else {"broken_profile"}
-        return picture
-    if space == "RGB" and picture.mode == "L":
-        picture = picture.convert("RGB")
-    if picture.mode != MODES[space]:
+        return image
+    if space == "RGB" and image.mode == "L":
+        image = image.convert("RGB")
+    if image.mode != MODES[space]:
         flags.add("broken_profile")
-        return picture
+        return image
     flags.add("profile_converted")
-    return ImageCms.applyTransform(picture, transform)
+    return ImageCms.applyTransform(image, transform)
 
 
 @lru_cache(maxsize=32)
@@ -135,6 +135,6 @@ def _is_identity(transform: ImageCms.ImageCmsTransform) -> bool:
     return int(np.abs(moved.astype(int) - grid).max()) <= 1
 
 
-def _lab_to_srgb(picture: Image.Image) -> Image.Image:
+def _lab_to_srgb(image: Image.Image) -> Image.Image:
     srgb, lab = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
-    return ImageCms.profileToProfile(picture, lab, srgb, outputMode="RGB")
+    return ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")

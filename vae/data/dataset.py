@@ -1,6 +1,6 @@
-"""A picture of the set as a training crop, and a list of crops as a batch.
+"""An image of the set as a training crop, and a list of crops as a batch.
 
-Shapes: B pictures of a batch that could be used, S = image_size.
+Shapes: B images of a batch that could be used, S = image_size.
 """
 
 import os
@@ -13,26 +13,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vae.config.options import MAX_PIXELS
+from vae.console import printable
 from vae.data.decoding import decode_image, parse_background
 from vae.data.formats import BadImageError
 
 
 class Rejection(NamedTuple):
-    """A picture that cannot be used and why; `str()` of it is one printable line."""
+    """An image that cannot be used and why; `str()` of it is one printable line."""
 
     name: str
     reason: str
     detail: str
 
     def __str__(self) -> str:
-        line = f"{self.name}: {self.reason} ({self.detail})"
-        return (
-            line.encode("utf-8", "backslashreplace").decode("utf-8").replace("\n", "\\n").replace("\r", "\\r")
-        )
+        return printable(f"{self.name}: {self.reason} ({self.detail})")
 
 
 class Sample(NamedTuple):
-    """One picture's crop, or its rejection; exactly one of both is there."""
+    """One image's crop, or its rejection; exactly one of both is there."""
 
     epoch: int
     index: int
@@ -42,7 +41,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Batch:
-    """Pictures of one step; those that could not be used are in `rejected` and nothing takes their place."""
+    """Images of one step; those that could not be used are in `rejected` and nothing takes their place."""
 
     images: Tensor  # uint8 (B, 3, S, S)
     epochs: Tensor  # int64 (B,)
@@ -57,7 +56,7 @@ class Batch:
 
 
 class FolderDataset:
-    """Crops of listed pictures by the key (epoch, index): the same key gives the same crop in any process."""
+    """Crops of listed images by the key (epoch, index): the same key gives the same crop in any process."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class FolderDataset:
         horizontal_flip: bool = True,
         upscale: bool = False,
         background: str = "white",
-        max_pixels: int = 300_000_000,
+        max_pixels: int = MAX_PIXELS,
         seed: int = 0,
     ):
         assert crop in ("random", "center")
@@ -136,7 +135,7 @@ class FolderDataset:
 
 
 def collate(samples: Sequence[Sample], *, image_size: int) -> Batch:
-    """Samples as a batch: pictures that were rejected make it smaller, down to (0, 3, S, S)."""
+    """Samples as a batch: images that were rejected make it smaller, down to (0, 3, S, S)."""
     good = [sample for sample in samples if sample.image is not None]
     images = torch.empty((len(good), 3, image_size, image_size), dtype=torch.uint8)
     for row, sample in zip(images, good, strict=True):

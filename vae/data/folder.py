@@ -1,4 +1,4 @@
-"""The list of pictures below a folder, and which of them are held out for validation."""
+"""The list of images below a folder, and which of them are held out for validation."""
 
 import hashlib
 import os
@@ -11,25 +11,25 @@ from vae.data.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
 EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".bmp", ".tif", ".tiff", ".avif",
 )  # fmt: skip
-# What people take for pictures and training does not read: validation tells why, file by file.
+# What people take for images and training does not read: validation tells why, file by file.
 OTHER_EXTENSIONS = (
     ".gif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".ico", ".exr", ".hdr",
 )  # fmt: skip
 SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
-# Below this many pictures a threshold would miss the asked share by much (5 % of 1000: sd 0.7 %).
+# Below this many images a threshold would miss the asked share by much (5 % of 1000: sd 0.7 %).
 SMALL_SET = 1000
 
 
 def list_images(root: str | os.PathLike, *, flag: str = "--data_path") -> list[str]:
-    """Names of the pictures below `root`, any depth: relative, with forward slashes, sorted.
+    """Names of the images below `root`, any depth: relative, with forward slashes, sorted.
 
     Hidden files and folders, `._*` and what is no regular file are passed over; linked folders are followed
-    once. Raises DataError, naming `flag`, when there is no folder or no picture in it.
+    once. Raises DataError, naming `flag`, when there is no folder or no image in it.
     """
     names = sorted(walk_images(root, flag=flag))
     if not names:
         kinds = " ".join(extension[1:] for extension in EXTENSIONS)
-        raise DataError(f"{flag} {root} holds no pictures ({kinds}): put some there or give another folder")
+        raise DataError(f"{flag} {root} holds no images ({kinds}): put some there or give another folder")
     return names
 
 
@@ -45,13 +45,13 @@ def walk_images(
     `extensions`: also of files with these, though training reads none of them.
 
     Holds one folder's sub-folders in memory, never a list of files. `on_skip(name, code)` hears of what is
-    passed over. A file without an extension counts where its first bytes are a picture's.
+    passed over. A file without an extension counts where its first bytes are an image's.
     """
     root = os.fspath(root)
     if not os.path.lexists(root):
-        raise DataError(f"{flag} {root} does not exist: give the folder that holds your pictures")
+        raise DataError(f"{flag} {root} does not exist: give the folder that holds your images")
     if not os.path.isdir(root):
-        raise DataError(f"{flag} {root} is not a folder: give the folder that holds your pictures")
+        raise DataError(f"{flag} {root} is not a folder: give the folder that holds your images")
     return _walk(root, flag, readable_extensions() + extensions, on_skip)
 
 
@@ -83,7 +83,7 @@ def _walk(
                     if code == "folder":
                         inner.append(name)
                         if entry.name.lower().endswith(extensions):
-                            on_skip(name, "folder_named_like_picture")
+                            on_skip(name, "folder_named_like_image")
                     elif code is None:
                         yield name
                     else:
@@ -96,7 +96,7 @@ def _walk(
 
 
 def _judge(entry: os.DirEntry, extensions: tuple[str, ...]) -> str | None:
-    """None for a picture's file, `folder`, or the code of why an entry is passed over."""
+    """None for an image's file, `folder`, or the code of why an entry is passed over."""
     name = entry.name.lower()
     if name.startswith("._") or name in SYSTEM_FILES:
         return "system_file"
@@ -109,12 +109,12 @@ def _judge(entry: os.DirEntry, extensions: tuple[str, ...]) -> str | None:
         return "special_file"
     if name.endswith(extensions):
         return None if is_file or not os.path.exists(entry.path) else "special_file"
-    if "." not in name and is_file and _begins_like_a_picture(entry.path):
+    if "." not in name and is_file and _begins_like_an_image(entry.path):
         return None
     return "other_file"
 
 
-def _begins_like_a_picture(path: str) -> bool:
+def _begins_like_an_image(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             sniff_format(file, max_pixels=2**62)
@@ -126,8 +126,8 @@ def _begins_like_a_picture(path: str) -> bool:
 def split_names(names: list[str], val_split: float, seed: int) -> tuple[list[str], list[str]]:
     """Part names into (train, validation) by a hash of name and seed, keeping their order.
 
-    From 1000 pictures on, a picture keeps its side whatever is added later. Smaller sets hold out the
-    pictures with the lowest hashes: at least one, never all.
+    From 1000 images on, an image keeps its side whatever is added later. Smaller sets hold out the
+    images with the lowest hashes: at least one, never all.
     """
     if not 0 <= val_split < 1:
         raise UserError(

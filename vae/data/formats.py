@@ -50,7 +50,7 @@ NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # inside a scan, FF 00 i
 
 
 class BadImageError(Exception):
-    """A picture that cannot be used: a short stable `reason` code and a `detail` for people."""
+    """An image that cannot be used: a short stable `reason` code and a `detail` for people."""
 
     def __init__(self, reason: str, detail: str):
         super().__init__(f"{reason}: {detail}")
@@ -125,7 +125,7 @@ def _sniff_ftyp(head: bytes, first_frame: bool) -> str:
     size = int.from_bytes(head[:4], "big")
     brands = head[8 : min(size, len(head))]
     if b"avis" in brands[:4] and not first_frame:
-        raise BadImageError("animated", "an AVIF sequence: save the frame you want as a picture")
+        raise BadImageError("animated", "an AVIF sequence: save the frame you want as an image")
     if b"avif" in brands or b"avis" in brands:
         return "AVIF"
     if any(brand in brands for brand in (b"heic", b"heix", b"hevc", b"mif1", b"msf1")):
@@ -159,8 +159,8 @@ def check_jpeg(file, flags: set[str]) -> int:
                 raise BadImageError("too_many_scans", f"more than {MAX_JPEG_SCANS} scans in one JPEG")
             position += length
         if scans == 0:
-            raise BadImageError("truncated", "no picture before the end marker")
-        if len(data) > position and "mpo" not in flags:  # there, the other pictures follow
+            raise BadImageError("truncated", "no image before the end marker")
+        if len(data) > position and "mpo" not in flags:  # there, the other images follow
             flags.add("trailing_bytes")
         return position
 
@@ -187,7 +187,7 @@ def check_png(file, flags: set[str]) -> int:
                 raise BadImageError("damaged", f"no chunk begins at byte {position}")
             if end + 4 > len(data):
                 raise BadImageError("truncated", f"the file ends inside chunk {kind.decode()}")
-            is_critical = kind[:1].isupper()  # PNG 1.2, section 3.3: the picture needs these
+            is_critical = kind[:1].isupper()  # PNG 1.2, section 3.3: the image needs these
             if is_critical and zlib.crc32(data[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
                 raise BadImageError("damaged", f"wrong checksum of chunk {kind.decode()} at byte {position}")
             if kind == b"IHDR" and data[position + 16] == 16:

@@ -1,4 +1,4 @@
-"""Batches from decoding processes: any epoch from any step to train on, every picture once to validate."""
+"""Batches from decoding processes: any epoch from any step to train on, every image once to validate."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vae.config.errors import DataError
+from vae.config.options import MAX_PIXELS
 from vae.data.dataset import Batch, FolderDataset, collate
 from vae.data.sampling import StepSampler, steps_per_epoch
 from vae.data.workers import signals_held, start_worker
@@ -33,7 +34,7 @@ class TrainLoader:
         timeout_seconds: float = TIMEOUT_SECONDS,
         start_method: str | None = None,
     ):
-        """`local_batch`: pictures of one optimizer step on one device; `pin_memory`: where that is a GPU."""
+        """`local_batch`: images of one optimizer step on one device; `pin_memory`: where that is a GPU."""
         self.steps_per_epoch = steps_per_epoch(len(dataset), local_batch, world_size)
         self._sampler = StepSampler(len(dataset), local_batch, rank, world_size, dataset.seed)
         self._persistent = persistent_workers
@@ -94,13 +95,13 @@ def load_validation(
     batch_size: int,
     upscale: bool = False,
     background: str = "white",
-    max_pixels: int = 300_000_000,
+    max_pixels: int = MAX_PIXELS,
     num_workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
     """Centre crops of all `names`, once each and in order; the last batch may be smaller.
 
-    `indices` are positions in `names`; pictures that cannot be used are in each batch's `rejected`.
+    `indices` are positions in `names`; images that cannot be used are in each batch's `rejected`.
     """
     dataset = FolderDataset(
         root,

@@ -1,10 +1,9 @@
-"""The manifest of a prepared set: one JSON object a line for each picture, and which side each is on.
+"""The manifest of a prepared set: one JSON object a line for each image, and which side each is on.
 
 Keys of a row: path (relative to the manifest's folder, forward slashes), sha256, width, height, source,
 flags, group, label and, once split, split ("train" or "val") and fold (a number or null).
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vae.config.errors import DataError, UserError
+from vae.console import printable
 from vae.data.folder import split_names
-from vae.whole_file import replacing
+from vae.files import atomic_path, sha256_of_file
 
 MANIFEST_NAME = "manifest.jsonl"
 KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order
@@ -29,12 +29,12 @@ _decode = json.JSONDecoder().raw_decode  # json.loads looks for space around, wh
 
 
 def is_manifest(path: str | os.PathLike) -> bool:
-    """Whether `path` names a manifest rather than a folder of pictures."""
+    """Whether `path` names a manifest rather than a folder of images."""
     return os.fspath(path).lower().endswith(".jsonl") and not os.path.isdir(path)
 
 
-def picture_root(data_path: str | os.PathLike) -> Path:
-    """The folder that names of pictures are relative to: a manifest's own, or the folder itself."""
+def image_root(data_path: str | os.PathLike) -> Path:
+    """The folder that names of images are relative to: a manifest's own, or the folder itself."""
     return Path(data_path).parent if is_manifest(data_path) else Path(data_path)
 
 
@@ -96,7 +96,7 @@ def write_manifest(path: str | os.PathLike, rows: Iterable[dict[str, Any]]) -> N
 
 def replace_text(path: str | os.PathLike, parts: Iterable[str]) -> None:
     """Write text as a file, whole or not at all: a killed run leaves the old."""
-    with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_path(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(parts)
 
 
@@ -110,7 +110,7 @@ def train_and_val(
 ) -> tuple[list[str], list[str]]:
     """Names to train on and to validate on, each sorted, as a manifest says.
 
-    With `fold`, that fold validates, the others train, and pictures without a fold are left out. Otherwise
+    With `fold`, that fold validates, the others train, and images without a fold are left out. Otherwise
     the manifest's own split decides and, where it has none, `val_split` by hash of the group. Raises
     UserError where `val_split` was asked for although the manifest or `fold` decides.
     """
@@ -140,7 +140,7 @@ def _columns(path) -> tuple[list[str], list[str | None], list[int | None], list[
         folds.append(row.get("fold"))
         groups.append(group_key(row))
     if not names:
-        raise DataError(f"--data_path {path} lists no pictures: prepare_data.py --mode preprocess fills it")
+        raise DataError(f"--data_path {path} lists no images: prepare_data.py --mode preprocess fills it")
     if len(set(names)) < len(names):
         double = next(name for name, after in pairwise(sorted(names)) if name == after)
         raise DataError(f"--data_path {path} lists {double} twice: write the manifest again")
@@ -170,7 +170,7 @@ def _parts_of_split(path, names, sides) -> tuple[list[str], list[str]]:
     undecided = [name for name, side in zip(names, sides, strict=True) if side is None]
     if undecided:
         raise DataError(
-            f"--data_path {path}: {len(undecided)} pictures have no side yet, for example {undecided[0]}: "
+            f"--data_path {path}: {len(undecided)} images have no side yet, for example {undecided[0]}: "
             "run prepare_data.py --mode split again, those that have one keep it"
         )
     train = sorted(name for name, side in zip(names, sides, strict=True) if side == "train")
@@ -182,19 +182,19 @@ def check_files(path: str | os.PathLike, names: Sequence[str]) -> None:
 
     Looks at all files of a set, or at 20,000 spread over it, and compares the SHA-256 of 16.
     """
-    root = os.fspath(picture_root(path))
+    root = os.fspath(image_root(path))
     gone = [name for name in spread(names, MOST_LOOKED_AT) if not os.path.exists(os.path.join(root, name))]
     if gone:
         raise DataError(
-            f"--data_path {path}: {len(gone)} of its pictures are gone, for example {shown(gone[0])}: "
+            f"--data_path {path}: {len(gone)} of its images are gone, for example {printable(gone[0])}: "
             "bring them back or run prepare_data.py --mode preprocess again"
         )
     wanted = set(spread(names, MOST_HASHED))
     for row in read_rows(path):
         name = row["path"]
-        if name in wanted and file_sha256(os.path.join(root, name)) != row["sha256"]:
+        if name in wanted and _sha256(os.path.join(root, name)) != row["sha256"]:
             raise DataError(
-                f"--data_path {path}: {shown(name)} has changed since it was listed: "
+                f"--data_path {path}: {printable(name)} has changed since it was listed: "
                 "run prepare_data.py --mode preprocess again"
             )
 
@@ -206,19 +206,8 @@ def spread(items: Sequence[str], most: int) -> list[str]:
     return [items[index * (len(items) - 1) // (most - 1)] for index in range(most)]
 
 
-def file_sha256(path: str | os.PathLike) -> str:
-    """SHA-256 of a file, in hex; DataError where it cannot be read."""
+def _sha256(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-            return digest.hexdigest()
+        return sha256_of_file(path)
     except OSError as error:
-        raise DataError(f"{shown(os.fspath(path))} cannot be read: {error.strerror}") from error
-
-
-def shown(name: str) -> str:
-    """A name as one printable line, whatever bytes it has."""
-    printable = name.encode("utf-8", "backslashreplace").decode("utf-8")
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in printable)
+        raise DataError(f"{printable(os.fspath(path))} cannot be read: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Whether a folder can be trained on at all, asked of a few pictures before anything expensive starts."""
+"""Whether a folder can be trained on at all, asked of a few images before anything expensive starts."""
 
 from collections import Counter
 
@@ -9,13 +9,13 @@ from vae.data.dataset import FolderDataset, Rejection
 
 REMEDIES = {
     "too_small": "add --upscale or use a smaller --image_size",
-    "too_many_pixels": "raise --max_pixels or make the pictures smaller",
+    "too_many_pixels": "raise --max_pixels or make the images smaller",
     "format_not_supported": "convert them to PNG or JPEG",
     "jpeg_coding_not_supported": "convert them to PNG or 8-bit JPEG",
     "plugin_missing": "install the package named, or convert them to PNG or JPEG",
     "float_pixels": "save them as 16-bit",
     "animated": "save single frames",
-    "transparent": "give pictures with visible pixels",
+    "transparent": "give images with visible pixels",
     "unreadable": "mend links and permissions",
     "broken_link": "mend the links",
     "no_permission": "mend the permissions",
@@ -23,7 +23,7 @@ REMEDIES = {
 
 
 def probe(dataset: FolderDataset, *, count: int = 16, flag: str = "--data_path") -> list[Rejection]:
-    """Decode up to `count` pictures spread over the set and return those that cannot be used.
+    """Decode up to `count` images spread over the set and return those that cannot be used.
 
     Raises DataError, one line with the reasons, an example and a remedy, when it is all of them.
     """
@@ -38,6 +38,6 @@ def probe(dataset: FolderDataset, *, count: int = 16, flag: str = "--data_path")
     example = next(rejection for rejection in rejected if rejection.reason == main)
     remedy = REMEDIES.get(main, "copy the files again or give another folder")
     raise DataError(
-        f"{flag} {dataset.root}: none of {len(tried)} pictures tried can be used ({counts}); "
+        f"{flag} {dataset.root}: none of {len(tried)} images tried can be used ({counts}); "
         f"for example {example}: {remedy}"
     )

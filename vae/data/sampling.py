@@ -1,4 +1,4 @@
-"""Which picture comes when: a function of (seed, epoch, step), so a position is all there is to resume."""
+"""Which image comes when: a function of (seed, epoch, step), so a position is all there is to resume."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def epoch_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
-    """Order of the pictures in one epoch: a permutation of 0..num_images-1, int64.
+    """Order of the images in one epoch: a permutation of 0..num_images-1, int64.
 
     Sorts raw PCG64 words, because NumPy keeps those the same in all versions and on all machines, which it
     does not promise for `permutation`.
@@ -16,7 +16,7 @@ def epoch_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def steps_per_epoch(num_images: int, local_batch: int, world_size: int = 1) -> int:
-    """Whole batches in one epoch; the pictures left over wait for the next epoch's order."""
+    """Whole batches in one epoch; the images left over wait for the next epoch's order."""
     return num_images // (local_batch * world_size)
 
 
@@ -24,7 +24,7 @@ class StepSampler:
     """Batches of (epoch, index) keys of one rank, from any step of any epoch to the end of that epoch.
 
     Step s of an epoch is `order[s * G : (s + 1) * G]` with G = local_batch * world_size, and rank r takes the
-    r-th of its equal slices. `local_batch` counts all pictures of one optimizer step on one device.
+    r-th of its equal slices. `local_batch` counts all images of one optimizer step on one device.
     """
 
     def __init__(self, num_images: int, local_batch: int, rank: int = 0, world_size: int = 1, seed: int = 0):

@@ -1,6 +1,6 @@
 """JPEG decoding that takes every complaint of the decoder for damage, by simplejpeg where it is installed.
 
-Pillow's reader hears libjpeg's warnings and says nothing: of 200 pictures with one flipped byte it noticed 1,
+Pillow's reader hears libjpeg's warnings and says nothing: of 200 images with one flipped byte it noticed 1,
 simplejpeg 89. Both are libjpeg-turbo and give the same pixels; simplejpeg takes a third of the time.
 """
 

@@ -1,4 +1,4 @@
-"""Reconstructions that need no network: what a trained one has to beat, measured on the same pictures.
+"""Reconstructions that need no network: what a trained one has to beat, measured on the same images.
 
 Shapes: B images of H x W px, three channels, in [-1, 1].
 """
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 
 def mean_colour(images: Tensor) -> Tensor:
-    """Each picture as one flat field of its mean colour: (B, 3, H, W) -> (B, 3, H, W)."""
+    """Each image as one flat field of its mean colour: (B, 3, H, W) -> (B, 3, H, W)."""
     return images.mean((2, 3), keepdim=True).expand_as(images)
 
 
-def bicubic_8x(images: Tensor, factor: int = 8) -> Tensor:
-    """Each picture reduced by `factor` over areas, then enlarged bicubically: (B, 3, H, W) -> (B, 3, H, W).
+def bicubic_baseline(images: Tensor, factor: int = 8) -> Tensor:
+    """Each image reduced by `factor` over areas, then enlarged bicubically: (B, 3, H, W) -> (B, 3, H, W).
 
     `factor` is the downsampling factor of the autoencoder compared with, and divides both sides. The bicubic
     is that of image programs (Keys 1981, a = -0.5), weights renormalised at the borders; clamped to [-1, 1].

@@ -1,6 +1,6 @@
 """JPEG and WebP at a number of bytes: what a latent of as many bytes has to beat.
 
-Shapes: pictures are uint8 (3, H, W) on the CPU.
+Shapes: images are uint8 (3, H, W) on the CPU.
 """
 
 import io
@@ -19,18 +19,18 @@ def bits_per_pixel(channels: int, downsampling: int) -> float:
 
 
 def latent_bytes(height: int, width: int, channels: int, downsampling: int) -> int:
-    """Bytes of the latent of an H x W picture in 8 bit per value."""
+    """Bytes of the latent of an H x W image in 8 bit per value."""
     return channels * -(-height // downsampling) * -(-width // downsampling)
 
 
-def through_codec(picture: torch.Tensor, codec: str, budget: int) -> torch.Tensor | None:
-    """The picture at the best quality whose whole file has at most `budget` bytes; None: no quality does."""
-    image = to_pil_image(picture)
+def through_codec(image: torch.Tensor, codec: str, budget: int) -> torch.Tensor | None:
+    """The image at the best quality whose whole file has at most `budget` bytes; None: no quality does."""
+    pil_image = to_pil_image(image)
     low, high = QUALITIES
     best = None
     while low <= high:  # bytes grow with quality
         middle = (low + high) // 2
-        content = _encode(image, codec, middle)
+        content = _encode(pil_image, codec, middle)
         if len(content) <= budget:
             best, low = content, middle + 1
         else:
@@ -38,7 +38,7 @@ def through_codec(picture: torch.Tensor, codec: str, budget: int) -> torch.Tenso
     return None if best is None else pil_to_tensor(Image.open(io.BytesIO(best)).convert("RGB"))
 
 
-def _encode(image: Image.Image, codec: str, quality: int) -> bytes:
+def _encode(pil_image: Image.Image, codec: str, quality: int) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, format=codec, quality=quality, **CODECS[codec])
+    pil_image.save(buffer, format=codec, quality=quality, **CODECS[codec])
     return buffer.getvalue()

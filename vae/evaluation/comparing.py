@@ -17,19 +17,20 @@ from tqdm import tqdm
 
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
+from vae.console import printable
 from vae.data.decoding import parse_background
 from vae.device import DTYPES, is_out_of_memory, pick_device
 from vae.evaluation.codecs import CODECS, bits_per_pixel
+from vae.evaluation.image_files import ImageSet, find_images
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
 from vae.evaluation.measuring import Instruments, Reconstruct, VaeCodec, classic_codec, measure
-from vae.evaluation.pictures import Pictures, find_pictures, printable
 from vae.evaluation.probes import equivariance, grid_artefacts
-from vae.evaluation.report_page import write_report
+from vae.evaluation.report.page import write_report
 from vae.evaluation.results import Protocol, Results, VaeResult
 from vae.evaluation.samples import Chosen, choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
 from vae.interop.vae_files import LoadedVae, load_vae
-from vae.step import to_float
+from vae.pixels import to_float
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
 CURVES_NAME = "metrics.jsonl"
@@ -63,17 +64,17 @@ def compare(config: EvaluateConfig) -> Results:
     missing: dict[str, str] = {}
     perceptual, net = find_perceptual(config, device, missing)
     tools = Instruments(device, perceptual, find_rfid(config, device, missing))
-    pictures, unusable = find_pictures(config)
+    image_set, unusable = find_images(config)
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
     for row in rows:
-        _measure_row(config, row, pictures, sizes, tools)
+        _measure_row(config, row, image_set, sizes, tools)
     chosen = choose([row.result.sizes[-1] for row in rows if row.loaded], config.samples)
-    _write_pictures(config, rows, chosen, pictures, sizes[-1], device, output_dir)
+    _write_images(config, rows, chosen, image_set, sizes[-1], device, output_dir)
     protocol = Protocol(
         data_path=config.data_path,
-        images=len(pictures.names),
+        images=len(image_set.names),
         sizes=sizes,
-        crop="whole pictures" if sizes == (WHOLE,) else CROPS[config.crop],
+        crop="whole images" if sizes == (WHOLE,) else CROPS[config.crop],
         posterior=config.posterior,
         rounding=ROUNDING,
         dtype=config.dtype,
@@ -149,7 +150,7 @@ def _codec_rows(rows: list[Row]) -> list[Row]:
 
 
 def _measure_row(
-    config: EvaluateConfig, row: Row, pictures: Pictures, sizes: tuple[int, ...], tools: Instruments
+    config: EvaluateConfig, row: Row, image_set: ImageSet, sizes: tuple[int, ...], tools: Instruments
 ) -> None:
     result = row.result
     with _on_device(config, row, tools.device) as codec:
@@ -157,7 +158,7 @@ def _measure_row(
             if isinstance(codec, VaeCodec):
                 codec.start()
             title = f"{printable(result.name)}, {size or 'whole'}"
-            one = measure(codec, pictures, size, config.batch_size, tools, title)
+            one = measure(codec, image_set, size, config.batch_size, tools, title)
             result.sizes.append(one)
             if isinstance(codec, VaeCodec):
                 codec.add_speed(one)
@@ -165,7 +166,7 @@ def _measure_row(
             result.latents = codec.latents.facts(codec.model)
             result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
             if config.probe_images:
-                batches = (to_float(images).to(tools.device) for _, images in pictures.batches(sizes[0], 1))
+                batches = (to_float(images).to(tools.device) for _, images in image_set.batches(sizes[0], 1))
                 some = islice(batches, config.probe_images)
                 result.equivariance = equivariance(codec.model, some, codec.dtype)
 
@@ -190,11 +191,11 @@ def _on_device(config: EvaluateConfig, row: Row, device: torch.device) -> Iterat
         model.to("cpu")
 
 
-def _write_pictures(
+def _write_images(
     config: EvaluateConfig,
     rows: list[Row],
     chosen: list[Chosen],
-    pictures: Pictures,
+    image_set: ImageSet,
     size: int,
     device: torch.device,
     output_dir: Path,
@@ -202,12 +203,12 @@ def _write_pictures(
     folder = output_dir / "samples"
     for old in folder.glob("[0-9][0-9]_*.png"):  # of the comparison that is overwritten
         old.unlink()
-    write_originals(chosen, pictures, size, folder)
+    write_originals(chosen, image_set, size, folder)
     for position, row in enumerate(tqdm(rows, "samples", leave=False, disable=None)):
         with _on_device(config, row, device) as codec:
             result = row.result
             result.samples = write_samples(
-                codec, position, chosen, pictures, result.sizes[-1], result.latents, folder
+                codec, position, chosen, image_set, result.sizes[-1], result.latents, folder
             )
 
 
@@ -239,13 +240,11 @@ def _explain_gaps(results: Results, device: torch.device) -> None:
             if failed:
                 why = "needs more bytes at any quality" if vae.kind == "codec" else "gave NaN or infinity"
                 where = f"{vae.name} at {one.size or 'whole'}"
-                results.missing[where] = f"{why} for {failed} of {len(one.per_image)} pictures: no means"
+                results.missing[where] = f"{why} for {failed} of {len(one.per_image)} images: no means"
                 continue
             for metric in ("ssim", "ms_ssim", "lpips"):
                 if one.metrics[metric] is None and metric not in results.missing:
-                    results.missing[f"{metric} at {one.size or 'whole'}"] = (
-                        "the pictures are too small for it"
-                    )
+                    results.missing[f"{metric} at {one.size or 'whole'}"] = "the images are too small for it"
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""What latents look like over a set of pictures: statistics, KL, channels that carry nothing.
+"""What latents look like over a set of images: statistics, KL, channels that carry nothing.
 
 Shapes: B latents of C channels, h x w.
 """
@@ -11,14 +11,14 @@ from vae.losses.kl import kl_divergence
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
 # A channel is dead where the posterior's mean makes less than 1 % of the variance of what is sampled (its
-# noise drowns the picture), or varies less than a thousandth of the strongest channel's. Unlike a fixed
+# noise drowns the image), or varies less than a thousandth of the strongest channel's. Unlike a fixed
 # variance (Burda et al. 2016: 0.01), both hold at any scale of the latent.
 LEAST_SIGNAL_SHARE = 0.01
 LEAST_DEVIATION_SHARE = 1e-3
 
 
 class LatentMeter:
-    """Gathers posteriors of pictures of any size, in fp64."""
+    """Gathers posteriors of images of any size, in fp64."""
 
     def __init__(self) -> None:
         self._sampled = LatentSums()

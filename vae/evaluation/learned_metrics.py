@@ -47,7 +47,7 @@ def find_perceptual(
 
 
 class ReconstructionFid:
-    """Frechet distance (Heusel et al. 2017) between pictures and their reconstructions, by torchmetrics."""
+    """Frechet distance (Heusel et al. 2017) between images and their reconstructions, by torchmetrics."""
 
     def __init__(self, weights: Path, device: torch.device):
         from torchmetrics.image.fid import FrechetInceptionDistance
@@ -67,7 +67,7 @@ class ReconstructionFid:
         self._count += len(images)
 
     def take(self) -> float | None:
-        """The distance over all that was added since the last take; None of fewer than two pictures."""
+        """The distance over all that was added since the last take; None of fewer than two images."""
         value = self._metric.compute().item() if self._count > 1 else None
         self._metric.reset()
         self._count = 0

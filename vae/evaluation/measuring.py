@@ -1,4 +1,4 @@
-"""Reconstructions of every picture at one size, measured: by a VAE, or by a classic codec at as many bytes.
+"""Reconstructions of every image at one size, measured: by a VAE, or by a classic codec at as many bytes.
 
 Shapes: B images of H x W px, Z latent channels, h x w latent pixels.
 """
@@ -12,19 +12,20 @@ import torch
 from tqdm import tqdm
 
 from vae.evaluation.codecs import latent_bytes, through_codec
+from vae.evaluation.image_files import ImageSet
 from vae.evaluation.latents import LatentMeter
 from vae.evaluation.learned_metrics import ReconstructionFid
 from vae.evaluation.metrics import MS_SSIM_LEAST_SIDE, SSIM_WINDOW, ms_ssim, psnr, ssim, to_8_bit
-from vae.evaluation.pictures import Pictures
 from vae.evaluation.results import SizeResult
 from vae.evaluation.sums import MAX_PSNR_DB
 from vae.inference.codec import decode_latents, encode_images
 from vae.losses.perceptual import PerceptualLoss
 from vae.model.autoencoder import AutoencoderKL
-from vae.step import to_float
+from vae.noise import keyed_normal
+from vae.pixels import to_float
 
 PER_IMAGE = ("psnr", "ssim", "ms_ssim", "lpips")
-# uint8 (B, 3, H, W) and the indices of the pictures to reconstructions of each, uint8 or None: cannot be had
+# uint8 (B, 3, H, W) and the indices of the images to reconstructions of each, uint8 or None: cannot be had
 Reconstruct = Callable[[torch.Tensor, range], list[torch.Tensor | None]]
 
 
@@ -37,7 +38,7 @@ class Instruments:
     rfid: ReconstructionFid | None
 
     def of_one(self, recon: torch.Tensor, image: torch.Tensor) -> dict[str, float | None]:
-        """Every metric of one picture and its reconstruction, both uint8 (3, H, W); None: too small."""
+        """Every metric of one image and its reconstruction, both uint8 (3, H, W); None: too small."""
         recon, image = (to_float(values[None].to(self.device)) for values in (recon, image))
         side = min(image.shape[2:])
         lpips = self.perceptual if self.perceptual and side >= self.perceptual.smallest_side else None
@@ -54,7 +55,7 @@ class VaeCodec:
     """A VAE that reconstructs, with a clock and a memory gauge around encoder and decoder."""
 
     def __init__(self, model: AutoencoderKL, dtype: torch.dtype, sample_seed: int | None):
-        """`sample_seed`: decodes samples drawn by it and the picture's index; None: the posterior's mode."""
+        """`sample_seed`: decodes samples drawn by it and the image's index; None: the posterior's mode."""
         self.model, self.dtype, self.sample_seed = model, dtype, sample_seed
         self.device = next(model.parameters()).device
         self.latents = LatentMeter()
@@ -102,11 +103,8 @@ class VaeCodec:
         return decode_latents(self.model, latents, size, dtype=self.dtype)
 
     def _noise(self, like: torch.Tensor, indices: range) -> torch.Tensor:
-        """Standard normal noise by (seed, picture), whatever the batch."""
-        noise = []
-        for index in indices:
-            generator = torch.Generator().manual_seed(self.sample_seed * 2**31 + index)
-            noise.append(torch.randn(like.shape[1:], generator=generator))
+        """Standard normal noise by (seed, image), whatever the batch."""
+        noise = [keyed_normal(like.shape[1:], self.sample_seed, index) for index in indices]
         return torch.stack(noise).to(like.device)
 
     def _timed(self, part: str, work: Callable):
@@ -135,17 +133,17 @@ def classic_codec(name: str, channels: int, downsampling: int) -> Reconstruct:
 
 
 def measure(
-    reconstruct: Reconstruct, pictures: Pictures, size: int, batch_size: int, tools: Instruments, title: str
+    reconstruct: Reconstruct, image_set: ImageSet, size: int, batch_size: int, tools: Instruments, title: str
 ) -> SizeResult:
-    """Every metric of every picture and their means at one size; `title` stands before the progress bar.
+    """Every metric of every image and their means at one size; `title` stands before the progress bar.
 
-    A mean is None as soon as one picture has no value: means stay comparable, over the same pictures.
+    A mean is None as soon as one image has no value: means stay comparable, over the same images.
     """
     per_image: dict[str, dict[str, float | None]] = {}
     complete = True
-    bar = tqdm(total=len(pictures.names), desc=title, unit="picture", leave=False, disable=None)
+    bar = tqdm(total=len(image_set.names), desc=title, unit="image", leave=False, disable=None)
     with bar:
-        for names, images in pictures.batches(size, batch_size):
+        for names, images in image_set.batches(size, batch_size):
             first = len(per_image)
             recon = reconstruct(images, range(first, first + len(names)))
             for name, one, image in zip(names, recon, images, strict=True):

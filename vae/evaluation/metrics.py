@@ -1,4 +1,4 @@
-"""Distances between pictures as a viewer gets them: 8-bit values, one number per picture.
+"""Distances between images as a viewer gets them: 8-bit values, one number per image.
 
 Shapes: B images of H x W px, three channels, floats in [-1, 1].
 """
@@ -20,7 +20,7 @@ MS_SSIM_LEAST_SIDE = SSIM_WINDOW * 2 ** (len(MS_SSIM_WEIGHTS) - 1)  # px: a wind
 
 
 def psnr(recon: Tensor, images: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each picture in dB over its 8-bit values: -> (B,) fp64, inf if equal."""
+    """Peak signal-to-noise ratio of each image in dB over its 8-bit values: -> (B,) fp64, inf if equal."""
     assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
     error = to_8_bit(recon) - to_8_bit(images)
     mse = error.square().flatten(1).mean(1, dtype=torch.float64)
@@ -28,16 +28,16 @@ def psnr(recon: Tensor, images: Tensor) -> Tensor:
 
 
 def ssim(recon: Tensor, images: Tensor) -> Tensor:
-    """Structural similarity of each picture (Wang et al. 2004) over its 8-bit values: -> (B,) fp64.
+    """Structural similarity of each image (Wang et al. 2004) over its 8-bit values: -> (B,) fp64.
 
-    Gaussian window, mean over channels, population covariance. Only windows that lie wholly in the picture
+    Gaussian window, mean over channels, population covariance. Only windows that lie wholly in the image
     count, so its outer 5 px are seen but are no centres; scikit-image gives the same with
     `gaussian_weights=True, use_sample_covariance=False`. Raises UserError below 11 px a side.
     """
     assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
     height, width = images.shape[2:]
     if min(height, width) < SSIM_WINDOW:
-        raise UserError(f"SSIM needs pictures of at least {SSIM_WINDOW} px a side, not {width} x {height}")
+        raise UserError(f"SSIM needs images of at least {SSIM_WINDOW} px a side, not {width} x {height}")
     values = []
     for one, other in zip(
         recon.flatten(0, 1), images.flatten(0, 1), strict=True
@@ -47,7 +47,7 @@ def ssim(recon: Tensor, images: Tensor) -> Tensor:
 
 
 def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
-    """Structural similarity over five scales (Wang, Simoncelli & Bovik 2003) of each picture: -> (B,) fp64.
+    """Structural similarity over five scales (Wang, Simoncelli & Bovik 2003) of each image: -> (B,) fp64.
 
     Every scale is as in `ssim`, halved by 2 x 2 means that drop an odd last row or column. The weighted
     product is taken of each channel, negative factors counting as 0, then the mean over channels, as
@@ -57,7 +57,7 @@ def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
     height, width = images.shape[2:]
     if min(height, width) < MS_SSIM_LEAST_SIDE:
         raise UserError(
-            f"MS-SSIM needs pictures of at least {MS_SSIM_LEAST_SIDE} px a side, not {width} x {height}"
+            f"MS-SSIM needs images of at least {MS_SSIM_LEAST_SIDE} px a side, not {width} x {height}"
         )
     x, y = to_8_bit(recon).double(), to_8_bit(images).double()
     product = torch.ones(images.shape[:2], dtype=torch.float64, device=images.device)  # (B, 3)
@@ -72,7 +72,7 @@ def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
 
 
 def to_8_bit(images: Tensor) -> Tensor:
-    """The values 0..255 of a picture in [-1, 1] when it is saved: clamped and rounded, at least fp32."""
+    """The values 0..255 of an image in [-1, 1] when it is saved: clamped and rounded, at least fp32."""
     wide = images.to(torch.promote_types(images.dtype, torch.float32))
     return ((wide.clamp(-1, 1) + 1) * (PEAK / 2)).round()
 
@@ -97,7 +97,7 @@ def _blur(channel: Tensor) -> Tensor:
     weights = torch.exp(-0.5 * (offsets / SSIM_SIGMA) ** 2)
     weights = (weights / weights.sum()).tolist()
     for dim in (0, 1):
-        # shifted sums, not conv2d: fp64 convolutions unfold the picture 11 times on a CPU
+        # shifted sums, not conv2d: fp64 convolutions unfold the image 11 times on a CPU
         length = channel.shape[dim] - SSIM_WINDOW + 1
         blurred = channel.narrow(dim, 0, length) * weights[0]
         for offset in range(1, SSIM_WINDOW):

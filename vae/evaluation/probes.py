@@ -24,7 +24,7 @@ COLOURS = {
     "green": (-1.0, 1.0, -1.0),
     "blue": (-1.0, -1.0, 1.0),
 }
-GRID_CELLS = 32  # latent pixels along a side of the constant picture; the middle half is looked at
+GRID_CELLS = 32  # latent pixels along a side of the constant image; the middle half is looked at
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def equivariance(
 
     What EQ-VAE (Kouzelis et al. 2025) trains for: decode(transform(encode(x))) against transform(x), of the
     posterior's mode. Turns are exact; scaling is bicubic with averaging over areas, the same for latents and
-    pictures, to whole latent pixels. Pictures are first cut to multiples of f; smaller ones are passed over.
+    images, to whole latent pixels. Images are first cut to multiples of f; smaller ones are passed over.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     f = model.downsampling
@@ -48,8 +48,8 @@ def equivariance(
         for name, transform in _transforms(height // f, width // f).items():
             truth = transform(images, f).clamp(-1, 1)
             by_latents = decode_latents(model, transform(latents, 1), dtype=dtype)
-            by_pictures = decode_latents(model, encode_images(model, truth, dtype=dtype).mode(), dtype=dtype)
-            values = [psnr(recon, truth).clamp(max=MAX_PSNR_DB) for recon in (by_latents, by_pictures)]
+            by_images = decode_latents(model, encode_images(model, truth, dtype=dtype).mode(), dtype=dtype)
+            values = [psnr(recon, truth).clamp(max=MAX_PSNR_DB) for recon in (by_latents, by_images)]
             found.setdefault(name, []).extend(zip(*(value.tolist() for value in values), strict=True))
     return {
         name: Equivariance(*(sum(column) / len(column) for column in zip(*pairs, strict=True)))
@@ -73,9 +73,9 @@ def _transforms(rows: int, columns: int) -> dict[str, Callable[[torch.Tensor, in
 
 @torch.no_grad()
 def grid_artefacts(model: AutoencoderKL, dtype: torch.dtype) -> dict[str, GridArtefact]:
-    """What reconstructions of constant pictures hold at the frequencies of the sampling grid, by colour.
+    """What reconstructions of constant images hold at the frequencies of the sampling grid, by colour.
 
-    Only the middle half of the picture counts: at the border every network pads.
+    Only the middle half of the image counts: at the border every network pads.
     """
     f = model.downsampling
     device = next(model.parameters()).device
@@ -83,8 +83,8 @@ def grid_artefacts(model: AutoencoderKL, dtype: torch.dtype) -> dict[str, GridAr
     start, stop = side // 4, side // 4 + side // 2
     found = {}
     for name, colour in COLOURS.items():
-        picture = torch.tensor(colour, device=device).view(1, 3, 1, 1).expand(1, 3, side, side)
-        recon = decode_latents(model, encode_images(model, picture, dtype=dtype).mode(), dtype=dtype)
+        image = torch.tensor(colour, device=device).view(1, 3, 1, 1).expand(1, 3, side, side)
+        recon = decode_latents(model, encode_images(model, image, dtype=dtype).mode(), dtype=dtype)
         found[name] = periodic_part(recon[0, :, start:stop, start:stop], f)
     return found
 

@@ -1,6 +1,6 @@
 """Everything one comparison measured, as plain data: what tables, JSON, CSV and the page are made from.
 
-A value that could not be had is None, and `missing` says why: never zero. Pictures for the page lie as files
+A value that could not be had is None, and `missing` says why: never zero. Images for the page lie as files
 in a folder beside the results and are named here by their path.
 """
 
@@ -18,8 +18,8 @@ class Protocol:
 
     data_path: str
     images: int  # the same ones at every size and for every VAE
-    sizes: tuple[int, ...]  # px, side of the square crops; 0: whole pictures
-    crop: str  # how a picture becomes a square, in words
+    sizes: tuple[int, ...]  # px, side of the square crops; 0: whole images
+    crop: str  # how an image becomes a square, in words
     posterior: str  # "mode" or "sample"
     rounding: str  # in words
     dtype: str
@@ -44,15 +44,15 @@ class LatentFacts:
 
 @dataclass
 class Equivariance:
-    """What one transform of the latents costs against the same transform of the picture; PSNR in dB."""
+    """What one transform of the latents costs against the same transform of the image; PSNR in dB."""
 
     latents: float  # decode(transform(encode(x))) against transform(x)
-    pictures: float  # decode(encode(transform(x))) against transform(x), to compare with
+    images: float  # decode(encode(transform(x))) against transform(x), to compare with
 
 
 @dataclass
 class GridArtefact:
-    """What the sampling grid adds to a picture of one colour: see vae/evaluation/probes.py."""
+    """What the sampling grid adds to an image of one colour: see vae/evaluation/probes.py."""
 
     levels: float  # root mean square of the pattern that repeats with the grid, in 8-bit levels
     share: float | None  # of all that is no constant; None: the reconstruction is constant
@@ -62,9 +62,9 @@ class GridArtefact:
 class SizeResult:
     """One VAE at one size."""
 
-    size: int  # px; 0: whole pictures
+    size: int  # px; 0: whole images
     metrics: dict[str, float | None]  # psnr, ssim, ms_ssim, lpips, rfid: mean over images, rfid over the set
-    per_image: dict[str, dict[str, float | None]]  # picture's name -> metric -> value
+    per_image: dict[str, dict[str, float | None]]  # image's name -> metric -> value
     encode_images_per_s: float | None = None
     decode_images_per_s: float | None = None
     encode_peak_bytes: int | None = None
@@ -73,13 +73,13 @@ class SizeResult:
 
 @dataclass
 class Sample:
-    """One picture kept for the page, 8-bit PNG files of the last size; the same pictures for every VAE."""
+    """One image kept for the page, 8-bit PNG files of the last size; the same images for every VAE."""
 
-    name: str  # the picture's name, as given by the user: to be escaped
+    name: str  # the image's name, as given by the user: to be escaped
     original: Path
     recon: Path
     error: Path  # |recon - original|, brightened
-    latents: list[Path]  # one grey picture per channel; none of a codec
+    latents: list[Path]  # one grey image per channel; none of a codec
     metrics: dict[str, float | None]
     why: str  # "worst", "typical" or "best" by the mean PSNR of all VAEs
 
@@ -108,7 +108,7 @@ class Results:
     environment: dict[str, str]  # torch, device, date, versions
     vaes: list[VaeResult]
     missing: dict[str, str]  # metric -> why it could not be had and what would mend it
-    unusable: dict[str, str]  # picture's name -> why it was left out
+    unusable: dict[str, str]  # image's name -> why it was left out
     schema_version: int = SCHEMA_VERSION
 
 

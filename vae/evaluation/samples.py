@@ -1,6 +1,6 @@
-"""Pictures kept for the page: original, reconstruction, error and latent channels as PNG files.
+"""Images kept for the page: original, reconstruction, error and latent channels as PNG files.
 
-Shapes: pictures are uint8 (3, H, W), latents (Z, h, w).
+Shapes: images are uint8 (3, H, W), latents (Z, h, w).
 """
 
 from dataclasses import dataclass
@@ -8,27 +8,28 @@ from pathlib import Path
 
 import torch
 
+from vae.evaluation.image_files import ImageSet
 from vae.evaluation.measuring import Reconstruct, VaeCodec
-from vae.evaluation.pictures import Pictures
 from vae.evaluation.results import LatentFacts, Sample, SizeResult
 from vae.inference.files import write_png
+from vae.pixels import to_uint8
 
 ERROR_GAIN = 8  # as on the trainer's sheets
 LATENT_SPREAD = 3  # standard deviations of a channel on either side of its mean, from black to white
-MAX_LATENT_PICTURES = 64
+MAX_LATENT_IMAGES = 64
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A picture that is shown."""
+    """An image that is shown."""
 
-    index: int  # among the pictures measured
+    index: int  # among the images measured
     name: str
     why: str  # worst, typical or best
 
 
 def choose(results: list[SizeResult], count: int) -> list[Chosen]:
-    """The `count` worst, middle and best pictures by PSNR, mean over `results`; no picture twice."""
+    """The `count` worst, middle and best images by PSNR, mean over `results`; no image twice."""
     names = list(results[0].per_image)
     scores = []
     for name in names:
@@ -50,39 +51,39 @@ def choose(results: list[SizeResult], count: int) -> list[Chosen]:
     return sorted(shown, key=lambda one: ("worst", "typical", "best").index(one.why))
 
 
-def write_originals(chosen: list[Chosen], pictures: Pictures, size: int, folder: Path) -> None:
-    """Each chosen picture as NN_original.png."""
+def write_originals(chosen: list[Chosen], image_set: ImageSet, size: int, folder: Path) -> None:
+    """Each chosen image as NN_original.png."""
     for number, one in enumerate(chosen):
-        _write(folder / f"{number:02d}_original.png", pictures.read(one.name, size))
+        _write(folder / f"{number:02d}_original.png", image_set.read(one.name, size))
 
 
 def write_samples(
     reconstruct: Reconstruct,
     position: int,
     chosen: list[Chosen],
-    pictures: Pictures,
+    image_set: ImageSet,
     result: SizeResult,
     latents: LatentFacts | None,
     folder: Path,
 ) -> list[Sample]:
-    """What row number `position` makes of the chosen pictures, at the size of `result`.
+    """What row number `position` makes of the chosen images, at the size of `result`.
 
-    File names hold numbers alone, for a picture's own name may be anything. Pictures that cannot be
+    File names hold numbers alone, for an image's own name may be anything. Images that cannot be
     reconstructed are passed over.
     """
     samples = []
     for number, one in enumerate(chosen):
-        picture = pictures.read(one.name, result.size)
-        (recon,) = reconstruct(picture[None], range(one.index, one.index + 1))
+        image = image_set.read(one.name, result.size)
+        (recon,) = reconstruct(image[None], range(one.index, one.index + 1))
         if recon is None:
             continue
         recon, stem = recon.cpu(), f"{number:02d}_{position:02d}"
-        error = ((recon.int() - picture.int()).abs() * ERROR_GAIN).clamp(max=255).to(torch.uint8)
+        error = ((recon.int() - image.int()).abs() * ERROR_GAIN).clamp(max=255).to(torch.uint8)
         _write(folder / f"{stem}_recon.png", recon)
         _write(folder / f"{stem}_error.png", error)
         channels = []
         if isinstance(reconstruct, VaeCodec) and latents is not None:
-            channels = _write_channels(reconstruct, picture, latents, folder / f"{stem}_latent")
+            channels = _write_channels(reconstruct, image, latents, folder / f"{stem}_latent")
         samples.append(
             Sample(
                 name=one.name,
@@ -97,17 +98,17 @@ def write_samples(
     return samples
 
 
-def _write_channels(codec: VaeCodec, picture: torch.Tensor, facts: LatentFacts, stem: Path) -> list[Path]:
-    """One grey picture per channel of the posterior's mode, the first MAX_LATENT_PICTURES."""
-    latents = codec.latents_of(picture[None])[0].double().cpu()
+def _write_channels(codec: VaeCodec, image: torch.Tensor, facts: LatentFacts, stem: Path) -> list[Path]:
+    """One grey image per channel of the posterior's mode, the first MAX_LATENT_IMAGES."""
+    latents = codec.latents_of(image[None])[0].double().cpu()
     paths = []
-    for channel, values in enumerate(latents[:MAX_LATENT_PICTURES]):
+    for channel, values in enumerate(latents[:MAX_LATENT_IMAGES]):
         distance = (values - facts.mean[channel]) / (LATENT_SPREAD * facts.std[channel])
-        grey = ((distance + 1) * 127.5).clamp(0, 255).round().to(torch.uint8)
+        grey = to_uint8(distance)
         paths.append(stem.with_name(f"{stem.name}_{channel:02d}.png"))
         write_png(paths[-1], grey.numpy())
     return paths
 
 
-def _write(path: Path, picture: torch.Tensor) -> None:
-    write_png(path, picture.permute(1, 2, 0).contiguous().numpy())
+def _write(path: Path, image: torch.Tensor) -> None:
+    write_png(path, image.permute(1, 2, 0).contiguous().numpy())

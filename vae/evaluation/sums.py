@@ -1,4 +1,4 @@
-"""Metrics over a set of pictures, as sums that the processes of a distributed run can add.
+"""Metrics over a set of images, as sums that the processes of a distributed run can add.
 
 Shapes: B images of H x W px, three channels, in [-1, 1].
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from vae.evaluation.baselines import bicubic_8x, mean_colour
+from vae.evaluation.baselines import bicubic_baseline, mean_colour
 from vae.evaluation.metrics import psnr, ssim
 
 Sums = dict[str, tuple[float, int]]  # metric -> (sum over images, number of images)
@@ -36,7 +36,7 @@ def baseline_sums(
 
     `factor` is the autoencoder's downsampling factor.
     """
-    baselines = {"mean_colour": mean_colour, "bicubic_8x": lambda images: bicubic_8x(images, factor)}
+    baselines = {"mean_colour": mean_colour, "bicubic": lambda images: bicubic_baseline(images, factor)}
     return _sums_of(baselines, batches, perceptual)
 
 
@@ -70,7 +70,7 @@ def _sums_of(
     for images in batches:
         images = images.float()
         for name, reconstruct in reconstructions.items():
-            recon = reconstruct(images).float().clamp(-1, 1)  # what a saved picture can show
+            recon = reconstruct(images).float().clamp(-1, 1)  # what a saved image can show
             for metric, values in _measure(recon, images, perceptual).items():
                 kept[name, metric].append(values.double())
     return {name: {metric: _total(kept[name, metric]) for metric in metrics} for name in reconstructions}

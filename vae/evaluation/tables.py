@@ -5,22 +5,22 @@ import json
 from pathlib import Path
 
 from vae.config.evaluate_flags import WHOLE
-from vae.evaluation.pictures import printable
+from vae.console import printable
 from vae.evaluation.results import Equivariance, Results, SizeResult, VaeResult, as_json
-from vae.whole_file import replacing
+from vae.files import atomic_path
+from vae.host import GIB
 
 METRICS = {"psnr": "PSNR dB", "ssim": "SSIM", "ms_ssim": "MS-SSIM", "lpips": "LPIPS", "rfid": "rFID"}
 DECIMALS = {"psnr": 2, "ssim": 4, "ms_ssim": 4, "lpips": 4, "rfid": 3}
 SPEED = ("encode_images_per_s", "decode_images_per_s", "encode_peak_bytes", "decode_peak_bytes")
-MAX_NAMED = 10  # unusable pictures on the terminal; results.json holds all
-GIB = 2**30
+MAX_NAMED = 10  # unusable images on the terminal; results.json holds all
 
 
 def terminal_text(results: Results) -> str:
     """The protocol, the tables and what is missing."""
     protocol = results.protocol
     lines = [
-        f"{protocol.images} pictures of {printable(protocol.data_path)}; {protocol.crop}; posterior's "
+        f"{protocol.images} images of {printable(protocol.data_path)}; {protocol.crop}; posterior's "
         f"{protocol.posterior}; {protocol.rounding}; {protocol.dtype} on {protocol.device}, "
         f"batches of {protocol.batch_size}",
         "",
@@ -31,7 +31,7 @@ def terminal_text(results: Results) -> str:
     if results.missing:
         lines += ["", *(f"missing: {name}: {why}" for name, why in results.missing.items())]
     if results.unusable:
-        lines += ["", f"{len(results.unusable)} pictures left out:"]
+        lines += ["", f"{len(results.unusable)} images left out:"]
         named = list(results.unusable.items())[:MAX_NAMED]
         lines += [f"  {printable(name)}: {why}" for name, why in named]
         if len(results.unusable) > MAX_NAMED:
@@ -79,14 +79,14 @@ def _latent_rows(results: Results) -> list[list[str]]:
 
 
 def _probe(vae: VaeResult, kind: str) -> str:
-    """Mean over the transforms of one kind: by the latents, and by the pictures in brackets."""
+    """Mean over the transforms of one kind: by the latents, and by the images in brackets."""
     found: list[Equivariance] = [one for name, one in vae.equivariance.items() if name.startswith(kind)]
     if not found:
         return "-"
-    by_latents, by_pictures = (
-        sum(getattr(one, way) for one in found) / len(found) for way in ("latents", "pictures")
+    by_latents, by_images = (
+        sum(getattr(one, way) for one in found) / len(found) for way in ("latents", "images")
     )
-    return f"{by_latents:.2f} ({by_pictures:.2f})"
+    return f"{by_latents:.2f} ({by_images:.2f})"
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
@@ -110,8 +110,8 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def write_json(results: Results, path: Path) -> None:
-    """Everything measured; a picture's path is relative to the folder of `path`."""
-    with replacing(path) as temporary:
+    """Everything measured; an image's path is relative to the folder of `path`."""
+    with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(as_json(results, path.parent), indent=1) + "\n", encoding="ascii")
 
 
@@ -128,7 +128,7 @@ def write_csv(results: Results, path: Path) -> None:
 
 
 def write_per_image_csv(results: Results, path: Path) -> None:
-    """One row per VAE, size and picture, the worst PSNR of each VAE and size first."""
+    """One row per VAE, size and image, the worst PSNR of each VAE and size first."""
     metrics = [name for name in METRICS if name != "rfid"]
     rows = []
     for vae in results.vaes:
@@ -136,12 +136,12 @@ def write_per_image_csv(results: Results, path: Path) -> None:
             worst_first = sorted(one.per_image.items(), key=lambda item: item[1]["psnr"] or 0.0)
             for name, values in worst_first:
                 rows.append([vae.name, one.size, name, *(values[metric] for metric in metrics)])
-    _write_rows(path, ["vae", "size", "picture", *metrics], rows)
+    _write_rows(path, ["vae", "size", "image", *metrics], rows)
 
 
 def _write_rows(path: Path, header: list[str], rows: list[list]) -> None:
     with (
-        replacing(path) as temporary,
+        atomic_path(path) as temporary,
         temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
     ):
         writer = csv.writer(file)

@@ -1,1 +1,1 @@
-"""Using a finished VAE: encode, decode and reconstruct pictures of any size, whole or in tiles."""
+"""Using a finished VAE: encode, decode and reconstruct images of any size, whole or in tiles."""

@@ -29,7 +29,7 @@ def encode_images(
 ) -> Posterior:
     """Posterior (B, Z, h, w) of images (B, 3, H, W) in [-1, 1], padded where H or W is no multiple of f.
 
-    `tile`: side of the tiles, px; None runs the whole picture at once. `on_step(done, total)` hears of tiles.
+    `tile`: side of the tiles, px; None runs the whole image at once. `on_step(done, total)` hears of tiles.
     """
     padded = pad_to_multiple(images, model.downsampling)
     device = next(model.parameters()).device

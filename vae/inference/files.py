@@ -1,4 +1,4 @@
-"""Which files are read and written: inputs listed, results named, pictures to tensors and back."""
+"""Which files are read and written: inputs listed, results named, images to tensors and back."""
 
 import os
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ from vae.config.infer_flags import InferConfig
 from vae.data.decoding import decode_image
 from vae.data.folder import walk_images
 from vae.data.formats import BadImageError
+from vae.files import atomic_path
 from vae.inference.padding import LEAST_SIDE
-from vae.whole_file import replacing
+from vae.pixels import to_float, to_uint8
 
 LATENTS = ".safetensors"
 
@@ -66,9 +67,9 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
     elif mode == "decode":
         names = [name for name in names if name.lower().endswith(LATENTS)]
     if not names:
-        what = {"reconstruct": "pictures", "encode": "pictures", "decode": f"latents ({LATENTS})"}
+        what = {"reconstruct": "images", "encode": "images", "decode": f"latents ({LATENTS})"}
         raise DataError(
-            f"--input {given} holds no {what.get(mode, 'pictures or latents')}: give another folder"
+            f"--input {given} holds no {what.get(mode, 'images or latents')}: give another folder"
         )
     return [(name, path / name) for name in names]
 
@@ -126,22 +127,21 @@ def _check_outputs(tasks: list[Task], overwrite: bool) -> None:
         raise UserError(f"{there[0]}{more} exists: add --overwrite, or give another --output_dir")
 
 
-def read_picture_tensor(path: Path, config: InferConfig) -> torch.Tensor:
-    """A picture file, upright and in sRGB, as fp32 (1, 3, H, W) in [-1, 1], or BadImageError."""
+def read_image_tensor(path: Path, config: InferConfig) -> torch.Tensor:
+    """An image file, upright and in sRGB, as fp32 (1, 3, H, W) in [-1, 1], or BadImageError."""
     pixels = decode_image(path, max_pixels=config.max_pixels, background=config.background)
     height, width = pixels.shape[:2]
     if min(height, width) < LEAST_SIDE:
         raise BadImageError("too_small", f"{width}x{height} px, and no side may be below {LEAST_SIDE}")
-    return torch.from_numpy(pixels).permute(2, 0, 1)[None].float().div_(127.5).sub_(1.0)
+    return to_float(torch.from_numpy(pixels).permute(2, 0, 1)[None])
 
 
 def to_pixels(images: torch.Tensor) -> np.ndarray:
     """uint8 (H, W, 3) of one image (1, 3, H, W) about [-1, 1], clamped and rounded to the nearest level."""
-    levels = (images[0] + 1).mul_(127.5).round_().clamp_(0, 255)
-    return levels.to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    return to_uint8(images[0]).permute(1, 2, 0).cpu().numpy()
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
     """Write uint8 (H, W, 3) pixels as PNG, whole or not at all."""
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         Image.fromarray(pixels).save(temporary, format="PNG")

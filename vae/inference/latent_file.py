@@ -1,4 +1,4 @@
-"""Latents of one picture as a safetensors file that says which encoder made them, and how they are used.
+"""Latents of one image as a safetensors file that says which encoder made them, and how they are used.
 
 Tensors: `latents`, the posterior's mean, and `logvar`, its log-variance, both fp32 (Z, h, w), as the network
 gives them. Diffusion models read (latents - shift_factor) * scaling_factor; the metadata holds both where the
@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from vae.files import atomic_path
 from vae.inference.padding import padded_side
 from vae.model.autoencoder import AutoencoderKL, Posterior
-from vae.whole_file import replacing
 
 FORMAT = "vae-latents-1"
 _SHOWN_DIGITS = 12  # of a fingerprint in messages
@@ -44,7 +44,7 @@ class LatentSource:
 
 @dataclass(frozen=True)
 class Latents:
-    """The posterior of one picture, (1, Z, h, w), and the picture's (height, width) before padding."""
+    """The posterior of one image, (1, Z, h, w), and the image's (height, width) before padding."""
 
     posterior: Posterior
     size: tuple[int, int]
@@ -64,13 +64,13 @@ def encoder_fingerprint(model: AutoencoderKL) -> str:
     return digest.hexdigest()
 
 
-def save_latents(path: Path, latents: Latents, source: LatentSource, picture: str) -> None:
-    """Write the file, whole or not at all, or raise OSError; `picture` is the name of what was encoded."""
+def save_latents(path: Path, latents: Latents, source: LatentSource, image: str) -> None:
+    """Write the file, whole or not at all, or raise OSError; `image` is the name of what was encoded."""
     posterior = latents.posterior
     mean, logvar = (value[0].float().cpu().contiguous() for value in (posterior.mean, posterior.logvar))
     metadata = {
         "format": FORMAT,
-        "source": picture,
+        "source": image,
         "height": str(latents.size[0]),
         "width": str(latents.size[1]),
         "downsampling": str(source.downsampling),
@@ -81,7 +81,7 @@ def save_latents(path: Path, latents: Latents, source: LatentSource, picture: st
     for name in ("scaling_factor", "shift_factor"):
         if getattr(source, name) is not None:
             metadata[name] = repr(float(getattr(source, name)))
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         try:
             save_file({"latents": mean, "logvar": logvar}, temporary, metadata=metadata)
         except SafetensorError as error:  # a full disk reaches it as an error without an errno
@@ -115,7 +115,7 @@ def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Lat
 def _checked(
     mean, logvar, metadata: dict[str, str], source: LatentSource
 ) -> tuple[Posterior, tuple[int, int]]:
-    """The posterior and the picture's size, where tensors and metadata agree with each other and the VAE."""
+    """The posterior and the image's size, where tensors and metadata agree with each other and the VAE."""
     if mean.dim() == 3:
         mean, logvar = mean[None], logvar[None]
     if mean.dim() != 4 or mean.shape[:2] != (1, source.z_channels) or logvar.shape != mean.shape:
@@ -127,7 +127,7 @@ def _checked(
     try:
         size = [int(metadata.get(name, side)) for name, side in zip(("height", "width"), sides, strict=True)]
     except ValueError:
-        raise BadLatentsError("damaged", "the picture's size in it is no number: encode again") from None
+        raise BadLatentsError("damaged", "the image's size in it is no number: encode again") from None
     if [padded_side(side, source.downsampling) for side in size] != sides:
         shape = f"{size[1]}x{size[0]} px does not belong to {mean.shape[3]}x{mean.shape[2]} latents"
         raise BadLatentsError("wrong_shape", f"{shape} of --vae")

@@ -1,11 +1,11 @@
-"""Pictures of any size: sides padded to what the network divides by, and the padding cut off again.
+"""Images of any size: sides padded to what the network divides by, and the padding cut off again.
 
-Padding goes to the right and below, so that latents lie on the picture's own grid.
+Padding goes to the right and below, so that latents lie on the image's own grid.
 """
 
 import torch
 
-LEAST_SIDE = 8  # px: below it a picture is smaller than what one latent pixel of this family stands for
+LEAST_SIDE = 8  # px: below it an image is smaller than what one latent pixel of this family stands for
 
 
 def padded_side(side: int, multiple: int) -> int:
@@ -18,7 +18,7 @@ def pad_to_multiple(images: torch.Tensor, multiple: int) -> torch.Tensor:
 
     Repeated, not mirrored: the latent pixel at the border then spends less on what is cut off. With the
     warm start's linear codec the outer 8 px gain 0.18 dB on the Kodak set over mirroring, 0.24 dB on the
-    demo's pictures, and 0.9 to 1.1 dB over zeros. Raises ValueError below LEAST_SIDE.
+    demo's images, and 0.9 to 1.1 dB over zeros. Raises ValueError below LEAST_SIDE.
     """
     for dim in (2, 3):
         side = images.shape[dim]

@@ -1,6 +1,5 @@
 """A command of infer_vae.py, top to bottom: plan, load, then one file after the other."""
 
-import hashlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +12,10 @@ from vae.config.infer_flags import InferConfig
 from vae.data.decoding import parse_background
 from vae.data.formats import BadImageError
 from vae.device import is_out_of_memory
-from vae.inference.files import Task, plan_tasks, read_picture_tensor, write_png
+from vae.inference.files import Task, plan_tasks, read_image_tensor, write_png
 from vae.inference.latent_file import BadLatentsError, load_latents, save_latents
 from vae.inference.session import Session, open_session
+from vae.noise import keyed_normal
 
 
 def infer(config: InferConfig, load_vae: Callable[..., Any]) -> int:
@@ -57,18 +57,18 @@ def _smaller(session: Session) -> str:
     """What takes less memory than the command that has failed."""
     if not session.tile:
         return "add --tile"
-    return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the picture"
+    return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the image"
 
 
 def _reconstruct(session: Session, task: Task) -> None:
-    latents = session.encode(read_picture_tensor(task.inputs[0], session.config))
+    latents = session.encode(read_image_tensor(task.inputs[0], session.config))
     write_png(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
 
 
 def _encode(session: Session, task: Task) -> None:
-    picture = task.inputs[0]
-    latents = session.encode(read_picture_tensor(picture, session.config))
-    save_latents(task.outputs[0], latents, session.source, picture.name)
+    image = task.inputs[0]
+    latents = session.encode(read_image_tensor(image, session.config))
+    save_latents(task.outputs[0], latents, session.source, image.name)
 
 
 def _decode(session: Session, task: Task) -> None:
@@ -106,6 +106,4 @@ _WORK = {
 
 def _noise(like: torch.Tensor, seed: int, name: str, index: int) -> torch.Tensor:
     """Standard normal noise of `like`'s shape that depends on (seed, name, index) alone, not on the order."""
-    digest = hashlib.blake2b(f"{seed} {index} {name}".encode(errors="surrogateescape"), digest_size=8)
-    generator = torch.Generator().manual_seed(int.from_bytes(digest.digest(), "little") >> 1)
-    return torch.randn(like.shape, generator=generator).to(like.device)
+    return keyed_normal(like.shape, seed, index, name).to(like.device)

@@ -1,4 +1,4 @@
-"""A VAE in use: on its device, in its dtype, whole or in tiles; pictures and latent files in, pixels out."""
+"""A VAE in use: on its device, in its dtype, whole or in tiles; images and latent files in, pixels out."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from vae.config.infer_flags import InferConfig
 from vae.device import DTYPES, has_bf16, pick_device
 from vae.inference.codec import decode_latents, encode_images
-from vae.inference.files import LATENTS, read_picture_tensor, to_pixels
+from vae.inference.files import LATENTS, read_image_tensor, to_pixels
 from vae.inference.latent_file import (
     BadLatentsError,
     Latents,
@@ -74,10 +74,10 @@ class Session:
             raise BadLatentsError("not_finite", f"the network gave NaN or infinity: {remedy}")
 
     def read(self, path: Path) -> Latents:
-        """Latents of a file: its own, or those of the picture in it."""
+        """Latents of a file: its own, or those of the image in it."""
         if path.suffix.lower() == LATENTS:
             return load_latents(path, self.source, self.config.any_vae)
-        return self.encode(read_picture_tensor(path, self.config))
+        return self.encode(read_image_tensor(path, self.config))
 
 
 def open_session(config: InferConfig, load_vae: Callable[..., Any]) -> Session:
@@ -102,7 +102,7 @@ def open_session(config: InferConfig, load_vae: Callable[..., Any]) -> Session:
 
 @contextmanager
 def _tile_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of tiles below the bar of files while one picture lasts; none where no tiles are heard of."""
+    """A bar of tiles below the bar of files while one image lasts; none where no tiles are heard of."""
     bars: list[tqdm] = []
 
     def on_step(done: int, total: int) -> None:

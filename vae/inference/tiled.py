@@ -1,6 +1,6 @@
-"""Encoder and decoder executed layer by layer over tiles, for pictures whose features no device can hold.
+"""Encoder and decoder executed layer by layer over tiles, for images whose features no device can hold.
 
-The result is that of the whole picture up to rounding, not a blend of overlapping parts: every tile is read
+The result is that of the whole image up to rounding, not a blend of overlapping parts: every tile is read
 with the halo its layer needs, and a GroupNorm takes its statistics over the whole feature map, gathered while
 the pass in front of it produces the tiles. Features lie in host memory. The device holds the weights, a tile
 and, in the middle block alone, a whole feature map, for attention looks at every position.
@@ -40,7 +40,7 @@ class Pass:
         """What rows (or columns) start..stop of the output need of an input of `side` rows.
 
         Returns the first row, the one behind the last, and where `start` lies in what the layer makes of
-        them. At the picture's own border the layer pads, as it does for a whole picture; what it pads at
+        them. At the image's own border the layer pads, as it does for a whole image; what it pads at
         any other edge spoils only the halo, which is cut off.
         """
         if isinstance(self.layer, Upsample):  # nearest enlargement, then 3x3: one input row around

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vae.config.errors import UserError
+from vae.files import sha256_of_file
 
 FORMAT = "vae-checkpoint-1"
 _CHUNK = 16 * 2**20
@@ -80,15 +81,6 @@ def record_path(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def verify_checkpoint(path: Path) -> None:
     """Raise DamagedCheckpointError where the file at `path` is not what was saved."""
     record = record_path(path)
@@ -96,7 +88,7 @@ def verify_checkpoint(path: Path) -> None:
         raise DamagedCheckpointError(f"{path} is empty")
     if record.exists():
         words = record.read_text(encoding="utf-8", errors="replace").split()
-        if not words or sha256(path) != words[0]:
+        if not words or sha256_of_file(path) != words[0]:
             raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 is not the one in {record.name}")
         return
     try:

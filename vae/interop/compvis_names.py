@@ -1,6 +1,6 @@
 """Parameter names of the original research code (CompVis), which ComfyUI reads too, and this project's.
 
-Ours are diffusers' own. Levels of the decoder are numbered from the picture there and from the latent here;
+Ours are diffusers' own. Levels of the decoder are numbered from the image there and from the latent here;
 attention is four 1x1 convolutions there and four linears here. Source: the two published model definitions.
 """
 

@@ -11,9 +11,9 @@ import torch
 
 from vae.config.errors import UserError
 from vae.config.options import ModelConfig
+from vae.files import atomic_path
 from vae.interop.safetensors_file import write_safetensors
 from vae.model.autoencoder import LatentNorm
-from vae.whole_file import replacing
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 PICKLE_ADVICE = "which can run code when it is read: save it as .safetensors first (docs/export.md shows how)"
@@ -66,7 +66,7 @@ def save_diffusers_folder(
 ) -> None:
     """Write weights, by our names, and what diffusers_config gave; each file appears whole or not at all."""
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
-    with replacing(folder / "config.json") as temporary:
+    with atomic_path(folder / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -12,8 +12,9 @@ from vae.config.errors import DataError, UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
 from vae.data.folder import list_images
 from vae.data.loading import load_validation
-from vae.data.manifest import is_manifest, picture_root, train_and_val
+from vae.data.manifest import image_root, is_manifest, train_and_val
 from vae.device import pick_device
+from vae.files import nearest_existing
 from vae.interop.averaging import average, recorded_score, softmax_shares
 from vae.interop.compvis_names import to_compvis
 from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
@@ -29,9 +30,10 @@ from vae.interop.latent_statistics import (
 from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, LoadedVae, load_vae
 from vae.model.autoencoder import AutoencoderKL
+from vae.pixels import to_float
 
 DEFAULT_IMAGE_SIZE = 256  # px
-FP16_PICTURES = 32  # that fp16 is tried on: decoding takes most of the time
+FP16_IMAGES = 32  # that fp16 is tried on: decoding takes most of the time
 Say = Callable[[str], None]
 
 
@@ -52,11 +54,11 @@ def export(config: ExportConfig, say: Say = print) -> None:
         if config.fold_scaling:
             scaling = _fold(model, statistics, config, say)
         scaling = scaling or (statistics.scaling, statistics.shift)
-        images = (batch.to(device) for batch in crops.batches(FP16_PICTURES))
+        images = (batch.to(device) for batch in crops.batches(FP16_IMAGES))
         largest = largest_activation(model, images)
         say(largest.line())
     elif config.dtype == "fp16":
-        say("WARNING: whether fp16 holds the activations was not tried: --data_path gives pictures for it")
+        say("WARNING: whether fp16 holds the activations was not tried: --data_path gives images for it")
     if scaling is None and model.bn is None and config.format == "diffusers":
         raise _scaling_is_missing(config.vae[0])
     _write(output, model, config, loaded, scaling, statistics, largest)
@@ -80,7 +82,7 @@ def _check_output(output: Path, config: ExportConfig) -> None:
     taken = [output] if config.format == "single" else [output / WEIGHTS_NAME, output / "config.json"]
     if any(path.exists() for path in taken) and not config.overwrite:
         raise UserError(f"--output {output} exists: name another, or add --overwrite to replace it")
-    folder = next(path for path in output.absolute().parents if path.exists())
+    folder = nearest_existing(output.absolute().parent)
     if not folder.is_dir():
         raise UserError(f"--output {output} lies in {folder}, which is a file: name another")
     if not os.access(folder, os.W_OK):  # said before the work; other reasons are met when writing
@@ -128,7 +130,7 @@ def _scaling_of(loaded: LoadedVae, config: ExportConfig) -> tuple[float, float] 
 
 
 class _Crops:
-    """Centre crops of the pictures at --data_path, one by one."""
+    """Centre crops of the images at --data_path, one by one."""
 
     def __init__(self, config: ExportConfig, loaded: LoadedVae):
         path = config.data_path
@@ -137,7 +139,7 @@ class _Crops:
         else:
             names = list_images(path)
         stride = max(1, len(names) // config.num_images) if config.num_images else 1
-        self.root = picture_root(path)
+        self.root = image_root(path)
         self.names = names[::stride][: config.num_images or None]
         factor = loaded.autoencoder.downsampling
         size = config.image_size or loaded.file.sample_size or DEFAULT_IMAGE_SIZE
@@ -148,35 +150,35 @@ class _Crops:
         self.image_size = size
 
     def batches(self, limit: int | None = None) -> Iterator[torch.Tensor]:
-        """fp32 (1, 3, S, S) in [-1, 1]; DataError where no picture can be used."""
+        """fp32 (1, 3, S, S) in [-1, 1]; DataError where no image can be used."""
         found, rejected = 0, []
         for batch in load_validation(self.root, self.names, image_size=self.image_size, batch_size=1):
             rejected += batch.rejected
             for image in batch.images:
                 found += 1
-                yield image[None].float() / 127.5 - 1
+                yield to_float(image[None])
             if found == limit:
                 return
         if not found:
             reason = f": {rejected[0]}" if rejected else ""
             raise DataError(
-                f"--data_path {self.root}: none of {len(self.names)} pictures gives a crop of "
-                f"{self.image_size} px{reason}; lower --image_size or name other pictures"
+                f"--data_path {self.root}: none of {len(self.names)} images gives a crop of "
+                f"{self.image_size} px{reason}; lower --image_size or name other images"
             )
 
 
 @torch.no_grad()
 def _measure(model: AutoencoderKL, crops: _Crops, device: torch.device, say: Say) -> LatentStatistics:
     """Statistics of the latents; a latent norm that was never measured takes them."""
-    sums, patches, pictures = LatentSums(), LatentSums(), 0
+    sums, patches, num_images = LatentSums(), LatentSums(), 0
     for images in tqdm(crops.batches(), "latents", len(crops.names), unit="crop", disable=None):
         posterior = model.encode(images.to(device))
         sums.add(posterior.mean, posterior.logvar)
-        pictures += 1
+        num_images += 1
         if model.bn is not None:
             add_patches(patches, posterior)
     statistics = sums.statistics()
-    say(f"latents of {pictures} crops of {crops.image_size} px: mean {statistics.shift:.5g}, "
+    say(f"latents of {num_images} crops of {crops.image_size} px: mean {statistics.shift:.5g}, "
         f"spread {1 / statistics.scaling:.5g}")  # fmt: skip
     say("  mean of each channel:   " + " ".join(f"{value:.3g}" for value in statistics.mean.tolist()))
     say("  spread of each channel: " + " ".join(f"{value:.3g}" for value in statistics.std.tolist()))

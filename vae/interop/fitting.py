@@ -36,7 +36,7 @@ def shape_of(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
             raise UserError(f"{where} lacks {name}")
         if weights[name].dim() == 5:
             raise UserError(
-                f"{where} is a video VAE: {name} has a time axis, and only pictures are handled here"
+                f"{where} is a video VAE: {name} has a time axis, and only images are handled here"
             )
         if weights[name].dim() != 4 or 0 in weights[name].shape:
             raise UserError(f"{where} has another shape of {name}: it is no convolution")
@@ -115,7 +115,7 @@ def _likely_cause(own, weights, missing: list[str], surplus: list[str], unequal:
         set(unequal) == {"encoder.conv_in.weight", "decoder.conv_out.bias", "decoder.conv_out.weight"}
     ):
         channels = weights["encoder.conv_in.weight"].shape[1]
-        return f"its pictures have {channels} channels, and only RGB is handled"
+        return f"its images have {channels} channels, and only RGB is handled"
     if unequal and all(name.startswith("decoder.") for name in unequal):
         begins, ends = weights["decoder.conv_in.weight"], own["decoder.conv_in.weight"]
         if begins.dim() == 4 and len(begins) != len(ends):

@@ -1,7 +1,7 @@
 """Folding a scaling and shift of latents into the weights that make and read them.
 
 A program with fixed constants reads latents as (z - shift) * scaling. Folded weights make another latent,
-z' = z * multiply + add, that these constants suit, and the decoder undoes it: pictures stay the same.
+z' = z * multiply + add, that these constants suit, and the decoder undoes it: images stay the same.
 
 Shapes: Z latent channels; `multiply` and `add` are (Z,) fp64.
 """

@@ -1,4 +1,4 @@
-"""Whether a VAE can run in fp16: its largest activation on sample pictures, beside fp16's largest number."""
+"""Whether a VAE can run in fp16: its largest activation on sample images, beside fp16's largest number."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from vae.model.autoencoder import AutoencoderKL
 
 FP16_LARGEST = 65504.0
-NEAR = 0.5  # of the largest: other pictures, and sums before the next rounding, need the rest
+NEAR = 0.5  # of the largest: other images, and sums before the next rounding, need the rest
 
 
 @dataclass

@@ -15,7 +15,7 @@ LEAST_VARIANCE = 1e-12
 
 @dataclass
 class LatentStatistics:
-    """Of sampled latents over all pictures and positions; mean and std are (C,) fp64."""
+    """Of sampled latents over all images and positions; mean and std are (C,) fp64."""
 
     mean: torch.Tensor
     std: torch.Tensor

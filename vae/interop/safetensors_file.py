@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.device import DTYPES
+from vae.files import atomic_path
 from vae.interop.compvis_names import current_name, from_compvis, is_compvis
 from vae.model.autoencoder import AutoencoderKL
-from vae.whole_file import replacing
 
 READABLE = {"F64", "F32", "F16", "BF16"}
 _PREFIXES = ("first_stage_model.", "vae.")  # of a VAE among the other networks of one file
@@ -101,7 +101,7 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
     """Write a safetensors file whole or not at all; raises OSError where it cannot be written."""
     tensors = {name: value.contiguous() for name, value in tensors.items()}
     try:
-        with replacing(path) as temporary:
+        with atomic_path(path) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt", **metadata})
     except SafetensorError as error:  # a full disk
         raise OSError(f"cannot write {path}: {error}") from error

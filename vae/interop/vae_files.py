@@ -63,7 +63,7 @@ class LoadedVae:
         return self.file.shift_factor
 
 
-def load_vae(path: Path, *, flag: str = "--vae", weights: str = "averaged") -> LoadedVae:
+def load_vae(path: Path, *, flag: str = "--vae", weights: str = "ema") -> LoadedVae:
     """The VAE at `path`, whatever its format.
 
     `weights` chooses among those of our checkpoints: "averaged", which is what a run validates and ships, or
@@ -84,7 +84,7 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "averaged") -> L
     return LoadedVae(autoencoder.eval().requires_grad_(False), file)
 
 
-def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "averaged") -> VaeFile:
+def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> VaeFile:
     """What the file or folder at `path` says of a VAE; UserError that begins with `flag` and the path."""
     where = f"{flag} {path}"
     if path.is_file() and path.suffix.lower() in PICKLES:
@@ -115,11 +115,11 @@ def _read_checkpoint(path: Path, where: str, weights: str) -> VaeFile:
         raise UserError(f"{where}: {error}") from None
     config = content["config"]
     scaling, shift = content.get("latent_scaling") or (None, None)
-    averaged = content["averaged"] if weights == "averaged" else None
+    ema = content["ema"] if weights == "ema" else None
     return VaeFile(
         kind="checkpoint",
         shape={name: config[name] for name in _SHAPE if name in config},
-        weights=averaged if averaged is not None else content["model"],
+        weights=ema if ema is not None else content["model"],
         dtype=torch.float32,
         scaling_factor=scaling,
         shift_factor=shift,

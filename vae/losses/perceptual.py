@@ -84,7 +84,7 @@ class PerceptualLoss(nn.Module):
         height, width = recon.shape[2:]
         if min(height, width) < self.smallest_side:
             raise UserError(
-                f"pictures of {width} x {height} px are too small for this --perceptual_net, which needs "
+                f"images of {width} x {height} px are too small for this --perceptual_net, which needs "
                 f"{self.smallest_side} px a side: raise --image_size or take another network"
             )
         features = self._scaled(recon)

@@ -3,7 +3,6 @@
 Every way this can fail ends in one UserError that names the file, the place for it, and the alternatives.
 """
 
-import hashlib
 import http.client
 import os
 import re
@@ -18,7 +17,8 @@ from torchvision import models
 from tqdm import tqdm
 
 from vae.config.errors import UserError
-from vae.config.scripts import fetch_command
+from vae.console import fetch_command
+from vae.files import sha256_of_file
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -105,11 +105,7 @@ def matches_name(path: Path, name: str) -> bool:
     stated = re.search(r"-([0-9a-f]{8})\.pth$", name)
     if stated is None:
         return True
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest().startswith(stated[1])
+    return sha256_of_file(path).startswith(stated[1])
 
 
 def _verify(path: Path, net: str) -> None:

@@ -2,9 +2,8 @@
 
 import torch
 
-from vae.host import container_memory, main_memory
+from vae.host import GIB, container_memory, main_memory
 
-GIB = 2**30
 CPU_SHARE = 0.5  # of the free memory: data workers and the system need theirs
 # What a step takes on a CUDA device beside its live tensors: workspaces of cuDNN and cuBLAS, and gaps that
 # the caching allocator cannot fill. A round figure, not measured yet.

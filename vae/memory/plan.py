@@ -8,8 +8,8 @@ import torch
 
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.host import GIB
 from vae.losses.perceptual import build_perceptual
-from vae.memory.available import GIB
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
@@ -29,7 +29,7 @@ class StepSpec:
     batch: int  # images per step of one process, accumulation included
     dtype: torch.dtype
     channels_last: bool
-    averaged: bool  # a second copy of the weights for validation
+    ema: bool  # a second copy of the weights for validation
     processes: int = 1  # several hold the gradients once more while they sum them
     train_part: str = "all"  # or "decoder", whose encoder keeps no activations, gradients or moments
     recompute: str = "none"  # rung of the ladder in vae.model.recompute
@@ -95,7 +95,7 @@ def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     weights = _bytes(autoencoder)
     others = _bytes(discriminator) if discriminator else 0
     trained = others + sum(p.nbytes for p in autoencoder.parameters() if p.requires_grad)
-    resident = weights + others + trained * ADAM_COPIES + (weights if spec.averaged else 0)
+    resident = weights + others + trained * ADAM_COPIES + (weights if spec.ema else 0)
     resident += trained if spec.processes > 1 else 0
     resident += _bytes(perceptual) if perceptual is not None else 0
     resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch

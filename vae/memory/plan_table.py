@@ -16,8 +16,9 @@ from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import precision, resolve
 from vae.device import has_bf16
 from vae.gpus import CPU_SETTINGS, Card, lookup_card, match_card
+from vae.host import GIB
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
-from vae.memory.plan import GIB, StepMemory, StepSpec, choose_step, fastest_rung
+from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_rung
 from vae.memory.stage_spec import stage_spec
 
 # Of an RTX 5090's 31.84 GiB PyTorch sees 31.37, and of those 0.6 are CUDA's own where a process runs out of

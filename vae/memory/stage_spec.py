@@ -20,7 +20,7 @@ def stage_spec(
         batch=batch_size * config.run.accumulation_steps,
         dtype=dtype,
         channels_last=config.speed.channels_last,
-        averaged=config.optim.ema_decay > 0,
+        ema=config.optim.ema_decay > 0,
         processes=processes,
         train_part=config.optim.train_part,
         reserve=reserve,

@@ -21,7 +21,7 @@ from vae.model.layers import (
     ResnetBlock,
     Upsample,
     activated_conv,
-    kept_or_redone,
+    maybe_checkpoint,
 )
 
 IMAGE_CHANNELS = 3
@@ -57,10 +57,10 @@ class MidBlock(nn.Module):
         super().__init__()
         self.attentions = nn.ModuleList([Attention(channels, groups)])
         self.resnets = nn.ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
-        self.redone = False  # whether the backward runs it again, as in the levels, encoder and decoder
+        self.checkpointed = False  # whether the backward runs it again, as in the levels, encoder and decoder
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return kept_or_redone(self._forward, h, self.redone)
+        return maybe_checkpoint(self._forward, h, self.checkpointed)
 
     def _forward(self, h: torch.Tensor) -> torch.Tensor:
         h = self.resnets[0](h)
@@ -84,7 +84,7 @@ class DownBlock(nn.Module):
         if not last:
             self.downsamplers = nn.ModuleList([Downsample(out_channels)])
         self.last = last
-        self.redone = False
+        self.checkpointed = False
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         for block in self.resnets:
@@ -101,12 +101,12 @@ class UpBlock(nn.Module):
         if not last:
             self.upsamplers = nn.ModuleList([Upsample(out_channels)])
         self.last = last
-        self.redone = False
-        self.start_redone = False  # the enlargement and the first block, within the level once more
+        self.checkpointed = False
+        self.start_checkpointed = False  # the enlargement and the first block, within the level once more
 
     def forward(self, h: torch.Tensor, enlarge: Callable) -> torch.Tensor:
         """h before it is enlarged to this level's resolution: so what a redone level keeps is smaller."""
-        h = kept_or_redone(lambda h: self.resnets[0](enlarge(h)), h, self.start_redone)
+        h = maybe_checkpoint(lambda h: self.resnets[0](enlarge(h)), h, self.start_checkpointed)
         for block in self.resnets[1:]:
             h = block(h)
         return h
@@ -128,16 +128,16 @@ class Encoder(nn.Module):
         self.conv_norm_out = NormSiLU(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], 2 * config.z_channels, 3, padding=1)
         self.fused_out = False  # whether the last activation is made again in the backward
-        self.redone = False
+        self.checkpointed = False
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return kept_or_redone(self._forward, images, self.redone)
+        return maybe_checkpoint(self._forward, images, self.checkpointed)
 
     def _forward(self, images: torch.Tensor) -> torch.Tensor:
         first, *others = self.down_blocks
-        h = kept_or_redone(lambda images: first(self.conv_in(images)), images, first.redone)
+        h = maybe_checkpoint(lambda images: first(self.conv_in(images)), images, first.checkpointed)
         for level in others:
-            h = kept_or_redone(level, h, level.redone)
+            h = maybe_checkpoint(level, h, level.checkpointed)
         h = self.mid_block(h)
         return activated_conv(self.conv_norm_out, self.conv_out, h, self.fused_out)
 
@@ -164,9 +164,9 @@ class Decoder(nn.Module):
         *others, last = self.up_blocks
         enlarge = nn.Identity()
         for level in others:
-            h = kept_or_redone(partial(level, enlarge=enlarge), h, level.redone)
+            h = maybe_checkpoint(partial(level, enlarge=enlarge), h, level.checkpointed)
             enlarge = level.upsamplers[0]
-        return kept_or_redone(lambda h: self._image(last(h, enlarge)), h, last.redone)
+        return maybe_checkpoint(lambda h: self._image(last(h, enlarge)), h, last.checkpointed)
 
     def _image(self, h: torch.Tensor) -> torch.Tensor:
         return activated_conv(self.conv_norm_out, self.conv_out, h, self.fused_out)

@@ -1,6 +1,6 @@
 """First weights of an autoencoder: PyTorch's own, or those of a linear codec fitted to natural spectra.
 
-From PyTorch's weights an AutoencoderKL learns slowly: nothing carries the picture through its changes of
+From PyTorch's weights an AutoencoderKL learns slowly: nothing carries the image through its changes of
 resolution. DC-AE (Chen et al. 2025) trains fast because parameter-free shortcuts do. Here the identities
 of the residual blocks, the 1x1 shortcuts and the resampling convolutions form a path without a norm
 already; the warm start gives it the weights of a transform codec, so architecture and file stay as they are.
@@ -14,10 +14,10 @@ already; the warm start gives it the weights of a transform codec, so architectu
   and make the scale nearly the same for every image; SiLU is met at its inflection, where it is straight.
 - The residual branches start as PyTorch's, and write only to channels that carry no signal.
 
-The fits see Gaussian pictures with the spectrum and the colours of photographs, the same for every seed. They
+The fits see Gaussian images with the spectrum and the colours of photographs, the same for every seed. They
 are in fp64: fitted in fp32, a change of rounding in an operation moved the weights by a thousandth.
 
-Shapes: N pictures, K signals, T targets, f downsampling, Z latent channels.
+Shapes: N images, K signals, T targets, f downsampling, Z latent channels.
 """
 
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ from torch import nn
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.layers import Attention, NormSiLU, ResnetBlock
 
-PICTURES = 24  # 6,144 blocks of 8x8 pixels: 42 for each unknown behind 16 latent channels
-POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, and 17 Kodak pictures, 2.3
-RGB_COVARIANCE = ((0.162, 0.148, 0.120), (0.148, 0.199, 0.172), (0.120, 0.172, 0.171))  # 17 Kodak pictures
+IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 for each unknown behind 16 latent channels
+POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, and 17 Kodak images, 2.3
+RGB_COVARIANCE = ((0.162, 0.148, 0.120), (0.148, 0.199, 0.172), (0.120, 0.172, 0.171))  # 17 Kodak images
 MAX_SIGNALS = 64  # bounds the largest fit to 577 unknowns
 FIT_POSITIONS = 40_000  # looked at in a fit, about; the whole start takes 1.8 to 3 s of one core
 RIDGE = 1e-4  # of each input's power; keeps nearly dependent inputs from cancelling in bf16
@@ -46,7 +46,7 @@ LOGVAR_READ = 0.1  # share of PyTorch's weights kept for the log-variance
 
 @dataclass
 class Signals:
-    """What the path carries at one point: the channels it is in, its values (N, K, h, w) on the pictures."""
+    """What the path carries at one point: the channels it is in, its values (N, K, h, w) on the images."""
 
     channels: list[int]
     values: torch.Tensor
@@ -55,7 +55,7 @@ class Signals:
 def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
     """Draw all weights of `model`, which is on the CPU, from `seed`, in place; `init` as in ModelConfig.
 
-    The path carries pictures at STREAM_GAIN times their own scale: Adam's first steps move every weight of
+    The path carries images at STREAM_GAIN times their own scale: Adam's first steps move every weight of
     the branches by about the learning rate, and what that adds is small beside larger signals. Measured on
     Kodak crops (32 64 64 64, 64 px crops, batch 4, bf16), dB after 100 and 900 steps at 1e-3: gain 1 16.0
     and not run on, gain 8 22.9 and 25.5, gain 32 20.4 and 24.9 (its mean from 150 steps on is 1.3 higher);
@@ -69,8 +69,8 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
                 module.reset_parameters()
     if init == "warm":
         with torch.no_grad():
-            pictures = natural_pictures(PICTURES, max(128, 8 * downsampling(model.config))).double()
-            components, latents = fit_encoder(model, pictures)
+            images = natural_images(IMAGES, max(128, 8 * downsampling(model.config))).double()
+            components, latents = fit_encoder(model, images)
             fit_decoder(model, components, latents)
             for conv in (model.quant_conv, model.post_quant_conv):
                 if conv is not None:
@@ -78,8 +78,8 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
                     nn.init.zeros_(conv.bias)
 
 
-def natural_pictures(count: int, side: int) -> torch.Tensor:
-    """Gaussian pictures (count, 3, side, side) with the power spectrum and RGB covariance of photographs."""
+def natural_images(count: int, side: int) -> torch.Tensor:
+    """Gaussian images (count, 3, side, side) with the power spectrum and RGB covariance of photographs."""
     generator = torch.Generator().manual_seed(0)
     down, across = torch.fft.fftfreq(side)[:, None], torch.fft.rfftfreq(side)[None]
     amplitude = (down**2 + across**2).clamp_min((0.5 / side) ** 2) ** (-POWER_EXPONENT / 4)
@@ -89,10 +89,10 @@ def natural_pictures(count: int, side: int) -> torch.Tensor:
     return torch.einsum("dc,nchw->ndhw", mixing, fields / fields.std())
 
 
-def fit_encoder(model: AutoencoderKL, pictures: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+def fit_encoder(model: AutoencoderKL, images: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Fit the encoder's path; returns the components (N, K, h, w) of each resolution, and the latents."""
     encoder, widths, groups = model.encoder, model.config.channels, model.config.norm_groups
-    signals = Signals(signal_channels(widths[0], groups)[:IMAGE_CHANNELS], STREAM_GAIN * pictures)
+    signals = Signals(signal_channels(widths[0], groups)[:IMAGE_CHANNELS], STREAM_GAIN * images)
     colours = STREAM_GAIN * torch.eye(IMAGE_CHANNELS)[:, :, None, None]
     write(encoder.conv_in, list(range(IMAGE_CHANNELS)), signals.channels, F.pad(colours, (1, 1, 1, 1)))
     components = [signals.values]
@@ -192,7 +192,7 @@ def signal_channels(width: int, groups: int) -> list[int]:
 
 
 def carriers_per_group(width: int, groups: int) -> int:
-    """Two, or none where that would leave no room for a picture: the norm then takes away its mean."""
+    """Two, or none where that would leave no room for an image: the norm then takes away its mean."""
     return 2 if width - 2 * groups >= IMAGE_CHANNELS else 0
 
 
@@ -253,8 +253,8 @@ def least_squares(
     product = torch.zeros(unknowns, targets.shape[1], dtype=torch.float64)
     positions = targets.numel() // targets.shape[1]
     step = max(1, positions // FIT_POSITIONS) | 1  # odd: meets both pixels of each pair
-    for picture, wanted in zip(inputs, targets, strict=True):
-        patches = F.unfold(picture[None], size, padding=size // 2)[0, :, ::step]
+    for image, wanted in zip(inputs, targets, strict=True):
+        patches = F.unfold(image[None], size, padding=size // 2)[0, :, ::step]
         rows = F.pad(patches, (0, 0, 0, 1), value=1.0)  # the last row meets the bias
         power += rows @ rows.T
         product += rows @ wanted.flatten(1)[:, ::step].T

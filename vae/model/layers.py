@@ -66,13 +66,13 @@ def activated_conv(norm: NormSiLU, conv: Conv2d, h: torch.Tensor, recompute: boo
     return conv(norm(h))
 
 
-def kept_or_redone(part: Callable, h: torch.Tensor, redone: bool) -> torch.Tensor:
+def maybe_checkpoint(part: Callable, h: torch.Tensor, checkpointed: bool) -> torch.Tensor:
     """part(h); with `redone` only h is kept, and the backward runs the part again first.
 
     torch's checkpoint with its hooks on saved tensors, not the reentrant form: parameters' gradients then
     belong to the one outer backward, which is what DDP listens to. Nothing random happens in the networks.
     """
-    if redone and torch.is_grad_enabled():
+    if checkpointed and torch.is_grad_enabled():
         return checkpoint(part, h, use_reentrant=False, preserve_rng_state=False)
     return part(h)
 

@@ -20,7 +20,7 @@ class Rung:
     encoder: bool = False  # the whole encoder, from the images
 
 
-RUNGS = {
+RECOMPUTE_LEVELS = {
     "none": Rung(),
     "activations": Rung("activations"),
     "top_level": Rung("activations", top_level=True),
@@ -33,17 +33,17 @@ RUNGS = {
 
 def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
     """Put the network on the rung `name` of the ladder, from its next forward on."""
-    rung = RUNGS[name]
+    rung = RECOMPUTE_LEVELS[name]
     encoder, decoder = autoencoder.encoder, autoencoder.decoder
     for module in autoencoder.modules():
         if isinstance(module, ResnetBlock):
             module.recompute = rung.block
     for half in (encoder, decoder):
         half.fused_out = rung.block != "none"
-        half.mid_block.redone = rung.levels
+        half.mid_block.checkpointed = rung.levels
     for level in [*encoder.down_blocks, *decoder.up_blocks]:
-        level.redone = rung.levels
-    encoder.down_blocks[0].redone |= rung.top_level
-    decoder.up_blocks[-1].redone |= rung.top_level
-    decoder.up_blocks[-1].start_redone = rung.levels
-    encoder.redone = rung.encoder
+        level.checkpointed = rung.levels
+    encoder.down_blocks[0].checkpointed |= rung.top_level
+    decoder.up_blocks[-1].checkpointed |= rung.top_level
+    decoder.up_blocks[-1].start_checkpointed = rung.levels
+    encoder.checkpointed = rung.encoder

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from vae.ops import attention_steps
-from vae.ops.layout import wide_dtype
+from vae.ops import attention_torch as attention_torch
+from vae.ops.layout import accumulation_dtype
 from vae.ops.library import define_op, has_no_data, triton_is_installed
 
 # Sides of a block of scores. At 2048 x 2048 the products of a block whose result is as wide as the channels
@@ -30,7 +30,7 @@ CPU_BLOCK = (1024, 1024)  # 4 MiB of scores in fp32: a share of a third-level ca
 def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """softmax(q kᵀ / sqrt(C)) v over tokens, q k v (B, N, C), with the whole score matrix in memory."""
     scores = torch.bmm(q, k.mT) * _scale(q)
-    return scores.softmax(dim=-1, dtype=wide_dtype(q)).to(q.dtype) @ v
+    return scores.softmax(dim=-1, dtype=accumulation_dtype(q)).to(q.dtype) @ v
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -57,13 +57,13 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch
     """The output, and for each query the logarithm of the sum of exp(score): (B, N)."""
     batch, tokens, channels = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    log_sums = q.new_empty(batch, tokens, dtype=wide_dtype(q))
+    log_sums = q.new_empty(batch, tokens, dtype=accumulation_dtype(q))
     if not q.is_meta and has_no_data(q):
         return out, log_sums
     blocks = attention_blocks(batch, tokens, q.device.type)
     scores, weights = _score_scratch(q, blocks)
-    gathered = q.new_empty(blocks.images * blocks.queries * channels, dtype=wide_dtype(q))
-    running = q.new_empty(3, blocks.images * blocks.queries, dtype=wide_dtype(q))
+    gathered = q.new_empty(blocks.images * blocks.queries * channels, dtype=accumulation_dtype(q))
+    running = q.new_empty(3, blocks.images * blocks.queries, dtype=accumulation_dtype(q))
     if q.is_meta:
         return out, log_sums
     steps = _steps(q)
@@ -100,7 +100,7 @@ def _attention_backward(
     grads = [torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2)]  # of k and v
     if not q.is_meta and has_no_data(q):
         return torch.empty_like(grads[0]), *grads
-    wide = wide_dtype(q)
+    wide = accumulation_dtype(q)
     blocks = attention_blocks(batch, tokens, q.device.type)
     scratch = [*_score_scratch(q, blocks), *_score_scratch(q, blocks)]
     # fp32 sums: added up in bf16 the small contributions would be lost
@@ -154,12 +154,12 @@ def _steps(q: torch.Tensor) -> ModuleType:
     """The module with the steps between the products: Triton kernels where they apply."""
     if q.device.type == "cuda" and q.dtype != torch.float64 and triton_is_installed():
         return importlib.import_module("vae.ops.attention_triton")
-    return attention_steps
+    return attention_torch
 
 
 def _score_scratch(q: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for a block of scores, and for what is made of them in q's dtype: the same where that is wide."""
-    wide = q.new_empty(math.prod(blocks), dtype=wide_dtype(q))
+    wide = q.new_empty(math.prod(blocks), dtype=accumulation_dtype(q))
     return wide, wide if wide.dtype == q.dtype else q.new_empty(math.prod(blocks))
 
 

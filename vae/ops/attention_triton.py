@@ -1,4 +1,4 @@
-"""The steps of vae.ops.attention_steps as Triton kernels: each reads its block once and writes it once.
+"""The steps of vae.ops.attention_torch as Triton kernels: each reads its block once and writes it once.
 
 A program holds whole rows of a block, so a row's maximum and sum need no second pass; memory bounds all
 three. Arithmetic is fp32. No speed was measured yet.
@@ -84,7 +84,7 @@ def _row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 def softmax_step(
     scores: torch.Tensor, weights: torch.Tensor, peak: torch.Tensor, mass: torch.Tensor, shrink: torch.Tensor
 ) -> None:
-    """What vae.ops.attention_steps.softmax_step does; every tensor is dense."""
+    """What vae.ops.attention_torch.softmax_step does; every tensor is dense."""
     _launch(_softmax_kernel, scores.shape, scores, weights, peak, mass, shrink)
 
 
@@ -98,7 +98,7 @@ def gradient_step(
     deltas: torch.Tensor,
     scale: float,
 ) -> None:
-    """What vae.ops.attention_steps.gradient_step does; the scores' tensors are dense."""
+    """What vae.ops.attention_torch.gradient_step does; the scores' tensors are dense."""
     log_sums, deltas = log_sums.contiguous(), deltas.contiguous()
     _launch(
         _gradient_kernel, scores.shape, scores, grad_weights, weights, grad_scores, log_sums, deltas, scale
@@ -107,7 +107,7 @@ def gradient_step(
 
 @on_its_device
 def row_products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """What vae.ops.attention_steps.row_products does; `out` is dense."""
+    """What vae.ops.attention_torch.row_products does; `out` is dense."""
     _launch(_row_products_kernel, a.shape, a.contiguous(), b.contiguous(), out)
 
 

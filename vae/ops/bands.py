@@ -1,8 +1,8 @@
-"""Large pictures in bands of rows: what convolutions take at once, and what lies at a band's edges.
+"""Large images in bands of rows: what convolutions take at once, and what lies at a band's edges.
 
 Libraries of convolutions count elements in 32 bits in places, and 4096 x 4096 px of 128 channels are 2**31.
 With channels last a band of one image is a dense view, so cutting copies nothing but rows of zeros at the
-picture's edges; and what is made for a convolution alone, an activation, is never there as a whole.
+image's edges; and what is made for a convolution alone, an activation, is never there as a whole.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from vae.ops.layout import wide_dtype
+from vae.ops.layout import accumulation_dtype
 
 WHOLE_ELEMENTS = 2**30  # up to here a tensor is taken whole: half of what 32 bits with a sign count
 # 256 MiB in bf16: hundreds of rows, so that the rows read twice are few; a share of memory that is small
@@ -63,7 +63,7 @@ def bands(batch: int, rows: int, *tensors: torch.Size | tuple[int, ...]) -> list
 
 def parameter_sums(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Zeros for the gradients of weight and bias that bands add to, fp32 at least."""
-    wide = wide_dtype(weight)
+    wide = accumulation_dtype(weight)
     return torch.zeros_like(weight, dtype=wide), weight.new_zeros(len(weight), dtype=wide)
 
 

@@ -2,7 +2,7 @@
 
 Of the latter the graph keeps its input and the statistics alone: the activation between norm and convolution,
 as large as the input, is made again in backward, which costs bandwidth but no convolution. Weights are cast
-to the input's dtype within. Large pictures go in bands of rows (vae.ops.bands), each with its own activation.
+to the input's dtype within. Large images go in bands of rows (vae.ops.bands), each with its own activation.
 """
 
 from typing import NamedTuple
@@ -204,7 +204,7 @@ def _save_conv(ctx, inputs, output):
 
 
 def _conv_gradients(ctx, grad_out):
-    of_input, *of_parameters = ctx.needs_input_grad  # pictures need none, nor do frozen weights
+    of_input, *of_parameters = ctx.needs_input_grad  # images need none, nor do frozen weights
     grads = _conv_backward_op(grad_out, *ctx.saved_tensors, of_input, any(of_parameters))
     return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad, strict=True))
 

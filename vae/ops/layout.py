@@ -13,6 +13,6 @@ def empty_in_layout_of(shape: tuple[int, ...], h: torch.Tensor) -> torch.Tensor:
     return torch.empty(shape, dtype=h.dtype, device=h.device, memory_format=layout_of(h))
 
 
-def wide_dtype(h: torch.Tensor) -> torch.dtype:
+def accumulation_dtype(h: torch.Tensor) -> torch.dtype:
     """fp32, fp64 for fp64: what statistics and sums are taken in."""
     return torch.promote_types(h.dtype, torch.float32)

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import torch
 
-from vae.ops import norm_pieces
+from vae.ops import norm_torch as norm_torch
 from vae.ops.gpu_blocks import norm_blocks
-from vae.ops.layout import layout_of, wide_dtype
+from vae.ops.layout import accumulation_dtype, layout_of
 from vae.ops.library import define_op, has_no_data, triton_is_installed
 
 
@@ -37,7 +37,7 @@ def norm_statistics(h: torch.Tensor, groups: int, eps: float) -> tuple[torch.Ten
     h = _dense(h)
     if has_no_data(h):
         partial = _partial_results(h)  # noqa: F841 - alive as long as on a GPU
-        return tuple(h.new_empty(h.shape[0], groups, dtype=wide_dtype(h)) for _ in range(2))
+        return tuple(h.new_empty(h.shape[0], groups, dtype=accumulation_dtype(h)) for _ in range(2))
     return _kernels(h).statistics(h, groups, eps)
 
 
@@ -99,7 +99,7 @@ def _kernels(h: torch.Tensor) -> ModuleType:
     """The module that computes for h: Triton kernels on a GPU that has them, else stock operations."""
     if h.device.type == "cuda" and h.dtype != torch.float64 and triton_is_installed():
         return importlib.import_module("vae.ops.norm_triton")
-    return norm_pieces
+    return norm_torch
 
 
 def _dense(h: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ def _partial_results(h: torch.Tensor) -> torch.Tensor | None:
         return None  # torch.compile traces: its sizes may be symbols
     batch, channels, height, width = h.shape
     blocks = norm_blocks(batch, channels, height * width, channels_last=not h.is_contiguous())
-    return h.new_empty(2, batch, blocks.programs, channels, dtype=wide_dtype(h))
+    return h.new_empty(2, batch, blocks.programs, channels, dtype=accumulation_dtype(h))
 
 
 def _norm(

@@ -1,7 +1,7 @@
 """Changes of resolution by two, each with its 3x3 convolution, as operations that keep their input alone.
 
 Weights are cast to the input's dtype (and folded) within, in both directions: no cast copy is kept. Large
-pictures are taken in bands of rows (vae.ops.bands).
+images are taken in bands of rows (vae.ops.bands).
 """
 
 import torch

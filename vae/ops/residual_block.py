@@ -1,7 +1,7 @@
 """A whole residual block as one operation that keeps its input and the statistics of its norms alone.
 
 Backward runs the first convolution again and both activations, and frees each as soon as it is used; of
-large pictures (vae.ops.bands) activations are made in bands of rows.
+large images (vae.ops.bands) activations are made in bands of rows.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from vae.ops.bands import Activation
 from vae.ops.conv_backward import conv_backward
-from vae.ops.layout import wide_dtype
+from vae.ops.layout import accumulation_dtype
 from vae.ops.library import has_no_data
 
 WHOLE_PLANE_BYTES = 2**15  # up to here, for one channel of the larger map, bands are no use
@@ -89,7 +89,7 @@ def _banded(
     """The weight's gradient, the sum over bands of rows of each image."""
     rows, size = grad_out.shape[2], weight.shape[2]
     step = max(1, rows * BAND_BYTES // (grad_out[0].nbytes + h[0].nbytes))
-    total = torch.zeros_like(weight, dtype=wide_dtype(h))
+    total = torch.zeros_like(weight, dtype=accumulation_dtype(h))
     for image in range(len(h)):
         for first in range(0, rows, step):
             last = min(first + step, rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.errors import UserError
-from vae.prepare.checking import printable
+from vae.console import printable
 
 ACCEPTED, REJECTED, DUPLICATE = "accepted", "rejected", "duplicate"
 PAGE = 1000  # rows read at a time, so that writing may go on between

@@ -1,6 +1,6 @@
-"""Pictures that show the same thing: a perceptual hash of each, and clusters of hashes that nearly agree.
+"""Images that show the same thing: a perceptual hash of each, and clusters of hashes that nearly agree.
 
-Shapes: N pictures. A hash is uint64 (2,): the signs of the 128 lowest frequencies of the picture's
+Shapes: N images. A hash is uint64 (2,): the signs of the 128 lowest frequencies of the image's
 brightness, the lower 64 of them in the first word.
 """
 
@@ -11,14 +11,15 @@ from itertools import combinations
 import numpy as np
 from PIL import Image, ImageOps
 
+from vae.config.options import MAX_PIXELS
 from vae.data.decoding import DECODER_ERRORS, decode_image
 from vae.data.formats import sniff_format
 
-SIDE = 32  # px: the picture's brightness is reduced to a square of this side
+SIDE = 32  # px: the image's brightness is reduced to a square of this side
 DRAFT_SIDE = 64  # px: a JPEG is decoded no larger than needed
-# Measured on 60 drawn pictures and 11 changed copies of each (JPEG 30, reduced, other brightness and
+# Measured on 60 drawn images and 11 changed copies of each (JPEG 30, reduced, other brightness and
 # contrast, grey, blur, stretch, mirrored, 1 % cut off on each side): copies differ in at most 5 of the lower
-# 64 signs and 13 of 128, different pictures in at least 17 and 43. With 3 % cut off on each side a fifth
+# 64 signs and 13 of 128, different images in at least 17 and 43. With 3 % cut off on each side a fifth
 # of the copies is found.
 MOST_LOW, MOST_ALL = 5, 20
 # Hashes that differ in 5 bits agree in 3 of 8 bytes, so each choice of 3 bytes is a key to meet by.
@@ -37,30 +38,30 @@ def _frequencies() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 _COSINES, _DOWN, _RIGHT = _frequencies()
-# A picture's mirror image has the other sign at the odd frequencies along x.
+# An image's mirror image has the other sign at the odd frequencies along x.
 MIRROR = np.packbits(_RIGHT % 2 == 1).view(">u8").astype(np.uint64)
 
 
 def hash_pixels(pixels: np.ndarray | Image.Image) -> np.ndarray:
-    """Perceptual hash uint64 (2,) of a picture, (H, W, 3) uint8 or Pillow's."""
-    picture = Image.fromarray(pixels) if isinstance(pixels, np.ndarray) else pixels
-    picture = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=3.0).convert("L")
-    waves = _COSINES @ np.asarray(picture, dtype=np.float64) @ _COSINES.T  # (32, 32)
+    """Perceptual hash uint64 (2,) of an image, (H, W, 3) uint8 or Pillow's."""
+    image = Image.fromarray(pixels) if isinstance(pixels, np.ndarray) else pixels
+    image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=3.0).convert("L")
+    waves = _COSINES @ np.asarray(image, dtype=np.float64) @ _COSINES.T  # (32, 32)
     return np.packbits(waves[_DOWN, _RIGHT] > 1e-6).view(">u8").astype(np.uint64)
 
 
-def hash_file(
-    path: str | os.PathLike, *, max_pixels: int = 300_000_000, background: str = "white"
+def hash_image_file(
+    path: str | os.PathLike, *, max_pixels: int = MAX_PIXELS, background: str = "white"
 ) -> np.ndarray:
-    """Perceptual hash of a picture file; JPEGs are decoded at 64 px. Raises BadImageError."""
+    """Perceptual hash of an image file; JPEGs are decoded at 64 px. Raises BadImageError."""
     try:
         with open(path, "rb") as file:
             if sniff_format(file, max_pixels) == "JPEG":
                 file.seek(0)
-                picture = Image.open(file, formats=("JPEG",))
-                if picture.mode in ("L", "RGB") and picture.width * picture.height <= max_pixels:
-                    picture.draft(picture.mode, (DRAFT_SIDE, DRAFT_SIDE))
-                    return hash_pixels(ImageOps.exif_transpose(picture))
+                image = Image.open(file, formats=("JPEG",))
+                if image.mode in ("L", "RGB") and image.width * image.height <= max_pixels:
+                    image.draft(image.mode, (DRAFT_SIDE, DRAFT_SIDE))
+                    return hash_pixels(ImageOps.exif_transpose(image))
     except DECODER_ERRORS:
         pass  # the whole reader below says what is wrong
     return hash_pixels(decode_image(path, max_pixels=max_pixels, background=background))

@@ -17,12 +17,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from vae.data.workers import resolve_num_workers, signals_held, start_worker
-from vae.host import usable_cores
+from vae.host import GIB, usable_cores
 
 # Items given to a process ahead: while one is worked on, the next is there already.
 DEPTH = 2
 START_SECONDS = 60  # a process that has to read its libraries from a slow disk first
-GIB = 2**30
 
 
 class Limits(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vae.config.errors import UserError
-from vae.config.scripts import command_line
+from vae.console import command_line
 from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path
 from vae.training.stages import Position, Stage
 

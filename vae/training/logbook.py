@@ -10,8 +10,8 @@ from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from vae.config.scripts import discard
-from vae.whole_file import replacing
+from vae.console import discard
+from vae.files import atomic_path
 
 METRICS_NAME = "metrics.jsonl"
 REJECTED_NAME = "rejected_images.txt"
@@ -42,17 +42,17 @@ class Logbook:
             if isinstance(value, int | float):
                 self._board.add_scalar(f"{kind}/{name}", value, step)
 
-    def picture(self, name: str, step: int, pixels: np.ndarray) -> None:
+    def image(self, name: str, step: int, pixels: np.ndarray) -> None:
         """Save uint8 `pixels` (H, W, 3) under samples/ and show them in TensorBoard."""
         if not self.active:
             return
         path = self.folder / "samples" / f"{name}_step_{step:07d}.png"
-        with replacing(path) as temporary:
+        with atomic_path(path) as temporary:
             Image.fromarray(pixels).save(temporary, format="PNG")
         self._board.add_image(name, pixels, step, dataformats="HWC")
 
     def rejected(self, line: str) -> None:
-        """Name one unusable picture on the console and in the list of them."""
+        """Name one unusable image on the console and in the list of them."""
         if not self.active:
             return
         say(f"skipped {line}")
@@ -96,5 +96,5 @@ def _cut_records(path: Path, last_step: int) -> None:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

@@ -11,18 +11,18 @@ from vae.config.errors import DataError
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.losses.adversarial import adaptive_weight, ramp, update_running
+from vae.noise import posterior_noise
 from vae.step import StepInputs, apply_update
 from vae.training.checkpoints import step_name
 from vae.training.logbook import REJECTED_NAME, Logbook
 from vae.training.milestones import Window, finish_epoch, log, save_samples
-from vae.training.noise import posterior_noise
+from vae.training.oom_retry import gradients_within_memory
 from vae.training.profiling import StepProfiler
 from vae.training.saving import save, save_here
 from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
 from vae.training.setup import Run
 from vae.training.signals import StopSignals
 from vae.training.stages import Stage
-from vae.training.within_memory import gradients_within_memory
 
 
 class Outcome(Enum):
@@ -94,7 +94,7 @@ def take_step(
     images, stop, save_asked = _agree(run, stage, batch, logbook, signals)
     inputs = _step_inputs(run, stage, batch, images)
     sums = gradients_within_memory(run, inputs)
-    if len(batch.images) == 0:  # the stand-in of a process without pictures is measured nowhere
+    if len(batch.images) == 0:  # the stand-in of a process without images is measured nowhere
         sums = {name: torch.zeros_like(value) for name, value in sums.items()}
     _set_learning_rates(run, stage)
     empty = images == 0
@@ -110,9 +110,9 @@ def take_step(
         measured = run.processes.sum_tensor(measured)
         state.running_sq_norms = update_running(state.running_sq_norms, measured)
         sums["adversarial_factor"] = inputs.adversarial_factor * len(batch.images)
-    if state.averaged is not None and not empty:
+    if state.ema is not None and not empty:
         weight = 1 - ema_decay(run.config.optim.ema_decay, position.step)
-        torch._foreach_lerp_(list(state.averaged.parameters()), list(state.autoencoder.parameters()), weight)
+        torch._foreach_lerp_(list(state.ema.parameters()), list(state.autoencoder.parameters()), weight)
     position.step += 1
     position.images_in_epoch += run.images_per_step(stage)
     position.images += run.images_per_step(stage)
@@ -130,7 +130,7 @@ def _agree(
 ) -> tuple[int, bool, bool]:
     """Images of all processes in this step, and whether any process was asked to stop or to save.
 
-    Raises DataError, with a checkpoint saved, where the share of unusable pictures has grown too large.
+    Raises DataError, with a checkpoint saved, where the share of unusable images has grown too large.
     """
     new = {
         rejection.name: str(rejection) for rejection in batch.rejected if rejection.name not in run.rejected
@@ -145,7 +145,7 @@ def _agree(
 
 
 def _reject(run: Run, stage: Stage, new: set[tuple[str, str]], logbook: Logbook) -> None:
-    """Name each picture that turned out unusable once; stop where they are too many."""
+    """Name each image that turned out unusable once; stop where they are too many."""
     for name, line in sorted(new):
         run.rejected.add(name)
         logbook.rejected(line)
@@ -153,14 +153,14 @@ def _reject(run: Run, stage: Stage, new: set[tuple[str, str]], logbook: Logbook)
     if len(run.rejected) > share * len(run.train_names):
         save_here(run, stage)
         raise DataError(
-            f"{len(run.rejected)} of {len(run.train_names)} training pictures cannot be used, more than "
+            f"{len(run.rejected)} of {len(run.train_names)} training images cannot be used, more than "
             f"--max_bad_fraction {share}: listed in {run.output_dir / REJECTED_NAME}; remove them, or allow "
             "them with a larger --max_bad_fraction"
         )
 
 
 def _step_inputs(run: Run, stage: Stage, batch: Batch, images: int) -> StepInputs:
-    """The batch on the device with its noise; a process left without a picture adds one of weight 0."""
+    """The batch on the device with its noise; a process left without an image adds one of weight 0."""
     device, model = run.processes.device, run.state.autoencoder
     latent = stage.image_size // model.downsampling
     shape = (run.config.model.z_channels, latent, latent)

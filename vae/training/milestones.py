@@ -9,12 +9,12 @@ from tqdm import tqdm
 
 from vae.config.errors import NonFiniteError
 from vae.training.checkpoints import epoch_name, latest_command
-from vae.training.held_out import SHEET_IMAGES, baseline_metrics, sample_sheet, validation_metrics
 from vae.training.logbook import Logbook, say
 from vae.training.saving import save
 from vae.training.setup import Run
 from vae.training.stage_memory import memory_in_use
 from vae.training.stages import Stage
+from vae.training.validation_set import SHEET_IMAGES, baseline_metrics, sample_sheet, validation_metrics
 
 SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
 
@@ -97,7 +97,7 @@ def _check_finite(run: Run) -> None:
 
 
 def save_samples(run: Run, stage: Stage, logbook: Logbook) -> None:
-    """A sheet of the first held-out pictures: input, reconstruction, error x 8, trivial codec."""
+    """A sheet of the first held-out images: input, reconstruction, error x 8, trivial codec."""
     if run.held is None or not run.processes.is_main:
         return
     names = run.held.names[:SHEET_IMAGES]
@@ -106,11 +106,11 @@ def save_samples(run: Run, stage: Stage, logbook: Logbook) -> None:
     )
     for images in batches:
         sheet = sample_sheet(run.state.shipped, run.networks, images)
-        logbook.picture("samples", run.state.position.step, sheet)
+        logbook.image("samples", run.state.position.step, sheet)
 
 
 def measure_start(run: Run, stage: Stage, logbook: Logbook) -> None:
-    """Baselines on the held-out pictures, and the state the stage begins with, which is said too."""
+    """Baselines on the held-out images, and the state the stage begins with, which is said too."""
     first = run.state.position.epoch == stage.first_epoch and run.state.position.images_in_epoch == 0
     if first:
         run.state.history.without_gain, run.state.history.start_psnr = 0, None
@@ -225,5 +225,5 @@ def validation_line(run: Run, when: str, metrics: dict[str, float]) -> str:
         return f"{name} " + " ".join(parts)
 
     trivial = f"{run.state.autoencoder.downsampling}x bicubic"
-    values = run.held.baselines.get("bicubic_8x", {})
+    values = run.held.baselines.get("bicubic", {})
     return f"{when}: {shown('VAE', metrics)} | {shown(trivial, values)}"

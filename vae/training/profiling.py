@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from vae.training.distributed import Processes
 from vae.training.logbook import say
-from vae.training.processes import Processes
 
 WARMUP_STEPS = 3  # compiling, algorithm search and the first allocations are not what is asked about
 TABLE_ROWS = 30

@@ -6,12 +6,12 @@ from typing import Any
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.config.options import flatten
 from vae.training.checkpoints import latest_command
+from vae.training.distributed import Processes
+from vae.training.export import LATENT_IMAGES, ship
 from vae.training.logbook import Logbook, say
 from vae.training.loop import Outcome, train_stage
 from vae.training.milestones import measure_start, save_samples, validate_end
-from vae.training.processes import Processes
 from vae.training.setup import Run, prepare_run
-from vae.training.shipping import LATENT_IMAGES, ship
 from vae.training.signals import StopSignals
 from vae.training.stage_memory import begin_measuring, plan_stage, record_measured
 from vae.training.stages import Stage, current_stage

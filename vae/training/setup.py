@@ -16,7 +16,9 @@ from vae.data.dataset import FolderDataset
 from vae.data.probing import probe
 from vae.data.sampling import steps_per_epoch
 from vae.data.workers import resolve_num_workers
+from vae.files import nearest_existing
 from vae.gpus import CPU_SETTINGS, match_card
+from vae.host import GIB
 from vae.interop.fitting import check_fit, load_weights
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.perceptual import build_perceptual
@@ -30,13 +32,13 @@ from vae.training.checkpoints import (
     load_named,
     load_newest,
 )
-from vae.training.held_out import Held
+from vae.training.datasets import choose_images, train_dataset
+from vae.training.distributed import Processes
 from vae.training.logbook import METRICS_NAME, say
-from vae.training.pictures import choose_pictures, train_dataset
 from vae.training.precision import can_compile, compile_in_place, compute_dtype, set_backends
-from vae.training.processes import Processes
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
 from vae.training.state import TrainingState, begin_state, restore
+from vae.training.validation_set import Held
 
 
 @dataclass
@@ -108,7 +110,7 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
     _check_output(config, path, latest=given.get("resume_from") == "latest")
     stages, position = _stages(config, given, content, tell)
     dtype = compute_dtype(config.speed, processes.device)
-    train_names, held = choose_pictures(config, given)
+    train_names, held = choose_images(config, given)
     _check_stages(config, stages, position, train_names, processes)
     set_backends(config.speed)
     state = _build_state(config, processes, dtype, source)
@@ -119,7 +121,7 @@ def prepare_run(given: dict[str, Any], processes: Processes) -> Run:
         restore(state, content)
         state.position = position
         if content["data_fingerprint"] != fingerprint:
-            tell("WARNING: the training pictures are not those of the checkpoint: their order differs now")
+            tell("WARNING: the training images are not those of the checkpoint: their order differs now")
     return Run(
         config=config,
         stages=stages,
@@ -194,7 +196,7 @@ def _resolve(given: dict[str, Any], content: dict[str, Any] | None, device: torc
     card = CPU_SETTINGS
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
-        found = match_card(facts.name, facts.total_memory / 2**30)
+        found = match_card(facts.name, facts.total_memory / GIB)
         card = found.settings if found else {}
     return resolve(given, content["config"] if content else None, profile, card)
 
@@ -205,7 +207,7 @@ def _check_output(config: Config, resumed_from: Path | None, latest: bool) -> No
     With --resume_from latest records without a checkpoint are those of this run, stopped before it saved one.
     """
     folder = Path(config.run.output_dir)
-    nearest = next(p for p in [folder, *folder.absolute().parents] if p.exists())
+    nearest = nearest_existing(folder)
     if not nearest.is_dir():
         where = "is a file" if nearest == folder else f"lies in {nearest}, which is a file"
         raise UserError(f"--output_dir {folder} {where}: name a folder")
@@ -230,8 +232,8 @@ def _check_stages(config, stages, position, train_names, processes) -> None:
     """Raise UserError where a stage to come cannot make a single step."""
     if not train_names:
         raise DataError(
-            f"--data_path {config.data.data_path} leaves no picture to train on after --val_split "
-            f"{config.data.val_split}: add pictures, or use --val_split 0"
+            f"--data_path {config.data.data_path} leaves no image to train on after --val_split "
+            f"{config.data.val_split}: add images, or use --val_split 0"
         )
     for stage in stages:
         if stage.end_epoch <= position.epoch:
@@ -243,7 +245,7 @@ def _check_stages(config, stages, position, train_names, processes) -> None:
             factors = f"{config.run.accumulation_steps} accumulation x {processes.world} processes"
             raise DataError(
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {len(train_names)} training "
-                "pictures: lower --batch_size or add pictures"
+                "images: lower --batch_size or add images"
             )
         probe(train_dataset(config, train_names, stage.image_size))
 
@@ -266,8 +268,8 @@ def _build_state(config, processes, dtype, source: VaeFile | None) -> TrainingSt
     state = begin_state(config, processes.device, fp16=dtype == torch.float16)
     if source is not None:
         load_weights(state.autoencoder, source.weights)
-        if state.averaged is not None:
-            state.averaged.load_state_dict(state.autoencoder.state_dict())
+        if state.ema is not None:
+            state.ema.load_state_dict(state.autoencoder.state_dict())
         if config.optim.train_part == "decoder" and source.scaling_factor is not None:
             state.latent_scaling = source.scaling_factor, source.shift_factor
     return state

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from vae.host import GIB
 from vae.memory.available import available_bytes, reserve_bytes
-from vae.memory.plan import GIB, StepMemory, choose_step
+from vae.memory.plan import StepMemory, choose_step
 from vae.memory.plan_table import way_of
 from vae.memory.stage_spec import stage_spec
 from vae.training.logbook import Logbook, say

@@ -30,7 +30,7 @@ class TrainingState:
     """Networks, optimizers and running values of a run, on their device."""
 
     autoencoder: AutoencoderKL
-    averaged: AutoencoderKL | None
+    ema: AutoencoderKL | None
     discriminator: Discriminator | None
     optimizers: list[torch.optim.Optimizer]  # the autoencoder's, then the discriminator's
     update: UpdateState
@@ -43,7 +43,7 @@ class TrainingState:
     @property
     def shipped(self) -> AutoencoderKL:
         """The weights that are validated and shipped: the averaged ones where there are any."""
-        return self.averaged if self.averaged is not None else self.autoencoder
+        return self.ema if self.ema is not None else self.autoencoder
 
 
 def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingState:
@@ -62,7 +62,7 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
         discriminator.to(device, memory_format=layout)
     return TrainingState(
         autoencoder=autoencoder,
-        averaged=copy.deepcopy(autoencoder).requires_grad_(False) if config.optim.ema_decay > 0 else None,
+        ema=copy.deepcopy(autoencoder).requires_grad_(False) if config.optim.ema_decay > 0 else None,
         discriminator=discriminator,
         optimizers=_optimizers(autoencoder, discriminator, config.optim, config.loss),
         update=UpdateState.begin(device, fp16),
@@ -89,10 +89,10 @@ def checkpoint_content(
     state: TrainingState, config: dict[str, Any], stages: list[Stage], fingerprint: str
 ) -> dict[str, Any]:
     """What a checkpoint holds: plain data and tensors only, so that loading it can run no code."""
-    averaged, discriminator = state.averaged, state.discriminator
+    ema, discriminator = state.ema, state.discriminator
     return {
         "model": state.autoencoder.state_dict(),
-        "averaged": averaged.state_dict() if averaged is not None else None,
+        "ema": ema.state_dict() if ema is not None else None,
         "discriminator": discriminator.state_dict() if discriminator is not None else None,
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "update": asdict(state.update),
@@ -111,8 +111,8 @@ def checkpoint_content(
 def restore(state: TrainingState, content: dict[str, Any]) -> None:
     """Put the content of a checkpoint into a state built with the same configuration."""
     state.autoencoder.load_state_dict(content["model"])
-    if state.averaged is not None:
-        state.averaged.load_state_dict(content["averaged"] or content["model"])
+    if state.ema is not None:
+        state.ema.load_state_dict(content["ema"] or content["model"])
     if state.discriminator is not None and content["discriminator"] is not None:
         state.discriminator.load_state_dict(content["discriminator"])
     for optimizer, saved in zip(state.optimizers, content["optimizers"], strict=False):

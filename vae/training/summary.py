@@ -2,9 +2,9 @@
 
 import torch
 
-from vae.config.scripts import command_line
+from vae.console import command_line
 from vae.gpus import match_card
-from vae.memory.plan import GIB
+from vae.host import GIB
 from vae.training.checkpoints import epoch_name, step_name
 from vae.training.logbook import REJECTED_NAME
 from vae.training.schedule import warmup_steps
@@ -28,7 +28,7 @@ def before_stage(run: Run, stage: Stage, plan: StagePlan) -> str:
         f"model   {parameters:.1f} M parameters, widths {' '.join(map(str, config.model.channels))}, "
         f"{config.model.z_channels} latent channels, {state.autoencoder.downsampling}x smaller; "
         + _start(run),
-        f"data    {len(run.train_names)} pictures of {config.data.data_path}, {held}; "
+        f"data    {len(run.train_names)} images of {config.data.data_path}, {held}; "
         f"{stage.image_size} px {config.data.crop} crops, {run.num_workers} workers",
         f"loss    {_loss(run)}",
         f"device  {_device(run)}",
@@ -87,14 +87,14 @@ def after_run(run: Run, shipped: tuple[float, float] | None) -> str:
         measured[f"at step {run.validated_step}"] = newest
     if measured:
         lines += [_metrics_line(name, values) for name, values in measured.items()]
-        shown = {"bicubic_8x": f"{factor}x bicubic", "mean_colour": "mean colour"}
+        shown = {"bicubic": f"{factor}x bicubic", "mean_colour": "mean colour"}
         lines += [_metrics_line(shown[name], values) for name, values in sorted(run.held.baselines.items())]
         if not any("lpips" in values for values in measured.values()):
             lines.append("LPIPS was not measured: --perceptual_weight 0 loads no network for it")
         elif run.config.loss.perceptual_net == "random":
             lines.append("LPIPS is of random weights (--perceptual_net random): compare it with no other")
     if run.rejected:
-        lines.append(f"{len(run.rejected)} pictures were skipped: {run.output_dir / REJECTED_NAME}")
+        lines.append(f"{len(run.rejected)} images were skipped: {run.output_dir / REJECTED_NAME}")
     if shipped:
         constants = f"scaling {shipped[0]:.4f}, shift {shipped[1]:.4f}"
         if run.config.model.latent_norm:

@@ -1,0 +1,86 @@
+"""Folders that training reads and writes: how much is free, on what kind of disk, can they be used at all."""
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from vae.checks.facts import Folder, WeightsFile
+from vae.files import nearest_existing
+
+VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
+
+
+def gather_folder(purpose: str, flag: str, path: str, given: bool, *, writes: bool) -> Folder:
+    """Facts of `path`; where it does not exist yet, those of the nearest folder above it."""
+    problem = None
+    try:
+        whole = Path(path).expanduser().absolute()
+        exists = os.path.lexists(whole)
+        nearest = nearest_existing(whole)
+        if not nearest.is_dir():
+            problem = f"{nearest} is a file" if nearest != whole or writes else None
+        elif writes:
+            with tempfile.TemporaryFile(dir=nearest):
+                pass
+        elif exists:
+            next(os.scandir(nearest), None)
+        free = shutil.disk_usage(nearest).free
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+        return Folder(purpose, flag, path, given, True, path, problem=problem)
+    kind = _file_system(nearest)
+    return Folder(purpose, flag, path, given, exists, str(nearest), free, kind, problem)
+
+
+def _file_system(path: Path) -> str | None:
+    if sys.platform == "win32":
+        return windows_drive(path)
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+    return kind_of_mount(mounts, str(path.resolve()))
+
+
+def windows_drive(path: Path) -> str:
+    """ "network" for a share or a drive that stands for one (GetDriveTypeW), else "local"."""
+    import ctypes
+
+    drive = path.resolve().drive
+    remote = 4  # DRIVE_REMOTE
+    if drive.startswith("\\\\") or ctypes.windll.kernel32.GetDriveTypeW(f"{drive}\\") == remote:
+        return "network"
+    return "local"
+
+
+def kind_of_mount(mounts: str, path: str) -> str | None:
+    """The file system `path` lies on, from the text of /proc/mounts: the longest mount point above it."""
+    best, kind = "", None
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        if len(words) < 3:
+            continue
+        # blanks, tabs and backslashes of a name are written as octal numbers
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[1])
+        above = path == point or path.startswith(point.rstrip("/") + "/")
+        if above and len(point) >= len(best):
+            best, kind = point, words[2]
+    return kind
+
+
+def torch_hub() -> Path:
+    """Where torch.hub keeps downloads, by the rules its documentation states, without loading torch."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("TORCH_HOME") or os.path.join(cache, "torch")
+    return Path(os.path.expanduser(home), "hub")
+
+
+def gather_vgg() -> WeightsFile:
+    path = torch_hub() / "checkpoints" / VGG_FILE
+    try:
+        return WeightsFile(str(path), path.stat().st_size)
+    except OSError:
+        return WeightsFile(str(path), None)

@@ -1,0 +1,24 @@
+"""All judgements together, in the order of the report."""
+
+from vae.checks.facts import Facts
+from vae.checks.judge.cards import judge_cards
+from vae.checks.judge.host import judge_host
+from vae.checks.judge.kernels import judge_kernels
+from vae.checks.judge.software import judge_software
+from vae.checks.results import Check
+
+GROUPS = {
+    "torch": "PyTorch",
+    "card": "Card and driver",
+    "kernels": "Computed for real",
+    "software": "Python and packages",
+    "system": "System",
+    "disk": "Disks and files",
+}
+
+
+def judge(facts: Facts) -> list[Check]:
+    """Every check, by groups; a pure function of the facts."""
+    checks = judge_software(facts) + judge_cards(facts) + judge_kernels(facts) + judge_host(facts)
+    order = list(GROUPS)
+    return sorted(checks, key=lambda check: order.index(check.group))

@@ -1,0 +1,104 @@
+"""Console output of every script: lines for people, shell commands to copy, and closed output streams."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports for a program that SIGPIPE ended
+
+
+@dataclass
+class _Settings:
+    is_main_process: bool = True
+    closed_output_remark: str | None = None
+
+
+_settings = _Settings()
+
+
+def configure(*, is_main_process: bool = True, closed_output_remark: str | None = None) -> None:
+    """Set how this process prints, for all callers.
+
+    Only the main process of a distributed run prints. With `closed_output_remark`, the process survives when
+    the reader of its output closes the pipe: it prints the remark to stderr once and continues silently.
+    """
+    _settings.is_main_process = is_main_process
+    _settings.closed_output_remark = closed_output_remark
+
+
+def info(text: str) -> None:
+    """Print lines to stdout from the main process, above a progress bar if one is shown."""
+    if not _settings.is_main_process:
+        return
+    try:
+        _print(text, sys.stdout)
+    except BrokenPipeError:  # for example `| head -1`
+        if _settings.closed_output_remark is None:
+            raise
+        discard(sys.stdout)
+        try:
+            _print(_settings.closed_output_remark, sys.stderr)
+        except BrokenPipeError:  # for example `2>&1 | head -1`
+            discard(sys.stderr)
+
+
+def warning(text: str) -> None:
+    """Print a line that starts with WARNING, in the same way as `info`."""
+    info(f"WARNING: {text}")
+
+
+def error(text: str) -> None:
+    """Print a line to stderr, from any process."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    tqdm = sys.modules.get("tqdm")  # no progress bar is shown if nothing has imported tqdm
+    if tqdm is not None:
+        tqdm.tqdm.write(text, file=stream)
+    else:
+        print(text, file=stream)
+    stream.flush()  # a reader behind a pipe sees the line now
+
+
+def discard(stream: TextIO) -> None:
+    """Send the stream's buffered and later output to the null device: flushing it would fail again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+@contextmanager
+def flushed_output() -> Iterator[None]:
+    """Flush stdout at the end; exit silently with EXIT_BROKEN_PIPE if its reader has closed the pipe."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard(sys.stdout)
+        sys.exit(EXIT_BROKEN_PIPE)
+
+
+def printable(text: str) -> str:
+    """The text as one line that every terminal and UTF-8 file accepts; other characters are escaped."""
+    encodable = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in encodable)
+
+
+def command_line(*words: str | os.PathLike[str], windows: bool = os.name == "nt") -> str:
+    """The words as one command for the system's shell, quoted where necessary."""
+    texts = [os.fspath(word) for word in words]
+    return subprocess.list2cmdline(texts) if windows else shlex.join(texts)
+
+
+def fetch_command(url: str, path: str | os.PathLike[str], windows: bool = os.name == "nt") -> str:
+    """The command that downloads `url` to `path`, with a program that every supported system includes."""
+    curl = "curl.exe" if windows else "curl"  # PowerShell's `curl` is an alias of another program
+    return command_line(curl, "-L", "--create-dirs", "-o", path, url, windows=windows)

@@ -1,0 +1,25 @@
+"""Reproducible noise: each draw depends on its key only, not on batches, processes or their order."""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+
+def keyed_normal(shape: Sequence[int], *key: int | str, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Standard normal fp32 values of `shape`, drawn on `device` by a generator seeded with the key's hash."""
+    text = " ".join(map(str, key)).encode("utf-8", "surrogateescape")
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") % 2**63)
+    return torch.randn(shape, generator=generator, device=device)
+
+
+def posterior_noise(
+    epochs: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int, int], seed: int, device: torch.device
+) -> torch.Tensor:
+    """Noise (B, *shape) for the posteriors of a batch; image i has the key (seed, epochs[i], indices[i])."""
+    draws = [
+        keyed_normal(shape, "noise", seed, epoch, index, device=device)
+        for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True)
+    ]
+    return torch.stack(draws) if draws else torch.empty(0, *shape, device=device)

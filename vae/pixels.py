@@ -1,0 +1,13 @@
+"""Conversions between 8-bit pixels and the values that networks compute with."""
+
+import torch
+
+
+def to_float(images: torch.Tensor) -> torch.Tensor:
+    """uint8 images to fp32 in [-1, 1], whatever dtype the networks compute in."""
+    return images.float() / 127.5 - 1
+
+
+def to_uint8(images: torch.Tensor) -> torch.Tensor:
+    """Float images in about [-1, 1] to uint8, clamped and rounded to the nearest level."""
+    return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,227 @@
+"""From measurements of all images to what is said about the set: numbers, histograms, sheets of examples.
+
+Shapes: N images that could be read.
+"""
+
+import shutil
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vae.console import printable
+from vae.prepare.near_duplicates import find_clusters
+
+RESOLUTIONS = (512, 768, 1024, 1536, 2048, 2560)  # image sizes of the profiles
+QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
+EXAMPLES = 12  # images on a sheet
+TWINS = 6  # clusters on a sheet, and images shown of each
+MOST_CLUSTERS = 1000  # listed in the JSON file; the counts are of all
+MOST_BINS = 40
+# What is drawn as a histogram, and whether on a logarithmic axis.
+HISTOGRAMS = {
+    "short_side": True, "long_side": True, "aspect": True, "megapixels": True, "bits_per_pixel": True,
+    "brightness": False, "contrast": False, "colorfulness": False, "sharpness": True, "jpeg_quality": False,
+    "clipped": False,
+}  # fmt: skip
+Sheets = dict[str, list[list[tuple[str, str]]]]  # rows of (name, caption) by title
+
+
+@dataclass
+class Collected:
+    """Numbers of all images that could be read, about 350 bytes for each with its name."""
+
+    names: list[str]
+    columns: dict[str, np.ndarray]  # (N,) by name, among them width, height and bytes
+    contents: np.ndarray  # uint64 (N,): the first 8 bytes of each SHA-256
+    perceptual: np.ndarray  # uint64 (N, 2)
+    blank: np.ndarray  # bool (N,)
+    channel_means: np.ndarray  # (3,), levels
+    channel_squares: np.ndarray  # (3,), levels squared
+    formats: Counter = field(default_factory=Counter)
+    flags: Counter = field(default_factory=Counter)
+    rejected: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # names by reason
+
+
+def summarize(collected: Collected, input_dir: str) -> tuple[dict[str, Any], Sheets]:
+    """What the JSON file holds, and the sheets of examples of the page."""
+    columns = dict(collected.columns)
+    width, height = (columns[side].astype(np.float64) for side in ("width", "height"))
+    pixels = width * height
+    columns["short_side"], columns["long_side"] = np.minimum(width, height), np.maximum(width, height)
+    columns["aspect"], columns["megapixels"] = width / height, pixels / 1e6
+    columns["bits_per_pixel"] = columns["bytes"] * 8 / pixels
+    exact = _clusters(_same(collected.contents))
+    near = _near_clusters(collected)
+    stats = {
+        "input_dir": printable(str(input_dir)),
+        "images": len(collected.names),
+        "rejected": {
+            reason: {"count": len(names), "examples": [printable(name) for name in names[:5]]}
+            for reason, names in sorted(collected.rejected.items())
+        },
+        "formats": _by_count(collected.formats),
+        "flags": _by_count(collected.flags),
+        "resolutions": _resolutions(columns),
+        "space": _space(columns, input_dir),
+        "channels": _channels(collected),
+        "shapes": _shapes(columns["aspect"]),
+        "quantiles": {name: _quantiles(columns[name]) for name in HISTOGRAMS},
+        "histograms": {name: histogram(columns[name], log) for name, log in HISTOGRAMS.items()},
+        "exact_duplicates": _told(exact, collected.names),
+        "near_duplicates": _told(near, collected.names),
+    }
+    return stats, _sheets(collected, columns, exact, near)
+
+
+def _by_count(counts: Counter) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _quantiles(values: np.ndarray) -> dict[str, float | None]:
+    """Mean and percentiles; None where no image has the value."""
+    values = values[np.isfinite(values)].astype(np.float64)
+    names = ["min", *(f"p{percent}" for percent in QUANTILES[1:-1]), "max"]
+    if len(values) == 0:
+        return dict.fromkeys(["mean", *names])
+    found = np.percentile(values, QUANTILES)
+    return {
+        name: float(f"{value:.6g}")
+        for name, value in zip(["mean", *names], [values.mean(), *found], strict=True)
+    }
+
+
+def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
+    """Counts between edges; `log`: edges at equal ratios. NaN and, there, 0 are counted as left out."""
+    number = len(values)
+    values = values[np.isfinite(values)].astype(np.float64)
+    if log:
+        values = values[values > 0]
+    if len(values) == 0:
+        return {"log": log, "edges": [], "counts": [], "left_out": number}
+    low, high = float(values.min()), float(values.max())
+    if high - low <= 1e-9 * max(abs(high), 1.0):
+        low, high = (low / 1.1, high * 1.1) if log else (low - 0.5, high + 0.5)
+    bins = int(np.clip(2 * len(values) ** (1 / 3), 8, MOST_BINS))  # Rice's rule
+    edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
+    edges[0], edges[-1] = low, high  # rounding must lose no image
+    counts, _ = np.histogram(values, edges)
+    return {
+        "log": log,
+        "edges": [float(f"{edge:.6g}") for edge in edges],
+        "counts": counts.tolist(),
+        "left_out": number - len(values),
+    }
+
+
+def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """How many images can be cropped at each image size without enlarging, and what they would take."""
+    found = []
+    bits = float(np.median(columns["bits_per_pixel"]))
+    for size in RESOLUTIONS:
+        fits = columns["short_side"] >= size
+        long_sides = columns["long_side"][fits] / columns["short_side"][fits] * size
+        found.append(
+            {
+                "image_size": size,
+                "images": int(fits.sum()),
+                "share": round(float(fits.mean()), 6),
+                "bytes_when_reduced": round(float(long_sides.sum()) * size * bits / 8),
+            }
+        )
+    return found
+
+
+def _space(columns: dict[str, np.ndarray], input_dir: str) -> dict[str, Any]:
+    total = int(columns["bytes"].sum())
+    pixels = float((columns["width"].astype(np.float64) * columns["height"]).sum())
+    return {
+        "bytes": total,
+        "free_bytes": shutil.disk_usage(input_dir).free,
+        "bits_per_pixel": float(f"{total * 8 / pixels:.4g}"),
+        "bytes_per_image": round(total / len(columns["bytes"])),
+    }
+
+
+def _channels(collected: Collected) -> dict[str, list[float]]:
+    """Mean and deviation of red, green and blue over all images, each weighing the same; levels."""
+    spread = np.sqrt(np.maximum(collected.channel_squares - collected.channel_means**2, 0))
+    return {"mean": collected.channel_means.round(3).tolist(), "std": spread.round(3).tolist()}
+
+
+def _shapes(aspect: np.ndarray) -> dict[str, int]:
+    square = np.abs(np.log(aspect)) <= np.log(1.05)  # one side at most 5 % longer
+    return {
+        "portrait": int((~square & (aspect < 1)).sum()),
+        "square": int(square.sum()),
+        "landscape": int((~square & (aspect > 1)).sum()),
+    }
+
+
+def _same(values: np.ndarray) -> np.ndarray:
+    """The position of the first equal value: int64 (N,)."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+def _clusters(first: np.ndarray) -> list[np.ndarray]:
+    """Positions of those that share a first one with others, largest cluster first."""
+    order = np.argsort(first, kind="stable")
+    starts = np.flatnonzero(np.diff(first[order], prepend=-1))
+    parts = [part for part in np.split(order, starts[1:]) if len(part) > 1]
+    return sorted(parts, key=lambda part: (-len(part), int(part[0])))
+
+
+def _near_clusters(collected: Collected) -> list[np.ndarray]:
+    """Clusters of images that look alike; those of exact copies alone are not among them."""
+    found = _clusters(find_clusters(collected.perceptual))
+    return [part for part in found if len(np.unique(collected.contents[part])) > 1]
+
+
+def _told(clusters: list[np.ndarray], names: list[str]) -> dict[str, Any]:
+    return {
+        "clusters": len(clusters),
+        "images": int(sum(map(len, clusters))),
+        "superfluous": int(sum(len(part) - 1 for part in clusters)),
+        "names": [[printable(names[at]) for at in part[:100]] for part in clusters[:MOST_CLUSTERS]],
+    }
+
+
+def _sheets(collected: Collected, columns, exact: list[np.ndarray], near: list[np.ndarray]) -> Sheets:
+    names = collected.names
+    everything = np.arange(len(names))
+
+    def size(at: int) -> str:
+        return f"{int(columns['width'][at])} x {int(columns['height'][at])}"
+
+    def sheet(values: np.ndarray, caption, among: np.ndarray = everything, lowest: bool = True) -> list:
+        among = among[np.isfinite(values[among])]
+        chosen = among[np.argsort(values[among] if lowest else -values[among], kind="stable")[:EXAMPLES]]
+        return [[(names[at], caption(at)) for at in chosen.tolist()]] if len(chosen) else []
+
+    def twins(clusters: list[np.ndarray]) -> list:
+        return [[(names[at], size(at)) for at in part[:TWINS].tolist()] for part in clusters[:TWINS]]
+
+    step = max(1, len(names) // EXAMPLES)
+    sharp, quality = columns["sharpness"], columns["jpeg_quality"]
+    elongated = np.abs(np.log(columns["aspect"]))
+    return {
+        "A cross-section": [[(names[at], size(at)) for at in range(0, len(names), step)][:EXAMPLES]],
+        "Largest": sheet(columns["megapixels"], size, lowest=False),
+        "Smallest": sheet(columns["short_side"], size),
+        "Most elongated": sheet(elongated, size, np.flatnonzero(elongated > np.log(2)), lowest=False),
+        "Most blurred": sheet(
+            sharp, lambda at: f"sharpness {sharp[at]:.2g}", np.flatnonzero(~collected.blank)
+        ),
+        "Blank or nearly so": sheet(
+            columns["contrast"],
+            lambda at: f"contrast {columns['contrast'][at]:.2g}",
+            np.flatnonzero(collected.blank),
+        ),
+        "Most compressed": sheet(
+            quality, lambda at: f"JPEG quality {quality[at]:.0f}", np.flatnonzero(quality < 75)
+        ),
+        "Exact duplicates": twins(exact),
+        "Near duplicates": twins(near),
+    }

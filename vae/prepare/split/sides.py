@@ -1,0 +1,189 @@
+"""Which groups of images are held out and which fold each is in: pure functions of hashes and labels.
+
+Shapes: N images, G groups, C cells; a cell is one label within one group.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vae.config.errors import UserError
+from vae.data.folder import SMALL_SET
+
+NONE = -1  # no side yet, no fold
+TRAIN, VAL = 0, 1
+# scikit-learn takes 10 s for 100,000 images and grows faster than they do; from here on balance comes from
+# numbers as well.
+MOST_FOR_SCIKIT = 20_000
+
+
+@dataclass
+class Groups:
+    """Images by group, groups in the order of their hashes, and their images of each label."""
+
+    hashes: np.ndarray  # uint64 (G,), ascending
+    of_image: np.ndarray  # int64 (N,)
+    label_counts: np.ndarray  # int64 (labels,)
+    cell_starts: np.ndarray  # int64 (G + 1,)
+    cell_labels: np.ndarray  # int64 (C,)
+    cell_sizes: np.ndarray  # int64 (C,)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Images of each group: int64 (G,)."""
+        return np.bincount(self.of_image, minlength=len(self.hashes))
+
+    def cells(self) -> list[list[tuple[int, int]]]:
+        """The (label, images) pairs of each group."""
+        pairs = list(zip(self.cell_labels.tolist(), self.cell_sizes.tolist(), strict=True))
+        starts = self.cell_starts.tolist()
+        return [pairs[starts[group] : starts[group + 1]] for group in range(len(self.hashes))]
+
+
+def gather(keys: np.ndarray, labels: np.ndarray) -> Groups:
+    """Groups of the images by the hash of their group, uint64 (N,), and label number, (N,)."""
+    hashes, of_image = np.unique(keys, return_inverse=True)
+    number = int(labels.max(initial=0)) + 1
+    cells, sizes = np.unique(of_image * number + labels, return_counts=True)
+    return Groups(
+        hashes=hashes,
+        of_image=of_image,
+        label_counts=np.bincount(labels, minlength=number),
+        cell_starts=np.searchsorted(cells, np.arange(len(hashes) + 1) * number),
+        cell_labels=cells % number,
+        cell_sizes=sizes,
+    )
+
+
+def earlier_choice(groups: Groups, earlier: np.ndarray) -> np.ndarray:
+    """The side or fold of each group that its images, int (N,), had before: int64 (G,), NONE without.
+
+    Where joined groups had different ones, the lowest counts: a side then becomes TRAIN, since an image that
+    was trained on must not validate.
+    """
+    unknown = np.iinfo(np.int64).max
+    lowest = np.full(len(groups.hashes), unknown)
+    known = earlier != NONE
+    np.minimum.at(lowest, groups.of_image[known], earlier[known].astype(np.int64))
+    return np.where(lowest == unknown, NONE, lowest)
+
+
+def hold_out(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
+    """Which groups validate: bool (G,). `earlier`, (G,), is kept where it is not NONE.
+
+    From 1000 groups of one label on, those whose hash is below a threshold, so that a side depends on nothing
+    else. Otherwise each label holds out its share as closely as groups allow, lowest hashes first.
+    """
+    if len(groups.hashes) < 2:
+        raise UserError(
+            f"--val_split {share}: all images are one group, so none can be held out: "
+            "choose another --group_by, or --val_split 0"
+        )
+    if len(groups.hashes) >= SMALL_SET and len(groups.label_counts) == 1:
+        held = groups.hashes < np.uint64(share * 2**64)
+        return np.where(earlier == NONE, held, earlier == VAL)
+    held = _fill_quotas(groups, share, earlier)
+    if not held.any() and (earlier == NONE).any():  # at least one: the smallest, of these the lowest hash
+        sizes = np.where(earlier == NONE, groups.sizes, np.iinfo(np.int64).max)
+        held[np.argmin(sizes)] = True
+    if held.all():  # never all
+        held[np.flatnonzero(earlier == NONE)[-1:]] = False
+    return held
+
+
+def _fill_quotas(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
+    cells, held = groups.cells(), earlier == VAL
+    room = (groups.label_counts * share).tolist()  # images of each label still to be held out
+    for group in np.flatnonzero(held).tolist():
+        for label, size in cells[group]:
+            room[label] -= size
+    free = np.flatnonzero(earlier == NONE).tolist()
+    for group in free:
+        # brings the held-out counts nearer to the quotas, in squares
+        if sum(size * (size - 2 * room[label]) for label, size in cells[group]) < 0:
+            held[group] = True
+            for label, size in cells[group]:
+                room[label] -= size
+    if len(room) == 1:
+        return held
+    # Labels with few images have held out none; together they owe some: at most one more group for each.
+    total = sum(room)
+    for group in free:
+        size = sum(size for _, size in cells[group])
+        if not held[group] and size < 2 * total and all(room[label] > 0 for label, _ in cells[group]):
+            held[group] = True
+            total -= size
+            for label, part in cells[group]:
+                room[label] -= part
+    return held
+
+
+def deal_folds(
+    groups: Groups, num_folds: int, earlier: np.ndarray, left_out: np.ndarray, seed: int
+) -> np.ndarray:
+    """Fold of each group: int64 (G,), NONE where `left_out`; `earlier`, (G,), is kept where it is not NONE.
+
+    From 1000 groups of one label on by hash alone. Labelled sets up to 20,000 images are dealt by
+    scikit-learn's StratifiedGroupKFold, larger ones and later additions to the fold that lacks them most.
+    """
+    folds = np.where(left_out, NONE, earlier)
+    free = ~left_out & (earlier == NONE)
+    dealt = int((~left_out).sum())
+    if dealt < num_folds:
+        raise UserError(f"--num_folds {num_folds} is more than the {dealt} groups there are: lower it")
+    one_label = len(groups.label_counts) == 1
+    if one_label and len(groups.hashes) >= SMALL_SET:
+        spread = (groups.hashes & np.uint64(0xFFFFFFFF)) * np.uint64(num_folds) >> np.uint64(32)
+        return np.where(free, spread.astype(np.int64), folds)
+    if not one_label and len(groups.of_image) <= MOST_FOR_SCIKIT and np.array_equal(free, ~left_out):
+        return _fold_by_scikit(groups, num_folds, left_out, seed)
+    return _fold_by_need(groups, num_folds, folds, free)
+
+
+def _fold_by_scikit(groups: Groups, num_folds: int, left_out: np.ndarray, seed: int) -> np.ndarray:
+    try:
+        from sklearn.model_selection import StratifiedGroupKFold
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--num_folds with labels needs scikit-learn ({error.name} is not installed): "
+            "python -m pip install scikit-learn"
+        ) from None
+    import warnings
+
+    cell_group = np.repeat(np.arange(len(groups.hashes)), np.diff(groups.cell_starts))
+    rows = np.repeat(cell_group, groups.cell_sizes)  # one for each image
+    labels = np.repeat(groups.cell_labels, groups.cell_sizes)
+    kept = ~left_out[rows]
+    rows, labels = rows[kept], labels[kept]
+    folds = np.full(len(groups.hashes), NONE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # labels with fewer images than folds: the summary shows the counts
+        splitter = StratifiedGroupKFold(num_folds, shuffle=True, random_state=seed % 2**32)
+        for fold, (_, chosen) in enumerate(splitter.split(rows, labels, rows)):
+            folds[rows[chosen]] = fold
+    return folds
+
+
+def _fold_by_need(groups: Groups, num_folds: int, folds: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """Deal groups, largest first, each to the fold that has least of what the group brings."""
+    folds, cells = folds.copy(), groups.cells()
+    counts = groups.label_counts.tolist()
+    filled = [[0.0] * len(counts) for _ in range(num_folds)]  # share of each label that each fold holds
+    totals = [0] * num_folds
+    for group in np.flatnonzero(folds != NONE).tolist():
+        _put(cells[group], filled[folds[group]], counts)
+        totals[folds[group]] += sum(size for _, size in cells[group])
+    order = np.flatnonzero(free)
+    for group in order[np.argsort(-groups.sizes[order], kind="stable")].tolist():
+        pairs = cells[group]
+        need = [(sum(size * row[label] for label, size in pairs), totals[i]) for i, row in enumerate(filled)]
+        best = min(range(num_folds), key=need.__getitem__)
+        folds[group] = best
+        _put(pairs, filled[best], counts)
+        totals[best] += sum(size for _, size in pairs)
+    return folds
+
+
+def _put(pairs: list[tuple[int, int]], filled: list[float], counts: list[int]) -> None:
+    for label, size in pairs:
+        filled[label] += size / counts[label]

@@ -1,0 +1,88 @@
+"""Moving rejected files aside, with a record that lets every move be taken back."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from vae.config.errors import DataError, UserError
+from vae.console import printable
+from vae.prepare.ledger import Result
+
+RECORD_NAME = "quarantine.jsonl"
+
+
+def move_rejected(results: Iterable[Result], input_dir: str, quarantine_dir: str) -> int:
+    """Move rejected files to the same place below `quarantine_dir`; returns how many.
+
+    Each move is on record before it happens, and nothing is ever overwritten.
+    """
+    root, moved = Path(quarantine_dir), 0
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with open(root / RECORD_NAME, "a", encoding="utf-8", newline="\n") as record:
+            for result in results:
+                source = os.path.abspath(os.path.join(input_dir, result.name))
+                if not os.path.lexists(source):
+                    continue
+                target = _free_name(os.path.join(os.path.abspath(root), result.name))
+                row = {"from": source, "to": target, "reason": result.reason, "detail": result.detail}
+                record.write(json.dumps(row) + "\n")
+                record.flush()
+                moved += _move(source, target)
+    except OSError as error:
+        raise UserError(
+            f"--quarantine_dir {quarantine_dir} cannot be used: {error.strerror or error}"
+        ) from error
+    return moved
+
+
+def undo(quarantine_dir: str) -> tuple[int, int]:
+    """Move all files of a quarantine back; returns how many were moved, and how many had to stay.
+
+    A file stays where its old place is taken. Raises DataError when there is no record.
+    """
+    path = Path(quarantine_dir) / RECORD_NAME
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError:
+        raise DataError(f"--quarantine_dir {quarantine_dir} has no {RECORD_NAME}: nothing to undo") from None
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    moved, left = 0, []
+    for row in reversed(rows):  # the last move first
+        if not os.path.lexists(row["to"]):
+            continue  # recorded, but the move did not come about, or was undone
+        if os.path.lexists(row["from"]) or not _move(row["to"], row["from"]):
+            left.append(row)
+            tqdm.write(f"stays in quarantine: {printable(row['to'])}: its old place is taken")
+        else:
+            moved += 1
+    if left:
+        path.write_text("".join(json.dumps(row) + "\n" for row in reversed(left)), encoding="utf-8")
+    else:
+        path.unlink()
+    return moved, len(left)
+
+
+def _free_name(target: str) -> str:
+    stem, extension = os.path.splitext(target)
+    number = 1
+    while os.path.lexists(target):
+        number += 1
+        target = f"{stem}_{number}{extension}"
+    return target
+
+
+def _move(source: str, target: str) -> bool:
+    """Rename, or copy where the target is on another disk; False, said in a line, where that is refused."""
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.move(source, target)
+    except PermissionError as error:
+        tqdm.write(f"cannot be moved: {printable(source)}: {error.strerror}")
+        return False
+    return True

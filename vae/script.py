@@ -1,0 +1,62 @@
+"""How every script starts and ends: a user's mistake is one line on stderr and an exit code."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from vae import console
+from vae.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
+
+
+def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stopped") -> NoReturn:
+    """Run `main` with the command line of the script `name`, then exit the process with its exit code.
+
+    `stopped` is printed if Ctrl-C or SIGTERM ends it.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # the parent process closed it, for example with >&-
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        getattr(sys, stream).reconfigure(errors="backslashreplace")  # file names that cannot be encoded
+    with console.flushed_output():
+        sys.exit(exit_code(name, main, sys.argv[1:], stopped))
+
+
+def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stopped: str = "stopped") -> int:
+    """The result of `main(argv)`, or the exit code of the error that ended it, printed as one line."""
+    try:
+        code = main(argv)
+        sys.stdout.flush()  # a full disk fails here
+        return code
+    except UserError as error:
+        line, code = str(error), error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "vae").split(".")[0]
+        if package == "vae":
+            raise  # our own bug
+        line, code = f"{package} is not installed: run {SETUP}{_or_activate(ROOT)}", EXIT_FAILED
+    except BrokenPipeError:
+        raise  # console.flushed_output handles it
+    except OSError as error:  # a full disk or a removed folder: not a bug
+        line, code = str(error), EXIT_FAILED
+    except KeyboardInterrupt:
+        console.error(stopped)
+        return EXIT_INTERRUPTED
+    console.error(f"{name}: {line}")
+    return code
+
+
+def _or_activate(root: Path, windows: bool = os.name == "nt") -> str:
+    """A second remedy for a missing package, if an environment exists that this process does not use."""
+    script = Path(".venv", "Scripts", "activate") if windows else Path(".venv", "bin", "activate")
+    if not (root / script).exists() or Path(sys.prefix).resolve() == (root / ".venv").resolve():
+        return ""
+    shown = script if Path.cwd() == root else root / script
+    words = [shown] if windows else ["source", shown]
+    return f", or activate the environment: {console.command_line(*words, windows=windows)}"
