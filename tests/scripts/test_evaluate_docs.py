@@ -26,12 +26,12 @@ def workplace(image_folder, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("evaluate_docs")
     write_vae(folder / "outputs" / "first" / "vae")
     second = folder / "outputs" / "second"
-    assert train_vae.main(as_flags({**TINY, "data_path": str(images), "output_dir": str(second)})) == 0
+    assert train_vae.main(as_flags({**TINY, "data_path": str(image_folder), "output_dir": str(second)})) == 0
     words = ["--vae", second / "vae", "--format", "single", "--output", folder / "other.safetensors"]
     assert export_vae.main([str(word) for word in words]) == 0
     (folder / "data" / "test").mkdir(parents=True)
     for index in (0, 2):
-        image = Image.open(images / f"image_{index:02d}.png").resize((264, 256))
+        image = Image.open(image_folder / f"image_{index:02d}.png").resize((264, 256))
         image.save(folder / "data" / "test" / f"{index}.png")
     return folder
 

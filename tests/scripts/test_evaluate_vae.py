@@ -41,8 +41,8 @@ def place(image_folder, tmp_path_factory) -> Path:
     (folder / "first" / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 0.5}\n{"kind": "tr')
     (folder / "data").mkdir()
     for name, index in (("a.png", 0), ("b.png", 2), (EVIL, 4)):
-        shutil.copy(images / f"image_{index:02d}.png", folder / "data" / name)
-    (folder / "data" / "torn.png").write_bytes((images / "image_00.png").read_bytes()[:200])
+        shutil.copy(image_folder / f"image_{index:02d}.png", folder / "data" / name)
+    (folder / "data" / "torn.png").write_bytes((image_folder / "image_00.png").read_bytes()[:200])
     return folder
 
 

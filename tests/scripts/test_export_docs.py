@@ -34,7 +34,7 @@ def workplace(image_folder, tmp_path, monkeypatch) -> Path:
     """A folder with images in data/train and a run in outputs/first."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    Path("data/train").symlink_to(images, target_is_directory=True)
+    Path("data/train").symlink_to(image_folder, target_is_directory=True)
     assert train({**TINY, "data_path": "data/train", "output_dir": "outputs/first"}) == 0
     return tmp_path
 

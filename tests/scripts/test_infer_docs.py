@@ -27,12 +27,12 @@ def workplace(image_folder, tmp_path, monkeypatch) -> Path:
     """A folder with what the lines name: a VAE, images, one of them larger."""
     monkeypatch.chdir(tmp_path)
     write_vae(tmp_path / "outputs" / "first" / "vae")
-    shutil.copytree(images / "inner", "data/train")
-    shutil.copy(images / "image_00.png", "data/train")
-    Image.open(images / "image_00.png").save("photo.jpg", quality=95)
+    shutil.copytree(image_folder / "inner", "data/train")
+    shutil.copy(image_folder / "image_00.png", "data/train")
+    Image.open(image_folder / "image_00.png").save("photo.jpg", quality=95)
     for number, name in ((0, "first"), (2, "second")):
-        shutil.copy(images / f"image_{number:02d}.png", f"{name}.png")
-    Image.open(images / "image_02.png").resize((150, 100)).save("huge.png")
+        shutil.copy(image_folder / f"image_{number:02d}.png", f"{name}.png")
+    Image.open(image_folder / "image_02.png").resize((150, 100)).save("huge.png")
     return tmp_path
 
 

@@ -111,8 +111,8 @@ def _hot_one(names: list[str], values: list[str], one: str, labels_file: str) ->
         numbers = []
     if sorted(numbers) != [0.0] * (len(names) - 1) + [1.0]:
         raise DataError(
-            f"--labels {labels_file}: id {printable(one)} is not one-hot over {len(names)} columns: exactly one "
-            "must be 1 and the others 0, or give one column with the label"
+            f"--labels {labels_file}: id {printable(one)} is not one-hot over {len(names)} columns: "
+            "exactly one must be 1 and the others 0, or give one column with the label"
         )
     return names[numbers.index(1.0)]
 
