@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.config.errors import UserError
 from vae.config.options import SpeedConfig, all_options
 from vae.config.recipes import RECIPES

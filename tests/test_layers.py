@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 
 # Lines of the house from the ground up; rooms of one line do not know each other.
 LINES = [

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.toy_networks import ALL_LOSSES, gradients, relative_difference, toy_inputs, toy_networks
+from tests.harness.toy_networks import ALL_LOSSES, gradients, relative_difference, toy_inputs, toy_networks
 from vae.config.options import LossConfig, OptimConfig
 from vae.ops.attention import attention_reference
 from vae.ops.resample import upsample_conv_reference

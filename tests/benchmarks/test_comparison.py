@@ -22,7 +22,7 @@ from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, save
 from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.theirs import AUTOCAST, BF16, Theirs, patch_discriminator
 from benchmarks.comparison.work import Work
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.config.options import ModelConfig
 from vae.memory.live_bytes import LiveBytes
 from vae.model.discriminator import Discriminator

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.conftest import run_script
+from tests.harness.runs import run_script
 
 
 @pytest.mark.slow

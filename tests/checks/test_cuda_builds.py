@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.checks.machines import ARCHS_126, ARCHS_130
+from tests.harness.machines import ARCHS_126, ARCHS_130
 from vae.checks.cuda_builds import driver_branch, needed_branch, runs_on, suggested_build
 
 

@@ -3,8 +3,8 @@
 import re
 from dataclasses import fields
 
-from tests.checks.machines import DESKTOP
-from tests.conftest import ROOT
+from tests.harness.machines import DESKTOP
+from tests.harness.runs import ROOT
 from vae.checks.cuda_builds import BLACKWELL_DRIVER, FIRST_DRIVER
 from vae.checks.judge.all_checks import judge
 from vae.checks.judge.host import CHECKPOINT_BYTES, CHECKPOINTS

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from tests.checks.machines import (
+from tests.harness.machines import (
     ARCHS_126,
     DESKTOP,
     GTX_1080,

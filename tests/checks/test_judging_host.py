@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.checks.machines import DESKTOP, GIB, changed, folder, statuses, verdict
+from tests.harness.machines import DESKTOP, GIB, changed, folder, statuses, verdict
 from vae.checks.facts import WeightsFile, WindowsFacts
 from vae.checks.judge.host import (
     CHECKPOINT_BYTES,

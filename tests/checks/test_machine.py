@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.checks.machine import find_compiler, gather_host, gather_python, wsl_version
 
 

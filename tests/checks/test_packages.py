@@ -6,7 +6,7 @@ import pytest
 import torch
 import torchvision
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.checks.packages import gather_torch_files, installed, read_requirements, specifier_in
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.checks.machines import DESKTOP, NO_CARD, WITHOUT_TORCH, changed, folder
+from tests.harness.machines import DESKTOP, NO_CARD, WITHOUT_TORCH, changed, folder
 from vae.checks.judge.all_checks import GROUPS, judge
 from vae.checks.report import SCHEMA_VERSION, as_json, as_text, wants_colour
 from vae.checks.results import PASS, Check, exit_code

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.config.errors import EXIT_CONFIG, EXIT_USAGE, UsageError, UserError
 from vae.config.flags import build_parser, parse_flags
 from vae.config.flags_table import flags_markdown

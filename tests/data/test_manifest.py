@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from tests.conftest import ROOT, as_flags, run_script
+from tests.harness.runs import ROOT, as_flags, run_script
 from vae.config.errors import DataError, UserError
 from vae.data.folder import list_images
 from vae.data.manifest import (

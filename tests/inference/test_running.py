@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from tests.conftest import TINY
+from tests.harness.runs import TINY
 from tests.inference.conftest import write_vae
 from vae.config.errors import DataError, UserError
 from vae.interop.vae_files import load_vae

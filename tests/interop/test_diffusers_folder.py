@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL as DiffusersVAE
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.conftest import TINY, as_flags, run_script
+from tests.harness.runs import TINY, as_flags, run_script
 from vae.config.errors import UserError
 from vae.config.options import ModelConfig
 from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder

@@ -9,7 +9,7 @@ from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.interop.families import FAMILIES, REAL, diffusers_model, image, research_model, save_research
+from tests.harness.vae_families import FAMILIES, REAL, diffusers_model, image, research_model, save_research
 from vae.config.errors import UserError
 from vae.config.export_flags import ExportConfig
 from vae.interop.diffusers_folder import WEIGHTS_NAME

@@ -6,7 +6,7 @@ import torch
 from diffusers import AutoencoderKL
 from PIL import Image
 
-from tests.interop.families import FAMILIES, SMALL, diffusers_model, image
+from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image
 from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
 from vae.interop.exporting import export

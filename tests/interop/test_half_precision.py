@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.interop.families import SMALL, diffusers_model, image
+from tests.harness.vae_families import SMALL, diffusers_model, image
 from vae.config.export_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.half_precision import FP16_LARGEST, LargestActivation, largest_activation

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.interop.families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
+from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.errors import EXIT_CONFIG, UserError
 from vae.config.options import Config, flatten
 from vae.interop.checkpoint_file import save_checkpoint

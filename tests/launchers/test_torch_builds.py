@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest
-from tests.checks.machines import DESKTOP, changed
+from tests.harness.machines import DESKTOP, changed
 from vae.checks import remedies
 from vae.checks.cuda_builds import AUTO_ORDER, AUTO_ORDER_WINDOWS, BUILDS, has_code_for
 from vae.checks.facts import Smi, SmiCard

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, build
 from vae.config.recipes import RECIPES, recipe_values

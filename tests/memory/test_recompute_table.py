@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.config.options import RECOMPUTE
 from vae.host import GIB
 from vae.memory.recompute_table import default_spec, ladder, side

@@ -8,16 +8,16 @@ import sys
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.ops.gpu_blocks import SHARED_MEMORY_BYTES, merge_tile, norm_blocks, power_of_two, row_tile
 from vae.ops.library import triton_is_installed
 
 
 def interpreted(*words: str) -> str:
-    """Output of tests.ops.kernel_checks in Triton's interpreter."""
+    """Output of tests.harness.kernel_checks in Triton's interpreter."""
     pytest.importorskip("triton", reason="Triton has no build for this platform")
     found = subprocess.run(
-        [sys.executable, "-m", "tests.ops.kernel_checks", *words],
+        [sys.executable, "-m", "tests.harness.kernel_checks", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from tests.conftest import ROOT, run_script
+from tests.harness.runs import ROOT, run_script
 from vae.config.errors import DataError, UserError
 from vae.data.manifest import write_manifest
 from vae.files import sha256_of_file

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from benchmarks.fuzz_decoding import fuzz
-from tests.conftest import run_script
 from tests.data.test_decoding import png
-from tests.prepare.kinds import detailed, encoded
+from tests.harness.image_kinds import detailed, encoded
+from tests.harness.runs import run_script
 from vae.prepare.check_file import Rules
 from vae.prepare.pool import Failure, Limits, run_each
 from vae.prepare.validate.run import check_file

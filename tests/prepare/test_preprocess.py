@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import ROOT, run_script
 from tests.data.test_decoding import adobe_rgb_profile, cmyk_profile
-from tests.prepare.kinds import detailed, encoded, write_all
+from tests.harness.image_kinds import detailed, encoded, write_all
+from tests.harness.runs import ROOT, run_script
 from vae.data.decoding import decode_image
 from vae.data.formats import BadImageError
 from vae.data.manifest import read_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import ROOT, run_script
+from tests.harness.runs import ROOT, run_script
 from vae.config.errors import DataError, UserError
 from vae.data.manifest import read_rows, write_manifest
 from vae.files import sha256_of_file

@@ -10,8 +10,8 @@ import threading
 import pytest
 from PIL import Image
 
-from tests.conftest import run_script
-from tests.prepare.kinds import SKIPPED, detailed, encoded, write_all
+from tests.harness.image_kinds import SKIPPED, detailed, encoded, write_all
+from tests.harness.runs import run_script
 from vae.data.decoding import decode_image, read_image
 from vae.data.formats import BadImageError
 

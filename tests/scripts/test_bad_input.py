@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import train_vae
-from tests.conftest import ROOT, TINY, as_flags, run_script
+from tests.harness.runs import ROOT, TINY, as_flags, run_script
 from vae.interop.checkpoint_file import load_checkpoint, record_path
 from vae.script import exit_code
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run_script
+from tests.harness.runs import ROOT, run_script
 
 SCRIPT = str(ROOT / "check_compatibility.py")
 POSIX = pytest.mark.skipif(os.name == "nt", reason="shell scripts stand in for programs here")

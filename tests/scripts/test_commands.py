@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import train_vae
-from tests.conftest import ROOT, as_flags, run_script
+from tests.harness.runs import ROOT, as_flags, run_script
 from vae.config.errors import UserError
 from vae.config.flags import parse_flags
 from vae.config.options import Config, flatten

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import train_vae
-from tests.conftest import ROOT, as_flags
+from tests.harness.runs import ROOT, as_flags
 from vae.config.prepare_flags import FLAGS_OF
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,8 +9,8 @@ import torch
 
 import export_vae
 import train_vae
-from tests.conftest import ROOT, TINY
-from tests.interop.families import SMALL, research_model
+from tests.harness.runs import ROOT, TINY
+from tests.harness.vae_families import SMALL, research_model
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.interop.vae_files import load_vae
 from vae.training.run import train

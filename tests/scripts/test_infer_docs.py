@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import infer_vae
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from tests.inference.conftest import write_vae
 from vae.config.flags import shown_default
 from vae.config.infer_flags import EPILOG, MODES, InferConfig

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import infer_vae
-from tests.conftest import ROOT, run_script
+from tests.harness.runs import ROOT, run_script
 from tests.inference.conftest import write_vae
 from tests.test_layers import without_libraries
 from vae.script import exit_code

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 
 COMMANDS = [
     ["check_compatibility.py", "--help"],

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.harness.runs import ROOT
 from vae.config.prepare_flags import FLAGS_OF, parser_of
 
 TEXT = (ROOT / "docs" / "prepare_data.md").read_text(encoding="utf-8")

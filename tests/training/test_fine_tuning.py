@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY
-from tests.interop.families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
-from tests.toy_networks import relative_difference
+from tests.harness.runs import TINY
+from tests.harness.toy_networks import relative_difference
+from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from tests.training.test_processes import two_processes
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig

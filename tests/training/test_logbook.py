@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import ROOT, as_flags
+from tests.harness.runs import ROOT, as_flags
 from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.run import train
 

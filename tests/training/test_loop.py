@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import as_flags, run_script
-from tests.toy_networks import relative_difference
+from tests.harness.runs import as_flags, run_script
+from tests.harness.toy_networks import relative_difference
 from vae.config.errors import EXIT_NON_FINITE, NonFiniteError, UserError
 from vae.config.options import RECOMPUTE, SpeedConfig
 from vae.model.autoencoder import AutoencoderKL

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import ROOT
-from tests.toy_networks import (
+from tests.harness.runs import ROOT
+from tests.harness.toy_networks import (
     ALL_LOSSES,
     MODEL,
     gradients,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.toy_networks import gradients, relative_difference, toy_networks
+from tests.harness.toy_networks import gradients, relative_difference, toy_networks
 from vae.config.options import RECOMPUTE, ModelConfig
 from vae.model.recompute import set_recompute
 from vae.training.precision import compile_in_place

@@ -8,8 +8,8 @@ from shutil import copytree
 import pytest
 import torch
 
-from tests.conftest import ROOT, as_flags, run_script
-from tests.toy_networks import relative_difference
+from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.toy_networks import relative_difference
 from vae.training.distributed import Processes
 from vae.training.run import train
 

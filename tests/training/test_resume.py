@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY
+from tests.harness.runs import TINY
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training import loop

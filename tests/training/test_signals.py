@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ROOT, as_flags
+from tests.harness.runs import ROOT, as_flags
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training import loop

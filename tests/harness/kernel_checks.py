@@ -1,7 +1,7 @@
 """What the Triton kernels must fulfil, on a GPU or in Triton's interpreter on the CPU.
 
-`TRITON_INTERPRET=1 python -m tests.ops.kernel_checks` checks them all in the interpreter: a process of its
-own, because that variable counts only where it is set before Triton is imported.
+`TRITON_INTERPRET=1 python -m tests.harness.kernel_checks` runs all of them in the interpreter. They need a
+process of their own because Triton reads that variable when it is imported.
 """
 
 import itertools

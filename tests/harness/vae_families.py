@@ -6,7 +6,7 @@ import torch
 from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors.torch import save_file
 
-from tests.interop.research_vae import ResearchVAE
+from tests.harness.research_vae import ResearchVAE
 
 NARROW = (32, 32, 64, 64)
 SMALL = ((32, 32), 1)  # widths and blocks of what is trained in a test

@@ -1,0 +1,1 @@
+"""What several tests share: small runs, networks, image files, machines and VAE files."""
