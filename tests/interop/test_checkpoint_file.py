@@ -12,8 +12,8 @@ import torch
 
 from vae.config.errors import UserError
 from vae.files import sha256_of_file
-from vae.interop import checkpoint_file
 from vae.interop.checkpoint_file import (
+    CHECKPOINT_FORMAT,
     DamagedCheckpointError,
     load_checkpoint,
     record_path,
@@ -178,7 +178,7 @@ def test_files_of_others_are_named(tmp_path):
         "noise": lambda: path.write_bytes(random.Random(0).randbytes(5000)),
         "list": lambda: torch.save([1, 2, 3], path),
         "weights": lambda: torch.save({"weight": torch.ones(3)}, path),
-        "class": lambda: torch.save({"format": checkpoint_file.FORMAT, "model": Stranger()}, path),
+        "class": lambda: torch.save({"format": CHECKPOINT_FORMAT, "model": Stranger()}, path),
         "old_format": lambda: torch.save([1], path, _use_new_zipfile_serialization=False),
     }
     for kind, write in writers.items():
@@ -188,6 +188,20 @@ def test_files_of_others_are_named(tmp_path):
         assert str(path) in str(caught.value), kind
         assert "checkpoint" in str(caught.value).replace(str(path), ""), kind
         assert "\n" not in str(caught.value), kind
+
+
+@pytest.mark.parametrize("other", ["vae-checkpoint-1", CHECKPOINT_FORMAT + 1, None])
+def test_other_checkpoint_format_is_refused_with_remedy(tmp_path, other):
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    torch.save({**content(), "format": other}, path)
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(path, flag="--vae")
+    message = str(caught.value)
+    assert message.startswith(f"--vae {path} ")
+    assert f"format {other!r}" in message
+    assert f"reads format {CHECKPOINT_FORMAT}" in message
+    assert "train again" in message
+    assert "\n" not in message
 
 
 def test_what_is_no_file_is_named(tmp_path):

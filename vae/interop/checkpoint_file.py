@@ -1,45 +1,44 @@
-"""One checkpoint on disk: written so that a crash at any moment leaves a valid one, verified on every load.
+"""One checkpoint file: written so that a valid one remains after a crash at any moment, verified on every load.
 
-Beside NAME.pt stands NAME.pt.sha256 in the format of `sha256sum`. Where the record is missing, the
-checksums inside the file (it is a zip archive) are verified instead.
+NAME.pt.sha256 beside NAME.pt contains its SHA-256 in the format of `sha256sum`. If that file is missing,
+`verify_checkpoint` uses the checksums inside the checkpoint, which is a zip archive.
 """
 
 import hashlib
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from vae.config.errors import UserError
 from vae.files import sha256_of_file
 
-FORMAT = "vae-checkpoint-1"
-_CHUNK = 16 * 2**20
+CHECKPOINT_FORMAT = 2  # increase it when keys are renamed or removed: older files are then refused
 
 
 class DamagedCheckpointError(UserError):
-    """The file is not what was saved."""
+    """The file differs from what was saved."""
 
 
 class ForeignFileError(UserError):
-    """The file is no checkpoint of this toolkit."""
+    """The file was not written by this toolkit."""
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` (plain data and tensors) to `path`: temporary file, flush, record, rename, flush.
+    """Write `content` (plain data and tensors) to `path`: temporary file, flush, SHA-256, rename, flush.
 
-    Raises OSError when it cannot be written; an older file at `path` is then still whole.
+    Raises OSError if it cannot be written; an older file at `path` is then unchanged.
     """
     temporary = path.with_name(path.name + ".tmp")
     record = record_path(path)
     temporary_record = record.with_name(record.name + ".tmp")
     try:
-        digest = _write(temporary, {"format": FORMAT, **content})
+        digest = _write(temporary, {"format": CHECKPOINT_FORMAT, **content})
         temporary_record.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
         _flush(temporary_record)
-        record.unlink(missing_ok=True)  # a record of an older file must not speak against the new one
+        record.unlink(missing_ok=True)  # the old SHA-256 would mark the new file as damaged
         os.replace(temporary, path)
         os.replace(temporary_record, record)
         _flush_folder(path.parent)
@@ -49,13 +48,13 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 class _HashedFile:
-    """A file whose SHA-256 is of what was handed to it, so that a later look at the disk proves something."""
+    """A file object that hashes what is written to it, so that the SHA-256 does not depend on the disk."""
 
-    def __init__(self, file):
+    def __init__(self, file: BinaryIO):
         self._file = file
         self.digest = hashlib.sha256()
 
-    def write(self, data) -> int:
+    def write(self, data: bytes) -> int:
         self.digest.update(data)
         return self._file.write(data)
 
@@ -64,7 +63,7 @@ class _HashedFile:
 
 
 def _write(path: Path, content: dict[str, Any]) -> str:
-    """Write and flush; returns the SHA-256 of what was written."""
+    """Write and flush `content`; returns the SHA-256 of the written bytes."""
     try:
         with path.open("wb") as file:
             hashed = _HashedFile(file)
@@ -72,17 +71,17 @@ def _write(path: Path, content: dict[str, Any]) -> str:
             file.flush()
             os.fsync(file.fileno())
             return hashed.digest.hexdigest()
-    except RuntimeError as error:  # a full disk reaches torch.save as RuntimeError without an errno
+    except RuntimeError as error:  # torch.save reports a full disk as a RuntimeError without an errno
         raise OSError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
 
 
 def record_path(path: Path) -> Path:
-    """Where the SHA-256 of the checkpoint at `path` stands."""
+    """Path of the file with the SHA-256 of the checkpoint at `path`."""
     return path.with_name(path.name + ".sha256")
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Raise DamagedCheckpointError where the file at `path` is not what was saved."""
+    """Raise DamagedCheckpointError if the file at `path` differs from what was saved."""
     record = record_path(path)
     if path.stat().st_size == 0:
         raise DamagedCheckpointError(f"{path} is empty")
@@ -94,35 +93,39 @@ def verify_checkpoint(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except Exception as error:  # a flipped bit in the archive's own fields raises one of seven kinds
-        raise DamagedCheckpointError(f"{path} is truncated or no checkpoint: {error}") from None
+    except Exception as error:  # a flipped bit in the archive's own fields raises one of seven exceptions
+        raise DamagedCheckpointError(f"{path} is truncated or not a checkpoint: {error}") from None
     if bad:
         raise DamagedCheckpointError(f"{path} is damaged: the checksum of its part {bad} is wrong")
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The verified content of a checkpoint, on the CPU.
+def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any]:
+    """Verify and load a checkpoint onto the CPU.
 
-    Raises DamagedCheckpointError for a damaged file and ForeignFileError for one that is not ours.
+    Raises DamagedCheckpointError for a damaged file, ForeignFileError for a file that this toolkit did not
+    write, and UserError for a missing file or another checkpoint format. `flag` is the flag in the messages.
     """
     if path.is_dir():
         raise UserError(
-            f"--resume_from {path} is a folder: name a checkpoint in it, or use --output_dir {path} "
+            f"{flag} {path} is a folder: name a checkpoint in it, or use --output_dir {path} "
             "--resume_from latest"
         )
     if not path.is_file():
-        raise UserError(f"--resume_from {path}: there is no such file")
+        raise UserError(f"{flag} {path}: there is no such file")
     verify_checkpoint(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling raises many kinds; each means the same to the user
+    except Exception as error:  # unpickling raises many exceptions; each means the same to the user
         reason = str(error).splitlines()[0]
+        raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: {reason}") from None
+    if not isinstance(content, dict) or "format" not in content:
         raise ForeignFileError(
-            f"--resume_from {path} is not a checkpoint of this toolkit: {reason}"
-        ) from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ForeignFileError(
-            f"--resume_from {path} is not a checkpoint of this toolkit: weights are read by --init_from"
+            f"{flag} {path} is not a checkpoint of this toolkit: --init_from reads weights of other programs"
+        )
+    if content["format"] != CHECKPOINT_FORMAT:
+        raise UserError(
+            f"{flag} {path} has checkpoint format {content['format']!r}, but this version reads format "
+            f"{CHECKPOINT_FORMAT}: use the version that wrote it, or train again"
         )
     return content
 
@@ -133,7 +136,7 @@ def _flush(path: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows flushes names with their files and cannot open a folder
+    if os.name == "nt":  # Windows flushes names together with their files and cannot open a folder
         return
     handle = os.open(folder, os.O_RDONLY)
     try:

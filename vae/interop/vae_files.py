@@ -90,7 +90,7 @@ def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> 
     if path.is_file() and path.suffix.lower() in PICKLES:
         raise _refused_pickle(where)
     if path.is_file() and path.suffix.lower() == ".pt":
-        return _read_checkpoint(path, where, weights)
+        return _read_checkpoint(path, flag, weights)
     if path.is_dir() or path.name == WEIGHTS_NAME:
         return _read_diffusers(path, where)
     if not path.exists():
@@ -106,9 +106,10 @@ def _refused_pickle(where: str) -> UserError:
     return UserError(f"{where} is a pickle, {PICKLE_ADVICE}")
 
 
-def _read_checkpoint(path: Path, where: str, weights: str) -> VaeFile:
+def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
+    where = f"{flag} {path}"
     try:
-        content = load_checkpoint(path)
+        content = load_checkpoint(path, flag=flag)
     except ForeignFileError:
         raise _refused_pickle(where) from None
     except DamagedCheckpointError as error:
