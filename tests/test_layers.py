@@ -12,7 +12,7 @@ from tests.harness.runs import ROOT
 LINES = [
     {"console", "files"},
     {"config"},
-    {"gpus", "host", "script"},
+    {"gpus", "host", "html", "script"},
     {"ops", "device", "noise", "pixels"},
     {"losses", "data", "model"},
     {"interop"},
@@ -97,7 +97,8 @@ BLOCKED = """
 import builtins, runpy, sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "torchvision", "numpy", "PIL", "safetensors", "tqdm", "lpips"}:
+        packages = "torch torchvision numpy PIL safetensors tqdm lpips jinja2".split()
+        if name.split(".")[0] in packages:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
 sys.meta_path.insert(0, Block())
 sys.argv = sys.argv[1:]

@@ -1,0 +1,74 @@
+"""HTML pages from the Jinja2 templates in vae/templates. A page is one file that needs no other file.
+
+Every value is escaped: text from outside cannot become markup. A page extends base.html.jinja, which inlines
+the page's CSS and JS files and forbids everything else by its Content-Security-Policy.
+"""
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+from pathlib import Path
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from vae.console import printable
+from vae.files import atomic_path
+
+
+def render(template_name: str, **values: object) -> str:
+    """The page that a template makes from `values`. Raises UndefinedError if the template needs another value."""
+    return _environment().get_template(template_name).render(**values)
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a rendered page atomically. Line ends stay "\\n", because the policy's hashes depend on them."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(html.encode("utf-8"))
+
+
+def data_uri(content: bytes, mime_type: str) -> Markup:
+    """The content as a data: URI for an attribute. It is marked as safe, so rendering does not scan it."""
+    return Markup(f"data:{mime_type};base64,{base64.b64encode(content).decode('ascii')}")
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(_read),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(inline_files=_inline_files, security_policy=_security_policy)
+    return environment
+
+
+def _read(name: str) -> str:
+    """The text of a file in vae/templates, in a checkout or in an installed package, with "\\n" line ends."""
+    return (importlib.resources.files("vae") / "templates" / name).read_text("utf-8")
+
+
+def _printable(value: object) -> object:
+    """Make plain text printable on one line; markup and other values are unchanged."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _inline_files(*names: str) -> Markup:
+    return Markup("".join(map(_read, names)))
+
+
+def _security_policy(style: str, script: str) -> Markup:
+    """The policy of a page: images from data: URIs, this style, this script, and nothing else."""
+    script_source = _hash_source(script) if script else "'none'"
+    return Markup(
+        f"default-src 'none'; img-src data:; style-src {_hash_source(style)}; "
+        f"script-src {script_source}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash_source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
