@@ -18,7 +18,7 @@ from vae.files import atomic_path
 
 
 def render(template_name: str, **values: object) -> str:
-    """The page that a template makes from `values`. Raises UndefinedError if the template needs another value."""
+    """The page that a template makes from `values`. Raises UndefinedError if a value is missing."""
     return _environment().get_template(template_name).render(**values)
 
 
