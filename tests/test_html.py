@@ -15,7 +15,7 @@ from html import unescape
 import pytest
 
 from tests.harness.runs import ROOT
-from vae.html import data_uri, write_page
+from vae.html import data_uri
 
 TEMPLATES = {
     "plain.html.jinja": """{% extends "base.html.jinja" %}
@@ -32,11 +32,13 @@ TEMPLATES = {
 EVIL = "<script>alert(1)</script>\" onload='x' \u202e\n"
 RENDER = """
 import sys
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from vae import html
 assert html.__file__.startswith(sys.argv[1]), html.__file__
 values = {"title": sys.argv[3]} if len(sys.argv) > 3 else {}
-sys.stdout.buffer.write(html.render(sys.argv[2], **values).encode())
+html.write_page(Path("page.html"), sys.argv[2], **values)
+assert Path("page.html").read_bytes().decode() == html.render(sys.argv[2], **values)
 """
 
 
@@ -53,9 +55,15 @@ def package(tmp_path_factory):
     return path
 
 
-def render(package, *words):
+def run_render(package, *words):
     command = [sys.executable, "-c", RENDER, str(package), *words]
-    return subprocess.run(command, cwd=package.parent, capture_output=True)
+    return subprocess.run(command, cwd=package.parent, capture_output=True, text=True)
+
+
+def rendered(package, *words) -> str:
+    found = run_render(package, *words)
+    assert found.returncode == 0, found.stderr
+    return (package.parent / "page.html").read_bytes().decode()
 
 
 def source(text: str) -> str:
@@ -63,9 +71,7 @@ def source(text: str) -> str:
 
 
 def test_values_are_escaped_and_files_are_inlined_with_their_hashes(package):
-    found = render(package, "page.html.jinja", EVIL)
-    assert found.returncode == 0, found.stderr
-    page = found.stdout.decode()
+    page = rendered(package, "page.html.jinja", EVIL)
     escaped = page.partition('<p title="')[2].partition('"')[0]
     assert unescape(escaped) == EVIL.replace("\u202e", "\\u202e").replace("\n", "\\n")
     assert page.count(escaped) == 3
@@ -79,21 +85,16 @@ def test_values_are_escaped_and_files_are_inlined_with_their_hashes(package):
 
 
 def test_a_page_without_a_script_allows_none(package):
-    page = render(package, "plain.html.jinja", "title").stdout.decode()
+    page = rendered(package, "plain.html.jinja", "title")
     assert "script-src 'none';" in page
     assert "<script" not in page
 
 
 def test_a_missing_value_is_an_error(package):
-    found = render(package, "page.html.jinja")
+    found = run_render(package, "page.html.jinja")
     assert found.returncode != 0
-    assert b"'title' is undefined" in found.stderr
+    assert "'title' is undefined" in found.stderr
 
 
 def test_data_uri_contains_the_bytes():
     assert data_uri(b"\x00\xff", "image/png") == "data:image/png;base64,AP8="
-
-
-def test_written_page_keeps_line_ends(tmp_path):
-    write_page(tmp_path / "page.html", "a\nä\n")
-    assert (tmp_path / "page.html").read_bytes() == "a\nä\n".encode()

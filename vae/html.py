@@ -22,10 +22,14 @@ def render(template_name: str, **values: object) -> str:
     return _environment().get_template(template_name).render(**values)
 
 
-def write_page(path: Path, html: str) -> None:
-    """Write a rendered page atomically. Line ends stay "\\n", because the policy's hashes depend on them."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(html.encode("utf-8"))
+def write_page(path: Path, template_name: str, **values: object) -> None:
+    """Render a page into a file atomically, part by part: a value may be an iterator of large parts.
+
+    Line ends are "\\n" on every system, because the policy's hashes depend on them.
+    """
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        for part in _environment().get_template(template_name).generate(**values):
+            file.write(part)
 
 
 def data_uri(content: bytes, mime_type: str) -> Markup:
