@@ -1,4 +1,4 @@
-"""Each kind of image file, written for real, and the pixels or the reason it must give."""
+"""Real image files of each kind decode to the expected pixels or are rejected with the expected reason."""
 
 import io
 import struct
@@ -9,6 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
+from tests.harness.image_bytes import (
+    ADOBE_RGB_TO_XYZ_D50,
+    SRGB_TO_XYZ_D50,
+    adobe_rgb_profile,
+    cmyk_profile,
+    png,
+    smooth,
+)
 from vae.config.errors import UserError
 from vae.data.decoding import decode_image
 from vae.data.formats import BadImageError
@@ -16,14 +24,8 @@ from vae.data.formats import BadImageError
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
 
 
-def smooth(height=40, width=56):
-    """A smooth image, which lossy formats keep within a few levels."""
-    y, x = np.mgrid[0:height, 0:width]
-    return np.stack([x * 4, y * 5, 255 - x * 2 - y * 2], axis=-1).clip(0, 255).astype(np.uint8)
-
-
 def corners():
-    """16x24, each quarter of its own colour, so that turning shows."""
+    """16x24, each quarter in another colour, so that a rotation is visible."""
     pixels = np.zeros((16, 24, 3), dtype=np.uint8)
     pixels[:8, :12], pixels[:8, 12:], pixels[8:, :12], pixels[8:, 12:] = RED, GREEN, BLUE, WHITE
     return pixels
@@ -34,73 +36,6 @@ def reason_of(path, **options):
         decode_image(path, **options)
     assert caught.value.detail
     return caught.value.reason
-
-
-def png(width, height, depth, color_type, raw, extra=b""):
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + extra
-        + chunk(b"IDAT", zlib.compress(raw))
-        + chunk(b"IEND", b"")
-    )
-
-
-def icc(color_space, tags):
-    """An ICC profile (v2) for a colour space from its tags' bodies."""
-    table, bodies, offset = b"", b"", 128 + 4 + 12 * len(tags)
-    for name, body in tags.items():
-        body += b"\0" * (-len(body) % 4)
-        table += name + struct.pack(">II", offset + len(bodies), len(body))
-        bodies += body
-    lab = color_space == b"CMYK"
-    header = bytearray(128)
-    header[8:12] = b"\x02\x40\0\0"
-    header[12:24] = (b"prtr" if lab else b"mntr") + color_space + (b"Lab " if lab else b"XYZ ")
-    header[36:40] = b"acsp"
-    header[68:80] = struct.pack(">iii", 0xF6D6, 0x10000, 0xD32D)  # the D50 white of the profile space
-    profile = bytes(header) + struct.pack(">I", len(tags)) + table + bodies
-    return struct.pack(">I", len(profile)) + profile[4:]
-
-
-ADOBE_RGB_TO_XYZ_D50 = np.array(  # Adobe RGB (1998), annex: adapted to D50
-    [[0.60974, 0.20528, 0.14919], [0.31111, 0.62567, 0.06322], [0.01947, 0.06087, 0.74457]]
-)
-SRGB_TO_XYZ_D50 = np.array(  # IEC 61966-2-1, Bradford-adapted
-    [[0.43607, 0.38515, 0.14307], [0.22249, 0.71687, 0.06061], [0.01392, 0.09708, 0.71410]]
-)
-
-
-def text_tag():
-    return b"text\0\0\0\0test\0"
-
-
-def adobe_rgb_profile():
-    def xyz(column):
-        return b"XYZ \0\0\0\0" + struct.pack(
-            ">iii", *(round(v * 65536) for v in ADOBE_RGB_TO_XYZ_D50[:, column])
-        )
-
-    curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, 563)  # gamma 563/256
-    white = b"XYZ \0\0\0\0" + struct.pack(">iii", 0xF6D6, 0x10000, 0xD32D)
-    tags = {b"cprt": text_tag(), b"wtpt": white, b"rXYZ": xyz(0), b"gXYZ": xyz(1), b"bXYZ": xyz(2)}
-    return icc(b"RGB ", tags | {b"rTRC": curve, b"gTRC": curve, b"bTRC": curve})
-
-
-def cmyk_profile():
-    """A made-up press: cyan ink prints mid-grey and the other inks nothing, so no guess gives its colours."""
-    identity = bytes(range(256))
-    nodes = b"".join(
-        bytes([round((54 if cyan else 100) * 2.55), 128, 128]) for cyan in (0, 1) for _ in range(8)
-    )
-    matrix = struct.pack(">9i", 65536, 0, 0, 0, 65536, 0, 0, 0, 65536)
-    lut = b"mft1\0\0\0\0" + bytes([4, 3, 2, 0]) + matrix + identity * 4 + nodes + identity * 3
-    white = b"XYZ \0\0\0\0" + struct.pack(">iii", 0xF6D6, 0x10000, 0xD32D)
-    return icc(b"CMYK", {b"cprt": text_tag(), b"wtpt": white, b"A2B0": lut, b"A2B1": lut})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +52,7 @@ def cmyk_profile():
         ("a.avif", {"quality": 95}, 12),
     ],
 )
-def test_each_format_gives_its_pixels(tmp_path, name, options, tolerance):
+def test_each_format_is_decoded(tmp_path, name, options, tolerance):
     Image.fromarray(smooth()).save(tmp_path / name, **options)
     decoded = decode_image(tmp_path / name)
     assert decoded.dtype == np.uint8
@@ -125,14 +60,14 @@ def test_each_format_gives_its_pixels(tmp_path, name, options, tolerance):
     assert np.abs(decoded.astype(int) - smooth()).max() <= tolerance
 
 
-def test_content_decides_not_the_extension(tmp_path):
+def test_format_is_detected_by_content_not_extension(tmp_path):
     Image.fromarray(smooth()).save(tmp_path / "really_png.jpg", format="PNG")
     assert np.array_equal(decode_image(tmp_path / "really_png.jpg"), smooth())
 
 
-def test_every_exif_orientation_comes_out_upright(tmp_path):
+def test_every_exif_orientation_is_decoded_upright(tmp_path):
     upright = corners()
-    stored = {  # EXIF 2.32, table of orientations: how a camera lays down the upright image
+    stored = {  # EXIF 2.32, table of orientations: how a camera stores the upright image
         1: upright,
         2: upright[:, ::-1],
         3: upright[::-1, ::-1],
@@ -155,7 +90,7 @@ def test_every_exif_orientation_comes_out_upright(tmp_path):
             assert np.abs(decoded.astype(int) - upright).max() <= (40 if quality else 0), (orientation, name)
 
 
-def test_broken_exif_keeps_the_pixels(tmp_path):
+def test_broken_exif_is_ignored(tmp_path):
     Image.fromarray(smooth()).save(tmp_path / "a.jpg", quality=95, exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\0\1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -170,7 +105,7 @@ def test_16_bit_grey_is_scaled_not_clipped(tmp_path):
         assert np.array_equal(decode_image(tmp_path / name), expected), name
 
 
-def test_16_bit_white_is_zero_tiff_is_inverted(tmp_path):
+def test_16_bit_tiff_with_white_as_zero_is_inverted(tmp_path):
     deep = np.array([[0, 65535], [257, 25700]], dtype=np.uint16)
     Image.fromarray(deep).save(tmp_path / "a.tif", tiffinfo={262: 0})
     decoded = decode_image(tmp_path / "a.tif")
@@ -185,7 +120,7 @@ def test_16_bit_rgb_is_scaled(tmp_path):
     assert np.abs(decoded.astype(float) - deep.astype(float) / 257).max() < 1
 
 
-def test_wide_gamut_profile_becomes_srgb(tmp_path):
+def test_wide_gamut_profile_is_converted_to_srgb(tmp_path):
     colors = np.array([[[120, 130, 110], [200, 180, 160], [64, 64, 64], [90, 140, 150]]], dtype=np.uint8)
     Image.fromarray(colors).save(tmp_path / "a.png", icc_profile=adobe_rgb_profile())
     linear = (colors / 255.0) ** (563 / 256) @ ADOBE_RGB_TO_XYZ_D50.T @ np.linalg.inv(SRGB_TO_XYZ_D50).T
@@ -207,7 +142,7 @@ def test_broken_profile_is_ignored(tmp_path):
     assert np.array_equal(decode_image(tmp_path / "a.png"), smooth())
 
 
-def test_cmyk_without_a_profile(tmp_path):
+def test_cmyk_without_profile(tmp_path):
     inks = np.zeros((8, 8, 4), dtype=np.uint8)
     inks[:4, :, 0] = 255  # cyan above, black ink below
     inks[4:, :, 3] = 255
@@ -219,10 +154,10 @@ def test_cmyk_without_a_profile(tmp_path):
     assert np.abs(decode_image(tmp_path / "a.jpg")[7, 0].astype(int)).max() <= 8
 
 
-def test_cmyk_with_its_profile(tmp_path):
+def test_cmyk_with_profile(tmp_path):
     inks = np.zeros((8, 8, 4), dtype=np.uint8)
     inks[:4, :, 0] = 255
-    inks[4:, :, 1] = 255  # magenta, which this press does not print
+    inks[4:, :, 1] = 255  # magenta, which prints nothing on this press
     Image.fromarray(inks, "CMYK").save(tmp_path / "a.tif", icc_profile=cmyk_profile())
     decoded = decode_image(tmp_path / "a.tif").astype(int)
     assert np.ptp(decoded[0, 0]) <= 2  # grey
@@ -230,16 +165,16 @@ def test_cmyk_with_its_profile(tmp_path):
     assert decoded[7, 0].min() >= 253  # paper
 
 
-def test_alpha_is_laid_over_the_background(tmp_path):
+def test_alpha_is_composited_over_background(tmp_path):
     pixels = np.zeros((4, 4, 4), dtype=np.uint8)
-    pixels[..., 0] = 200  # hidden red must not leak where alpha is 0
+    pixels[..., 0] = 200  # hidden red must not appear if alpha is 0
     pixels[:2, :, 3], pixels[3, :, 3] = 255, 128
     for name in ("a.png", "a.webp", "a.tif"):
         Image.fromarray(pixels).save(tmp_path / name, **({"lossless": True} if name == "a.webp" else {}))
         white = decode_image(tmp_path / name)
         assert white[0, 0].tolist() == [200, 0, 0]
         assert white[3, 0].tolist() == [227, 127, 127]  # 200 * 128/255 + 255 * 127/255
-        if name != "a.webp":  # lossless WebP drops colours below alpha 0
+        if name != "a.webp":  # lossless WebP drops the colours of transparent pixels
             assert white[2, 0].tolist() == [255, 255, 255]
         assert decode_image(tmp_path / name, background="#102030")[2, 0].tolist() == [16, 32, 48]
 
@@ -285,7 +220,7 @@ def test_lab_tiff(tmp_path):
     assert decode_image(tmp_path / "a.tif").min() >= 250
 
 
-def test_torn_files_are_rejected(tmp_path):
+def test_truncated_files_are_rejected(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     for name in ("a.jpg", "a.png", "a.webp", "a.bmp", "a.tif", "a.avif"):
         path = tmp_path / name
@@ -295,14 +230,14 @@ def test_torn_files_are_rejected(tmp_path):
         assert reason_of(path) in ("truncated", "damaged"), name
     Image.fromarray(noise).save(tmp_path / "a.jpg")
     whole = (tmp_path / "a.jpg").read_bytes()
-    for torn in (whole[:-2], whole[:-300] + bytes(300), whole[:-2] + bytes(2)):
-        (tmp_path / "torn.jpg").write_bytes(torn)
-        assert reason_of(tmp_path / "torn.jpg") == "truncated"
+    for cut in (whole[:-2], whole[:-300] + bytes(300), whole[:-2] + bytes(2)):
+        (tmp_path / "cut.jpg").write_bytes(cut)
+        assert reason_of(tmp_path / "cut.jpg") == "truncated"
     (tmp_path / "tail.jpg").write_bytes(whole + b"garbage after the end is harmless")
     decode_image(tmp_path / "tail.jpg")
 
 
-def test_thumbnail_does_not_hide_a_missing_end(tmp_path):
+def test_thumbnail_does_not_hide_missing_end_marker(tmp_path):
     thumbnail = io.BytesIO()
     Image.fromarray(corners()).save(thumbnail, "JPEG")
     Image.fromarray(smooth()).save(tmp_path / "a.jpg", exif=b"Exif\0\0" + thumbnail.getvalue())
@@ -312,7 +247,7 @@ def test_thumbnail_does_not_hide_a_missing_end(tmp_path):
     assert reason_of(tmp_path / "a.jpg") == "truncated"
 
 
-def test_damaged_png(tmp_path):
+def test_damaged_png_is_rejected(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
     whole = bytearray((tmp_path / "a.png").read_bytes())
@@ -324,7 +259,7 @@ def test_damaged_png(tmp_path):
     assert reason_of(tmp_path / "zeros.png") == "damaged"
 
 
-def test_what_is_no_image(tmp_path):
+def test_other_content_is_rejected_with_its_reason(tmp_path):
     contents = {
         "empty.jpg": (b"", "empty"),
         "zeros.jpg": (bytes(500), "not_an_image"),
@@ -343,7 +278,7 @@ def test_what_is_no_image(tmp_path):
     assert reason_of(tmp_path) == "unreadable"
 
 
-def test_unusual_jpeg_codings_are_named(tmp_path):
+def test_unsupported_jpeg_coding_is_reported(tmp_path):
     Image.fromarray(smooth()).save(tmp_path / "a.jpg")
     whole = bytearray((tmp_path / "a.jpg").read_bytes())
     frame = whole.index(b"\xff\xc0")
@@ -355,7 +290,7 @@ def test_unusual_jpeg_codings_are_named(tmp_path):
     assert "arithmetic" in caught.value.detail
 
 
-def test_animations_and_pages(tmp_path):
+def test_animations_and_pages_are_rejected(tmp_path):
     frames = [Image.fromarray(corners()), Image.fromarray(255 - corners())]
     for name in ("a.png", "a.webp", "a.gif", "a.tif", "a.avif"):
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
@@ -373,7 +308,7 @@ def test_tiff_preview_pages_do_not_count(tmp_path):
     assert np.array_equal(decode_image(tmp_path / "a.tif"), corners())
 
 
-def test_pixel_limit_is_judged_before_decoding(tmp_path):
+def test_pixel_limit_is_checked_before_decoding(tmp_path):
     huge = png(65000, 65000, 8, 2, b"")
     (tmp_path / "claims.png").write_bytes(huge)
     assert reason_of(tmp_path / "claims.png") == "too_many_pixels"
@@ -388,7 +323,7 @@ def test_pixel_limit_is_judged_before_decoding(tmp_path):
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
-def test_pixels_without_a_defined_meaning(tmp_path):
+def test_undefined_pixel_values_are_rejected(tmp_path):
     Image.fromarray(np.ones((8, 8), dtype=np.float32)).save(tmp_path / "float.tif")
     assert reason_of(tmp_path / "float.tif") == "float_pixels"
     Image.fromarray(np.ones((8, 8), dtype=np.int32)).save(tmp_path / "long.tif")
@@ -397,15 +332,15 @@ def test_pixels_without_a_defined_meaning(tmp_path):
     assert reason_of(tmp_path / "clear.png") == "transparent"
 
 
-def test_wrong_background_names_the_flag(tmp_path):
+def test_invalid_background_reports_flag_and_value(tmp_path):
     Image.fromarray(smooth()).save(tmp_path / "a.png")
     with pytest.raises(UserError, match="--background shiny"):
         decode_image(tmp_path / "a.png", background="shiny")
 
 
-def test_random_damage_never_escapes(tmp_path):
-    """Cuts, zeros and flipped bits in every format: pixels or a reason, nothing else."""
-    chance = np.random.default_rng(1)
+def test_random_damage_gives_pixels_or_reason(tmp_path):
+    """Truncation, zeros and flipped bits in every format cause no other exception."""
+    rng = np.random.default_rng(1)
     path = tmp_path / "damaged"
     for kind in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "AVIF"):
         buffer = io.BytesIO()
@@ -413,13 +348,13 @@ def test_random_damage_never_escapes(tmp_path):
         whole = np.frombuffer(buffer.getvalue(), dtype=np.uint8)
         for turn in range(40):
             data = whole.copy()
-            at = int(chance.integers(len(data) if turn % 2 else min(200, len(data))))
+            at = int(rng.integers(len(data) if turn % 2 else min(200, len(data))))
             if turn % 4 == 0:
                 data = data[: at + 1]
             elif turn % 4 == 1:
                 data[at:] = 0
             else:
-                data[at] ^= 1 << int(chance.integers(8))
+                data[at] ^= 1 << int(rng.integers(8))
             path.write_bytes(data.tobytes())
             try:
                 assert decode_image(path, max_pixels=10**6).shape[2] == 3

@@ -1,4 +1,4 @@
-"""Which files of a folder are images, and which side of the split each is on."""
+"""Which files of a folder are images, and how they are split into training and validation."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def touch(path):
     path.write_bytes(b"x")
 
 
-def test_lists_images_of_any_depth_in_order(tmp_path):
+def test_list_is_sorted_and_recursive(tmp_path):
     for name in (
         "b.PNG",
         "a.jpg",
@@ -36,7 +36,7 @@ def test_lists_images_of_any_depth_in_order(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights on Windows")
-def test_links_are_followed_once_and_special_files_passed_over(tmp_path):
+def test_links_are_followed_once_and_special_files_skipped(tmp_path):
     touch(tmp_path / "data/a.png")
     touch(tmp_path / "elsewhere/b.png")
     (tmp_path / "data/loop").symlink_to(tmp_path / "data")
@@ -47,7 +47,7 @@ def test_links_are_followed_once_and_special_files_passed_over(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux allows such names")
-def test_names_that_are_not_utf8(tmp_path):
+def test_names_that_are_not_utf8_are_listed(tmp_path):
     with open(os.path.join(os.fsencode(tmp_path), b"caf\xe9.png"), "wb") as file:
         file.write(b"x")
     names = list_images(tmp_path)
@@ -56,7 +56,7 @@ def test_names_that_are_not_utf8(tmp_path):
     assert split_names([*names, "b.png"], 0.5, 0)
 
 
-def test_missing_empty_and_no_folder_name_the_flag_and_the_remedy(tmp_path):
+def test_unusable_folder_reports_flag_and_path(tmp_path):
     touch(tmp_path / "file.png")
     (tmp_path / "empty").mkdir()
     for path, word in (("nothing", "does not exist"), ("file.png", "not a folder"), ("empty", "no images")):
@@ -69,8 +69,8 @@ def test_missing_empty_and_no_folder_name_the_flag_and_the_remedy(tmp_path):
         assert "\n" not in message
 
 
-def test_small_sets_hold_out_the_rounded_share_at_least_one_never_all():
-    for count, share, held in (
+def test_small_validation_set_is_rounded_share_at_least_one_never_all():
+    for count, share, expected in (
         (10, 0.1, 1),
         (3, 0.01, 1),
         (2, 0.9, 1),
@@ -80,28 +80,28 @@ def test_small_sets_hold_out_the_rounded_share_at_least_one_never_all():
     ):
         names = [f"{index}.png" for index in range(count)]
         train, val = split_names(names, share, seed=0)
-        assert len(val) == held
+        assert len(val) == expected
         assert sorted(train + val) == sorted(names)
         assert val == [name for name in names if name in set(val)]
     assert split_names(["only.png"], 0.5, 0) == (["only.png"], [])
 
 
-def test_large_sets_keep_every_side_when_images_are_added():
+def test_large_sets_keep_their_split_when_images_are_added():
     names = [f"folder/{index}.png" for index in range(4000)]
     _, before = split_names(names, 0.1, seed=3)
     _, after = split_names(sorted(names + [f"new/{index}.jpg" for index in range(400)]), 0.1, seed=3)
     assert set(before) == set(after) & set(names)
     assert 0.08 < len(before) / 4000 < 0.12
     _, other = split_names(names, 0.1, seed=4)
-    assert len(set(before) & set(other)) < 100  # another seed, another choice
+    assert len(set(before) & set(other)) < 100  # another seed gives another split
 
 
-def test_the_split_does_not_depend_on_the_order_of_names():
+def test_split_does_not_depend_on_order_of_names():
     names = [f"{index}.png" for index in range(50)]
     assert set(split_names(names, 0.2, 1)[1]) == set(split_names(names[::-1], 0.2, 1)[1])
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 5])
-def test_impossible_share(share):
+def test_invalid_val_split_is_an_error(share):
     with pytest.raises(UserError, match="--val_split"):
         split_names(["a", "b"], share, 0)

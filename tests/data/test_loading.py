@@ -1,4 +1,4 @@
-"""Crops and batches from real files: the same for any number of workers, without replacing what is bad."""
+"""Crops and batches from real files: independent of the number of workers; bad files are not replaced."""
 
 import os
 import pickle
@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from tests.harness.runs import ROOT
 from vae.config.errors import DataError, UserError
 from vae.data.dataset import FolderDataset, Rejection, collate
 from vae.data.folder import list_images
@@ -20,18 +20,16 @@ from vae.data.loading import TrainLoader, load_validation
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def image_folder(tmp_path):
-    """Twelve images of 40x48 whose pixels tell number and place, a torn one and a small one."""
+    """Twelve 40x48 images whose pixels encode number and position; 03 is truncated and 07 is small."""
     for number in range(12):
         y, x = np.mgrid[0:40, 0:48]
         pixels = np.stack([np.full_like(x, number * 10), y, x], axis=-1).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{number:02d}.png")
-    torn = (tmp_path / "03.png").read_bytes()
-    (tmp_path / "03.png").write_bytes(torn[: len(torn) // 2])
+    whole = (tmp_path / "03.png").read_bytes()
+    (tmp_path / "03.png").write_bytes(whole[: len(whole) // 2])
     Image.new("RGB", (20, 64)).save(tmp_path / "07.png")
     return tmp_path
 
@@ -49,17 +47,17 @@ def same(left, right):
     )
 
 
-def test_crops_follow_the_key_and_nothing_else(image_folder):
+def test_crop_depends_only_on_key(image_folder):
     crops = dataset(image_folder)
     torch.manual_seed(0)
     first = crops[4, 5].image
     torch.manual_seed(1)
     again = pickle.loads(pickle.dumps(crops))[4, 5].image
     assert torch.equal(first, again)
-    places = {tuple(crops[epoch, 5].image[1:, 0, 0].tolist()) for epoch in range(40)}
-    assert len(places) > 15  # 9 x 17 offsets, mirrored or not
+    positions = {tuple(crops[epoch, 5].image[1:, 0, 0].tolist()) for epoch in range(40)}
+    assert len(positions) > 15  # 9 x 17 offsets, mirrored or not
     assert {tuple(crops[epoch, 5].image[0].unique().tolist()) for epoch in range(5)} == {(50,)}
-    tops, lefts = zip(*(place for place in places), strict=True)
+    tops, lefts = zip(*positions, strict=True)
     assert max(tops) <= 8
     assert max(lefts) <= 47
 
@@ -90,10 +88,10 @@ def test_small_images_are_rejected_or_enlarged(image_folder):
         0, 2
     ].image
     assert flat.shape == (3, 80, 80)
-    assert abs(int(flat[2, 40, 40]) - 24) <= 1  # the middle stays the middle
+    assert abs(int(flat[2, 40, 40]) - 24) <= 1  # the centre is unchanged
 
 
-def test_bad_images_shrink_the_batch(image_folder):
+def test_rejected_images_make_the_batch_smaller(image_folder):
     crops = dataset(image_folder)
     batch = collate([crops[1, index] for index in (2, 3, 7, 11)], image_size=32)
     assert batch.images.shape == (2, 3, 32, 32)
@@ -112,7 +110,7 @@ def test_batches_can_be_pinned(image_folder):
     assert batch.images.is_pinned()
 
 
-def test_workers_and_resume_change_no_batch_and_no_random_state(image_folder):
+def test_workers_and_resuming_change_neither_batches_nor_random_state(image_folder):
     crops = dataset(image_folder)
     state = torch.random.get_rng_state()
     with TrainLoader(crops, local_batch=3) as alone, TrainLoader(crops, local_batch=3, num_workers=2) as many:
@@ -123,9 +121,9 @@ def test_workers_and_resume_change_no_batch_and_no_random_state(image_folder):
         resumed = list(many.batches(1, first_step=2))
         assert len(resumed) == 2
         assert all(map(same, resumed, reference[1][2:]))
-        broken_off = many.batches(2)
-        next(broken_off)
-        broken_off.close()
+        stopped = many.batches(2)
+        next(stopped)
+        stopped.close()
         again = list(many.batches(2))
         assert len(again) == 4
         assert all(map(same, again, reference[2]))
@@ -144,7 +142,7 @@ def children():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs ps")
 @pytest.mark.parametrize("persistent", [True, False])
-def test_closing_leaves_no_process(image_folder, persistent):
+def test_close_ends_all_processes(image_folder, persistent):
     before = len(children().stdout.splitlines())
     loader = TrainLoader(dataset(image_folder), local_batch=2, num_workers=2, persistent_workers=persistent)
     batches = loader.batches(0)
@@ -177,7 +175,7 @@ class DyingDataset(FolderDataset):
 @pytest.mark.parametrize(
     ("kind", "word"), [pytest.param(HangingDataset, "hangs", marks=pytest.mark.slow), (DyingDataset, "died")]
 )
-def test_a_hung_or_killed_worker_is_an_error(image_folder, kind, word):
+def test_hung_or_killed_worker_is_an_error(image_folder, kind, word):
     crops = kind(image_folder, list_images(image_folder), image_size=32)
     loader = TrainLoader(crops, local_batch=2, num_workers=1, prefetch_factor=1, timeout_seconds=2)
     try:
@@ -204,7 +202,7 @@ for epoch in range(10000):
         if count == 20:
             print("running", flush=True)
         if stopped:
-            # every worker outlived the signal: whole epochs still come
+            # every worker survived the signal: full epochs are still loaded
             assert len(list(loader.batches(epoch + 1))) == 12
             loader.close()
             print("closed", flush=True)
@@ -215,7 +213,7 @@ for epoch in range(10000):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a process group's Ctrl-C")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_the_group_leave_the_workers_alive(image_folder, number):
+def test_workers_survive_signals_to_the_process_group(image_folder, number):
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(image_folder)],
         cwd=ROOT,
@@ -225,12 +223,12 @@ def test_signals_to_the_group_leave_the_workers_alive(image_folder, number):
         start_new_session=True,
     )
     assert process.stdout.readline() == "running\n"
-    os.killpg(process.pid, number)  # as terminals and schedulers do: to every process of the group
+    os.killpg(process.pid, number)  # like terminals and schedulers: to every process of the group
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (75, "closed\n", "")
 
 
-def test_validation_gives_every_image_once_and_counts_the_bad(image_folder):
+def test_validation_loads_every_image_once_and_reports_rejections(image_folder):
     names = list_images(image_folder)
     batches = list(load_validation(image_folder, names, image_size=32, batch_size=5))
     many = list(load_validation(image_folder, names, image_size=32, batch_size=5, num_workers=2))
@@ -240,7 +238,7 @@ def test_validation_gives_every_image_once_and_counts_the_bad(image_folder):
     assert batches[0].images[2, :, 0, 0].tolist() == [20, 4, 8]
 
 
-def test_probe_names_reasons_example_and_remedy(image_folder):
+def test_probe_reports_reasons_example_and_remedy(image_folder):
     assert [rejection.name for rejection in probe(dataset(image_folder))] == ["03.png", "07.png"]
     with pytest.raises(DataError) as caught:
         probe(dataset(image_folder, image_size=64))
@@ -250,13 +248,13 @@ def test_probe_names_reasons_example_and_remedy(image_folder):
     assert "\n" not in message
 
 
-def test_a_rejection_is_one_printable_line():
+def test_rejection_is_one_printable_line():
     line = str(Rejection("caf\udce9\nline.png", "empty", "the file has no bytes"))
     assert "\n" not in line
     line.encode("utf-8")
 
 
-def test_num_workers():
+def test_num_workers_accepts_auto_and_integers():
     assert resolve_num_workers("3") == 3
     assert resolve_num_workers("0") == 0
     assert 1 <= resolve_num_workers("auto") <= 12
@@ -268,7 +266,7 @@ def test_num_workers():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs ps and SIGKILL")
-def test_workers_end_with_a_killed_main_process(image_folder):
+def test_workers_end_if_main_process_is_killed(image_folder):
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(image_folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -278,7 +276,7 @@ def test_workers_end_with_a_killed_main_process(image_folder):
     assert len(workers) == 2
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30  # DataLoader's processes look for their parent every 5 s
+    deadline = time.monotonic() + 30  # DataLoader's processes check their parent every 5 s
     while any(os.path.exists(f"/proc/{worker}") for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.2)

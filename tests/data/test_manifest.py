@@ -1,4 +1,4 @@
-"""What a manifest says of sides is what the trainer uses, and files that are gone or changed are named."""
+"""The trainer uses the splits of a manifest; missing and changed files are reported."""
 
 import json
 import os
@@ -36,15 +36,15 @@ def choose(path, **options):
     return train_and_val(path, **{"fold": None, "val_split": 0.25, "seed": 0} | options)
 
 
-def test_rows_come_back_whatever_their_names(tmp_path):
+def test_rows_with_unusual_names_round_trip(tmp_path):
     rows = [row("a.png"), row("Ümlaut 日本.png"), row("line\nbreak.png"), row(os.fsdecode(b"caf\xe9.png"))]
     path = write(tmp_path, rows)
     assert list(read_rows(path)) == rows
     assert len(path.read_bytes().splitlines()) == 4
-    assert [name.name for name in tmp_path.iterdir()] == ["manifest.jsonl"]  # nothing else is left
+    assert [name.name for name in tmp_path.iterdir()] == ["manifest.jsonl"]  # no temporary file remains
 
 
-def test_a_failed_write_leaves_the_old_manifest(tmp_path):
+def test_failed_write_leaves_old_manifest(tmp_path):
     path = write(tmp_path, [row("a.png")])
 
     def broken():
@@ -57,15 +57,15 @@ def test_a_failed_write_leaves_the_old_manifest(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_manifests_split_decides(tmp_path):
-    sides = ["val", "train", "train", "val"]
-    path = write(tmp_path, [row(f"{i}.png", split=side, fold=None) for i, side in enumerate(sides)])
+def test_split_of_manifest_is_used(tmp_path):
+    splits = ["val", "train", "train", "val"]
+    path = write(tmp_path, [row(f"{i}.png", split=split, fold=None) for i, split in enumerate(splits)])
     assert choose(path) == (["1.png", "2.png"], ["0.png", "3.png"])
     with pytest.raises(UserError, match=r"--val_split 0.25.*split already"):
         choose(path, val_split_given=True)
 
 
-def test_a_fold_validates_and_images_without_one_are_left_out(tmp_path):
+def test_fold_is_validation_set_and_rows_without_fold_are_excluded(tmp_path):
     folds = [0, 1, 2, None, 1]
     path = write(tmp_path, [row(f"{i}.png", split="train", fold=fold) for i, fold in enumerate(folds)])
     assert choose(path, fold=1) == (["0.png", "2.png"], ["1.png", "4.png"])
@@ -75,22 +75,22 @@ def test_a_fold_validates_and_images_without_one_are_left_out(tmp_path):
         choose(path, fold=3)
 
 
-def test_without_sides_the_share_is_held_out_by_group(tmp_path):
+def test_manifest_without_splits_uses_val_split_by_group(tmp_path):
     rows = [row(f"{i:03d}.png", group=f"g{i // 4}") for i in range(200)] + [row("x.png"), row("y.png")]
     rows[-1]["sha256"] = rows[-2]["sha256"]  # copies stay together without a group
     path = write(tmp_path, rows)
-    train, held = choose(path, val_split_given=True)
-    assert len(train) + len(held) == 202
-    assert 40 <= len(held) <= 60
+    train, validation = choose(path, val_split_given=True)
+    assert len(train) + len(validation) == 202
+    assert 40 <= len(validation) <= 60
     groups = {one["path"]: one["group"] or one["sha256"] for one in rows}
-    assert not {groups[name] for name in train} & {groups[name] for name in held}
+    assert not {groups[name] for name in train} & {groups[name] for name in validation}
     with pytest.raises(UserError, match="has no folds"):
         choose(path, fold=0)
 
 
-def test_new_images_without_a_side_are_an_error(tmp_path):
+def test_new_rows_without_split_are_an_error(tmp_path):
     path = write(tmp_path, [row("a.png", split="train", fold=None), row("b.png")])
-    with pytest.raises(DataError, match=r"1 images have no side yet, for example b.png.*--mode split"):
+    with pytest.raises(DataError, match=r"1 images have no split yet, for example b.png.*--mode split"):
         choose(path)
 
 
@@ -102,14 +102,14 @@ def test_new_images_without_a_side_are_an_error(tmp_path):
         ('{"path": "a.png"} {}', "line 2 is not a JSON object"),
         ('{"path": "a.png"}', "line 2 lacks sha256"),
         ('{"path": 7}', "line 2 lacks path, sha256"),
-        (json.dumps(row("../a.png")), "does not lie in"),
-        (json.dumps(row("/a.png")), "does not lie in"),
+        (json.dumps(row("../a.png")), "is not in the manifest"),
+        (json.dumps(row("/a.png")), "is not in the manifest"),
         (json.dumps(row("b.png", split="test")), "split 'test'"),
         (json.dumps(row("b.png", fold=-1)), "fold -1"),
         (json.dumps(row("a.png")), "a.png twice"),
     ],
 )
-def test_broken_manifests_are_told_by_line(tmp_path, line, word):
+def test_broken_manifest_reports_line_number(tmp_path, line, word):
     path = tmp_path / "manifest.jsonl"
     path.write_text(json.dumps(row("a.png")) + "\n" + line + "\n")
     with pytest.raises(DataError) as caught:
@@ -118,7 +118,7 @@ def test_broken_manifests_are_told_by_line(tmp_path, line, word):
     assert "\n" not in str(caught.value)
 
 
-def test_missing_and_empty_manifests(tmp_path):
+def test_missing_and_empty_manifests_are_errors(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         choose(tmp_path / "manifest.jsonl")
     (tmp_path / "manifest.jsonl").write_text("")
@@ -140,7 +140,7 @@ def real_manifest(images, folder, **values):
     return write(folder, rows), names
 
 
-def test_files_gone_or_changed_are_named(image_folder, tmp_path):
+def test_missing_and_changed_files_are_reported(image_folder, tmp_path):
     path, names = real_manifest(image_folder, tmp_path)
     check_files(path, names)
     with open(tmp_path / names[3], "ab") as file:
@@ -148,13 +148,13 @@ def test_files_gone_or_changed_are_named(image_folder, tmp_path):
     with pytest.raises(DataError, match=rf"{names[3]} has changed since it was listed"):
         check_files(path, names)
     (tmp_path / names[3]).unlink()
-    with pytest.raises(DataError, match=rf"1 of its images are gone, for example {names[3]}"):
+    with pytest.raises(DataError, match=rf"1 of its images are missing, for example {names[3]}"):
         check_files(path, names)
 
 
-def test_the_trainer_reads_manifest_and_fold(image_folder, tiny, tmp_path):
-    sides = ["val", "train", "train", "train"]
-    path, names = real_manifest(image_folder, tmp_path / "set", split=sides, fold=[0, 1, 2, 3])
+def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
+    splits = ["val", "train", "train", "train"]
+    path, names = real_manifest(image_folder, tmp_path / "set", split=splits, fold=[0, 1, 2, 3])
     given = {key: value for key, value in tiny.items() if key != "val_split"} | {"data_path": str(path)}
     processes = Processes.start("cpu")
     run = prepare_run(given, processes)
@@ -178,7 +178,7 @@ def test_the_trainer_reads_manifest_and_fold(image_folder, tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_on_a_fold_from_the_command_line(image_folder, tiny, tmp_path):
+def test_command_line_run_on_a_fold(image_folder, tiny, tmp_path):
     path, names = real_manifest(image_folder, tmp_path / "set", fold=[0, 1])
     given = {key: value for key, value in tiny.items() if key != "val_split"}
     given |= {"data_path": str(path), "fold": 1, "num_epochs": 1}

@@ -6,7 +6,7 @@ import pytest
 from vae.data.sampling import StepSampler, epoch_order, steps_per_epoch
 
 
-def test_order_is_a_permutation_of_its_own_for_each_seed_and_epoch():
+def test_order_is_a_different_permutation_for_each_seed_and_epoch():
     orders = [epoch_order(101, seed, epoch) for seed in (0, 1) for epoch in (0, 1, 2)]
     for order in orders:
         assert sorted(order.tolist()) == list(range(101))
@@ -31,7 +31,7 @@ def test_ranks_partition_the_global_batch(world_size):
         assert joined == [(4, index) for index in order[step * size : (step + 1) * size].tolist()]
 
 
-def test_resuming_in_the_middle_gives_the_remaining_batches():
+def test_resuming_within_an_epoch_gives_its_remaining_batches():
     sampler = StepSampler(40, 3, rank=1, world_size=2, seed=5)
     sampler.start_at(2)
     whole = list(sampler)

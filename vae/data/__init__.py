@@ -1,1 +1,1 @@
-"""Images: from a folder of files to uint8 batches in an order that can be resumed."""
+"""Images: from a folder of image files to uint8 batches in a resumable order."""

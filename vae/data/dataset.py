@@ -1,6 +1,6 @@
-"""An image of the set as a training crop, and a list of crops as a batch.
+"""Training crops of image files, and their collation into batches.
 
-Shapes: B images of a batch that could be used, S = image_size.
+Shapes: B usable images of a batch, S = image_size.
 """
 
 import os
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from vae.config.options import MAX_PIXELS
 from vae.console import printable
@@ -20,7 +21,7 @@ from vae.data.formats import BadImageError
 
 
 class Rejection(NamedTuple):
-    """An image that cannot be used and why; `str()` of it is one printable line."""
+    """An unusable image file and the reason; `str()` gives one printable line."""
 
     name: str
     reason: str
@@ -30,8 +31,9 @@ class Rejection(NamedTuple):
         return printable(f"{self.name}: {self.reason} ({self.detail})")
 
 
-class Sample(NamedTuple):
-    """One image's crop, or its rejection; exactly one of both is there."""
+@dataclass(frozen=True)
+class Sample:
+    """The crop of one image, or its rejection; exactly one of the two is not None."""
 
     epoch: int
     index: int
@@ -41,7 +43,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Batch:
-    """Images of one step; those that could not be used are in `rejected` and nothing takes their place."""
+    """Images of one step; unusable ones are listed in `rejected` and are not replaced."""
 
     images: Tensor  # uint8 (B, 3, S, S)
     epochs: Tensor  # int64 (B,)
@@ -49,18 +51,18 @@ class Batch:
     rejected: list[Rejection] = field(default_factory=list)
 
     def pin_memory(self) -> "Batch":
-        """The same batch in page-locked memory; the loader calls it where the device is a GPU."""
+        """Copy the batch to page-locked memory; DataLoader calls this with pin_memory=True."""
         return Batch(
             self.images.pin_memory(), self.epochs.pin_memory(), self.indices.pin_memory(), self.rejected
         )
 
 
-class FolderDataset:
-    """Crops of listed images by the key (epoch, index): the same key gives the same crop in any process."""
+class FolderDataset(Dataset[Sample]):
+    """Crops of the listed image files by key (epoch, index); a key gives the same crop in every process."""
 
     def __init__(
         self,
-        root: str | os.PathLike,
+        root: str | os.PathLike[str],
         names: Sequence[str],
         *,
         image_size: int,
@@ -72,7 +74,7 @@ class FolderDataset:
         seed: int = 0,
     ):
         assert crop in ("random", "center")
-        parse_background(background)  # a wrong colour is told here, not by a worker
+        parse_background(background)  # a wrong colour fails here, not in a worker
         self.root = os.fspath(root)
         self.names = names
         self.image_size = image_size
@@ -93,15 +95,15 @@ class FolderDataset:
             pixels = decode_image(
                 os.path.join(self.root, name), max_pixels=self.max_pixels, background=self.background
             )
-            pixels = self._fit(pixels)
+            pixels = self._ensure_crop_fits(pixels)
         except BadImageError as error:
             return Sample(epoch, index, None, Rejection(name, error.reason, error.detail))
         crop = self._crop(pixels, epoch, index)  # (S, S, 3)
         image = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)))  # (3, S, S)
         return Sample(epoch, index, image, None)
 
-    def _fit(self, pixels: np.ndarray) -> np.ndarray:
-        """Make sure that a crop fits, by enlarging where that is allowed."""
+    def _ensure_crop_fits(self, pixels: np.ndarray) -> np.ndarray:
+        """Enlarge an image that is smaller than the crop; BadImageError if that is not allowed."""
         height, width = pixels.shape[:2]
         short, size = min(height, width), self.image_size
         if short >= size:
@@ -120,14 +122,15 @@ class FolderDataset:
         return np.asarray(Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS))
 
     def _crop(self, pixels: np.ndarray, epoch: int, index: int) -> np.ndarray:
-        """Cut (S, S, 3) out of (H, W, 3); all chance is a function of (seed, epoch, index)."""
+        """Cut (S, S, 3) out of (H, W, 3); position and flip are functions of (seed, epoch, index)."""
         size = self.image_size
-        spare = pixels.shape[0] - size, pixels.shape[1] - size
+        largest_offsets = pixels.shape[0] - size, pixels.shape[1] - size
         words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(3)
         if self.crop == "random":
-            top, left = (int(word) % (room + 1) for word, room in zip(words[:2], spare, strict=True))
+            offsets = zip(words[:2], largest_offsets, strict=True)
+            top, left = (int(word) % (most + 1) for word, most in offsets)
         else:
-            top, left = (room // 2 for room in spare)
+            top, left = (most // 2 for most in largest_offsets)
         crop = pixels[top : top + size, left : left + size]
         if self.horizontal_flip and int(words[2]) >> 63:
             crop = crop[:, ::-1]
@@ -135,10 +138,11 @@ class FolderDataset:
 
 
 def collate(samples: Sequence[Sample], *, image_size: int) -> Batch:
-    """Samples as a batch: images that were rejected make it smaller, down to (0, 3, S, S)."""
+    """Combine samples into a batch; rejected images make it smaller, down to (0, 3, S, S)."""
     good = [sample for sample in samples if sample.image is not None]
     images = torch.empty((len(good), 3, image_size, image_size), dtype=torch.uint8)
     for row, sample in zip(images, good, strict=True):
+        assert sample.image is not None
         row.copy_(sample.image)
     return Batch(
         images=images,

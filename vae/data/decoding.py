@@ -1,16 +1,18 @@
-"""One image file to sRGB pixels, or the reason why it cannot be used.
+"""Decoding of one image file to sRGB pixels, or the reason why it cannot be used.
 
-The content decides the format, never the file's name, and only formats of the allow-list are opened.
+The content determines the format, never the file name. Only formats of the allow-list are opened.
 """
 
 import os
 import struct
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageColor, ImageFile, ImageOps
+from PIL.TiffImagePlugin import TiffImageFile
 
 from vae.config.errors import UserError
 from vae.config.options import MAX_PIXELS
@@ -27,47 +29,48 @@ from vae.data.strict_jpeg import decode_strictly
 
 NEW_SUBFILE_TYPE = 254  # TIFF 6.0 tag
 ORIENTATION = 0x0112  # EXIF 2.32 tag
-WHOLENESS_CHECKS = {"JPEG": check_jpeg, "PNG": check_png}
-# What Pillow's readers may raise on bytes that are not what they claim; a decoder's fault costs one image.
+INTEGRITY_CHECKS = {"JPEG": check_jpeg, "PNG": check_png}
+EMPTY_EXIF = 20  # bytes: the marker, a TIFF header and a directory without entries
+# Exceptions that Pillow's readers may raise on damaged content; such a file is rejected, nothing else stops.
 DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, KeyError, IndexError, TypeError,
     AttributeError, OverflowError, ArithmeticError, MemoryError, RuntimeError, struct.error,
 )  # fmt: skip
-TORN = ("truncated", "broken data stream", "not enough", "eof")
+TRUNCATED = ("truncated", "broken data stream", "not enough", "eof")
 TEXT_BOMB = ("max_text_chunk", "too much memory used in text chunks")  # limits of Pillow's PNG reader
 
 
 class DecodedImage(NamedTuple):
-    """A decoded file: its pixels, what it is by its content, and what is worth knowing about it."""
+    """A decoded file: its pixels, its format by content, and codes for what was unusual about it."""
 
     pixels: np.ndarray  # uint8 (H, W, 3)
     format: str
-    flags: tuple[str, ...]  # sorted codes: what was put right, and what is odd but harmless
+    flags: tuple[str, ...]  # sorted codes: corrections made, and harmless oddities
 
 
 def decode_image(
-    path: str | os.PathLike, *, max_pixels: int = MAX_PIXELS, background: str = "white"
+    path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, background: str = "white"
 ) -> np.ndarray:
-    """Decode an image upright, in sRGB and without transparency: uint8 (H, W, 3).
+    """Decode an image file upright, in sRGB and without transparency: uint8 (H, W, 3).
 
-    Rotates by EXIF, converts colour profiles and CMYK, scales 16 bits to 8, and lays transparent pixels over
-    `background`. Raises BadImageError for whatever cannot be used whole.
+    Rotates by EXIF, converts colour profiles and CMYK, scales 16 bits to 8, and composites transparent pixels
+    over `background`. Raises BadImageError if the file cannot be used completely.
     """
     return read_image(path, max_pixels=max_pixels, background=background).pixels
 
 
 def read_image(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     *,
     max_pixels: int = MAX_PIXELS,
     background: str = "white",
     first_frame: bool = False,
 ) -> DecodedImage:
-    """Decode as decode_image does, with the flags; `first_frame` takes it of animations and pages."""
+    """Like decode_image, with format and flags; `first_frame` accepts files with several frames or pages."""
     backdrop = parse_background(background)
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about broken metadata, which is no fault of the pixels
+            warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
             before = os.fstat(file.fileno())
             try:
                 pil_image = _decode_open_file(file, max_pixels, backdrop, first_frame)
@@ -76,10 +79,12 @@ def read_image(
     except BadImageError:
         raise
     except PermissionError as error:
-        raise BadImageError("no_permission", "may not be read: mend its permissions") from error
+        raise BadImageError("no_permission", "permission denied: fix its permissions") from error
     except OSError as error:
         if os.path.islink(path) and not os.path.exists(path):
-            raise BadImageError("broken_link", f"links to {os.readlink(path)}, which is not there") from error
+            raise BadImageError(
+                "broken_link", f"links to {os.readlink(path)}, which does not exist"
+            ) from error
         raise BadImageError("unreadable", error.strerror or str(error)) from error
     flag = extension_flag(os.fspath(path), pil_image.format)
     return pil_image._replace(flags=tuple(sorted({*pil_image.flags, *flag})))
@@ -87,7 +92,7 @@ def read_image(
 
 @lru_cache(maxsize=8)
 def parse_background(background: str) -> tuple[int, int, int]:
-    """Red, green and blue of a colour name or #rrggbb; raises UserError for anything else."""
+    """Red, green and blue of a colour name or #rrggbb; UserError for anything else."""
     try:
         return ImageColor.getrgb(background)[:3]
     except ValueError:
@@ -97,22 +102,25 @@ def parse_background(background: str) -> tuple[int, int, int]:
 
 
 def _check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
-    """Raise for a file that somebody wrote to meanwhile: whatever was read is neither the old nor the new."""
+    """Raise BadImageError if the file was written to while it was read: the result may mix old and new."""
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise BadImageError("changed_while_reading", "was written to meanwhile: wait until it is finished")
+        raise BadImageError(
+            "changed_while_reading", "was written to while it was read: wait until the writer has finished"
+        )
 
 
 def _decode_open_file(
-    file, max_pixels: int, backdrop: tuple[int, int, int], first_frame: bool
+    file: BinaryIO, max_pixels: int, backdrop: tuple[int, int, int], first_frame: bool
 ) -> DecodedImage:
     kind = sniff_format(file, max_pixels, first_frame)
     load_plugin(kind)
     flags: set[str] = set()
     try:
         pil_image = _open_header(file, kind, max_pixels)
-        _judge_frames(pil_image, first_frame, flags)
-        end = WHOLENESS_CHECKS[kind](file, flags) if kind in WHOLENESS_CHECKS else None
+        _check_frames(pil_image, first_frame, flags)
+        end = INTEGRITY_CHECKS[kind](file, flags) if kind in INTEGRITY_CHECKS else None
         if kind == "JPEG":
+            assert end is not None
             pixels = decode_strictly(file, end, pil_image.mode)
             if pixels is not None:
                 return DecodedImage(_finish_jpeg(pixels, pil_image, backdrop, flags), kind, tuple(flags))
@@ -132,22 +140,22 @@ def _decode_open_file(
 def _explain(error: Exception) -> BadImageError:
     text = " ".join(str(error).split()) or type(error).__name__
     if any(word in text.lower() for word in TEXT_BOMB):
-        return BadImageError("text_bomb", "compressed text that unpacks to more than any comment needs")
-    torn = any(word in text.lower() for word in TORN)
-    return BadImageError("truncated" if torn else "damaged", text)
+        return BadImageError("text_bomb", "compressed text that expands beyond the size of any comment")
+    truncated = any(word in text.lower() for word in TRUNCATED)
+    return BadImageError("truncated" if truncated else "damaged", text)
 
 
-def _open_header(file, kind: str, max_pixels: int) -> Image.Image:
-    """Read the header only; the size is judged before any pixel is allocated."""
-    assert not ImageFile.LOAD_TRUNCATED_IMAGES, "torn images would be filled with grey"
+def _open_header(file: BinaryIO, kind: str, max_pixels: int) -> Image.Image:
+    """Read only the header, and check the size before any pixel is allocated."""
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES, "Pillow would fill truncated images with grey"
     file.seek(0)
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # ours is checked below
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit is checked below
     try:
         pil_image = Image.open(file, formats=(kind,))
     except Image.UnidentifiedImageError as error:
-        if kind in WHOLENESS_CHECKS:
-            WHOLENESS_CHECKS[kind](file, set())  # may know the reason better
-        raise BadImageError("damaged", f"begins like {kind} but its header cannot be read") from error
+        if kind in INTEGRITY_CHECKS:
+            INTEGRITY_CHECKS[kind](file, set())  # may raise a more specific reason
+        raise BadImageError("damaged", f"starts like {kind}, but its header cannot be read") from error
     finally:
         Image.MAX_IMAGE_PIXELS = limit
     width, height = pil_image.size
@@ -156,13 +164,13 @@ def _open_header(file, kind: str, max_pixels: int) -> Image.Image:
     return pil_image
 
 
-def _judge_frames(pil_image: Image.Image, first_frame: bool, flags: set[str]) -> None:
-    """Raise for several frames or pages; MPO (frame 0 is the image) and TIFF previews do not count."""
+def _check_frames(pil_image: Image.Image, first_frame: bool, flags: set[str]) -> None:
+    """Raise BadImageError for several frames or pages; those of MPO files and TIFF previews do not count."""
     frames = getattr(pil_image, "n_frames", 1)
-    if pil_image.format == "MPO":
+    if pil_image.format == "MPO":  # frame 0 is the image
         flags.add("mpo")
         return
-    if frames > 1 and pil_image.format == "TIFF":
+    if frames > 1 and isinstance(pil_image, TiffImageFile):
         pages = 1
         for page in range(1, frames):
             pil_image.seek(page)
@@ -178,12 +186,14 @@ def _judge_frames(pil_image: Image.Image, first_frame: bool, flags: set[str]) ->
 
 
 def _orientation(pil_image: Image.Image, flags: set[str]) -> int:
-    """EXIF orientation, 1 to 8; a broken block says nothing about the pixels, which stay as they lie."""
+    """EXIF orientation, 1 to 8; a broken EXIF block counts as 1, so the pixels are not rotated."""
+    exif: Image.Exif | None = None
+    orientation = 1
     try:
         exif = pil_image.getexif()
         orientation = exif.get(ORIENTATION, 1)
     except DECODER_ERRORS:
-        exif, orientation = {}, 1
+        exif = None
     if not exif and len(pil_image.info.get("exif") or b"") > EMPTY_EXIF:
         flags.add("broken_exif")
     if orientation not in range(2, 9):
@@ -192,10 +202,7 @@ def _orientation(pil_image: Image.Image, flags: set[str]) -> int:
     return orientation
 
 
-EMPTY_EXIF = 20  # bytes: the marker, a TIFF header and a directory of no entries
-
-
-TURNS = {  # EXIF 2.32, tag 274: how to bring stored rows and columns upright
+ROTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # EXIF 2.32, tag 274: stored pixels to upright
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
     4: lambda pixels: pixels[::-1],
@@ -209,12 +216,12 @@ TURNS = {  # EXIF 2.32, tag 274: how to bring stored rows and columns upright
 def _finish_jpeg(
     pixels: np.ndarray, pil_image: Image.Image, backdrop: tuple[int, int, int], flags: set[str]
 ) -> np.ndarray:
-    """Turn and colour-convert pixels (H, W, 3) or (H, W, 1) decoded outside Pillow."""
+    """Rotate and colour-convert pixels (H, W, 3) or (H, W, 1) that were decoded without Pillow."""
     profile = pil_image.info.get("icc_profile")
-    turn = TURNS.get(_orientation(pil_image, flags))
-    if turn:
-        pixels = np.ascontiguousarray(turn(pixels))
+    rotate = ROTATIONS.get(_orientation(pil_image, flags))
+    if rotate:
+        pixels = np.ascontiguousarray(rotate(pixels))
     if pixels.shape[2] == 3 and (not profile or transform_to_srgb(profile) == ("RGB", None)):
-        return pixels  # without two copies through Pillow
+        return pixels  # avoids two copies through Pillow
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     return to_srgb(image, pil_image, profile, backdrop, flags)

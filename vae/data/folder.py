@@ -1,4 +1,4 @@
-"""The list of images below a folder, and which of them are held out for validation."""
+"""The image files below a folder, and their split into training and validation."""
 
 import hashlib
 import os
@@ -11,52 +11,51 @@ from vae.data.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
 EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".bmp", ".tif", ".tiff", ".avif",
 )  # fmt: skip
-# What people take for images and training does not read: validation tells why, file by file.
+# Image formats that training does not read; prepare_data.py --mode validate reports why for each file.
 OTHER_EXTENSIONS = (
     ".gif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".ico", ".exr", ".hdr",
 )  # fmt: skip
 SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
-# Below this many images a threshold would miss the asked share by much (5 % of 1000: sd 0.7 %).
+# With fewer images a hash threshold would miss the requested share by too much (5 % of 1000: sd 0.7 %).
 SMALL_SET = 1000
 
 
-def list_images(root: str | os.PathLike, *, flag: str = "--data_path") -> list[str]:
-    """Names of the images below `root`, any depth: relative, with forward slashes, sorted.
+def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> list[str]:
+    """Names of the image files below `root` at any depth: relative, with forward slashes, sorted.
 
-    Hidden files and folders, `._*` and what is no regular file are passed over; linked folders are followed
-    once. Raises DataError, naming `flag`, when there is no folder or no image in it.
+    Skips hidden files and folders, `._*` and special files; follows each linked folder once. Raises
+    DataError, with `flag` in its message, if the folder does not exist or contains no images.
     """
     names = sorted(walk_images(root, flag=flag))
     if not names:
         kinds = " ".join(extension[1:] for extension in EXTENSIONS)
-        raise DataError(f"{flag} {root} holds no images ({kinds}): put some there or give another folder")
+        raise DataError(f"{flag} {root} contains no images ({kinds}): add some or give another folder")
     return names
 
 
 def walk_images(
-    root: str | os.PathLike,
+    root: str | os.PathLike[str],
     *,
     flag: str = "--data_path",
     extensions: tuple[str, ...] = (),
     on_skip: Callable[[str, str], None] = lambda name, code: None,
 ) -> Iterator[str]:
-    """The names of list_images one by one, folder by folder, in no order within a folder.
+    """Yield the names of list_images one by one, folder by folder, unsorted within a folder.
 
-    `extensions`: also of files with these, though training reads none of them.
-
-    Holds one folder's sub-folders in memory, never a list of files. `on_skip(name, code)` hears of what is
-    passed over. A file without an extension counts where its first bytes are an image's.
+    Keeps only the pending folders in memory, never a list of files. Also yields files with one of
+    `extensions`, which training does not read. A file without an extension counts as an image if its first
+    bytes are those of one. Calls `on_skip(name, code)` for every skipped entry.
     """
     root = os.fspath(root)
     if not os.path.lexists(root):
-        raise DataError(f"{flag} {root} does not exist: give the folder that holds your images")
+        raise DataError(f"{flag} {root} does not exist: give the folder that contains your images")
     if not os.path.isdir(root):
-        raise DataError(f"{flag} {root} is not a folder: give the folder that holds your images")
+        raise DataError(f"{flag} {root} is not a folder: give the folder that contains your images")
     return _walk(root, flag, readable_extensions() + extensions, on_skip)
 
 
 def readable_extensions() -> tuple[str, ...]:
-    """Extensions of what can be decoded here: some formats need a package of their own."""
+    """Extensions of the formats that can be decoded here: some need an additional package."""
     plugins = (kind for kind, (module, _) in PLUGINS.items() if find_spec(module))
     return EXTENSIONS + tuple(extension for kind in plugins for extension in EXTENSIONS_OF[kind])
 
@@ -75,13 +74,13 @@ def _walk(
                 on_skip(folder, "link_loop")
                 continue
             visited.add((status.st_dev, status.st_ino))
-            inner = []
+            subfolders = []
             with os.scandir(path) as entries:
                 for entry in entries:
                     name = f"{folder}/{entry.name}" if folder else entry.name
-                    code = _judge(entry, extensions)
+                    code = _classify(entry, extensions)
                     if code == "folder":
-                        inner.append(name)
+                        subfolders.append(name)
                         if entry.name.lower().endswith(extensions):
                             on_skip(name, "folder_named_like_image")
                     elif code is None:
@@ -90,13 +89,13 @@ def _walk(
                         on_skip(name, code)
         except OSError as error:
             raise DataError(
-                f"{flag}: folder {path} cannot be read ({error.strerror}): mend its permissions"
+                f"{flag}: folder {path} cannot be read ({error.strerror}): fix its permissions"
             ) from error
-        folders += sorted(inner, reverse=True)
+        folders += sorted(subfolders, reverse=True)
 
 
-def _judge(entry: os.DirEntry, extensions: tuple[str, ...]) -> str | None:
-    """None for an image's file, `folder`, or the code of why an entry is passed over."""
+def _classify(entry: os.DirEntry[str], extensions: tuple[str, ...]) -> str | None:
+    """None for an image file, `folder`, or the code of the reason for skipping the entry."""
     name = entry.name.lower()
     if name.startswith("._") or name in SYSTEM_FILES:
         return "system_file"
@@ -105,16 +104,18 @@ def _judge(entry: os.DirEntry, extensions: tuple[str, ...]) -> str | None:
     if entry.is_dir():
         return "folder"
     is_file = entry.is_file()
-    if not is_file and not entry.is_symlink():  # a broken link is a file: the decoder will name it
+    if (
+        not is_file and not entry.is_symlink()
+    ):  # a broken link counts as a file: decoding it reports the reason
         return "special_file"
     if name.endswith(extensions):
         return None if is_file or not os.path.exists(entry.path) else "special_file"
-    if "." not in name and is_file and _begins_like_an_image(entry.path):
+    if "." not in name and is_file and _has_image_signature(entry.path):
         return None
     return "other_file"
 
 
-def _begins_like_an_image(path: str) -> bool:
+def _has_image_signature(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             sniff_format(file, max_pixels=2**62)
@@ -124,26 +125,26 @@ def _begins_like_an_image(path: str) -> bool:
 
 
 def split_names(names: list[str], val_split: float, seed: int) -> tuple[list[str], list[str]]:
-    """Part names into (train, validation) by a hash of name and seed, keeping their order.
+    """Split names into (train, validation) by a hash of name and seed, keeping their order.
 
-    From 1000 images on, an image keeps its side whatever is added later. Smaller sets hold out the
-    images with the lowest hashes: at least one, never all.
+    With 1000 images or more, an image stays in its part when others are added later. From smaller sets the
+    images with the lowest hashes are used for validation: at least one, never all.
     """
     if not 0 <= val_split < 1:
         raise UserError(
-            f"--val_split {val_split} is not a share: give a number from 0 to below 1, such as 0.1"
+            f"--val_split {val_split} is not a fraction: give a number from 0 to below 1, such as 0.1"
         )
     if val_split == 0 or len(names) < 2:
         return list(names), []
     hashes = {name: _hash(name, seed) for name in names}
     if len(hashes) < SMALL_SET:
         count = min(max(1, round(len(hashes) * val_split)), len(hashes) - 1)
-        held_out = set(sorted(hashes, key=lambda name: (hashes[name], name))[:count])
+        validation = set(sorted(hashes, key=lambda name: (hashes[name], name))[:count])
     else:
         threshold = int(val_split * 2**64)
-        held_out = {name for name, value in hashes.items() if value < threshold}
-    train = [name for name in names if name not in held_out]
-    return train, [name for name in names if name in held_out]
+        validation = {name for name, value in hashes.items() if value < threshold}
+    train = [name for name in names if name not in validation]
+    return train, [name for name in names if name in validation]
 
 
 def _hash(name: str, seed: int) -> int:

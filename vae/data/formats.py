@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, and whether it is whole: checks made before anything is decoded."""
+"""Checks before decoding: the format by the first bytes, and whether the file is complete."""
 
 import importlib
 import mmap
@@ -6,8 +6,9 @@ import os
 import re
 import struct
 import zlib
+from typing import BinaryIO
 
-# libjpeg's own progressive script has 10 scans; a file with thousands was made to be slow.
+# libjpeg's own progressive script has 10 scans; a file with thousands was made to decode slowly.
 MAX_JPEG_SCANS = 500
 
 SIGNATURES = (
@@ -33,9 +34,9 @@ EXTENSIONS_OF = {
     "HEIF": (".heic", ".heif"),
     "JXL": (".jxl",),
 }
-# Formats read where a package of that name is installed: the module that teaches Pillow, and the package.
+# Formats that need an additional package: the module with the Pillow plugin, and the package.
 PLUGINS = {"HEIF": ("pillow_heif", "pillow-heif"), "JXL": ("pillow_jxl", "pillow-jxl-plugin")}
-# Formats people do have in their folders, so that the message can name them.
+# Unsupported formats that are common in image folders, so that the message can name them.
 OTHER_SIGNATURES = (
     (b"%PDF", "PDF"),
     (b"8BPS", "Photoshop PSD"),
@@ -46,25 +47,25 @@ OTHER_SIGNATURES = (
     (b"\0\0\x01\0", "ICO"),
 )
 JPEG_CODINGS = {0xC3: "lossless", 0xC9: "arithmetic", 0xCA: "arithmetic"}
-NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # inside a scan, FF 00 is data and FF D0-D7 a restart
+NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # in a scan, FF 00 is data and FF D0-D7 a restart
 
 
 class BadImageError(Exception):
-    """An image that cannot be used: a short stable `reason` code and a `detail` for people."""
+    """An unusable image file: a short stable `reason` code, and a `detail` for people."""
 
     def __init__(self, reason: str, detail: str):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type["BadImageError"], tuple[str, str]]:
         return BadImageError, (self.reason, self.detail)
 
 
-def sniff_format(file, max_pixels: int, first_frame: bool = False) -> str:
-    """Pillow's name of the format a file's first bytes announce; raises BadImageError for all others.
+def sniff_format(file: BinaryIO, max_pixels: int, first_frame: bool = False) -> str:
+    """Pillow's name of the format that the first bytes show; BadImageError for unsupported formats.
 
-    `first_frame`: sequences are let through, for their first frame is wanted.
+    `first_frame` also accepts image sequences.
     """
     file.seek(0)
     head = file.read(64)
@@ -84,12 +85,12 @@ def sniff_format(file, max_pixels: int, first_frame: bool = False) -> str:
     if b"<svg" in (head + file.read(1024)).lower():
         raise BadImageError("format_not_supported", "SVG: convert it to PNG or JPEG")
     if not head.strip(b"\0"):
-        raise BadImageError("not_an_image", "begins with zeros only")
-    raise BadImageError("not_an_image", f"begins with {head[:12]!r}")
+        raise BadImageError("not_an_image", "starts with zeros only")
+    raise BadImageError("not_an_image", f"starts with {head[:12]!r}")
 
 
 def _check_webp_canvas(head: bytes, max_pixels: int) -> None:
-    """The WebP reader allocates its canvas on opening, so an extended header is judged before."""
+    """Check the size in an extended WebP header, because the reader allocates the canvas on opening."""
     if head[12:16] == b"VP8X" and len(head) >= 30:
         width = int.from_bytes(head[24:27], "little") + 1
         height = int.from_bytes(head[27:30], "little") + 1
@@ -98,7 +99,7 @@ def _check_webp_canvas(head: bytes, max_pixels: int) -> None:
 
 
 def load_plugin(kind: str) -> None:
-    """Have Pillow learn a format that needs a package of its own; raises BadImageError that names it."""
+    """Register the Pillow plugin of a format that needs one; BadImageError if it is not installed."""
     if kind not in PLUGINS:
         return
     module, package = PLUGINS[kind]
@@ -113,7 +114,7 @@ def load_plugin(kind: str) -> None:
 
 
 def extension_flag(path: str, kind: str) -> list[str]:
-    """What is odd about a file's extension, its content being `kind`: nothing, or one code."""
+    """The code for an extension that is missing or does not match the format `kind`; empty if it matches."""
     extension = os.path.splitext(path)[1].lower()
     if not extension:
         return ["no_extension"]
@@ -121,11 +122,11 @@ def extension_flag(path: str, kind: str) -> list[str]:
 
 
 def _sniff_ftyp(head: bytes, first_frame: bool) -> str:
-    """AVIF or HEIF by the brands of their common container (ISO 14496-12: major, then compatible ones)."""
+    """AVIF or HEIF by the brands in their common container (ISO 14496-12: major, then compatible brands)."""
     size = int.from_bytes(head[:4], "big")
     brands = head[8 : min(size, len(head))]
     if b"avis" in brands[:4] and not first_frame:
-        raise BadImageError("animated", "an AVIF sequence: save the frame you want as an image")
+        raise BadImageError("animated", "an AVIF sequence: save one frame as an image")
     if b"avif" in brands or b"avis" in brands:
         return "AVIF"
     if any(brand in brands for brand in (b"heic", b"heix", b"hevc", b"mif1", b"msf1")):
@@ -133,10 +134,10 @@ def _sniff_ftyp(head: bytes, first_frame: bool) -> str:
     raise BadImageError("not_an_image", "a video or another container")
 
 
-def check_jpeg(file, flags: set[str]) -> int:
-    """Walk a JPEG's markers to its end, which is returned; raises BadImageError when torn or coded unusually.
+def check_jpeg(file: BinaryIO, flags: set[str]) -> int:
+    """Read a JPEG's markers and return the offset of its end; BadImageError if truncated or unsupported.
 
-    Catches what the decoder forgives: a missing end marker and a tail filled with zeros.
+    Finds damage that the decoder ignores: a missing end marker and a tail filled with zeros.
     """
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         position, scans = 2, 0
@@ -159,8 +160,8 @@ def check_jpeg(file, flags: set[str]) -> int:
                 raise BadImageError("too_many_scans", f"more than {MAX_JPEG_SCANS} scans in one JPEG")
             position += length
         if scans == 0:
-            raise BadImageError("truncated", "no image before the end marker")
-        if len(data) > position and "mpo" not in flags:  # there, the other images follow
+            raise BadImageError("truncated", "no scan before the end marker")
+        if len(data) > position and "mpo" not in flags:  # an MPO contains further images after the first
             flags.add("trailing_bytes")
         return position
 
@@ -171,10 +172,10 @@ def _check_coding(marker: int, bits: int) -> None:
         raise BadImageError("jpeg_coding_not_supported", f"{coding} JPEG: convert it to 8-bit JPEG or PNG")
 
 
-def check_png(file, flags: set[str]) -> int:
-    """Walk a PNG's chunks and return where it ends; raises BadImageError for no end or a wrong checksum.
+def check_png(file: BinaryIO, flags: set[str]) -> int:
+    """Read a PNG's chunks and return the offset of its end; BadImageError if damaged or truncated.
 
-    Catches a tail filled with zeros, which the decoder takes for the end.
+    Finds a tail filled with zeros, which the decoder treats as the end.
     """
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         position = 8
@@ -184,10 +185,10 @@ def check_png(file, flags: set[str]) -> int:
             length, kind = struct.unpack(">I4s", data[position : position + 8])
             end = position + 8 + length
             if not kind.isalpha():
-                raise BadImageError("damaged", f"no chunk begins at byte {position}")
+                raise BadImageError("damaged", f"no chunk starts at byte {position}")
             if end + 4 > len(data):
                 raise BadImageError("truncated", f"the file ends inside chunk {kind.decode()}")
-            is_critical = kind[:1].isupper()  # PNG 1.2, section 3.3: the image needs these
+            is_critical = kind[:1].isupper()  # PNG 1.2, section 3.3: required for the image
             if is_critical and zlib.crc32(data[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
                 raise BadImageError("damaged", f"wrong checksum of chunk {kind.decode()} at byte {position}")
             if kind == b"IHDR" and data[position + 16] == 16:

@@ -1,4 +1,4 @@
-"""Batches from decoding processes: any epoch from any step to train on, every image once to validate."""
+"""Batches from decoding processes: any epoch from any step for training, every image once for validation."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,19 +6,20 @@ from functools import partial
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vae.config.errors import DataError
 from vae.config.options import MAX_PIXELS
-from vae.data.dataset import Batch, FolderDataset, collate
+from vae.data.dataset import Batch, FolderDataset, Sample, collate
 from vae.data.sampling import StepSampler, steps_per_epoch
-from vae.data.workers import signals_held, start_worker
+from vae.data.workers import blocked_signals, start_worker
 
-# A batch that takes longer is taken for a hang. Generous: a large batch over a slow share is no error.
+# A batch that takes longer counts as a hang. A large batch from a slow network share must not reach it.
 TIMEOUT_SECONDS = 600
 
 
 class TrainLoader:
-    """Training batches of one rank; the same ones for any number of workers and after any resume."""
+    """Training batches of one rank, independent of the number of workers and of resuming."""
 
     def __init__(
         self,
@@ -34,12 +35,12 @@ class TrainLoader:
         timeout_seconds: float = TIMEOUT_SECONDS,
         start_method: str | None = None,
     ):
-        """`local_batch`: images of one optimizer step on one device; `pin_memory`: where that is a GPU."""
+        """`local_batch`: images of one optimizer step on one device. `pin_memory` is for GPUs."""
         self.steps_per_epoch = steps_per_epoch(len(dataset), local_batch, world_size)
         self._sampler = StepSampler(len(dataset), local_batch, rank, world_size, dataset.seed)
         self._persistent = persistent_workers
-        self._iterator = None
-        self._loader = _open_loader(
+        self._iterator: Iterator[Batch] | None = None
+        self._loader: DataLoader[Sample] | None = _open_loader(
             dataset,
             self._sampler,
             num_workers=num_workers,
@@ -51,18 +52,18 @@ class TrainLoader:
         )
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The rest of `epoch` from `first_step` on; only one such iterator may be in use at a time."""
+        """The batches of `epoch` from `first_step` on; only one such iterator may be in use at a time."""
         assert self._loader is not None, "the loader is closed"
         self._sampler.start_at(epoch, first_step)
         if self._iterator is None:
             self._iterator = _start(self._loader)
         else:
-            self._iterator = iter(self._loader)  # the same processes go on
+            self._iterator = iter(self._loader)  # keeps the same worker processes
         finished = False
         try:
-            yield from _plain_errors(self._iterator)
+            yield from _translate_errors(self._iterator)
             finished = True
-        except GeneratorExit:  # the caller has enough of this epoch
+        except GeneratorExit:  # the caller stops within the epoch
             finished = True
             raise
         finally:
@@ -79,7 +80,7 @@ class TrainLoader:
     def __enter__(self) -> "TrainLoader":
         return self
 
-    def __exit__(self, *_exception) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def _end_workers(self) -> None:
@@ -88,7 +89,7 @@ class TrainLoader:
 
 
 def load_validation(
-    root: str | os.PathLike,
+    root: str | os.PathLike[str],
     names: Sequence[str],
     *,
     image_size: int,
@@ -99,9 +100,9 @@ def load_validation(
     num_workers: int = 0,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
-    """Centre crops of all `names`, once each and in order; the last batch may be smaller.
+    """Centre crops of all `names`, each once and in order; the last batch may be smaller.
 
-    `indices` are positions in `names`; images that cannot be used are in each batch's `rejected`.
+    A batch's `indices` are positions in `names`; its `rejected` lists unusable images.
     """
     dataset = FolderDataset(
         root,
@@ -118,14 +119,14 @@ def load_validation(
     workers = min(num_workers, len(batches))
     iterator = _start(_open_loader(dataset, batches, num_workers=workers, pin_memory=pin_memory))
     try:
-        yield from _plain_errors(iterator)
+        yield from _translate_errors(iterator)
     finally:
         _end_workers(iterator)
 
 
 def _open_loader(
     dataset: FolderDataset,
-    batches: Iterable,
+    batches: Iterable[list[tuple[int, int]]],
     *,
     num_workers: int,
     pin_memory: bool,
@@ -133,35 +134,31 @@ def _open_loader(
     persistent_workers: bool = False,
     timeout_seconds: float = TIMEOUT_SECONDS,
     start_method: str | None = None,
-) -> DataLoader:
-    settings = {}
-    if num_workers > 0:
-        settings = {
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "timeout": timeout_seconds,
-            "worker_init_fn": start_worker,
-            "multiprocessing_context": start_method,
-        }
+) -> DataLoader[Sample]:
+    has_workers = num_workers > 0  # without workers, DataLoader refuses the options that are for them
     return DataLoader(
         dataset,
         batch_sampler=batches,
         num_workers=num_workers,
         collate_fn=partial(collate, image_size=dataset.image_size),
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # without it each epoch would draw from the training's own random state
-        **settings,
+        generator=torch.Generator(),  # otherwise each epoch would draw from the training's random state
+        worker_init_fn=start_worker,
+        prefetch_factor=prefetch_factor if has_workers else None,
+        persistent_workers=persistent_workers and has_workers,
+        timeout=timeout_seconds if has_workers else 0,
+        multiprocessing_context=start_method if has_workers else None,
     )
 
 
-def _start(loader: DataLoader) -> Iterator[Batch]:
+def _start(loader: DataLoader[Sample]) -> Iterator[Batch]:
     context = loader.multiprocessing_context
-    with signals_held(context.get_start_method() if context else None):
+    with blocked_signals(context.get_start_method() if context else None):
         return iter(loader)
 
 
-def _plain_errors(iterator: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches; a decoding process that hangs or dies becomes a DataError that says what to try."""
+def _translate_errors(iterator: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches; raise DataError with a remedy if a decoding process hangs or dies."""
     try:
         yield from iterator
     except RuntimeError as error:
@@ -172,16 +169,17 @@ def _plain_errors(iterator: Iterator[Batch]) -> Iterator[Batch]:
             ) from error
         if "exited unexpectedly" in text or "killed by signal" in text:
             raise DataError(
-                "a decoding process died, most often for lack of memory or of /dev/shm: lower --num_workers"
+                "a decoding process died, usually because memory or /dev/shm ran out: lower --num_workers"
             ) from error
         raise
 
 
 def _end_workers(iterator: Iterator[Batch] | None) -> None:
-    # What DataLoader's own __del__ calls: there is no public way to end its processes at a chosen moment.
-    processes = getattr(iterator, "_workers", [])
-    if processes:
-        iterator._shutdown_workers()
+    # DataLoader's own __del__ calls _shutdown_workers: no public method ends its processes immediately.
+    if not isinstance(iterator, _MultiProcessingDataLoaderIter):
+        return
+    processes = iterator._workers
+    iterator._shutdown_workers()
     for process in processes:
         if process.is_alive():  # it hangs
             process.kill()

@@ -1,4 +1,4 @@
-"""Which image comes when: a function of (seed, epoch, step), so a position is all there is to resume."""
+"""The order of images as a function of (seed, epoch, step), so resuming needs only the position."""
 
 from collections.abc import Iterator
 
@@ -8,23 +8,23 @@ import numpy as np
 def epoch_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
     """Order of the images in one epoch: a permutation of 0..num_images-1, int64.
 
-    Sorts raw PCG64 words, because NumPy keeps those the same in all versions and on all machines, which it
-    does not promise for `permutation`.
+    Sorts raw PCG64 words: NumPy keeps them identical across versions and machines, but does not promise this
+    for `permutation`.
     """
     words = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(num_images)
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
 def steps_per_epoch(num_images: int, local_batch: int, world_size: int = 1) -> int:
-    """Whole batches in one epoch; the images left over wait for the next epoch's order."""
+    """Number of full batches in one epoch; the remaining images are not used in that epoch."""
     return num_images // (local_batch * world_size)
 
 
 class StepSampler:
-    """Batches of (epoch, index) keys of one rank, from any step of any epoch to the end of that epoch.
+    """Batches of (epoch, index) keys for one rank, from any step of an epoch to its end.
 
-    Step s of an epoch is `order[s * G : (s + 1) * G]` with G = local_batch * world_size, and rank r takes the
-    r-th of its equal slices. `local_batch` counts all images of one optimizer step on one device.
+    Step s of an epoch uses `order[s * G : (s + 1) * G]` with G = local_batch * world_size; rank r gets the
+    r-th of its `world_size` equal slices. `local_batch` counts the images per device and optimizer step.
     """
 
     def __init__(self, num_images: int, local_batch: int, rank: int = 0, world_size: int = 1, seed: int = 0):
@@ -38,7 +38,7 @@ class StepSampler:
         self.first_step = 0
 
     def start_at(self, epoch: int, first_step: int = 0) -> None:
-        """Where the next iteration begins."""
+        """Set the position of the next iteration."""
         assert 0 <= first_step <= steps_per_epoch(self.num_images, self.local_batch, self.world_size)
         self.epoch, self.first_step = epoch, first_step
 

@@ -1,4 +1,4 @@
-"""How many decoding processes there are, and how each of them begins."""
+"""The number of decoding processes, and their start."""
 
 import multiprocessing
 import signal
@@ -12,15 +12,15 @@ from PIL import AvifImagePlugin
 from vae.config.errors import UserError
 from vae.host import decoding_processes, usable_cores
 
-HELD_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 def resolve_num_workers(
     num_workers: str | int, *, processes_here: int = 1, flag: str = "--num_workers"
 ) -> int:
-    """Number of decoding processes: `auto`, or a whole number from 0 on; raises UserError for anything else.
+    """Number of decoding processes from `auto` or an integer of at least 0; UserError for anything else.
 
-    `processes_here`: training processes that share this machine's cores.
+    `processes_here`: number of training processes on this machine, which share its cores.
     """
     text = str(num_workers).strip()
     if text == "auto":
@@ -31,18 +31,18 @@ def resolve_num_workers(
 
 
 @contextmanager
-def signals_held(start_method: str | None = None) -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back while processes are started.
+def blocked_signals(start_method: str | None = None) -> Iterator[None]:
+    """Block Ctrl-C and SIGTERM while processes are started.
 
-    Otherwise one that comes before `start_worker` has run would meet the wrong handler in the new process.
-    Ours gets them when the block ends, so none is lost. Windows has no such thing.
+    Otherwise a new process would handle a signal with the wrong handler until it has run `start_worker`.
+    This process receives blocked signals when the block ends, so none is lost. No effect on Windows.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     if (start_method or multiprocessing.get_start_method()) != "fork":
-        resource_tracker.ensure_running()  # starting it lets the held signals go, so it must be there before
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+        resource_tracker.ensure_running()  # starting it unblocks the signals, so start it first
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -50,12 +50,12 @@ def signals_held(start_method: str | None = None) -> Iterator[None]:
 
 
 def start_worker(_worker_id: int) -> None:
-    """First act of a decoding process: signals are left to the process that started it.
+    """Initialize a decoding process: ignore the signals that stop the training process.
 
-    Terminals and schedulers signal the whole group. Were we to die of it, the trainer would fail for want of
-    batches where it should finish its step and save; it ends us when it is done.
+    Terminals and schedulers signal the whole process group. If a worker stopped at once, the trainer would
+    fail without batches instead of finishing its step and saving. The trainer ends its workers afterwards.
     """
-    for number in HELD_SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    # DataLoader has set PyTorch to one thread already.
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # its own default is one thread per core in each process
+    # DataLoader has already set PyTorch to one thread.
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the default is one thread per core in each process

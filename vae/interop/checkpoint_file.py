@@ -1,4 +1,4 @@
-"""One checkpoint file: written so that a valid one remains after a crash at any moment, verified on every load.
+"""One checkpoint file: a crash at any moment leaves a valid one, and every load verifies it.
 
 NAME.pt.sha256 beside NAME.pt contains its SHA-256 in the format of `sha256sum`. If that file is missing,
 `verify_checkpoint` uses the checksums inside the checkpoint, which is a zip archive.
