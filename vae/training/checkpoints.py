@@ -1,77 +1,98 @@
-"""The checkpoints of a run in its folder: their names, which is newest, which may go."""
+"""The checkpoints in the folder of a run: names, saving, finding the newest, pruning."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vae import console
 from vae.config.errors import UserError
-from vae.console import command_line
-from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path
+from vae.interop.checkpoint_file import (
+    DamagedCheckpointError,
+    load_checkpoint,
+    record_path,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from vae.training.stages import Position, Stage
 
 _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
 
 
 def epoch_name(epochs: int) -> str:
-    """Name of the checkpoint after `epochs` epochs of the run."""
+    """File name of the checkpoint after `epochs` epochs of the run."""
     return f"checkpoint_epoch_{epochs}.pt"
 
 
 def step_name(step: int) -> str:
-    """Name of a checkpoint between epochs, after `step` optimizer steps of the run."""
+    """File name of a checkpoint within an epoch, after `step` optimizer steps of the run."""
     return f"checkpoint_step_{step}.pt"
 
 
-def latest_command(folder: Path) -> str:
-    """The command that goes on with the run in `folder`, ready to be typed."""
-    return command_line("python", "train_vae.py", "--output_dir", folder, "--resume_from", "latest")
+def position_name(position: Position) -> str:
+    """File name of the checkpoint at a position."""
+    return step_name(position.step) if position.images_in_epoch else epoch_name(position.epoch)
+
+
+def resume_command(folder: Path) -> str:
+    """The command that resumes the run in `folder`."""
+    return console.command_line("python", "train_vae.py", "--output_dir", folder, "--resume_from", "latest")
+
+
+def save_verified(path: Path, content: dict[str, Any]) -> str | None:
+    """Write a checkpoint and verify the file; returns the reason if that fails."""
+    try:
+        save_checkpoint(path, content)
+        verify_checkpoint(path)
+    except (OSError, UserError) as error:
+        return str(error)
+    return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints in `folder`, newest position first; those that cannot be opened stand last."""
+    """Checkpoints in `folder`, the furthest position first; those that cannot be opened come last."""
     found = [path for path in folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: (saved_step(path), path.name), reverse=True)
 
 
 def folders_of_runs(folder: Path) -> list[Path]:
-    """Folders directly in `folder` that hold checkpoints, the one written to last first."""
-    newest = {}
+    """Folders directly in `folder` that contain checkpoints, the most recently written first."""
+    newest: dict[Path, float] = {}
     for path in folder.glob("*/checkpoint_*.pt"):
         if _NAME.fullmatch(path.name):
             newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
-    return sorted(newest, key=newest.get, reverse=True)
+    return sorted(newest, key=lambda found: newest[found], reverse=True)
 
 
 def saved_step(path: Path) -> int:
-    """Optimizer step of a checkpoint, read without its tensors; -1 where it cannot be opened."""
+    """Optimizer step of a checkpoint, read without its tensors; -1 if it cannot be opened."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(content["position"]["step"])
-    except Exception:  # damage shows itself in many kinds; the verified load names it
+    except Exception:  # damage raises many types; load_checkpoint reports it
         return -1
 
 
-def load_newest(folder: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
-    """The newest valid checkpoint of a folder and its content; damaged ones are named through `say`.
+def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest valid checkpoint of a folder and its content; damaged ones are reported.
 
-    Raises UserError where there are checkpoints and none is valid.
+    Raises UserError if there are checkpoints and none is valid.
     """
+    # First those that cannot be opened: they may be the newest, so they are reported.
     paths = sorted(list_checkpoints(folder), key=lambda path: saved_step(path) >= 0)
-    for path in paths:  # first those that cannot be opened: they may be the newest, and are to be named
+    for path in paths:
         try:
             return path, load_checkpoint(path)
         except UserError as error:
-            say(f"skipped: {error}")
+            console.info(f"skipped: {error}")
     if paths:
         raise UserError(f"--resume_from latest: none of the {len(paths)} checkpoints in {folder} is valid")
     return None
 
 
-def load_named(path: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint at `path`; where it is damaged, the newest valid one beside it, said through `say`."""
+def load_named(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint at `path` and its content; if it is damaged, the newest valid one beside it."""
     try:
         content = load_checkpoint(path)
     except DamagedCheckpointError as error:
@@ -81,20 +102,20 @@ def load_named(path: Path, say: Callable[[str], None]) -> tuple[Path, dict[str, 
                 content = load_checkpoint(other)
             except UserError:
                 continue
-            say(f"WARNING: {error}; going on from {other}, the newest valid checkpoint beside it")
+            console.warning(f"{error}; resuming from {other}, the newest valid checkpoint beside it")
             return other, content
         raise
     newer = [p.name for p in list_checkpoints(path.parent) if saved_step(p) > content["position"]["step"]]
     if newer:
-        say(f"note: {path.parent} holds newer checkpoints of this run: {', '.join(newer[:3])}")
+        console.info(f"note: {path.parent} contains newer checkpoints of this run: {', '.join(newer[:3])}")
     return path, content
 
 
 def prune(folder: Path, keep: int, stages: list[Stage], position: Position, best: str | None) -> list[Path]:
-    """Remove all but the newest `keep`, the best and each finished stage's last; returns the removed.
+    """Remove all but the newest `keep`, the best, and each finished stage's last; returns the removed.
 
-    Checkpoints further on, left by a run that was taken up again before them, neither go nor count. What a
-    process killed within a save has left goes too.
+    Checkpoints beyond `position`, left by a run that was later resumed from an earlier one, are not counted
+    and not removed. Temporary files of a save that was killed are removed.
     """
     last = {epoch_name(stage.end_epoch) for stage in stages if stage.end_epoch <= position.epoch}
     others = [path for path in list_checkpoints(folder) if path.name not in last and path.name != best]
@@ -102,6 +123,6 @@ def prune(folder: Path, keep: int, stages: list[Stage], position: Position, best
     for path in removed:
         path.unlink(missing_ok=True)
         record_path(path).unlink(missing_ok=True)
-    for torn in folder.glob("checkpoint_*.tmp"):
-        torn.unlink(missing_ok=True)
+    for incomplete in folder.glob("checkpoint_*.tmp"):
+        incomplete.unlink(missing_ok=True)
     return removed

@@ -1,8 +1,10 @@
-"""The processes of a run: one, or several under torchrun with one device each."""
+"""The processes of a run: a single one, or several that torchrun started, with one device each."""
 
 import datetime
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,82 +14,84 @@ from torch.nn.parallel import DistributedDataParallel
 from vae.config.errors import UserError
 from vae.device import pick_device
 
-TIMEOUT = datetime.timedelta(minutes=30)  # a first compile or a slow shard is no failure
+TIMEOUT = datetime.timedelta(minutes=30)  # the first compilation or a slow disk can take this long
+
+_Item = TypeVar("_Item", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Processes:
-    """This process's place among `world`; with one process every exchange is free."""
+class Distributed:
+    """This process's rank and device among `world_size` processes; with one process, collectives are free."""
 
     rank: int
-    world: int
+    world_size: int
     device: torch.device
-    on_this_host: int = 1  # processes that share this host's cores
+    local_world_size: int = 1  # processes on this host, which share its cores
 
     @classmethod
-    def start(cls, device: str) -> "Processes":
-        """Join the processes that torchrun started, or be the only one. `device`: cuda, cpu or auto."""
+    def start(cls, device: str) -> "Distributed":
+        """Join the processes that torchrun started, or run alone. `device`: cuda, cpu or auto."""
         kind = pick_device(device).type
-        rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        local = int(os.environ.get("LOCAL_RANK", 0))
-        if kind == "cuda" and local >= torch.cuda.device_count():
+        rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        if kind == "cuda" and local_rank >= torch.cuda.device_count():
             raise UserError(
-                f"--nproc_per_node starts more processes than the {torch.cuda.device_count()} cards here: "
+                f"--nproc_per_node starts more processes than the {torch.cuda.device_count()} GPUs here: "
                 "lower it to that number"
             )
-        chosen = torch.device(kind, local if kind == "cuda" else None)
+        chosen = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
         if kind == "cuda":
             torch.cuda.set_device(chosen)
-        if world > 1:
+        if world_size > 1:
             backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
             dist.init_process_group(backend, timeout=TIMEOUT)
-        return cls(rank, world, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        return cls(rank, world_size, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one process that writes and prints."""
+        """Whether this process is rank 0, which alone prints and writes files."""
         return self.rank == 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module with gradients averaged over all processes in its backward."""
-        if self.world == 1:
+        """Wrap the module in DistributedDataParallel, if there are several processes."""
+        if self.world_size == 1:
             return module
         ids = None if self.device.type == "cpu" else [self.device.index]
         return DistributedDataParallel(
             module,
             device_ids=ids,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # there are only constants
+            broadcast_buffers=False,  # all buffers are constants
         )
 
-    def sum_numbers(self, *numbers: float) -> list[float]:
-        """Each number summed over all processes, between hosts: no device waits for it."""
-        if self.world == 1:
+    def all_reduce_scalars(self, *numbers: float) -> list[float]:
+        """Sum each number over all processes, on the host: no device synchronizes."""
+        if self.world_size == 1:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
 
-    def union(self, names: set[str]) -> set[str]:
-        """The names that any process has."""
-        if self.world == 1:
-            return names
-        everyone: list[set[str]] = [set() for _ in range(self.world)]
-        dist.all_gather_object(everyone, names)
-        return set().union(*everyone)
-
-    def sum_tensor(self, value: torch.Tensor) -> torch.Tensor:
-        """A device tensor summed over all processes, without waiting for the device."""
-        if self.world > 1:
+    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+        """Sum a device tensor over all processes in place, without synchronizing the device."""
+        if self.world_size > 1:
             dist.all_reduce(value)
         return value
 
-    def wait(self) -> None:
-        """Until every process is here."""
-        if self.world > 1:
+    def all_gather_set(self, items: set[_Item]) -> set[_Item]:
+        """The union of the sets of all processes."""
+        if self.world_size == 1:
+            return items
+        gathered: list[set[_Item]] = [set() for _ in range(self.world_size)]
+        dist.all_gather_object(gathered, items)
+        return set().union(*gathered)
+
+    def barrier(self) -> None:
+        """Wait until every process has reached this call."""
+        if self.world_size > 1:
             dist.barrier()
 
     def close(self) -> None:
-        """Leave the others."""
-        if self.world > 1 and dist.is_initialized():
+        """Leave the process group."""
+        if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()

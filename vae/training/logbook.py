@@ -1,61 +1,62 @@
-"""The run's records: one dictionary each, to metrics.jsonl, TensorBoard and the console."""
+"""The records of a run: each one goes to metrics.jsonl and TensorBoard."""
 
 import json
 import math
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
-from vae.console import discard
+from vae import console
 from vae.files import atomic_path
 
 METRICS_NAME = "metrics.jsonl"
 REJECTED_NAME = "rejected_images.txt"
 
+Record = Mapping[str, float | int | str | None]
+
 
 class Logbook:
-    """Writes records of one run; made on the main process only, inert on the others."""
+    """Writes the records of one run on the main process, and does nothing on the others."""
 
     def __init__(self, folder: Path, first_step: int, active: bool):
-        """Records after `first_step`, left by a run that went further before it was resumed, are cut off."""
+        """Open the files. Records after `first_step`, which a run that got further left, are removed."""
         self.folder = folder
         self.active = active
         if not active:
             return
-        _cut_records(folder / METRICS_NAME, first_step)
+        _remove_later_records(folder / METRICS_NAME, first_step)
         self._metrics = (folder / METRICS_NAME).open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "logs"), purge_step=first_step + 1)
+        self._tensorboard = SummaryWriter(str(folder / "logs"), purge_step=first_step + 1)
 
-    def record(self, kind: str, step: int, values: dict[str, float]) -> None:
-        """Write one record; `kind` is train, validation, baseline or memory, and TensorBoard's group."""
+    def record(self, kind: str, step: int, values: Record) -> None:
+        """Write one record. `kind` is train, validation, baseline or memory, and TensorBoard's tag prefix."""
         if not self.active:
             return
         line = {"kind": kind, "step": step, **values}
-        plain = {key: None if _not_finite(value) else value for key, value in line.items()}
+        plain = {key: value if _is_json(value) else None for key, value in line.items()}
         self._metrics.write(json.dumps(plain) + "\n")
         self._metrics.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+                self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
 
     def image(self, name: str, step: int, pixels: np.ndarray) -> None:
-        """Save uint8 `pixels` (H, W, 3) under samples/ and show them in TensorBoard."""
+        """Save uint8 `pixels` (H, W, 3) as a PNG file in samples/ and show them in TensorBoard."""
         if not self.active:
             return
         path = self.folder / "samples" / f"{name}_step_{step:07d}.png"
         with atomic_path(path) as temporary:
             Image.fromarray(pixels).save(temporary, format="PNG")
-        self._board.add_image(name, pixels, step, dataformats="HWC")
+        self._tensorboard.add_image(name, pixels, step, dataformats="HWC")
 
     def rejected(self, line: str) -> None:
-        """Name one unusable image on the console and in the list of them."""
+        """Report one unusable image file on the console and in REJECTED_NAME."""
         if not self.active:
             return
-        say(f"skipped {line}")
+        console.info(f"skipped {line}")
         with (self.folder / REJECTED_NAME).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
@@ -63,30 +64,16 @@ class Logbook:
         """Flush and close the files."""
         if self.active:
             self._metrics.close()
-            self._board.close()
+            self._tensorboard.close()
 
 
-def _not_finite(value) -> bool:
-    """Infinity and NaN, which JSON does not know."""
-    return isinstance(value, float) and not math.isfinite(value)
+def _is_json(value: object) -> bool:
+    """Whether JSON can represent the value: infinity and NaN have no form there."""
+    return not isinstance(value, float) or math.isfinite(value)
 
 
-def say(text: str) -> None:
-    """One line on the console that leaves a progress bar whole; a run outlives its console's reader."""
-    try:
-        tqdm.write(text)
-        sys.stdout.flush()  # someone who watches through a pipe sees it now
-    except BrokenPipeError:  # as under `| head -1`
-        discard(sys.stdout)
-        remark = f"nobody reads the output any more: training goes on, its records are in {METRICS_NAME}"
-        try:
-            print(remark, file=sys.stderr, flush=True)
-        except BrokenPipeError:  # as under `2>&1 | head -1`
-            discard(sys.stderr)
-
-
-def _cut_records(path: Path, last_step: int) -> None:
-    """Keep the records up to `last_step`; a line torn by a crash goes too."""
+def _remove_later_records(path: Path, last_step: int) -> None:
+    """Keep the records up to `last_step`; also remove a line that a crash left incomplete."""
     if not path.exists():
         return
     kept = []

@@ -1,100 +1,118 @@
-"""A step that does not fit the memory is taken again with less: smaller passes, then more recomputation."""
+"""Repeat a step that ran out of memory: with smaller micro-batches, then at a higher recompute level."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
+from vae import console
 from vae.config.errors import UserError
-from vae.config.options import RECOMPUTE
+from vae.config.options import RECOMPUTE, LossConfig
 from vae.device import is_out_of_memory
-from vae.step import StepInputs, compute_gradients, micro_batch_sizes
-from vae.training.checkpoints import latest_command
-from vae.training.logbook import say
-from vae.training.setup import Run
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.recompute import set_recompute
+from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes, unwrapped
+from vae.training.distributed import Distributed
 
 
-class OutOfMemoryElsewhereError(Exception):
-    """Another process ran out of memory in this step: all take it again together.
+@dataclass
+class StepSettings:
+    """How a step is computed. Both values are lowered if memory runs out; neither changes the gradient."""
 
-    `single` says whether that was with a single image.
+    micro_batch: int
+    recompute: str
+    may_recompute_more: bool  # --recompute auto
+
+    def next_recompute(self) -> str | None:
+        """The next recompute level, which needs less memory, if it may be chosen and exists."""
+        if not self.may_recompute_more or self.recompute == RECOMPUTE[-1]:
+            return None
+        return RECOMPUTE[RECOMPUTE.index(self.recompute) + 1]
+
+
+class _OutOfMemoryElsewhereError(Exception):
+    """Another process ran out of memory in this step, so all processes repeat it.
+
+    `single_image` is whether its micro-batches had one image.
     """
 
-    def __init__(self, single: bool):
+    def __init__(self, single_image: bool):
         super().__init__()
-        self.single = single
+        self.single_image = single_image
 
 
-def gradients_within_memory(run: Run, inputs: StepInputs) -> dict[str, torch.Tensor]:
-    """Gradients of the step; where memory runs out, all processes take it again, with less."""
+def gradients_with_oom_retry(
+    networks: Networks,
+    inputs: StepInputs,
+    loss: LossConfig,
+    settings: StepSettings,
+    dist: Distributed,
+    resume_command: str,
+) -> dict[str, torch.Tensor]:
+    """Compute the step's gradients; if memory runs out, all processes repeat it with lower settings."""
     while True:
-        together = False
+        in_shared_pass = False
 
         @contextmanager
         def shared_pass() -> Iterator[None]:
-            nonlocal together
-            failed, single = run.processes.sum_numbers(0, 0)
+            nonlocal in_shared_pass
+            failed, single = dist.all_reduce_scalars(0, 0)
             if failed > 0:
-                raise OutOfMemoryElsewhereError(single > 0)
-            together = True  # from here the others wait for this process's gradients
+                raise _OutOfMemoryElsewhereError(single > 0)
+            in_shared_pass = True  # from here on, the other processes wait for this one's gradients
             yield
-            together = False
+            in_shared_pass = False
 
+        sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch, dist.world_size > 1)
         try:
-            sizes = micro_batch_sizes(len(inputs.images), run.micro_batch, run.processes.world > 1)
-            return compute_gradients(run.networks, inputs, sizes, run.config.loss, shared_pass)
-        except OutOfMemoryElsewhereError as elsewhere:
-            failed_here, single = False, elsewhere.single
+            return compute_gradients(networks, inputs, sizes, loss, shared_pass)
+        except _OutOfMemoryElsewhereError as elsewhere:
+            failed_here, single_image = False, elsewhere.single_image
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            failed_here, single = True, max(sizes) == 1
-        # outside the except clause: the exception holds the frames, and they the memory
+            failed_here, single_image = True, max(sizes) == 1
+        # Outside of the except clause: the exception refers to the frames, and they to the step's tensors.
         if failed_here:
-            _tell_the_others(run, max(sizes), together and run.processes.world > 1)
-        _take_less_memory(run, max(sizes), single)
+            can_notify = not in_shared_pass or dist.world_size == 1
+            if can_notify:
+                dist.all_reduce_scalars(1, single_image)
+            if not can_notify or (single_image and settings.next_recompute() is None):
+                raise UserError(f"{_out_of_memory(settings, max(sizes))} and resume with: {resume_command}")
+        _lower(settings, networks, max(sizes), single_image)
 
 
-def _tell_the_others(run: Run, largest: int, together: bool) -> None:
-    """Let all processes take the step again; UserError where nothing smaller is left or they cannot hear."""
-    single = largest == 1
-    if not together:
-        run.processes.sum_numbers(1, single)
-    if together or (single and _next_rung(run) is None):
-        options = f"--micro_batch_size {largest} --recompute {run.recompute}"
-        fixed = run.config.speed.recompute != "auto" and run.recompute != RECOMPUTE[-1]
-        remedy = "lower --image_size"
-        if single and fixed:
-            remedy = "take --recompute auto"
-        elif not single:
-            remedy = "lower --micro_batch_size"
-        elif _next_rung(run):  # several processes, an image each: their only pass is the one they share
-            remedy = f"take --recompute {_next_rung(run)}"
-        command = latest_command(run.output_dir)
-        raise UserError(f"out of memory with {options}: {remedy} and go on with: {command}")
-
-
-def _next_rung(run: Run) -> str | None:
-    """The next smaller rung of the ladder, where the choice is ours and there is one."""
-    if run.config.speed.recompute != "auto" or run.recompute == RECOMPUTE[-1]:
-        return None
-    return RECOMPUTE[RECOMPUTE.index(run.recompute) + 1]
-
-
-def _take_less_memory(run: Run, largest: int, single: bool) -> None:
-    """Halve the passes of this process's `largest`; where a `single` image was too much, recompute more.
-
-    Smaller passes first: they cost no arithmetic, and a card is busy with one image of training size.
-    """
-    for optimizer in run.state.optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    if run.processes.device.type == "cuda":
-        torch.cuda.empty_cache()
-    if single:
-        run.use(_next_rung(run) or run.recompute, run.micro_batch)
-        lowered = f"--recompute {run.recompute} from here on; same batch and gradients, more arithmetic"
+def _out_of_memory(settings: StepSettings, largest: int) -> str:
+    """The error if no lower setting remains, or if the other processes cannot be notified."""
+    following = settings.next_recompute()
+    if largest > 1:
+        remedy = "lower --micro_batch_size"
+    elif following:  # several processes with one image each: their only pass is the shared one
+        remedy = f"use --recompute {following}"
+    elif settings.recompute != RECOMPUTE[-1]:
+        remedy = "use --recompute auto"
     else:
-        run.use(run.recompute, max(1, min(largest, run.micro_batch) // 2))
-        lowered = f"micro-batch lowered to {run.micro_batch}; same batch and gradients, more passes"
-    if run.processes.is_main:
-        say(f"out of memory: {lowered}")
+        remedy = "lower --image_size"
+    return f"out of memory with --micro_batch_size {largest} --recompute {settings.recompute}: {remedy}"
+
+
+def _lower(settings: StepSettings, networks: Networks, largest: int, single_image: bool) -> None:
+    """Clear the gradients and halve this process's `largest` micro-batch; from one image, recompute more.
+
+    Smaller micro-batches come first: they add no arithmetic, and one image of training size keeps a GPU busy.
+    """
+    autoencoder = unwrapped(networks.autoencoder)
+    assert isinstance(autoencoder, AutoencoderKL)
+    for network in filter(None, (autoencoder, networks.discriminator)):
+        network.zero_grad(set_to_none=True)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    if single_image:
+        settings.recompute = settings.next_recompute() or settings.recompute
+        set_recompute(autoencoder, settings.recompute)
+        lowered = f"--recompute {settings.recompute} from here on; same batch and gradients, more arithmetic"
+    else:
+        settings.micro_batch = max(1, min(largest, settings.micro_batch) // 2)
+        lowered = f"micro-batch lowered to {settings.micro_batch}; same batch and gradients, more passes"
+    console.info(f"out of memory: {lowered}")

@@ -1,23 +1,25 @@
-"""A torch profiler trace of a few steps: where the time goes."""
+"""A PyTorch profiler trace and table of a few training steps (--profile_steps)."""
 
 from pathlib import Path
 
 import torch
 
-from vae.training.distributed import Processes
-from vae.training.logbook import say
+from vae import console
 
-WARMUP_STEPS = 3  # compiling, algorithm search and the first allocations are not what is asked about
+WARMUP_STEPS = 3  # leaves out compilation, algorithm search and the first allocations
 TABLE_ROWS = 30
 
 
 class StepProfiler:
-    """Profiles `steps` steps after WARMUP_STEPS others, into `folder`; call step() after each."""
+    """Profiles `steps` steps after WARMUP_STEPS others and writes the result to `folder`.
 
-    def __init__(self, steps: int, folder: Path, processes: Processes):
+    Call `step()` after every training step. With `steps` 0 it does nothing.
+    """
+
+    def __init__(self, steps: int, folder: Path):
         self._folder = folder
-        self._profiler = None
-        if steps and processes.is_main:
+        self._profiler: torch.profiler.profile | None = None
+        if steps:
             self._profiler = torch.profiler.profile(
                 schedule=torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1),
                 on_trace_ready=self._write,
@@ -27,10 +29,12 @@ class StepProfiler:
             self._profiler.start()
 
     def step(self) -> None:
+        """Report one finished training step to the profiler."""
         if self._profiler is not None:
             self._profiler.step()
 
     def close(self) -> None:
+        """Stop profiling."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
@@ -41,4 +45,4 @@ class StepProfiler:
         key = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
         table = profiler.key_averages().table(sort_by=key, row_limit=TABLE_ROWS)
         (self._folder / "table.txt").write_text(table + "\n", encoding="utf-8")
-        say(f"profile written to {self._folder}")
+        console.info(f"profile written to {self._folder}")

@@ -1,124 +1,208 @@
-"""A whole run, top to bottom: prepare, train stage after stage, ship, say what came out."""
+"""A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
 import json
 from typing import Any
 
+from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.config.options import flatten
-from vae.training.checkpoints import latest_command
-from vae.training.distributed import Processes
-from vae.training.export import LATENT_IMAGES, ship
-from vae.training.logbook import Logbook, say
+from vae.host import GIB
+from vae.model.recompute import set_recompute
+from vae.training.between_steps import begin_stage, save_samples, validate_final
+from vae.training.context import RunContext, StageContext
+from vae.training.distributed import Distributed
+from vae.training.export import LATENT_IMAGES, export_final
+from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.loop import Outcome, train_stage
-from vae.training.milestones import measure_start, save_samples, validate_end
-from vae.training.setup import Run, prepare_run
+from vae.training.oom_retry import StepSettings
+from vae.training.setup import prepare_run
 from vae.training.signals import StopSignals
-from vae.training.stage_memory import begin_measuring, plan_stage, record_measured
+from vae.training.stage_memory import (
+    StagePlan,
+    memory_line,
+    memory_peaks,
+    plan_line,
+    plan_stage,
+    reset_memory_peaks,
+)
 from vae.training.stages import Stage, current_stage
-from vae.training.summary import after_run, before_stage
+from vae.training.state import TrainingState
+from vae.training.summary import (
+    data_line,
+    device_line,
+    loss_line,
+    model_line,
+    next_command,
+    progress_line,
+    result_lines,
+    steps_line,
+)
+from vae.training.validation import Metrics
 
 
 def train(given: dict[str, Any]) -> int:
-    """Train as the `given` option values say; returns the exit code, raises UserError for a mistake."""
-    processes = Processes.start(given.get("device", "auto"))
+    """Train with the `given` option values; returns the exit code, raises UserError for a user's mistake."""
+    dist = Distributed.start(given.get("device", "auto"))
+    console.configure(
+        is_main_process=dist.is_main,
+        closed_output_remark=f"the output was closed: training continues, its records are in {METRICS_NAME}",
+    )
     try:
         with StopSignals() as signals:
-            run = prepare_run(given, processes)
-            return _train_stages(run, signals)
+            run, state = prepare_run(given, dist)
+            return _train_stages(run, state, signals)
     finally:
-        processes.close()
+        console.configure()
+        dist.close()
 
 
-def _train_stages(run: Run, signals: StopSignals) -> int:
-    stage = current_stage(run.stages, run.state.position.epoch)
-    done = _why_done(run, stage)
-    if done:
-        return _already_done(run, done)
-    plans = {later: plan_stage(run, later) for later in run.stages[run.stages.index(stage) :]}
-    _open_folder(run)
-    logbook = Logbook(run.output_dir, run.state.position.step, run.processes.is_main)
+def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals) -> int:
+    stage = current_stage(state.stages, state.position.epoch)
+    reason = _why_complete(run, state, stage)
+    if stage is None or reason:
+        return _report_complete(run, state, reason)
+    # All stages are planned before the first one starts: a run must not fail hours later.
+    plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
+    _create_folder(run)
+    logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main)
     try:
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
-            plan = plans.get(stage) or plan_stage(run, stage)
-            run.use(plan.memory.recompute, plan.memory.micro_batch)
-            if run.processes.is_main:
-                say(before_stage(run, stage, plan))
-            begin_measuring(run.processes.device)
-            measure_start(run, stage, logbook)
-            outcome = train_stage(run, stage, logbook, signals)
-            record_measured(run, stage, plan, logbook)
-            last = stage
-            stage = current_stage(run.stages, run.state.position.epoch)
+            plan = plans.get(stage) or _plan(run, stage)  # early stopping moves the later stages
+            ctx = _stage_context(run, stage, plan, logbook, signals)
+            set_recompute(state.autoencoder, ctx.settings.recompute)
+            _print_stage(run, ctx, state)
+            reset_memory_peaks(run.dist.device)
+            begin_stage(run, ctx, state)
+            outcome = train_stage(run, ctx, state)
+            _record_memory(run, ctx, state)
+            stage = current_stage(state.stages, state.position.epoch)
         if outcome is Outcome.SIGNALLED:
-            if run.processes.is_main:
-                step, command = run.state.position.step, latest_command(run.output_dir)
-                say(f"stopped and saved at step {step}; go on with: {command}")
+            console.info(
+                f"stopped and saved at step {state.position.step}; resume with: {run.resume_command}"
+            )
             return EXIT_SAVED_RESUMABLE
-        validate_end(run, last, logbook)
-        _finish(run, last, logbook)
+        validate_final(run, ctx, state)
+        _finish(run, state, ctx.stage, logbook, ctx.baselines)
     finally:
         logbook.close()
     return 0
 
 
-def _why_done(run: Run, stage: Stage | None) -> str | None:
-    """Why there is no step to make; None where there is one."""
-    position, limit = run.state.position, run.config.run.max_steps
+def _plan(run: RunContext, stage: Stage) -> StagePlan:
+    return plan_stage(run.config, stage, run.networks.dtype, run.dist)
+
+
+def _stage_context(
+    run: RunContext, stage: Stage, plan: StagePlan, logbook: Logbook, signals: StopSignals
+) -> StageContext:
+    settings = StepSettings(
+        plan.memory.micro_batch, plan.memory.recompute, run.config.speed.recompute == "auto"
+    )
+    return StageContext(stage, run.steps_of(stage), plan, settings, logbook, signals)
+
+
+def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) -> str | None:
+    """Why no step remains, or None if one does."""
+    position, limit = state.position, run.config.run.max_steps
     if stage is None:
         return f"the run is finished ({position.epoch} epochs)"
     if limit is not None and position.step >= limit:
-        return f"the run has made {position.step} steps, which --max_steps {limit} allows: raise it to go on"
+        return f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"
     return None
 
 
-def _already_done(run: Run, reason: str) -> int:
-    """Say so; only where the run was stopped after its last step, before it shipped, it ships now."""
-    record, checkpoint = run.output_dir / "vae" / "config.json", run.resumed_from
-    here = record.exists() and record.stat().st_mtime >= checkpoint.stat().st_mtime
-    shipped = run.processes.sum_numbers(here and run.processes.is_main)[0] > 0  # the first process sees it
-    if run.processes.is_main:
-        say(f"{run.output_dir}: {reason}; {'nothing to do' if shipped else 'writing its vae folder'}")
-    if not shipped:
-        _open_folder(run)
-        logbook = Logbook(run.output_dir, run.state.position.step, run.processes.is_main)
+def _report_complete(run: RunContext, state: TrainingState, reason: str | None) -> int:
+    """Report that training is complete; export now if the last command stopped before it exported."""
+    exported, checkpoint = run.output_dir / "vae" / "config.json", run.resumed_from
+    assert checkpoint is not None  # a new run has steps to make
+    is_newer = exported.exists() and exported.stat().st_mtime >= checkpoint.stat().st_mtime
+    is_exported = (
+        run.dist.all_reduce_scalars(is_newer and run.dist.is_main)[0] > 0
+    )  # the main process decides
+    console.info(
+        f"{run.output_dir}: {reason}; {'nothing to do' if is_exported else 'writing its vae folder'}"
+    )
+    if not is_exported:
+        stage = current_stage(state.stages, state.position.epoch) or state.stages[-1]
+        _create_folder(run)
+        logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main)
         try:
-            _finish(run, current_stage(run.stages, run.state.position.epoch) or run.stages[-1], logbook)
+            _finish(run, state, stage, logbook, {})
         finally:
             logbook.close()
     return 0
 
 
-def _open_folder(run: Run) -> None:
-    """Make the output folder and write down what the run is about."""
-    if run.processes.is_main:
+def _create_folder(run: RunContext) -> None:
+    """Create the output folder, with the configuration and the split of the images."""
+    if run.dist.is_main:
         folder = run.output_dir
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(
-            json.dumps(flatten(run.config), indent=2) + "\n", encoding="utf-8"
-        )
-        held = run.held.names if run.held else []
-        split = {"train": run.train_names, "validation": held}
-        (folder / "split.json").write_text(json.dumps(split, indent=1) + "\n", encoding="utf-8")
-    run.processes.wait()
+        config = json.dumps(flatten(run.config), indent=2)
+        (folder / "config.json").write_text(config + "\n", encoding="utf-8")
+        validation = run.validation_set.names if run.validation_set else []
+        split = json.dumps({"train": run.training_set.names, "validation": validation}, indent=1)
+        (folder / "split.json").write_text(split + "\n", encoding="utf-8")
+    run.dist.barrier()
 
 
-def _finish(run: Run, stage: Stage, logbook: Logbook) -> None:
-    """Ship the weights and say what came out."""
-    save_samples(run, stage, logbook)
-    if run.processes.is_main:
-        dataset = run.train_dataset(stage)
-        stride = max(1, len(dataset) // LATENT_IMAGES)  # over all folders, not the first one alone
+def _print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Print what is about to be trained: model, data, loss, device, memory, steps and folder."""
+    config = run.config
+    start = f"{config.model.init} start"
+    if run.resumed_from:
+        start = f"from {run.resumed_from}, step {state.position.step}"
+    elif config.model.init_from:
+        start = f"from {config.model.init_from}"
+    validation = len(run.validation_set.names) if run.validation_set else 0
+    plan = plan_line(ctx.plan, ctx.stage.image_size, ctx.steps.local_images, config.speed.micro_batch_size)
+    lines = [
+        f"model   {model_line(config.model, state.autoencoder)}; {start}",
+        f"data    {data_line(config.data, len(run.training_set.names), validation)}; "
+        f"{ctx.stage.image_size} px {config.data.crop} crops, {run.num_workers} workers",
+        f"loss    {loss_line(config.loss)}",
+        f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
+        f"plan    {plan}",
+        f"steps   {steps_line(ctx.steps, config.optim)}",
+        f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
+    ]
+    console.info("\n".join(lines))
+
+
+def _record_memory(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Record and print the stage's measured memory peaks beside the predicted one."""
+    planned, settings = ctx.plan.memory, ctx.settings
+    predicted, peaks = planned.total / GIB, memory_peaks(run.dist.device)
+    record: dict[str, float | str] = {
+        "image_size": ctx.stage.image_size,
+        "micro_batch": settings.micro_batch,
+        "recompute": settings.recompute,
+        "predicted_peak_gib": predicted,
+        **peaks,
+    }
+    ctx.logbook.record("memory", state.position.step, record)
+    changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
+    console.info(memory_line(predicted, peaks, changed))
+
+
+def _finish(
+    run: RunContext, state: TrainingState, stage: Stage, logbook: Logbook, baselines: dict[str, Metrics]
+) -> None:
+    """Export the weights and print the result beside the `baselines` of `stage`, the last one."""
+    save_samples(run, state, logbook, stage.image_size)
+    if run.dist.is_main:
+        dataset = run.training_set.crops(run.config, stage.image_size)
+        stride = max(1, len(dataset) // LATENT_IMAGES)  # a sample over all folders, not only the first
         crops = (dataset[0, index].image for index in range(0, len(dataset), stride))
-        batches = (crop[None].to(run.processes.device) for crop in crops if crop is not None)
-        state = run.state
-        shipped = ship(
-            run.output_dir / "vae",
-            state.shipped,
-            run.networks,
-            batches,
-            stage.image_size,
-            state.latent_scaling,
-        )
-        say(after_run(run, shipped))
-    run.processes.wait()
+        batches = (crop[None].to(run.dist.device) for crop in crops if crop is not None)
+        model, folder = state.eval_model, run.output_dir / "vae"
+        size, fixed = stage.image_size, state.latent_scaling
+        constants = export_final(folder, model, run.networks, batches, size, fixed)
+        lines = [
+            progress_line(state, run.steps_of(stage)),
+            *result_lines(run.output_dir, run.config, state, baselines, constants),
+            f"next    {next_command(run.output_dir, run.resumed_from, state)}",
+        ]
+        console.info("\n".join(lines))
+    run.dist.barrier()

@@ -1,8 +1,8 @@
-"""The course of the learning rate and of the weight averaging: pure functions of the position."""
+"""Learning-rate and EMA schedules: pure functions of the position in the run."""
 
 import math
 
-WARMUP_SHARE = 0.2  # a stage shorter than five times --warmup_epochs still spends most steps at full rate
+WARMUP_SHARE = 0.2  # short stages still spend four fifths of their steps at the full rate
 
 
 def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -> int:
@@ -11,11 +11,11 @@ def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -
 
 
 def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_steps: int) -> float:
-    """Share of the peak learning rate at optimizer step `step` (from 0) of a stage of `total_steps`.
+    """The learning rate at optimizer step `step` (from 0) of a stage, as a share of its peak.
 
     cosine: linear warm-up, then half a cosine to 0. constant: warm-up, then 1. onecycle: half a cosine up
-    from 1/25 over the warm-up, half a cosine down to 1e-4 of the start (Smith & Topin 2018, PyTorch's
-    defaults).
+    from 1/25 over the warm-up, then half a cosine down to 1e-4 of the initial rate (Smith & Topin 2018, with
+    PyTorch's defaults).
     """
     progress = min(1.0, max(0, step - warmup_steps) / max(1, total_steps - warmup_steps))
     rise = min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
@@ -31,6 +31,9 @@ def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_step
 
 
 def ema_decay(decay: float, step: int) -> float:
-    """Decay of the averaged weights after optimizer step `step` (from 0): short at first, so that the
-    average leaves the initial weights behind (TensorFlow's ExponentialMovingAverage)."""
+    """Decay of the EMA weights after optimizer step `step` (from 0).
+
+    It is small in the first steps, so that the EMA forgets the initial weights (as TensorFlow's
+    ExponentialMovingAverage does).
+    """
     return min(decay, (1 + step) / (10 + step))

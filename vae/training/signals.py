@@ -1,51 +1,54 @@
-"""Signals as requests: finish the step, save, and leave; or save and go on."""
+"""Signals set flags that the training loop reads: stop after this step, or save a checkpoint."""
 
 import os
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from vae.config.errors import EXIT_INTERRUPTED
 
-# torchrun forwards the SIGTERM that a scheduler has already sent to every process: one wish, not two.
-_SAME_WISH_SECONDS = 0.5
-_STOP = [name for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name)]
+# A scheduler may send SIGTERM to every process, and torchrun forwards its own copy: that is one request.
+_DUPLICATE_SECONDS = 0.5
+_STOP_SIGNALS = [name for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name)]
+
+_Handler = Callable[[int, FrameType | None], Any]
 
 
 class StopSignals:
-    """While entered, SIGTERM, SIGINT and CTRL_BREAK set `stop`, SIGUSR1 sets `save`.
+    """A context in which SIGTERM, SIGINT and CTRL_BREAK set `stop`, and SIGUSR1 sets `save`.
 
-    Another stop, more than _SAME_WISH_SECONDS after the first, leaves at once.
-
-    Handlers only set flags: the loop reads them between steps.
+    Handlers only set flags, which the loop reads between steps. A second stop signal more than
+    _DUPLICATE_SECONDS after the first exits the process at once.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.stop = False
         self.save = False
-        self._asked_at = 0.0
-        self._before: dict[int, object] = {}
+        self._stopped_at = 0.0
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        for name in _STOP:
+        for name in _STOP_SIGNALS:
             self._install(getattr(signal, name), self._on_stop)
         if hasattr(signal, "SIGUSR1"):
             self._install(signal.SIGUSR1, self._on_save)
         return self
 
-    def __exit__(self, *_exception) -> None:
-        for number, handler in self._before.items():
+    def __exit__(self, *_exception: object) -> None:
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
-    def _install(self, number: int, handler) -> None:
-        self._before[number] = signal.signal(number, handler)
+    def _install(self, number: int, handler: _Handler) -> None:
+        self._previous_handlers[number] = signal.signal(number, handler)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        if self.stop and time.monotonic() - self._asked_at < _SAME_WISH_SECONDS:
+        if self.stop and time.monotonic() - self._stopped_at < _DUPLICATE_SECONDS:
             return
         if self.stop:
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
-        self._asked_at = time.monotonic()
+        self._stopped_at = time.monotonic()
         self.stop = True
 
     def _on_save(self, _number: int, _frame: FrameType | None) -> None:

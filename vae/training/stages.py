@@ -1,7 +1,7 @@
-"""Stages of a run and the position within them: pure functions that decide what a command goes on with.
+"""Stages of a run and the position within them: pure functions.
 
-A stage is one resolution of a run: its first epoch, number of epochs, image size and batch. Epochs count
-from 0 over all stages here, from 1 in file names.
+A stage is one resolution of a run: its first epoch, number of epochs, image size and batch size. Epochs are
+numbered over all stages, from 0 in code and from 1 in file names and messages.
 """
 
 from dataclasses import dataclass, replace
@@ -10,11 +10,12 @@ from typing import Any
 from vae.config.errors import UserError
 from vae.config.options import Config
 from vae.config.resolve import parse_progressive
+from vae.data.sampling import steps_per_epoch
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Epochs [first_epoch, end_epoch) at one image size (px) and batch (images per device)."""
+    """Epochs [first_epoch, end_epoch) at one image size (px) and batch size (images per device)."""
 
     first_epoch: int
     num_epochs: int
@@ -28,28 +29,55 @@ class Stage:
 
 @dataclass
 class Position:
-    """How far a run has come; `images_in_epoch` counts indices passed, used or not, over all processes."""
+    """The progress of a run. Images are counted as dataset indices over all processes, used or rejected."""
 
     epoch: int = 0
     images_in_epoch: int = 0
     step: int = 0  # optimizer steps of the autoencoder, over the whole run
-    images: int = 0  # indices passed, over the whole run
+    images: int = 0  # over the whole run
+
+
+@dataclass(frozen=True)
+class StageSteps:
+    """How the epochs of a stage divide into optimizer steps."""
+
+    first_epoch: int
+    num_epochs: int
+    per_epoch: int  # optimizer steps
+    local_images: int  # dataset indices per optimizer step of one process
+    images: int  # dataset indices per optimizer step of all processes
+
+    @classmethod
+    def of(cls, stage: Stage, num_images: int, accumulation_steps: int, world_size: int) -> "StageSteps":
+        """The steps of `stage` on a training set of `num_images`."""
+        local = stage.batch_size * accumulation_steps
+        per_epoch = steps_per_epoch(num_images, local, world_size)
+        return cls(stage.first_epoch, stage.num_epochs, per_epoch, local, local * world_size)
+
+    @property
+    def total(self) -> int:
+        """Optimizer steps of the whole stage."""
+        return self.num_epochs * self.per_epoch
+
+    def done(self, position: Position) -> int:
+        """Optimizer steps of the stage that are done."""
+        return (position.epoch - self.first_epoch) * self.per_epoch + position.images_in_epoch // self.images
+
+    def epoch_is_done(self, position: Position) -> bool:
+        """Whether the position is at the end of an epoch."""
+        return position.images_in_epoch >= self.per_epoch * self.images
 
 
 def first_stages(config: Config) -> list[Stage]:
     """The stages of a new run."""
     if config.run.progressive:
-        return _chain(
-            0,
-            [
-                (s.num_epochs, s.image_size, s.batch_size)
-                for s in parse_progressive(config.run.progressive, config.model)
-            ],
-        )
+        planned = parse_progressive(config.run.progressive, config.model)
+        return _consecutive(0, [(s.num_epochs, s.image_size, s.batch_size) for s in planned])
     return [Stage(0, config.run.num_epochs, config.data.image_size, config.run.batch_size)]
 
 
-def _chain(first_epoch: int, parts: list[tuple[int, int, int]]) -> list[Stage]:
+def _consecutive(first_epoch: int, parts: list[tuple[int, int, int]]) -> list[Stage]:
+    """Stages in sequence, from (num_epochs, image_size, batch_size) of each."""
     stages = []
     for num_epochs, image_size, batch_size in parts:
         stages.append(Stage(first_epoch, num_epochs, image_size, batch_size))
@@ -58,91 +86,102 @@ def _chain(first_epoch: int, parts: list[tuple[int, int, int]]) -> list[Stage]:
 
 
 def current_stage(stages: list[Stage], epoch: int) -> Stage | None:
-    """The stage that `epoch` belongs to; None where all are finished."""
+    """The stage that contains `epoch`, or None after the last stage."""
     return next((stage for stage in stages if stage.end_epoch > epoch), None)
+
+
+def shorten_stage(stages: list[Stage], stage: Stage, end_epoch: int) -> tuple[list[Stage], Stage]:
+    """End `stage` at `end_epoch`; later stages start earlier. Returns all stages and the shortened one."""
+    index = stages.index(stage)
+    short = replace(stage, num_epochs=end_epoch - stage.first_epoch)
+    removed = stage.end_epoch - end_epoch
+    later = [replace(s, first_epoch=s.first_epoch - removed) for s in stages[index + 1 :]]
+    return [*stages[:index], short, *later], short
 
 
 def resumed_stages(
     stages: list[Stage], position: Position, config: Config, given: dict[str, Any]
 ) -> tuple[list[Stage], Position]:
-    """Stages and position of a run that goes on from a checkpoint with the `given` flags.
+    """Stages and position of a run that resumes from a checkpoint with the `given` flags.
 
-    With the stage's own image size an unfinished stage is finished and a finished one followed by another of
-    --num_epochs; with another image size a new stage begins. `--resume_from latest` begins none unless
-    --new_stage says so: a run that is finished then has no current stage.
+    With the stage's own image size, an unfinished stage is finished, and a finished one is followed by
+    another of --num_epochs. With another image size, a new stage begins. `--resume_from latest` begins a new
+    stage only with --new_stage: without it, a finished run has no current stage.
     """
     if given.get("progressive"):
         planned = first_stages(config)
         if config.run.early_stopping:
-            planned = _stopped_early(planned, stages, position)
-        return _same_beginning(planned, stages, position), position
+            planned = _with_early_stops(planned, stages, position)
+        _check_same_beginning(planned, stages, position)
+        return planned, position
     latest = given["resume_from"] == "latest"
     stage = current_stage(stages, position.epoch)
     size = given.get("image_size", (stage or stages[-1]).image_size)
     if stage is not None and size == stage.image_size:
-        return _with_flags(stages, stage, position, given), position
+        return _with_given_flags(stages, stage, position, given), position
     if latest and not config.run.new_stage:
         if stage is None and size == stages[-1].image_size:
             return stages, position
         raise UserError(
-            f"--image_size {size} is not the {(stage or stages[-1]).image_size} of the run: "
+            f"--image_size {size} differs from the run's {(stage or stages[-1]).image_size}: "
             "--resume_from latest begins a new stage only with --new_stage"
         )
     return _new_stage(stages, stage, position, config, size)
 
 
-def _new_stage(stages, stage, position, config, size):
-    """Cut the running stage off where it is and append one of --num_epochs at `size`."""
+def _new_stage(
+    stages: list[Stage], stage: Stage | None, position: Position, config: Config, image_size: int
+) -> tuple[list[Stage], Position]:
+    """End the current stage at the position and append one of --num_epochs at `image_size`."""
     done = [s for s in stages if s.end_epoch <= position.epoch]
-    if position.images_in_epoch:  # what is left of a begun epoch is left out
+    if position.images_in_epoch:  # the rest of a started epoch is skipped
         position = replace(position, epoch=position.epoch + 1, images_in_epoch=0)
     if stage is not None and position.epoch > stage.first_epoch:
         done.append(replace(stage, num_epochs=position.epoch - stage.first_epoch))
-    new = Stage(position.epoch, config.run.num_epochs, size, config.run.batch_size)
+    new = Stage(position.epoch, config.run.num_epochs, image_size, config.run.batch_size)
     return [*done, new], position
 
 
-def _with_flags(stages, stage, position, given):
-    """The unfinished stage with given --num_epochs and --batch_size; later stages move along."""
+def _with_given_flags(
+    stages: list[Stage], stage: Stage, position: Position, given: dict[str, Any]
+) -> list[Stage]:
+    """The stages with the given --num_epochs and --batch_size for the unfinished `stage`."""
     num_epochs = given.get("num_epochs", stage.num_epochs)
-    begun = position.epoch - stage.first_epoch + (position.images_in_epoch > 0)
-    if num_epochs < begun:
+    started = position.epoch - stage.first_epoch + (position.images_in_epoch > 0)
+    if num_epochs < started:
         raise UserError(
-            f"--num_epochs {num_epochs} is less than the {begun} epochs this stage has begun: raise it"
+            f"--num_epochs {num_epochs} is below the {started} epochs that this stage has started: raise it"
         )
     changed = replace(stage, num_epochs=num_epochs, batch_size=given.get("batch_size", stage.batch_size))
     index = stages.index(stage)
-    later = _chain(
-        changed.end_epoch, [(s.num_epochs, s.image_size, s.batch_size) for s in stages[index + 1 :]]
-    )
-    return [*stages[:index], changed, *later]
+    later = [(s.num_epochs, s.image_size, s.batch_size) for s in stages[index + 1 :]]
+    return [*stages[:index], changed, *_consecutive(changed.end_epoch, later)]
 
 
-def _stopped_early(plan: list[Stage], stages: list[Stage], position: Position) -> list[Stage]:
-    """The given plan, with finished stages as short as --early_stopping has left them."""
+def _with_early_stops(plan: list[Stage], stages: list[Stage], position: Position) -> list[Stage]:
+    """The given plan, with finished stages as short as --early_stopping made them."""
     lengths = [stage.num_epochs for stage in plan]
     for index, (planned, done) in enumerate(zip(plan, stages, strict=False)):
         if done.end_epoch <= position.epoch:
             lengths[index] = min(planned.num_epochs, done.num_epochs)
     parts = [(n, s.image_size, s.batch_size) for n, s in zip(lengths, plan, strict=True)]
-    return _chain(0, parts)
+    return _consecutive(0, parts)
 
 
-def _same_beginning(plan: list[Stage], stages: list[Stage], position: Position) -> list[Stage]:
-    """The given plan, where it agrees with every stage the run has begun."""
-    begun = [s for s in stages if s.first_epoch < position.epoch + (position.images_in_epoch > 0)]
-    for planned, done in zip(plan, begun, strict=False):
+def _check_same_beginning(plan: list[Stage], stages: list[Stage], position: Position) -> None:
+    """Raise UserError if the plan differs from a stage that the run has started."""
+    started = [s for s in stages if s.first_epoch < position.epoch + (position.images_in_epoch > 0)]
+    for planned, done in zip(plan, started, strict=False):
         if planned != done:
             raise UserError(
-                f"--progressive says {_written(planned)} where the checkpoint has trained {_written(done)}: "
-                "repeat the list the run began with"
+                f"--progressive has {_as_flag(planned)}, but the checkpoint has trained {_as_flag(done)}: "
+                "repeat the list that the run began with"
             )
-    if len(begun) > len(plan):
+    if len(started) > len(plan):
         raise UserError(
-            "--progressive names fewer stages than the checkpoint has begun: repeat its whole list"
+            "--progressive has fewer stages than the checkpoint has started: repeat the whole list"
         )
-    return plan
 
 
-def _written(stage: Stage) -> str:
+def _as_flag(stage: Stage) -> str:
     return f"{stage.image_size}:{stage.num_epochs}:{stage.batch_size}"

@@ -1,4 +1,4 @@
-"""Everything that training changes, in one place, and its form in a checkpoint: plain data and tensors."""
+"""Everything that training changes, and its form in a checkpoint: plain data and tensors."""
 
 import copy
 from dataclasses import asdict, dataclass, field
@@ -11,18 +11,8 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
 from vae.step import UpdateState
+from vae.training.history import History
 from vae.training.stages import Position, Stage
-
-
-@dataclass
-class History:
-    """What validations have found so far."""
-
-    best: dict[str, float] = field(default_factory=dict)  # metrics of the best validation, with its epoch
-    best_checkpoint: str | None = None  # file name of the saved epoch with the best PSNR
-    best_checkpoint_psnr: float | None = None
-    without_gain: int = 0  # validations since the best one, for --early_stopping
-    start_psnr: float | None = None  # dB before the stage's first step; None once a worse one has been said
 
 
 @dataclass
@@ -34,24 +24,39 @@ class TrainingState:
     discriminator: Discriminator | None
     optimizers: list[torch.optim.Optimizer]  # the autoencoder's, then the discriminator's
     update: UpdateState
-    running_sq_norms: torch.Tensor  # (2,) of reconstruction and adversarial gradients
+    running_sq_norms: torch.Tensor  # (2,) squared norms of the reconstruction and adversarial gradients
+    stages: list[Stage]
     position: Position
     history: History
-    fp16: bool  # whether gradients carry a loss scale
-    latent_scaling: tuple[float, float] | None = None  # scaling and shift that belong to a frozen encoder
+    fp16: bool  # whether gradients are multiplied by a loss scale
+    latent_scaling: tuple[float, float] | None = None  # scaling and shift of a frozen encoder
+    # Not in checkpoints: what this command has done.
+    saved_step: int = -1  # optimizer step of the last checkpoint
+    validated_step: int = -1  # optimizer step of the last validation
+    last_validation: dict[str, float] = field(default_factory=dict)  # metrics
+    rejected: set[str] = field(default_factory=set)  # names of unusable training image files
 
     @property
-    def shipped(self) -> AutoencoderKL:
-        """The weights that are validated and shipped: the averaged ones where there are any."""
+    def eval_model(self) -> AutoencoderKL:
+        """The weights that are validated and exported: the EMA if there is one."""
         return self.ema if self.ema is not None else self.autoencoder
+
+    def update_ema(self, decay: float) -> None:
+        """Move the EMA weights towards the current weights."""
+        if self.ema is None:
+            return
+        with torch.no_grad():  # the current weights require gradients: the update would extend a graph
+            ema: list[torch.Tensor] = list(self.ema.parameters())
+            weights: list[torch.Tensor] = list(self.autoencoder.parameters())
+            torch._foreach_lerp_(ema, weights, 1 - decay)
 
 
 def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingState:
-    """The state before the first step: weights drawn from --seed, on `device`."""
+    """The state before the first step, with weights drawn from --seed, on `device`. It has no stages yet."""
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
     autoencoder = AutoencoderKL(config.model)
     initialize(autoencoder, config.model.init, config.run.seed)
-    autoencoder.to(device, memory_format=layout)
+    autoencoder.to(device).to(memory_format=layout)
     if config.optim.train_part == "decoder":
         autoencoder.freeze_encoder()
     discriminator = None
@@ -59,7 +64,7 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.run.seed)
             discriminator = Discriminator(config.loss.disc_channels, config.loss.disc_layers)
-        discriminator.to(device, memory_format=layout)
+        discriminator.to(device).to(memory_format=layout)
     return TrainingState(
         autoencoder=autoencoder,
         ema=copy.deepcopy(autoencoder).requires_grad_(False) if config.optim.ema_decay > 0 else None,
@@ -67,28 +72,29 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
         optimizers=_optimizers(autoencoder, discriminator, config.optim, config.loss),
         update=UpdateState.begin(device, fp16),
         running_sq_norms=torch.zeros(2, device=device),
+        stages=[],
         position=Position(),
         history=History(),
         fp16=fp16,
     )
 
 
-def _optimizers(autoencoder, discriminator, optim: OptimConfig, loss: LossConfig):
-    def adamw(module, learning_rate):
+def _optimizers(
+    autoencoder: AutoencoderKL, discriminator: Discriminator | None, optim: OptimConfig, loss: LossConfig
+) -> list[torch.optim.Optimizer]:
+    def adamw(module: torch.nn.Module, learning_rate: float) -> torch.optim.Optimizer:
         betas = (optim.beta1, optim.beta2)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         return torch.optim.AdamW(trained, learning_rate, betas, weight_decay=optim.weight_decay, fused=True)
 
-    found = [adamw(autoencoder, optim.learning_rate)]
+    optimizers = [adamw(autoencoder, optim.learning_rate)]
     if discriminator is not None:
-        found.append(adamw(discriminator, loss.disc_learning_rate))
-    return found
+        optimizers.append(adamw(discriminator, loss.disc_learning_rate))
+    return optimizers
 
 
-def checkpoint_content(
-    state: TrainingState, config: dict[str, Any], stages: list[Stage], fingerprint: str
-) -> dict[str, Any]:
-    """What a checkpoint holds: plain data and tensors only, so that loading it can run no code."""
+def checkpoint_content(state: TrainingState, config: dict[str, Any], fingerprint: str) -> dict[str, Any]:
+    """The content of a checkpoint: plain data and tensors only, so that loading it runs no code."""
     ema, discriminator = state.ema, state.discriminator
     return {
         "model": state.autoencoder.state_dict(),
@@ -102,42 +108,42 @@ def checkpoint_content(
         "position": asdict(state.position),
         "history": asdict(state.history),
         "config": config,
-        "stages": [asdict(stage) for stage in stages],
+        "stages": [asdict(stage) for stage in state.stages],
         "data_fingerprint": fingerprint,
         "torch_version": str(torch.__version__),
     }
 
 
 def restore(state: TrainingState, content: dict[str, Any]) -> None:
-    """Put the content of a checkpoint into a state built with the same configuration."""
+    """Load the content of a checkpoint into a state of the same configuration. Stages are not restored."""
     state.autoencoder.load_state_dict(content["model"])
     if state.ema is not None:
         state.ema.load_state_dict(content["ema"] or content["model"])
     if state.discriminator is not None and content["discriminator"] is not None:
         state.discriminator.load_state_dict(content["discriminator"])
     for optimizer, saved in zip(state.optimizers, content["optimizers"], strict=False):
-        saved["param_groups"] = _own_settings(optimizer, saved["param_groups"])
+        saved["param_groups"] = _current_settings(optimizer, saved["param_groups"])
         optimizer.load_state_dict(saved)
-        _take_layout(optimizer)
+        _match_layout(optimizer)
     device = state.running_sq_norms.device
     for name, value in content["update"].items():
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
-            setattr(state.update, name, value.to(device))  # a loss scale belongs to fp16 alone
+            setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
     state.running_sq_norms = content["running_sq_norms"].to(device)
     state.latent_scaling = tuple(content["latent_scaling"]) if content.get("latent_scaling") else None
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
 
 
-def _take_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Moments in their parameter's memory layout: --channels_last may differ from the command that saved."""
+def _match_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Store moments in their parameter's memory layout: --channels_last may have changed since the save."""
     for parameter, moments in optimizer.state.items():
         for name in ("exp_avg", "exp_avg_sq"):
             moments[name] = torch.empty_like(parameter).copy_(moments[name])
 
 
-def _own_settings(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Learning rate, betas and decay of this command, not of the one that saved; parameters as saved."""
+def _current_settings(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Param groups with this command's learning rate, betas and decay, and the saved parameter indices."""
     return [
         {**group, "params": old["params"]} for group, old in zip(optimizer.param_groups, saved, strict=True)
     ]

@@ -1,0 +1,187 @@
+"""What happens between steps: records, sample grids, validations, checkpoints and the end of an epoch."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from tqdm import tqdm
+
+from vae import console
+from vae.config.errors import NonFiniteError, UserError
+from vae.config.options import flatten
+from vae.training.checkpoints import epoch_name, position_name, prune, save_verified, step_name
+from vae.training.context import RunContext, StageContext
+from vae.training.logbook import Logbook
+from vae.training.sample_grid import GRID_IMAGES, sample_grid
+from vae.training.stage_memory import memory_peaks
+from vae.training.stages import shorten_stage
+from vae.training.state import TrainingState, checkpoint_content
+from vae.training.step_log import RunningMetrics, loss_record
+from vae.training.validation import Metrics, baseline_metrics, validation_line, validation_metrics
+
+
+def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm, stopping: bool) -> None:
+    """Log, sample, validate and save, each if it is due after this step.
+
+    If a signal asked to stop, only log: a validation could take minutes. The resumed run makes it up.
+    """
+    options, step = run.config.run, state.position.step
+    epoch_is_done = ctx.steps.epoch_is_done(state.position)
+    if step % options.log_freq == 0 or epoch_is_done:
+        log_steps(run, ctx, state, bar)
+    if stopping:
+        return
+    if options.save_samples_freq and step % options.save_samples_freq == 0:
+        save_samples(run, state, ctx.logbook, ctx.stage.image_size)
+    if epoch_is_done:
+        end_epoch(run, ctx, state)
+    elif options.checkpoint_steps and step % options.checkpoint_steps == 0:
+        save(run, ctx, state, step_name(step))
+
+
+def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm) -> None:
+    """Write the record of the steps since the last one. Only here does a step synchronize the device.
+
+    Raises NonFiniteError after too many skipped steps in a row.
+    """
+    metrics, step = ctx.metrics, state.position.step
+    means = metrics.all_reduced_means(run.dist)
+    record = {
+        "epoch": state.position.epoch + 1,  # the current epoch, counted from 1
+        **loss_record(means, run.config.loss),
+        "learning_rate": state.optimizers[0].param_groups[0]["lr"],
+        "gradient_norm": float(metrics.norms[0]),
+        **metrics.speed(),
+        "nonfinite_steps": int(state.update.nonfinite_total),
+        **memory_peaks(run.dist.device),
+    }
+    if run.fp16:
+        record["loss_scale"] = float(state.update.loss_scale)
+    ctx.logbook.record("train", step, record)
+    shown = (
+        f"{record['images_per_second']:.2f} images/s, loss {record['loss']:.4f}, PSNR {record['psnr']:.2f}"
+    )
+    bar.set_postfix_str(shown)
+    if bar.disable:  # no terminal: a log file gets lines instead of a progress bar
+        console.info(f"step {step}: {shown}")
+    streak, limit = int(state.update.nonfinite_streak), run.config.optim.max_nonfinite_steps
+    if streak >= limit:
+        raise NonFiniteError(
+            f"{streak} steps in a row had a non-finite gradient (--max_nonfinite_steps {limit}): lower "
+            f"--learning_rate or use --use_bf16, and resume with: {run.resume_command}"
+        )
+    ctx.metrics = RunningMetrics()
+
+
+def save_samples(run: RunContext, state: TrainingState, logbook: Logbook, image_size: int) -> None:
+    """Write a sample grid of the first validation images."""
+    if run.validation_set is None or not run.dist.is_main:
+        return
+    shown = replace(run.validation_set, names=run.validation_set.names[:GRID_IMAGES])
+    alone = replace(run.dist, world_size=1)  # the main process reads all of them
+    for images in shown.batches(run.config.data, image_size, GRID_IMAGES, 0, alone):
+        grid = sample_grid(state.eval_model, run.networks, images)
+        logbook.image("samples", state.position.step, grid)
+
+
+def begin_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Measure the baselines, and the weights that the stage begins with."""
+    position, image_size = state.position, ctx.stage.image_size
+    is_start = position.epoch == ctx.stage.first_epoch and position.images_in_epoch == 0
+    if is_start:
+        state.history.begin_stage()
+    if run.validation_set is None:
+        return
+    batches = _validation_batches(run, ctx)
+    ctx.baselines = baseline_metrics(run.networks, batches, state.autoencoder.downsampling, run.dist)
+    for name, values in ctx.baselines.items():
+        ctx.logbook.record("baseline", position.step, {"codec": name, "image_size": image_size, **values})
+    if is_start:
+        state.history.start_psnr = _validate(run, ctx, state, "start").get("psnr")
+
+
+def _validation_batches(run: RunContext, ctx: StageContext) -> Iterator[torch.Tensor]:
+    assert run.validation_set is not None
+    size, batch_size = ctx.stage.image_size, ctx.settings.micro_batch
+    return run.validation_set.batches(run.config.data, size, batch_size, run.num_workers, run.dist)
+
+
+def _validate(run: RunContext, ctx: StageContext, state: TrainingState, when: str) -> Metrics:
+    """Validate the weights, write a record and print a line; warn if training has made them worse."""
+    position, loss = state.position, run.config.loss
+    measured = validation_metrics(state.eval_model, run.networks, _validation_batches(run, ctx), run.dist)
+    metrics = {"epoch": position.epoch, "image_size": ctx.stage.image_size, **measured}
+    state.last_validation, state.validated_step = metrics, position.step
+    ctx.logbook.record("validation", position.step, metrics)
+    baseline = ctx.baselines.get("bicubic", {})
+    console.info(validation_line(when, metrics, baseline, state.autoencoder.downsampling))
+    adversarial = loss.adversarial_weight > 0 and position.step > loss.disc_start
+    if "psnr" in metrics and not adversarial:  # the adversarial term may lower PSNR
+        warning = state.history.decrease_warning(metrics["psnr"], run.config.optim)
+        if warning:
+            console.warning(warning)
+    return metrics
+
+
+def validate_final(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Validate the weights that will be exported, if --max_steps ended the run between two validations."""
+    if run.validation_set is not None and state.validated_step != state.position.step:
+        _validate(run, ctx, state, f"step {state.position.step}")
+
+
+def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Move on to the next epoch; validate and save if they are due; end the stage by --early_stopping."""
+    state.position.epoch, state.position.images_in_epoch = state.position.epoch + 1, 0
+    options, epochs, history = run.config.run, state.position.epoch, state.history
+    is_last = epochs == ctx.stage.end_epoch
+    save_is_due = epochs % options.checkpoint_freq == 0 or is_last
+    metrics: Metrics = {}
+    if run.validation_set is not None and (epochs % options.val_freq == 0 or save_is_due):
+        metrics = _validate(run, ctx, state, f"epoch {epochs}")
+        history.add_epoch(metrics)
+        if options.early_stopping and history.without_gain >= options.early_stopping and not is_last:
+            console.info(
+                f"--early_stopping {options.early_stopping}: PSNR has stopped rising, the stage ends"
+            )
+            state.stages, ctx.stage = shorten_stage(state.stages, ctx.stage, epochs)
+            save_is_due = True
+    if save_is_due:
+        history.add_checkpoint(epoch_name(epochs), metrics)
+        save(run, ctx, state, epoch_name(epochs), required=epochs == state.stages[-1].end_epoch)
+
+
+def save_now(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Save the current position under its name, unless this command has saved this very step."""
+    if state.saved_step != state.position.step:
+        save(run, ctx, state, position_name(state.position), required=True)
+
+
+def save(run: RunContext, ctx: StageContext, state: TrainingState, name: str, required: bool = False) -> None:
+    """Write and verify a checkpoint, then prune. A failure is reported and training continues.
+
+    Raises UserError if a `required` checkpoint cannot be written.
+    """
+    path, failure = run.output_dir / name, None
+    if run.dist.is_main:
+        failure = save_verified(path, _checkpoint(run, ctx, state))
+        if failure is None:
+            best = state.history.best_checkpoint
+            prune(run.output_dir, run.config.run.keep_checkpoints, state.stages, state.position, best)
+        else:
+            console.warning(f"{path} is not saved: {failure}; older checkpoints are unchanged")
+    (failures,) = run.dist.all_reduce_scalars(failure is not None)
+    if failures and required:
+        reason = failure or "the main process reports the reason"
+        raise UserError(f"--output_dir {run.output_dir}: the last checkpoint could not be written: {reason}")
+    if not failures:
+        state.saved_step = state.position.step
+
+
+def _checkpoint(run: RunContext, ctx: StageContext, state: TrainingState) -> dict:
+    stage = ctx.stage
+    config = flatten(run.config) | {
+        "image_size": stage.image_size,
+        "batch_size": stage.batch_size,
+        "num_epochs": stage.num_epochs,
+    }
+    return checkpoint_content(state, config, run.training_set.fingerprint())

@@ -1,0 +1,65 @@
+"""What training functions share, by lifetime: the run and a stage. state.py has what training changes."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from vae.config.options import Config
+from vae.step import Networks
+from vae.training.checkpoints import resume_command
+from vae.training.datasets import TrainingSet
+from vae.training.distributed import Distributed
+from vae.training.logbook import Logbook
+from vae.training.oom_retry import StepSettings
+from vae.training.signals import StopSignals
+from vae.training.stage_memory import StagePlan
+from vae.training.stages import Stage, StageSteps
+from vae.training.step_log import RunningMetrics
+from vae.training.validation import Metrics, ValidationSet
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run is: fixed from its preparation to its end."""
+
+    config: Config
+    dist: Distributed
+    networks: Networks
+    training_set: TrainingSet
+    validation_set: ValidationSet | None
+    num_workers: int
+    compiled: bool
+    resumed_from: Path | None
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.config.run.output_dir)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes this run."""
+        return resume_command(self.output_dir)
+
+    @property
+    def fp16(self) -> bool:
+        return self.networks.dtype == torch.float16
+
+    def steps_of(self, stage: Stage) -> StageSteps:
+        """How the epochs of `stage` divide into optimizer steps."""
+        accumulation = self.config.run.accumulation_steps
+        return StageSteps.of(stage, len(self.training_set.names), accumulation, self.dist.world_size)
+
+
+@dataclass
+class StageContext:
+    """What a stage adds to the run."""
+
+    stage: Stage  # replaced by a shorter one if --early_stopping ends it
+    steps: StageSteps
+    plan: StagePlan
+    settings: StepSettings  # lowered if memory runs out
+    logbook: Logbook
+    signals: StopSignals
+    metrics: RunningMetrics = field(default_factory=RunningMetrics)
+    baselines: dict[str, Metrics] = field(default_factory=dict)  # by name

@@ -1,0 +1,48 @@
+"""The results of a run's validations: the best one, early stopping, and a warning if PSNR falls."""
+
+import math
+from dataclasses import dataclass, field
+
+from vae.config.options import OptimConfig
+
+
+@dataclass
+class History:
+    """What the validations of a run have found so far."""
+
+    best: dict[str, float] = field(default_factory=dict)  # metrics of the best validation, with its epoch
+    best_checkpoint: str | None = None  # file name of the saved epoch with the best PSNR
+    best_checkpoint_psnr: float | None = None
+    without_gain: int = 0  # validations since the best one, for --early_stopping
+    start_psnr: float | None = None  # dB before the stage's first step; None once a decrease was reported
+
+    def begin_stage(self) -> None:
+        """Forget what belongs to the previous stage."""
+        self.without_gain, self.start_psnr = 0, None
+
+    def add_epoch(self, metrics: dict[str, float]) -> None:
+        """Add the validation at the end of an epoch. Only validations of one image size are compared."""
+        same_size = self.best.get("image_size") == metrics["image_size"]
+        if same_size and metrics.get("psnr", -math.inf) <= self.best.get("psnr", -math.inf):
+            self.without_gain += 1
+            return
+        if not same_size:
+            self.best_checkpoint_psnr = None
+        self.best, self.without_gain = metrics, 0
+
+    def add_checkpoint(self, name: str, metrics: dict[str, float]) -> None:
+        """Add a checkpoint that holds validated weights."""
+        if metrics.get("psnr", -math.inf) > (self.best_checkpoint_psnr or -math.inf):
+            self.best_checkpoint, self.best_checkpoint_psnr = name, metrics["psnr"]
+
+    def decrease_warning(self, psnr: float, optim: OptimConfig) -> str | None:
+        """The warning that training has lowered PSNR below the stage's start, once per stage."""
+        start = self.start_psnr
+        if start is None or round(psnr, 2) >= round(start, 2):
+            return None
+        self.start_psnr = None
+        return (
+            f"PSNR {psnr:.2f} dB is below the {start:.2f} dB at the start of this stage: if this persists, "
+            f"lower --learning_rate (now {optim.learning_rate:g}), raise --warmup_epochs (now "
+            f"{optim.warmup_epochs:g}) or train for more epochs"
+        )

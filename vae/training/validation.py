@@ -1,0 +1,96 @@
+"""Validation of the exported weights, and of two baselines, on images that are never trained on."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from vae import console
+from vae.config.options import DataConfig
+from vae.data.loading import load_validation
+from vae.evaluation.sums import Sums, baseline_sums, means, validate
+from vae.model.autoencoder import AutoencoderKL
+from vae.pixels import to_float
+from vae.step import Networks, network_input
+from vae.training.distributed import Distributed
+
+FEW_IMAGES = 32  # up to this number, starting worker processes takes longer than decoding
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """The validation image files of a run: names relative to `root`."""
+
+    root: Path
+    names: list[str]
+    reported: set[str] = field(default_factory=set)  # unusable files that were reported
+
+    def batches(
+        self, data: DataConfig, image_size: int, batch_size: int, num_workers: int, dist: Distributed
+    ) -> Iterator[torch.Tensor]:
+        """uint8 (B, 3, S, S) centre crops of this process's share, on its device."""
+        names = self.names[dist.rank :: dist.world_size]
+        loader = load_validation(
+            self.root,
+            names,
+            image_size=image_size,
+            batch_size=batch_size,
+            upscale=data.upscale,
+            background=data.background,
+            max_pixels=data.max_pixels,
+            num_workers=num_workers if len(names) > FEW_IMAGES else 0,
+        )
+        for batch in loader:
+            for rejection in batch.rejected:
+                if rejection.name not in self.reported:
+                    self.reported.add(rejection.name)
+                    console.info(f"validation image skipped: {rejection}")
+            if len(batch.images):
+                yield batch.images.to(dist.device, non_blocking=True)
+
+
+def mode_reconstruction(model: AutoencoderKL, networks: Networks) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function from images (B, 3, H, W) in [-1, 1] to their reconstructions by the posterior's mode."""
+
+    @torch.no_grad()
+    def reconstruct(images: torch.Tensor) -> torch.Tensor:
+        return model(network_input(images, networks))[0]
+
+    return reconstruct
+
+
+def validation_metrics(
+    model: AutoencoderKL, networks: Networks, batches: Iterator[torch.Tensor], dist: Distributed
+) -> Metrics:
+    """Mean PSNR, SSIM and, if LPIPS is part of the loss, LPIPS, over the images of all processes."""
+    reconstruct = mode_reconstruction(model, networks)
+    return means(_all_reduce(validate(reconstruct, map(to_float, batches), networks.perceptual), dist))
+
+
+def baseline_metrics(
+    networks: Networks, batches: Iterator[torch.Tensor], factor: int, dist: Distributed
+) -> dict[str, Metrics]:
+    """The same metrics of two baselines: the mean colour, and area reduction with bicubic enlargement."""
+    sums = baseline_sums(map(to_float, batches), networks.perceptual, factor)
+    return {name: means(_all_reduce(sums[name], dist)) for name in sorted(sums)}
+
+
+def _all_reduce(sums: Sums, dist: Distributed) -> Sums:
+    names = sorted(sums)
+    totals = dist.all_reduce_scalars(*[number for name in names for number in sums[name]])
+    return {name: (totals[2 * i], int(totals[2 * i + 1])) for i, name in enumerate(names)}
+
+
+def validation_line(when: str, metrics: Metrics, baseline: Metrics, factor: int) -> str:
+    """One line that compares a validation with the bicubic baseline of the same downsampling factor."""
+    return f"{when}: {_shown('VAE', metrics)} | {_shown(f'{factor}x bicubic', baseline)}"
+
+
+def _shown(name: str, metrics: Metrics) -> str:
+    if "psnr" not in metrics:
+        return f"{name} no usable image"
+    lpips = f" LPIPS {metrics['lpips']:.4f}" if "lpips" in metrics else ""
+    return f"{name} PSNR {metrics['psnr']:.2f} SSIM {metrics['ssim']:.4f}{lpips}"
