@@ -1,4 +1,4 @@
-"""The report: what it shows, what it must not run, and that it asks for nothing outside itself."""
+"""The report: its content, the scripts it must not run, and that it requests nothing from outside."""
 
 import base64
 import hashlib
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vae.evaluation.report.html import column
 from vae.evaluation.report.images import MAX_SIDE
 from vae.evaluation.report.page import write_report
+from vae.evaluation.report.tables import number_column
 from vae.evaluation.results import (
     Equivariance,
     GridArtefact,
@@ -34,7 +34,7 @@ WHY_NO_PEAK = "not measured on a CPU"
 
 
 class Page(HTMLParser):
-    """A page as a browser takes it apart: elements with attributes, text, contents of scripts and styles."""
+    """A page as a browser parses it: elements with attributes, text, contents of scripts and styles."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -128,13 +128,13 @@ def results(tmp_path):
     )
 
 
-def written(results, folder) -> Page:
+def write_and_parse(results, folder) -> Page:
     write_report(results, folder / "report.html")
     return Page((folder / "report.html").read_bytes().decode("utf-8"))
 
 
 def cells(page, caption) -> list[list[str]]:
-    """The table of this caption as text."""
+    """The texts of the table with this caption, row by row."""
     found = page.html[page.html.index(f"<caption>{caption}") :]
     rows = re.findall(r"<tr>(.*?)</tr>", found[: found.index("</table>")], re.S)
     return [
@@ -143,8 +143,8 @@ def cells(page, caption) -> list[list[str]]:
     ]
 
 
-def test_names_are_harmless_everywhere(results, tmp_path):
-    page = written(results, tmp_path)
+def test_names_are_escaped_everywhere(results, tmp_path):
+    page = write_and_parse(results, tmp_path)
     assert len(page.all("script")) == 1
     assert "alert" not in page.raw["script"][0]
     assert EVIL not in page.html
@@ -158,11 +158,11 @@ def test_names_are_harmless_everywhere(results, tmp_path):
     assert any(option.get("value") == "1" for option in page.all("option"))
 
 
-def test_nothing_comes_from_outside(results, tmp_path):
-    page = written(results, tmp_path)
+def test_page_requests_nothing_from_outside(results, tmp_path):
+    page = write_and_parse(results, tmp_path)
     for tag, attributes in page.elements:
         assert tag not in {"link", "iframe", "object", "embed", "base", "form", "use"}
-        assert "style" not in attributes, "the policy forbids it"
+        assert "style" not in attributes, "the policy forbids style attributes"
         assert not {"srcset", "action", "data", "xlink:href"} & attributes.keys()
         if "src" in attributes:
             assert attributes["src"].startswith("data:image/")
@@ -173,8 +173,8 @@ def test_nothing_comes_from_outside(results, tmp_path):
     assert not re.search(r"\bfetch\(|XMLHttpRequest|import\(|innerHTML|eval\(", page.raw["script"][0])
 
 
-def test_the_policy_allows_this_style_and_script_alone(results, tmp_path):
-    page = written(results, tmp_path)
+def test_policy_allows_only_this_style_and_script(results, tmp_path):
+    page = write_and_parse(results, tmp_path)
     policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
     assert policy.startswith("default-src 'none'; img-src data:;")
     assert "unsafe" not in policy
@@ -183,13 +183,13 @@ def test_the_policy_allows_this_style_and_script_alone(results, tmp_path):
         assert f"{tag}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
 
 
-def test_every_sample_lies_under_a_slider_unchanged(results, tmp_path):
-    page = written(results, tmp_path)
+def test_every_sample_is_in_a_slider_unchanged(results, tmp_path):
+    page = write_and_parse(results, tmp_path)
     ranges = [one for one in page.all("input") if one.get("type") == "range"]
     assert len(ranges) == 2
     assert all(one["aria-label"] and one["min"] == "0" and one["max"] == "100" for one in ranges)
     layers = [image for image in page.all("img") if image.get("class") == "layer"]
-    assert len(layers) == 2 * (1 + len(results.vaes))  # each original once
+    assert len(layers) == 2 * (1 + len(results.vaes))  # each original only once
     recon = next(image for image in layers if image["alt"] == f"{EVIL}, reconstruction by second")
     content = base64.b64decode(recon["src"].partition(",")[2])
     with Image.open(io.BytesIO(content)) as embedded, Image.open(results.vaes[1].samples[0].recon) as file:
@@ -203,8 +203,8 @@ def test_every_sample_lies_under_a_slider_unchanged(results, tmp_path):
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
-def test_a_browser_lets_the_script_of_the_page_run_and_no_other(results, tmp_path):
+@pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
+def test_browser_runs_the_page_script_and_no_other(results, tmp_path):
     write_report(results, tmp_path / "report.html")
     words = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
     found = subprocess.run(
@@ -214,22 +214,22 @@ def test_a_browser_lets_the_script_of_the_page_run_and_no_other(results, tmp_pat
         timeout=120,
     )
     if "<title>Comparison: " not in found.stdout:
-        pytest.skip(f"this Chromium may not read {tmp_path}")  # one that is a snap sees only the home
+        pytest.skip(f"this Chromium cannot read {tmp_path}")  # a snap can read only the home folder
     page = Page(found.stdout)
     assert len(page.all("script")) == 1
     stacks = [div for div in page.all("div") if "stack" in div.get("class", "").split()]
     assert len(stacks) == 2
-    for stack in stacks:  # written by the script
+    for stack in stacks:  # set by the script
         assert "chosen" in stack["class"]
         assert "--cut: 50%" in stack["style"]
     slide = next(one for one in page.all("input") if one.get("type") == "range")
     assert slide["aria-valuetext"] == f"50 percent original, the rest first {EVIL}"
 
 
-def test_a_large_image_shows_its_middle_at_full_size(results, tmp_path):
+def test_middle_of_a_large_image_is_shown_at_full_size(results, tmp_path):
     large = vae(tmp_path, "second", 2, 29.5, side=MAX_SIDE + 40)
     results.vaes = [large]
-    page = written(results, tmp_path)
+    page = write_and_parse(results, tmp_path)
     layer = next(image for image in page.all("img") if image.get("class") == "layer")
     assert layer["width"] == layer["height"] == str(MAX_SIDE)
     content = base64.b64decode(layer["src"].partition(",")[2])
@@ -238,14 +238,14 @@ def test_a_large_image_shows_its_middle_at_full_size(results, tmp_path):
     assert f"the middle of {MAX_SIDE + 40} × {MAX_SIDE + 40}" in page.shown
 
 
-def test_tables_hold_every_metric_at_each_size_and_mark_the_best_network(results, tmp_path):
-    page = written(results, tmp_path)
+def test_tables_contain_every_metric_at_each_size_and_mark_the_best_vae(results, tmp_path):
+    page = write_and_parse(results, tmp_path)
     for size in (256, 512):
         head, first, second, codec = cells(page, f"Quality, {size} × {size} px")
         assert [title.split()[0] for title in head[1:]] == ["PSNR", "SSIM", "MS-SSIM", "LPIPS", "rFID"]
-        assert first[1:] == ["28.50", "0.7500", "0.8750", "missing", "4.500"]  # equal values: no best
+        assert first[1:] == ["28.50", "0.7500", "0.8750", "missing", "4.500"]  # equal values: none is best
         assert second[1] == "★ 29.50"
-        assert codec[1] == "40.00"  # higher, and takes no part
+        assert codec[1] == "40.00"  # higher, but codecs are not ranked
     head, first, second = cells(page, "Speed and memory, 512 × 512 px")
     assert second[1:] == ["★ 14.5", "7.25", "missing", "missing"]
     assert cells(page, "Equivariance")[1][1] == "17.25 (18.75)"
@@ -257,8 +257,8 @@ def test_tables_hold_every_metric_at_each_size_and_mark_the_best_network(results
         assert text in page.shown
 
 
-def test_what_is_missing_has_its_reason_and_is_never_zero(results, tmp_path):
-    page = written(results, tmp_path)
+def test_missing_values_have_a_reason_and_are_never_zero(results, tmp_path):
+    page = write_and_parse(results, tmp_path)
     reasons = [cell["title"] for cell in page.all("td") if "missing" in cell.get("class", "")]
     assert WHY_NO_LPIPS in reasons
     assert WHY_NO_PEAK in reasons
@@ -269,31 +269,31 @@ def test_what_is_missing_has_its_reason_and_is_never_zero(results, tmp_path):
         assert row[4] == "missing"
 
 
-def test_a_reason_of_one_size_or_one_vae_is_found(results, tmp_path):
+def test_reason_for_one_size_or_one_vae_is_shown(results, tmp_path):
     results.missing = {"lpips at 256": "too small", "second at 512": "gave NaN", "peak memory": WHY_NO_PEAK}
-    page = written(results, tmp_path)
+    page = write_and_parse(results, tmp_path)
     reasons = [cell["title"] for cell in page.all("td") if "missing" in cell.get("class", "")]
     assert reasons.count("too small") == 3  # one per VAE in the table of 256 px
     assert "gave NaN" in reasons
 
 
-def test_curves_show_numbers_alone(results, tmp_path):
-    page = written(results, tmp_path)
+def test_curves_contain_only_finite_numbers(results, tmp_path):
+    page = write_and_parse(results, tmp_path)
     charts = {one["aria-label"] for one in page.all("svg") if "aria-label" in one}
     assert f"loss by step: first {EVIL} from 0.5 to 0.25; second from 0.5 to 0.25" in charts
     assert any(label.startswith("PSNR dB by step: ") for label in charts)
     for line in page.all("polyline"):
         assert re.fullmatch(r"[\d.,\- ]+", line["points"])  # no nan, None or inf
     results.vaes = results.vaes[2:]
-    assert "metrics.jsonl" in written(results, tmp_path).shown
+    assert "metrics.jsonl" in write_and_parse(results, tmp_path).shown
 
 
-def test_a_vae_without_a_image_is_named(results, tmp_path):
+def test_vae_without_a_reconstruction_is_named(results, tmp_path):
     results.vaes[0].samples = []
-    assert f"Not reconstructed by first {EVIL} ." in written(results, tmp_path).shown
+    assert f"Not reconstructed by first {EVIL} ." in write_and_parse(results, tmp_path).shown
 
 
-def test_a_failed_report_leaves_the_old_one(results, tmp_path):
+def test_failed_report_leaves_the_old_file(results, tmp_path):
     (tmp_path / "report.html").write_text("old")
     results.vaes[0].samples[0].recon.unlink()
     with pytest.raises(FileNotFoundError):
@@ -302,8 +302,8 @@ def test_a_failed_report_leaves_the_old_one(results, tmp_path):
     assert not list(tmp_path.glob(".report*"))
 
 
-def test_values_that_look_alike_win_together():
-    marked = ["★" in cell for cell in column([1.001, 1.002, 0.5], lambda v: f"{v:.2f}", best=max)]
-    assert marked == [True, True, False]
-    assert not any("★" in cell for cell in column([1.0, None], best=max))
-    assert "0" not in re.sub(r"<[^>]+>", "", column([None])[0])
+def test_values_that_look_the_same_win_together():
+    cells = number_column([1.001, 1.002, 0.5], lambda value: f"{value:.2f}", best=max)
+    assert [cell.kind for cell in cells] == ["best", "best", "number"]
+    assert [cell.kind for cell in number_column([1.0, None], best=max)] == ["number", "missing"]
+    assert number_column([None])[0].text == "missing"

@@ -5,11 +5,13 @@ in a folder beside the results and are named here by their path.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
+ERROR_GAIN = 8  # brightness factor of error maps, as on the trainer's sample grids; also in report.css
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ class Results:
     missing: dict[str, str]  # metric -> why it could not be had and what would mend it
     unusable: dict[str, str]  # image's name -> why it was left out
     schema_version: int = SCHEMA_VERSION
+
+
+def mean_psnr(values: Sequence[float | None]) -> float:
+    """Mean over several VAEs for one image; -1 if one of them has no value, which ranks the image hardest."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else -1.0
 
 
 def as_json(results: Results, folder: Path) -> dict[str, Any]:

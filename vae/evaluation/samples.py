@@ -10,11 +10,10 @@ import torch
 
 from vae.evaluation.image_files import ImageSet
 from vae.evaluation.measuring import Reconstruct, VaeCodec
-from vae.evaluation.results import LatentFacts, Sample, SizeResult
+from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult
 from vae.inference.files import write_png
 from vae.pixels import to_uint8
 
-ERROR_GAIN = 8  # as on the trainer's sheets
 LATENT_SPREAD = 3  # standard deviations of a channel on either side of its mean, from black to white
 MAX_LATENT_IMAGES = 64
 

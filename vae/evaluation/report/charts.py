@@ -1,44 +1,129 @@
-"""Curves and latent statistics as inline SVG: no script, no image files."""
+"""Coordinates of the report's charts: training curves and latent channels. The template draws them as SVG.
+
+All coordinates are px of the view box, which is WIDTH x HEIGHT.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from vae.evaluation.report.html import name_of, shown_number, told
+from vae.evaluation.report.tables import shown_number
 from vae.evaluation.results import LatentFacts, VaeResult
 from vae.evaluation.tables import METRICS
 
-WIDTH, HEIGHT = 360, 200  # px of the view box
-LEFT, RIGHT, TOP, BOTTOM = 58, 8, 8, 22  # px around the plot
-LOG_FROM = 50  # ratio of the largest value to the smallest above which the axis is logarithmic
-MAX_DOTS = 40  # points of a line that are also drawn as dots
-NUM_COLOURS = 6  # in report.css
-KINDS = {"validation": "Held-out images", "train": "Training"}
-NOT_DRAWN = {"kind", "step", "epoch", "image_size", "images"}  # they place a record and measure nothing
-Points = list[tuple[float, float]]
+WIDTH, HEIGHT = 360, 200
+LEFT, RIGHT, TOP, BOTTOM = 58, 8, 8, 22  # margins around the plot
+LOG_FROM = 50  # ratio of the largest to the smallest value above which the axis is logarithmic
+MAX_DOTS = 40  # a line with more points is drawn without dots
+NUM_COLOURS = 6  # classes s0 to s5 in report.css
+KINDS = {"validation": "Validation images", "train": "Training"}
+NOT_DRAWN = {"kind", "step", "epoch", "image_size", "images"}  # keys of a record that are not measurements
+MAX_VALUE = 1e300  # above it, sums of two values could overflow
+
+Series = list[tuple[float, float]]  # (step, value)
+Span = tuple[float, float]  # lowest and highest value of an axis
 
 
-def curves(vaes: list[VaeResult]) -> Iterator[str]:
-    """Every value that the runs recorded, by step, one line per VAE."""
-    with_curves = [vae for vae in vaes if vae.curves]
-    if not with_curves:
-        yield "<p>No VAE of this comparison lies beside a metrics.jsonl of its training.</p>\n"
-        return
-    places = {vae.name: place for place, vae in enumerate(with_curves)}
-    yield legend(list(places))
+@dataclass(frozen=True)
+class Tick:
+    """One label of an axis."""
+
+    at: float
+    text: str
+    anchor: str = "end"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a line."""
+
+    x: float
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One VAE in a line chart."""
+
+    colour: int
+    points: list[Point]
+
+    @property
+    def dots(self) -> list[Point]:
+        return self.points if len(self.points) <= MAX_DOTS else []
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One latent channel: mean - std to mean + std, with a mark at the mean."""
+
+    x: float
+    width: float
+    top: float
+    height: float
+    mean: float
+    mark_left: float
+    mark_right: float
+    label: str
+    is_dead: bool
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What every chart has; `label` is its text for screen readers."""
+
+    width: ClassVar[int] = WIDTH
+    height: ClassVar[int] = HEIGHT
+    left: ClassVar[int] = LEFT
+    right: ClassVar[int] = WIDTH - RIGHT
+
+    title: str
+    label: str
+    y_ticks: list[Tick]
+    x_ticks: list[Tick]
+
+
+@dataclass(frozen=True)
+class LineChart(Chart):
+    """One metric by step, one line per VAE."""
+
+    is_log: bool
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class ChannelChart(Chart):
+    """The latent channels of one VAE."""
+
+    bars: list[Bar]
+
+
+def curve_colours(vaes: list[VaeResult]) -> dict[str, int]:
+    """Name -> colour of each VAE with training records."""
+    return {vae.name: i % NUM_COLOURS for i, vae in enumerate(vae for vae in vaes if vae.curves)}
+
+
+def curve_charts(vaes: list[VaeResult]) -> dict[str, list[LineChart]]:
+    """Every value that the runs recorded, as charts grouped by the kind of record."""
+    colours = curve_colours(vaes)
+    groups = {}
     for kind, title in KINDS.items():
-        lines = {vae.name: _points_of(vae.curves, kind) for vae in with_curves}
-        metrics = list(dict.fromkeys(metric for found in lines.values() for metric in found))
-        if metrics:
-            yield f'<h3>{title}</h3>\n<div class="plots">\n'
-            for metric in metrics:
-                shown = {name: found[metric] for name, found in lines.items() if metric in found}
-                yield line_chart(METRICS.get(metric, metric.replace("_", " ")), shown, places)
-            yield "</div>\n"
+        series = {vae.name: _series_of(vae.curves, kind) for vae in vaes if vae.curves}
+        metrics = dict.fromkeys(metric for found in series.values() for metric in found)
+        charts = []
+        for metric in metrics:
+            shown = {name: found[metric] for name, found in series.items() if metric in found}
+            charts.append(_line_chart(METRICS.get(metric, metric.replace("_", " ")), shown, colours))
+        if charts:
+            groups[title] = charts
+    return groups
 
 
-def _points_of(records: list[dict], kind: str) -> dict[str, Points]:
-    """The lines of one kind of record: metric -> (step, value), without what is no finite number."""
-    found: dict[str, Points] = {}
+def _series_of(records: list[dict[str, Any]], kind: str) -> dict[str, Series]:
+    """Metric -> (step, value) of one kind of record, without values that are not finite numbers."""
+    found: dict[str, Series] = {}
     for record in records:
         if record.get("kind") != kind or not _is_number(record.get("step")):
             continue
@@ -49,104 +134,99 @@ def _points_of(records: list[dict], kind: str) -> dict[str, Points]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_VALUE
 
 
-def legend(names: list[str]) -> str:
-    """Names beside a stroke in the colour and dashes of their lines."""
-    entries = "".join(
-        f'<li><svg class="key" viewBox="0 0 30 10" aria-hidden="true"><line x1="1" y1="5" x2="29" y2="5" '
-        f'class="line s{place % NUM_COLOURS}"/></svg>{name_of(name)}</li>'
-        for place, name in enumerate(names)
-    )
-    return f'<ul class="legend">{entries}</ul>\n'
-
-
-def line_chart(title: str, lines: dict[str, Points], places: dict[str, int]) -> str:
-    """One plot; `places` give each line its colour. Every line has at least one point."""
-    steps = [step for points in lines.values() for step, _ in points]
-    values = [value for points in lines.values() for _, value in points]
-    log = min(values) > 0 and max(values) / min(values) > LOG_FROM
-    scale = math.log10 if log else float
-    x_range, y_range = _span(steps, float), _span(values, scale)
-    spoken = "; ".join(
+def _line_chart(title: str, series: dict[str, Series], colours: dict[str, int]) -> LineChart:
+    """One metric; every series has at least one point."""
+    steps = [step for points in series.values() for step, _ in points]
+    values = [value for points in series.values() for _, value in points]
+    is_log = min(values) > 0 and max(values) / min(values) > LOG_FROM
+    scale: Callable[[float], float] = math.log10 if is_log else float
+    x_span, y_span = _span(steps), _span([scale(value) for value in values])
+    lines = []
+    for name, points in series.items():
+        found = [
+            Point(_x(step, x_span), _y(scale(value), y_span), f"{name}: {shown_number(value)} at step {step}")
+            for step, value in points
+        ]
+        lines.append(Line(colours[name], found))
+    ranges = "; ".join(
         f"{name} from {shown_number(points[0][1])} to {shown_number(points[-1][1])}"
-        for name, points in lines.items()
+        for name, points in series.items()
     )
-    parts = [
-        f'<figure class="plot"><figcaption>{told(title)}{" <small>log scale</small>" if log else ""}'
-        f'</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{told(title)} by step: {told(spoken)}">',
-        *_heights(y_range, log),
-        *_steps(x_range),
-    ]
-    for name, points in lines.items():
-        style = f"s{places[name] % NUM_COLOURS}"
-        spots = [(_x(step, x_range), _y(scale(value), y_range)) for step, value in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-        tip = f"<title>{told(name)}: {told(shown_number(points[-1][1]))} at step {points[-1][0]}</title>"
-        parts.append(f'<polyline class="line {style}" points="{path}">{tip}</polyline>')
-        if len(points) <= MAX_DOTS:
-            for (x, y), (step, value) in zip(spots, points, strict=True):
-                tip = f"<title>{told(name)}: {told(shown_number(value))} at step {step}</title>"
-                parts.append(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.4">{tip}</circle>')
-    return "".join(parts) + "</svg></figure>\n"
+    return LineChart(
+        title=title,
+        label=f"{title} by step: {ranges}",
+        y_ticks=_y_ticks(y_span, is_log),
+        x_ticks=_step_ticks(x_span),
+        is_log=is_log,
+        lines=lines,
+    )
 
 
-def _span(values: list[float], scale) -> tuple[float, float]:
-    """Lowest and highest on the scale; a constant lies in the middle."""
-    low, high = scale(min(values)), scale(max(values))
+def channel_chart(name: str, facts: LatentFacts) -> ChannelChart:
+    """Mean and standard deviation of each latent channel."""
+    ranges = [(mean - std, mean + std) for mean, std in zip(facts.mean, facts.std, strict=True)]
+    y_span = _span([bound for both in ranges for bound in both])
+    slot = (WIDTH - LEFT - RIGHT) / facts.channels
+    centres = [LEFT + (channel + 0.5) * slot for channel in range(facts.channels)]
+    bars = []
+    for channel, (low, high) in enumerate(ranges):
+        mean, top, bottom = (_y(value, y_span) for value in (facts.mean[channel], high, low))
+        shown = f"{shown_number(facts.mean[channel])} ± {shown_number(facts.std[channel])}"
+        bars.append(
+            Bar(
+                x=round(centres[channel] - 0.3 * slot, 1),
+                width=round(0.6 * slot, 1),
+                top=top,
+                height=round(max(bottom - top, 1), 1),
+                mean=mean,
+                mark_left=round(centres[channel] - 0.45 * slot, 1),
+                mark_right=round(centres[channel] + 0.45 * slot, 1),
+                label=f"channel {channel}: {shown}",
+                is_dead=channel in facts.dead_channels,
+            )
+        )
+    ends = dict.fromkeys((0, facts.channels - 1))
+    return ChannelChart(
+        title=name,
+        label=f"mean and standard deviation of {facts.channels} latent channels of {name}",
+        y_ticks=_y_ticks(y_span, is_log=False),
+        x_ticks=[Tick(round(centres[channel], 1), str(channel), "middle") for channel in ends],
+        bars=bars,
+    )
+
+
+def _span(values: list[float]) -> Span:
+    """The lowest and the highest value; a span around a constant, so that it is drawn in the middle."""
+    low, high = min(values), max(values)
     return (low, high) if high > low else (low - max(abs(low), 1) / 2, high + max(abs(high), 1) / 2)
 
 
-def _x(value: float, span: tuple[float, float]) -> float:
-    return LEFT + (value - span[0]) / (span[1] - span[0]) * (WIDTH - LEFT - RIGHT)
+def _x(value: float, span: Span) -> float:
+    return round(LEFT + (value - span[0]) / (span[1] - span[0]) * (WIDTH - LEFT - RIGHT), 1)
 
 
-def _y(value: float, span: tuple[float, float]) -> float:
-    return HEIGHT - BOTTOM - (value - span[0]) / (span[1] - span[0]) * (HEIGHT - TOP - BOTTOM)
+def _y(value: float, span: Span) -> float:
+    return round(HEIGHT - BOTTOM - (value - span[0]) / (span[1] - span[0]) * (HEIGHT - TOP - BOTTOM), 1)
 
 
-def _heights(y_range: tuple[float, float], log: bool) -> Iterator[str]:
-    """Lines and numbers at three heights."""
-    for place in (0, 0.5, 1):
-        value = y_range[0] + place * (y_range[1] - y_range[0])
-        y = _y(value, y_range)
-        yield f'<line class="axis" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>'
-        value = 10**value if log else value
-        shown = f"{value:.3g}" if abs(value) < 1000 else shown_number(value)
-        yield f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>'
+def _y_ticks(span: Span, is_log: bool) -> list[Tick]:
+    """The lowest, middle and highest value."""
+    ticks = []
+    for share in (0, 0.5, 1):
+        on_scale = span[0] + share * (span[1] - span[0])
+        value = 10**on_scale if is_log else on_scale
+        text = f"{value:.3g}" if abs(value) < 1000 else shown_number(value)
+        ticks.append(Tick(_y(on_scale, span), text))
+    return ticks
 
 
-def _steps(x_range: tuple[float, float]) -> Iterator[str]:
+def _step_ticks(span: Span) -> list[Tick]:
     """The first, middle and last step."""
-    for place, anchor in ((0, "start"), (0.5, "middle"), (1, "end")):
-        step = x_range[0] + place * (x_range[1] - x_range[0])
-        yield f'<text x="{_x(step, x_range):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{step:,.0f}</text>'
-
-
-def channel_chart(name: str, facts: LatentFacts) -> str:
-    """Mean and one standard deviation on either side of it for each latent channel."""
-    spans = [(m - s, m + s) for m, s in zip(facts.mean, facts.std, strict=True)]
-    y_range = _span([bound for span in spans for bound in span], float)
-    spoken = f"mean and deviation of {facts.channels} latent channels of {name}"
-    parts = [
-        f'<figure class="plot"><figcaption>{name_of(name)} <small>mean ± deviation of each channel</small>'
-        f'</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{told(spoken)}">',
-        *_heights(y_range, log=False),
-    ]
-    room = (WIDTH - LEFT - RIGHT) / facts.channels
-    for channel, ((low, high), mean) in enumerate(zip(spans, facts.mean, strict=True)):
-        x = LEFT + (channel + 0.5) * room
-        tip = f"channel {channel}: {shown_number(mean)} ± {shown_number(facts.std[channel])}"
-        state = "spread dead" if channel in facts.dead_channels else "spread"
-        top, bottom = _y(high, y_range), _y(low, y_range)
-        parts.append(
-            f'<g class="{state}"><rect x="{x - 0.3 * room:.1f}" y="{top:.1f}" width="{0.6 * room:.1f}" '
-            f'height="{max(bottom - top, 1):.1f}"/><line x1="{x - 0.45 * room:.1f}" '
-            f'y1="{_y(mean, y_range):.1f}" x2="{x + 0.45 * room:.1f}" y2="{_y(mean, y_range):.1f}"/>'
-            f"<title>{told(tip)}</title></g>"
-        )
-        if channel in (0, facts.channels - 1):
-            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{channel}</text>')
-    return "".join(parts) + "</svg></figure>\n"
+    ticks = []
+    for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end")):
+        step = span[0] + share * (span[1] - span[0])
+        ticks.append(Tick(_x(step, span), f"{step:,.0f}", anchor))
+    return ticks

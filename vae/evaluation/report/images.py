@@ -1,137 +1,146 @@
-"""The images of the report: a slider between any two versions, errors, latent channels; all embedded.
+"""The images of the report, embedded: versions for the slider, error maps, latent channels.
 
-What is embedded, for each image that is shown: the original once and each reconstruction, without loss and
-at most MAX_SIDE px a side; a small error map and the latent channels of each VAE.
+For each image that is shown, the page contains the original and each reconstruction, lossless and at most
+MAX_SIDE px a side, and for each VAE a small error map and the latent channels.
 """
 
-import base64
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from markupsafe import Markup
 from PIL import Image
 
-from vae.evaluation.report.html import name_of, table, told
-from vae.evaluation.report.tables import metric_columns
+from vae.evaluation.report.tables import Table, metric_columns
 from vae.evaluation.results import Results, Sample, VaeResult
-from vae.evaluation.samples import ERROR_GAIN
+from vae.html import data_uri
 
-MAX_SIDE = 768  # px: a larger image shows its middle, so that 100 % stays 100 % and the page can be sent
-ERROR_SIDE = 240  # px of the small error maps
-LATENT_SIDE = 128  # px at most of a channel
+MAX_SIDE = 768  # px: of a larger image, the page contains the middle at 100 %, so that it stays small
+ERROR_SIDE = 240  # px: longest side of an error map
+LATENT_SIDE = 128  # px: longest side of a latent channel
 WHY = {"worst": "among the worst", "typical": "in the middle", "best": "among the best"}
 
 
-def images(results: Results) -> Iterator[str]:
-    """One article for each image kept, the worst first."""
+@dataclass(frozen=True)
+class EmbeddedImage:
+    """What an <img> element needs."""
+
+    uri: Markup
+    width: int
+    height: int
+    alt: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One version of an image in its slider."""
+
+    version: str  # "original" or the VAE's name
+    image: EmbeddedImage
+
+
+@dataclass(frozen=True)
+class VaeImages:
+    """What one VAE adds below the slider."""
+
+    name: str
+    error_map: EmbeddedImage
+    channels: list[EmbeddedImage]
+    channels_left_out: str  # follows the heading of the channels
+    dead_channels: set[int]
+
+
+@dataclass(frozen=True)
+class Article:
+    """One image with all its reconstructions."""
+
+    name: str
+    subtitle: str
+    layers: list[Layer]
+    metrics: Table
+    absent: list[str]  # VAEs that could not reconstruct it
+    vaes: list[VaeImages]
+
+
+def articles(results: Results) -> Iterator[Article]:
+    """One article for each sample image, the worst first; its files are read when it is taken."""
     by_name: dict[str, list[tuple[VaeResult, Sample]]] = {}
     for vae in results.vaes:
         for sample in vae.samples:
             by_name.setdefault(sample.name, []).append((vae, sample))
-    shown = sorted(by_name.values(), key=lambda found: list(WHY).index(found[0][1].why))
-    if not shown:
-        yield "<p>No image was kept.</p>\n"
-    for place, found in enumerate(shown):
-        yield from _article(place, found, results)
+    worst_first = sorted(by_name.values(), key=lambda pairs: list(WHY).index(pairs[0][1].why))
+    return (_article(pairs, results) for pairs in worst_first)
 
 
-def _article(place: int, found: list[tuple[VaeResult, Sample]], results: Results) -> Iterator[str]:
-    sample = found[0][1]
-    vaes = [vae for vae, _ in found]
-    original = _middle(sample.original)
-    width, height = original.size
-    with Image.open(sample.original) as whole:
-        cut = f", the middle of {whole.width} × {whole.height}" if whole.size != original.size else ""
-    yield f'<article class="image" id="image-{place}">\n<h3>{name_of(sample.name)} '
-    yield f"<small>{WHY[sample.why]} · {width} × {height} px{cut}</small></h3>\n"
-    yield from _slider(place, [_layer(original, "original", sample.name)], found)
-    values = [one.metrics for _, one in found]
-    columns = metric_columns(results, vaes, results.protocol.sizes[-1], values)
-    absent = [vae.name for vae in results.vaes if vae not in vaes]
-    yield table("Of this whole image", [vae.name for vae in vaes], columns)
-    if absent:
-        yield f"<p>Not reconstructed by {', '.join(map(name_of, absent))}.</p>\n"
-    yield '<div class="strip">\n'
-    for vae, one in found:
-        yield f"<figure>{_error_map(one, vae.name)}<figcaption>error of {name_of(vae.name)}, "
-        yield f"{ERROR_GAIN} times brightened</figcaption></figure>\n"
-    yield "</div>\n"
-    for vae, one in found:
-        if one.latents:
-            yield from _channels(vae, one)
-    yield "</article>\n"
-
-
-def _slider(place: int, layers: list[str], found: list[tuple[VaeResult, Sample]]) -> Iterator[str]:
-    """Images on top of each other, one of them uncovered by a range input that lies over them all."""
-    names = ["original", *(vae.name for vae, _ in found)]
-    name = found[0][1].name
-    layers += [_layer(_middle(one.recon), f"reconstruction by {vae.name}", one.name) for vae, one in found]
-    yield '<div class="controls" hidden>\n'
-    for side, chosen in (("left", 0), ("right", 1)):
-        options = "".join(
-            f'<option value="{number}"{" selected" if number == chosen else ""}>{told(option)}</option>'
-            for number, option in enumerate(names)
-        )
-        yield f'<label>{side.capitalize()} <select data-side="{side}">{options}</select></label>\n'
-    yield '<label><input type="checkbox" class="difference"> Difference of the two, '
-    yield f"{ERROR_GAIN} times brightened</label>\n"
-    yield '</div>\n<div class="scroll"><div class="stack"><div class="layers">\n'
-    yield "\n".join(layers)
-    yield '\n</div><div class="cut" aria-hidden="true"></div>\n'
-    yield f'<input type="range" class="slide" id="slide-{place}" min="0" max="100" step="0.5" value="50" '
-    yield f'aria-label="Boundary between left and right version of {told(name)}, in percent">\n</div></div>\n'
-
-
-def _layer(image: Image.Image, what: str, name: str) -> str:
-    width, height = image.size
-    return (
-        f'<img class="layer" src="{_lossless(image)}" width="{width}" height="{height}" decoding="async" '
-        f'alt="{told(f"{name}, {what}")}">'
+def _article(pairs: list[tuple[VaeResult, Sample]], results: Results) -> Article:
+    first = pairs[0][1]
+    vaes = [vae for vae, _ in pairs]
+    columns = metric_columns(
+        results, vaes, results.protocol.sizes[-1], [sample.metrics for _, sample in pairs]
+    )
+    recons = [
+        Layer(vae.name, _lossless(sample.recon, f"{sample.name}, reconstruction by {vae.name}"))
+        for vae, sample in pairs
+    ]
+    original = _lossless(first.original, f"{first.name}, original")
+    return Article(
+        name=first.name,
+        subtitle=f"{WHY[first.why]} · {_shown_size(first.original, original)}",
+        layers=[Layer("original", original), *recons],
+        metrics=Table("Metrics of this whole image", [vae.name for vae in vaes], columns),
+        absent=[vae.name for vae in results.vaes if vae not in vaes],
+        vaes=[_vae_images(vae, sample) for vae, sample in pairs],
     )
 
 
-def _channels(vae: VaeResult, sample: Sample) -> Iterator[str]:
-    dead = set(vae.latents.dead_channels) if vae.latents else set()
-    total = vae.latents.channels if vae.latents else len(sample.latents)
-    left_out = f", the first {len(sample.latents)} of {total}" if total > len(sample.latents) else ""
-    yield f'<h4>Latent channels of {name_of(vae.name)}{left_out}</h4>\n<div class="channels">\n'
-    for channel, path in enumerate(sample.latents):
-        with Image.open(path) as image:
-            small = image.reduce(-(-max(image.size) // LATENT_SIDE))
-        state = f"{channel}, dead" if channel in dead else str(channel)
-        alt = told(f"latent channel {channel} of {vae.name} for {sample.name}")
-        yield f'<figure><img src="{_embedded(small, "PNG", optimize=True)}" width="{small.width}" '
-        yield f'height="{small.height}" alt="{alt}"><figcaption>{state}</figcaption></figure>\n'
-    yield "</div>\n"
+def _shown_size(path: Path, shown: EmbeddedImage) -> str:
+    with Image.open(path) as image:
+        whole = image.size
+    cut = "" if whole == (shown.width, shown.height) else f", the middle of {whole[0]} × {whole[1]}"
+    return f"{shown.width} × {shown.height} px{cut}"
 
 
-def _error_map(sample: Sample, vae: str) -> str:
-    with Image.open(sample.error) as image:
-        small = image.convert("RGB")
-    small.thumbnail((ERROR_SIDE, ERROR_SIDE), Image.Resampling.BOX)
-    alt = told(f"error map of {vae} for {sample.name}")
-    return (
-        f'<img src="{_embedded(small, "WEBP", quality=80)}" width="{small.width}" height="{small.height}" '
-        f'alt="{alt}">'
+def _vae_images(vae: VaeResult, sample: Sample) -> VaeImages:
+    count = len(sample.latents)
+    total = vae.latents.channels if vae.latents else count
+    return VaeImages(
+        name=vae.name,
+        error_map=_error_map(sample.error, f"error map of {vae.name} for {sample.name}"),
+        channels=[
+            _channel(path, f"latent channel {channel} of {vae.name} for {sample.name}")
+            for channel, path in enumerate(sample.latents)
+        ],
+        channels_left_out=f", the first {count} of {total}" if total > count else "",
+        dead_channels=set(vae.latents.dead_channels) if vae.latents else set(),
     )
 
 
-def _middle(path: Path) -> Image.Image:
-    """The image, or the middle MAX_SIDE px of it."""
+def _lossless(path: Path, alt: str) -> EmbeddedImage:
+    """The image, or its middle if it is larger than MAX_SIDE px."""
     with Image.open(path) as image:
         width, height = (min(side, MAX_SIDE) for side in image.size)
         left, top = (image.width - width) // 2, (image.height - height) // 2
-        return image.convert("RGB").crop((left, top, left + width, top + height))
+        middle = image.convert("RGB").crop((left, top, left + width, top + height))
+    # WebP is a quarter smaller than PNG. Method 1 takes as long as PNG; higher methods save only 4 % more.
+    return _embedded(middle, alt, "WEBP", lossless=True, method=1)
 
 
-def _lossless(image: Image.Image) -> str:
-    # WebP is a quarter smaller than PNG; method 1 takes the time of a PNG, and higher ones win 4 % more
-    return _embedded(image, "WEBP", lossless=True, method=1)
+def _error_map(path: Path, alt: str) -> EmbeddedImage:
+    with Image.open(path) as image:
+        small = image.convert("RGB")
+    small.thumbnail((ERROR_SIDE, ERROR_SIDE), Image.Resampling.BOX)
+    return _embedded(small, alt, "WEBP", quality=80)
 
 
-def _embedded(image: Image.Image, kind: str, **options: object) -> str:
-    """The image as a data: URI."""
+def _channel(path: Path, alt: str) -> EmbeddedImage:
+    with Image.open(path) as image:
+        small = image.reduce(-(-max(image.size) // LATENT_SIDE))
+    return _embedded(small, alt, "PNG", optimize=True)
+
+
+def _embedded(image: Image.Image, alt: str, format: str, **options: object) -> EmbeddedImage:
     buffer = io.BytesIO()
-    image.save(buffer, format=kind, **options)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    image.save(buffer, format=format, **options)
+    uri = data_uri(buffer.getvalue(), f"image/{format.lower()}")
+    return EmbeddedImage(uri, image.width, image.height, alt)

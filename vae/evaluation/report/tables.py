@@ -1,23 +1,86 @@
-"""The tables of the report: quality, speed, latents, probes, the lowest images, configuration."""
+"""The tables of the report as data: quality, speed, latents, probes, the hardest images, configuration."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from vae.config.evaluate_flags import WHOLE
-from vae.evaluation.report.html import (
-    column,
-    facts,
-    name_of,
-    shown_number,
-    table,
-    text_column,
-    told,
-)
-from vae.evaluation.results import Results, SizeResult, VaeResult
+from vae.evaluation.results import Results, SizeResult, VaeResult, mean_psnr
 from vae.evaluation.tables import DECIMALS, METRICS
 from vae.host import GIB
 
-BETTER = {"psnr": max, "ssim": max, "ms_ssim": max, "lpips": min, "rfid": min}
-MAX_LISTED = 20  # images of the table of the lowest, reasons of unusable ones; the other files hold all
+Best = Callable[[Sequence[float]], float]  # min or max
+BETTER: dict[str, Best] = {"psnr": max, "ssim": max, "ms_ssim": max, "lpips": min, "rfid": min}
+MAX_LISTED = 20  # hardest images and reasons of unusable ones; results.json contains all
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of a table."""
+
+    text: str
+    kind: Literal["text", "number", "best", "missing"] = "text"
+    note: str = ""  # shown in parentheses after a number; the reason if the value is missing
+
+
+Columns = dict[str, list[Cell]]  # by heading
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with one row per name, at least one."""
+
+    caption: str
+    row_names: list[str]
+    columns: Columns
+
+
+def shown_number(value: float) -> str:
+    """A number with four significant digits, and without decimals from 1000 on."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def number_column(
+    values: Sequence[float | None],
+    show: Callable[[float], str] = shown_number,
+    reasons: Sequence[str] | None = None,
+    best: Best | None = None,
+    candidates: Sequence[bool] | None = None,
+    notes: Sequence[str] | None = None,
+) -> list[Cell]:
+    """The cells of one column; a None is shown as missing, with its reason.
+
+    `best` (min or max) marks the winner among the `candidates` if at least two have values. Values that look
+    the same when shown win together. If all look the same, none wins.
+    """
+    reasons = reasons or [""] * len(values)
+    candidates = candidates or [True] * len(values)
+    notes = notes or [""] * len(values)
+    rivals = [value for value, rival in zip(values, candidates, strict=True) if rival and value is not None]
+    winner = show(best(rivals)) if best and len({show(value) for value in rivals}) > 1 else None
+    cells = []
+    for value, reason, rival, note in zip(values, reasons, candidates, notes, strict=True):
+        if value is None:
+            cells.append(Cell("missing", "missing", reason))
+        else:
+            cells.append(Cell(show(value), "best" if rival and show(value) == winner else "number", note))
+    return cells
+
+
+def text_column(texts: Sequence[object]) -> list[Cell]:
+    """Cells of words."""
+    return [Cell(str(text)) for text in texts]
+
+
+def _pairs(caption: str, pairs: Mapping[str, object]) -> Table:
+    """A table of names and their values."""
+    return Table(caption, list(pairs), {"": text_column(list(pairs.values()))})
+
+
+def _fixed(decimals: int) -> Callable[[float], str]:
+    return lambda value: f"{value:.{decimals}f}"
 
 
 def size_name(size: int) -> str:
@@ -25,14 +88,14 @@ def size_name(size: int) -> str:
     return "whole images" if size == WHOLE else f"{size} × {size} px"
 
 
-def _at(vae: VaeResult, size: int) -> SizeResult | None:
-    return next((one for one in vae.sizes if one.size == size), None)
+def _result_at(vae: VaeResult, size: int) -> SizeResult | None:
+    return next((result for result in vae.sizes if result.size == size), None)
 
 
-def reason_for(results: Results, vae: VaeResult, size: int, metric: str) -> str:
-    """Why a value is missing, as the comparison found it."""
-    place = size or "whole"
-    for key in (metric, f"{metric} at {place}", f"{vae.name} at {place}"):
+def _reason_for(results: Results, vae: VaeResult, size: int, metric: str) -> str:
+    """Why a value is missing, as the comparison recorded it."""
+    at = size or "whole"
+    for key in (metric, f"{metric} at {at}", f"{vae.name} at {at}"):
         if key in results.missing:
             return results.missing[key]
     return "not measured"
@@ -40,79 +103,82 @@ def reason_for(results: Results, vae: VaeResult, size: int, metric: str) -> str:
 
 def metric_columns(
     results: Results, vaes: list[VaeResult], size: int, values: list[dict[str, float | None]]
-) -> dict[str, list[str]]:
-    """A column per metric for one row of `values` per VAE; classic codecs are shown, but win nothing."""
+) -> Columns:
+    """A column per metric, for one row of `values` per VAE. Classic codecs are never marked best."""
     networks = [vae.kind != "codec" for vae in vaes]
     columns = {}
     for metric, title in METRICS.items():
         if not any(metric in row for row in values):
             continue
         arrow = "↑" if BETTER[metric] is max else "↓"
-        columns[f"{title} {arrow}"] = column(
+        columns[f"{title} {arrow}"] = number_column(
             [row.get(metric) for row in values],
-            lambda value, digits=DECIMALS[metric]: f"{value:.{digits}f}",
-            [reason_for(results, vae, size, metric) for vae in vaes],
+            _fixed(DECIMALS[metric]),
+            [_reason_for(results, vae, size, metric) for vae in vaes],
             BETTER[metric],
             networks,
         )
     return columns
 
 
-def quality(results: Results) -> Iterator[str]:
-    """One table per resolution, then what is missing and why."""
+def quality_tables(results: Results) -> list[Table]:
+    """One table per resolution."""
+    tables = []
     for size in results.protocol.sizes:
-        rows = [(vae, one) for vae in results.vaes if (one := _at(vae, size))]
+        rows = [(vae, result) for vae in results.vaes if (result := _result_at(vae, size))]
         vaes = [vae for vae, _ in rows]
-        columns = metric_columns(results, vaes, size, [one.metrics for _, one in rows])
-        yield table(f"Quality, {size_name(size)}", [vae.name for vae in vaes], columns)
-    if results.missing:
-        yield '<h3 id="missing">What is missing</h3>\n<ul>\n'
-        for name, reason in results.missing.items():
-            yield f"<li><b>{name_of(METRICS.get(name, name))}</b>: {told(reason)}</li>\n"
-        yield "</ul>\n"
+        columns = metric_columns(results, vaes, size, [result.metrics for _, result in rows])
+        tables.append(Table(f"Quality, {size_name(size)}", [vae.name for vae in vaes], columns))
+    return tables
 
 
-def speed(results: Results) -> Iterator[str]:
-    """Throughput and peak memory of the networks; the classic codecs are not timed."""
+def speed_tables(results: Results) -> list[Table]:
+    """Throughput and peak memory of the networks per resolution; classic codecs are not timed."""
+    tables = []
     for size in results.protocol.sizes:
-        rows = [(vae, one) for vae in results.vaes if vae.kind != "codec" and (one := _at(vae, size))]
-        columns = {}
+        rows = [
+            (vae, result) for vae in results.vaes if vae.kind != "codec" and (result := _result_at(vae, size))
+        ]
+        columns: Columns = {}
         for part in ("encode", "decode"):
-            rates = [getattr(one, f"{part}_images_per_s") for _, one in rows]
-            columns[f"{part}, images/s ↑"] = column(rates, best=max)
+            rates = [getattr(result, f"{part}_images_per_s") for _, result in rows]
+            columns[f"{part}, images/s ↑"] = number_column(rates, best=max)
         for part in ("encode", "decode"):
-            peaks = [getattr(one, f"{part}_peak_bytes") for _, one in rows]
-            columns[f"{part}, peak GiB ↓"] = column(
+            peaks = [getattr(result, f"{part}_peak_bytes") for _, result in rows]
+            columns[f"{part}, peak GiB ↓"] = number_column(
                 [None if peak is None else peak / GIB for peak in peaks],
-                lambda value: f"{value:.2f}",
-                [reason_for(results, vae, size, "peak memory") for vae, _ in rows],
+                _fixed(2),
+                [_reason_for(results, vae, size, "peak memory") for vae, _ in rows],
                 min,
             )
         if rows:
-            yield table(f"Speed and memory, {size_name(size)}", [vae.name for vae, _ in rows], columns)
+            tables.append(
+                Table(f"Speed and memory, {size_name(size)}", [vae.name for vae, _ in rows], columns)
+            )
+    return tables
 
 
-def latents(results: Results) -> Iterator[str]:
-    """One row of latent facts per network; the channels follow as charts."""
-    vaes = [vae for vae in results.vaes if vae.latents]
-    found = [vae.latents for vae in vaes]
-    if not found:
-        return
-    yield table(
+def latent_table(results: Results) -> Table | None:
+    """One row of latent facts per network."""
+    rows = [(vae.name, vae.latents) for vae in results.vaes if vae.latents]
+    if not rows:
+        return None
+    facts = [latents for _, latents in rows]
+    return Table(
         f"Latents, {size_name(results.protocol.sizes[-1])}",
-        [vae.name for vae in vaes],
+        [name for name, _ in rows],
         {
-            "channels": column([one.channels for one in found]),
-            "times smaller": column([one.downsampling for one in found]),
-            "KL, nats/image": column([one.kl_nats for one in found]),
-            "means": text_column([_span(one.mean) for one in found]),
-            "deviations": text_column([_span(one.std) for one in found]),
-            "dead channels": text_column([_dead(one.dead_channels, one.channels) for one in found]),
+            "channels": number_column([one.channels for one in facts]),
+            "downsampling": number_column([one.downsampling for one in facts]),
+            "KL, nats/image": number_column([one.kl_nats for one in facts]),
+            "means": text_column([_range(one.mean) for one in facts]),
+            "standard deviations": text_column([_range(one.std) for one in facts]),
+            "dead channels": text_column([_dead(one.dead_channels, one.channels) for one in facts]),
         },
     )
 
 
-def _span(values: list[float]) -> str:
+def _range(values: list[float]) -> str:
     return f"{shown_number(min(values))} to {shown_number(max(values))}"
 
 
@@ -121,88 +187,91 @@ def _dead(dead: list[int], channels: int) -> str:
     return f"{len(dead)} of {channels}{named if dead else ''}"
 
 
-def probes(results: Results) -> Iterator[str]:
-    """Equivariance and grid artefacts, a column per transform and per colour."""
+def equivariance_table(results: Results) -> Table | None:
+    """A column per transform."""
     vaes = [vae for vae in results.vaes if vae.equivariance]
-    if vaes:
-        columns = {}
-        for name in vaes[0].equivariance:
-            found = [vae.equivariance.get(name) for vae in vaes]
-            columns[f"{name.replace('_', ' ')} ↑"] = column(
-                [one and one.latents for one in found],
-                lambda value: f"{value:.2f}",
-                best=max,
-                notes=[f"{one.images:.2f}" if one else "" for one in found],
-            )
-        yield "<p>PSNR in dB where the latent is turned or scaled and then decoded; in brackets that of the "
-        yield "turned or scaled image itself: the closer the two, the more equivariant.</p>\n"
-        yield table("Equivariance, dB", [vae.name for vae in vaes], columns)
+    if not vaes:
+        return None
+    columns = {}
+    for name in vaes[0].equivariance:
+        found = [vae.equivariance.get(name) for vae in vaes]
+        columns[f"{name.replace('_', ' ')} ↑"] = number_column(
+            [None if one is None else one.latents for one in found],
+            _fixed(2),
+            best=max,
+            notes=["" if one is None else f"{one.images:.2f}" for one in found],
+        )
+    return Table("Equivariance, dB", [vae.name for vae in vaes], columns)
+
+
+def grid_table(results: Results) -> Table | None:
+    """Grid artefacts, a column per colour."""
     vaes = [vae for vae in results.vaes if vae.grid_artefacts]
-    if vaes:
-        columns = {}
-        for colour in vaes[0].grid_artefacts:
-            found = [vae.grid_artefacts.get(colour) for vae in vaes]
-            columns[f"{colour} ↓"] = column(
-                [one and one.levels for one in found],
-                lambda value: f"{value:.3f}",
-                best=min,
-                notes=[f"{100 * one.share:.1f} %" if one and one.share is not None else "" for one in found],
-            )
-        yield "<p>Images of one colour, reconstructed: the pattern that repeats with the sampling grid, in "
-        yield "8-bit levels; in brackets its share of everything that is not constant.</p>\n"
-        yield table("Grid artefacts, levels", [vae.name for vae in vaes], columns)
+    if not vaes:
+        return None
+    columns = {}
+    for colour in vaes[0].grid_artefacts:
+        found = [vae.grid_artefacts.get(colour) for vae in vaes]
+        columns[f"{colour} ↓"] = number_column(
+            [None if one is None else one.levels for one in found],
+            _fixed(3),
+            best=min,
+            notes=["" if one is None or one.share is None else f"{100 * one.share:.1f} %" for one in found],
+        )
+    return Table("Grid artefacts, levels", [vae.name for vae in vaes], columns)
 
 
-def lowest(results: Results) -> Iterator[str]:
-    """The images that all networks find hardest, at the last resolution."""
+def hardest_table(results: Results) -> Table | None:
+    """The images with the lowest mean PSNR over all networks, at the last resolution."""
     size = results.protocol.sizes[-1]
-    rows = [(vae.name, one) for vae in results.vaes if vae.kind != "codec" and (one := _at(vae, size))]
+    rows = [
+        (vae.name, result)
+        for vae in results.vaes
+        if vae.kind != "codec" and (result := _result_at(vae, size))
+    ]
     if not rows:
-        return
+        return None
     scores = {
-        name: [one.per_image.get(name, {}).get("psnr") for _, one in rows] for name in rows[0][1].per_image
+        name: [result.per_image.get(name, {}).get("psnr") for _, result in rows]
+        for name in rows[0][1].per_image
     }
-    order = sorted(scores, key=lambda name: _mean_or_lowest(scores[name]))[:MAX_LISTED]
+    order = sorted(scores, key=lambda name: mean_psnr(scores[name]))[:MAX_LISTED]
     columns = {
-        f"{vae}, dB": column([scores[name][place] for name in order], lambda value: f"{value:.2f}")
-        for place, (vae, _) in enumerate(rows)
+        f"{vae}, dB": number_column([scores[name][position] for name in order], _fixed(2))
+        for position, (vae, _) in enumerate(rows)
     }
-    of = f"{len(order)} of {len(scores)}" if len(scores) > len(order) else "all"
-    yield table(f"PSNR of the hardest images ({of}), {size_name(size)}", order, columns)
+    count = f"{len(order)} of {len(scores)}" if len(scores) > len(order) else "all"
+    return Table(f"PSNR of the hardest images ({count}), {size_name(size)}", order, columns)
 
 
-def _mean_or_lowest(values: list[float | None]) -> float:
-    """One without a value could not be reconstructed, which is the worst."""
-    return -1.0 if None in values else sum(values) / len(values)
-
-
-def configuration(results: Results) -> Iterator[str]:
-    """Protocol, the VAEs' shapes side by side, environment, images left out."""
+def configuration_tables(results: Results) -> list[Table]:
+    """The protocol, the VAEs side by side, the environment, and the images that were left out."""
     protocol = results.protocol
-    yield facts(
-        "Protocol, the same for all",
-        {
-            "images": f"{protocol.images} of {protocol.data_path}",
-            "resolutions": ", ".join(map(size_name, protocol.sizes)),
-            "crop": protocol.crop,
-            "posterior": protocol.posterior,
-            "rounding": protocol.rounding,
-            "computed in": f"{protocol.dtype} on {protocol.device}, batches of {protocol.batch_size}",
-            "network of LPIPS": protocol.perceptual_net or "none: LPIPS not measured",
-            "seed": protocol.seed,
-        },
-    )
+    protocol_facts = {
+        "images": f"{protocol.images} from {protocol.data_path}",
+        "resolutions": ", ".join(map(size_name, protocol.sizes)),
+        "crop": protocol.crop,
+        "posterior": protocol.posterior,
+        "rounding": protocol.rounding,
+        "precision": f"{protocol.dtype} on {protocol.device}, batch size {protocol.batch_size}",
+        "LPIPS network": protocol.perceptual_net or "none: LPIPS was not measured",
+        "seed": protocol.seed,
+    }
     keys = list(dict.fromkeys(key for vae in results.vaes for key in vae.config))
     columns = {
         vae.name: text_column([vae.kind, vae.path or "–", *(_setting(vae.config.get(key)) for key in keys)])
         for vae in results.vaes
     }
-    yield table("What was compared", ["kind", "path", *keys], columns)
-    yield facts("Environment", dict(results.environment))
+    tables = [
+        _pairs("Protocol, the same for all", protocol_facts),
+        Table("Compared VAEs", ["kind", "path", *keys], columns),
+        _pairs("Environment", results.environment),
+    ]
     if results.unusable:
-        named = dict(list(results.unusable.items())[:MAX_LISTED])
-        of = f", the first {len(named)}" if len(named) < len(results.unusable) else ""
-        yield facts(f"{len(results.unusable)} images left out for every VAE{of}", named)
+        listed = dict(list(results.unusable.items())[:MAX_LISTED])
+        first = f", the first {len(listed)}" if len(listed) < len(results.unusable) else ""
+        tables.append(_pairs(f"{len(results.unusable)} images left out for every VAE{first}", listed))
+    return tables
 
 
 def _setting(value: object) -> str:

@@ -1,8 +1,7 @@
-
 "use strict";
 for (const controls of document.querySelectorAll(".controls")) controls.hidden = false;
 
-// One pixel of the picture is one of the screen: CSS pixels are larger where the display is scaled.
+// One image pixel is one screen pixel; CSS pixels are larger on a scaled display.
 function fit() {
   const scale = Number(document.getElementById("zoom").value) / window.devicePixelRatio;
   for (const layer of document.querySelectorAll(".layer")) {
@@ -14,12 +13,12 @@ document.getElementById("zoom").addEventListener("change", fit);
 window.addEventListener("resize", fit);
 fit();
 
-for (const picture of document.querySelectorAll(".picture")) {
-  const stack = picture.querySelector(".stack");
-  const slide = picture.querySelector(".slide");
-  const layers = picture.querySelectorAll(".layer");
-  const sides = picture.querySelectorAll("select[data-side]");
-  const difference = picture.querySelector(".difference");
+for (const image of document.querySelectorAll(".image")) {
+  const stack = image.querySelector(".stack");
+  const slide = image.querySelector(".slide");
+  const layers = image.querySelectorAll(".layer");
+  const sides = image.querySelectorAll("select[data-side]");
+  const difference = image.querySelector(".difference");
 
   function move() {
     stack.style.setProperty("--cut", slide.value + "%");
