@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Train a high-resolution image VAE on a folder of images: `python train_vae.py --help`."""
 
+from vae import console
 from vae.config.flags import parse_flags
 from vae.config.recipes import profile_table
 from vae.script import run_script
 
 
 def main(argv: list[str]) -> int:
-    """Flags to one call; returns the exit code."""
+    """Parse the flags and train; returns the exit code."""
     given = parse_flags(argv)
     if given.pop("list_profiles", False):
-        print(profile_table())
+        console.info(profile_table())
         return 0
     from vae.training.run import train
 

@@ -1,4 +1,4 @@
-"""One Config from many sources: flag, JSON file, checkpoint, profile, card, default, in this order."""
+"""Precedence of flag, JSON file, checkpoint, profile, card and default, and checks across options."""
 
 import json
 
@@ -10,7 +10,7 @@ from vae.config.options import Config, SpeedConfig, build, flatten
 from vae.config.recipes import RECIPES, profile_table, recipe_values
 from vae.config.resolve import PER_COMMAND, parse_progressive, precision, resolve
 
-# One option that every source may give, as the value each gives.
+# The value that each source sets for one option, in order of precedence.
 SOURCES = {"given": 1, "checkpoint": 2, "profile": 3, "card": 4}
 
 
@@ -28,7 +28,13 @@ def test_precedence(first):
     assert found.data.prefetch_factor == expected
 
 
-def test_a_flag_beats_json_which_beats_a_profile(tmp_path):
+def test_checkpoint_value_that_equals_the_default_overrides_the_profile():
+    assert (
+        resolve({}, checkpoint(), profile={"batch_size": 24}).run.batch_size == Config().run.batch_size == 4
+    )
+
+
+def test_flag_overrides_json_and_json_overrides_profile(tmp_path):
     path = tmp_path / "my.json"
     path.write_text(json.dumps({"image_size": 256, "batch_size": 3}))
     given = parse_flags(["--config", str(path), "--profile", "standard", "--batch_size", "2"])
@@ -36,12 +42,12 @@ def test_a_flag_beats_json_which_beats_a_profile(tmp_path):
     assert (found.run.batch_size, found.data.image_size, found.speed.use_bf16) == (2, 256, True)
 
 
-def test_a_card_never_beats_a_recipe():
+def test_profile_overrides_card_settings():
     found = resolve({}, profile={"use_torch_compile": True}, card={"use_torch_compile": False})
     assert found.speed.use_torch_compile
 
 
-def test_what_one_command_says_of_itself_is_not_inherited():
+def test_per_command_options_are_not_inherited():
     saved = checkpoint(max_steps=7, output_dir="elsewhere", device="cuda", micro_batch_size="1", z_channels=4)
     found = resolve({}, saved)
     assert found.run.max_steps is None
@@ -61,44 +67,44 @@ def test_what_one_command_says_of_itself_is_not_inherited():
         ("use_quant_conv", True, False),
     ],
 )
-def test_a_flag_that_contradicts_the_checkpoint_is_an_error(name, value, saved):
+def test_flag_that_contradicts_the_checkpoint_is_an_error(name, value, saved):
     with pytest.raises(UserError, match=f"--{name} ") as caught:
         resolve({name: value}, checkpoint())
     assert "\n" not in str(caught.value)
-    resolve({name: saved}, checkpoint())  # the same value is no contradiction
+    resolve({name: saved}, checkpoint())  # repeating the saved value is allowed
 
 
-def test_the_discriminators_shape_counts_where_there_is_one():
+def test_discriminator_shape_is_checked_only_if_the_checkpoint_has_one():
     resolve({"disc_channels": 32}, checkpoint())
     with pytest.raises(UserError, match="--disc_channels 32"):
         resolve({"disc_channels": 32}, checkpoint(adversarial_weight=0.5))
 
 
-def test_two_starts_are_an_error():
-    with pytest.raises(UserError, match="--init_from and --resume_from"):
+def test_init_from_with_resume_from_is_an_error():
+    with pytest.raises(UserError, match=r"--init_from.*--resume_from"):
         resolve({"init_from": "somewhere"}, checkpoint())
 
 
 @pytest.mark.parametrize(("size", "remedy"), [(500, "try 496 or 504"), (513, "try 512 or 520")])
-def test_sides_that_do_not_divide_name_the_nearest(size, remedy):
+def test_invalid_image_size_suggests_the_nearest_valid_sizes(size, remedy):
     with pytest.raises(UserError, match=f"--image_size {size} is not a multiple of 8: {remedy}"):
         resolve({"image_size": size})
     resolve({"image_size": 500, "channels": [128, 256, 512]})  # three levels: a multiple of 4
 
 
-def test_nothing_to_learn_is_an_error():
-    with pytest.raises(UserError, match="--reconstruction_weight 0 and --perceptual_weight 0"):
+def test_zero_weight_for_all_losses_is_an_error():
+    with pytest.raises(UserError, match=r"--reconstruction_weight 0.*--perceptual_weight 0"):
         resolve({"reconstruction_weight": 0.0, "perceptual_weight": 0.0})
     resolve({"reconstruction_weight": 0.0})
     resolve({"perceptual_weight": 0.0})
 
 
-def test_a_weights_file_that_no_network_reads_is_an_error():
+def test_weights_file_with_the_random_network_is_an_error():
     with pytest.raises(UserError, match="--perceptual_weights"):
         resolve({"perceptual_net": "random", "perceptual_weights": "vgg.pth"})
 
 
-def test_flatten_and_build_are_inverse():
+def test_build_inverts_flatten():
     config = build({"channels": [64, 128], "learning_rate": 3e-4, "use_bf16": True, "max_steps": 5})
     assert build(flatten(config)) == config
     assert json.loads(json.dumps(flatten(config))) == flatten(config)
@@ -106,7 +112,7 @@ def test_flatten_and_build_are_inverse():
 
 # --- profiles -------------------------------------------------------------------------------------------
 
-GUIDE = {
+PROFILES = {
     "ultra": (2048, 4, 1),
     "high": (1536, 8, 1),
     "standard": (1024, 16, 1),
@@ -116,10 +122,10 @@ GUIDE = {
 }
 
 
-@pytest.mark.parametrize("name", GUIDE)
-def test_profiles_are_the_guides(name):
+@pytest.mark.parametrize("name", PROFILES)
+def test_profile_sets_its_size_batch_and_speed_options(name):
     config = resolve({}, profile=recipe_values(name, has_gpu=True))
-    assert (config.data.image_size, config.run.batch_size, config.run.accumulation_steps) == GUIDE[name]
+    assert (config.data.image_size, config.run.batch_size, config.run.accumulation_steps) == PROFILES[name]
     speed = config.speed
     assert speed.use_bf16
     assert speed.enable_tf32
@@ -136,13 +142,13 @@ def test_every_profile_resolves_and_is_listed(name):
     assert f"\n{name} " in f"\n{profile_table()}"
 
 
-def test_the_demo_takes_the_size_that_the_machine_bears():
+def test_demo_profile_is_larger_with_a_gpu():
     small, large = (recipe_values("demo", has_gpu=gpu) for gpu in (False, True))
     assert small["image_size"] < large["image_size"]
     assert small["perceptual_weight"] == large["perceptual_weight"] == 0  # nothing is downloaded
 
 
-def test_an_unknown_profile_names_the_nearest():
+def test_unknown_profile_suggests_the_most_similar():
     with pytest.raises(UserError, match=r"--profile ultr is unknown: did you mean ultra\?"):
         recipe_values("ultr", has_gpu=False)
 
@@ -162,15 +168,15 @@ def test_precision(mixed, bf16, has_bf16, expected):
     assert precision(speed, has_bf16, "a card") == expected
 
 
-def test_bf16_that_the_card_lacks():
-    with pytest.raises(UserError, match=r"--use_bf16: Tesla T4 has no bf16: use --mixed_precision"):
+def test_use_bf16_without_hardware_support_is_an_error():
+    with pytest.raises(UserError, match=r"--use_bf16: Tesla T4 .*use --mixed_precision"):
         precision(SpeedConfig(use_bf16=True, mixed_precision=True), False, "Tesla T4")
 
 
 # --- stages ---------------------------------------------------------------------------------------------
 
 
-def test_progressive_lists():
+def test_progressive_list_is_parsed():
     found = parse_progressive("512:25:32, 1024:50:16,2048:25:4", Config().model)
     assert [(s.image_size, s.num_epochs, s.batch_size) for s in found] == [
         (512, 25, 32),
@@ -182,7 +188,7 @@ def test_progressive_lists():
 @pytest.mark.parametrize(
     "text", ["", "512", "512:25", "512:25:32,", "512:25:32:1", "512:0:32", "-512:25:32", "a:b:c", "500:25:4"]
 )
-def test_progressive_lists_that_are_none(text):
+def test_invalid_progressive_list_is_a_one_line_error(text):
     with pytest.raises(UserError, match=r"--progressive|--image_size") as caught:
         parse_progressive(text, Config().model)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Output that nobody reads any more, as under `| head`, or that goes nowhere: how scripts end."""
+"""How scripts exit if their output pipe is closed (as with `| head`) or cannot be written."""
 
 import os
 import subprocess
@@ -19,8 +19,8 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_pipe_closed_early_ends_a_script_quietly(command):
-    # Unbuffered, argparse would swallow the error itself.
+def test_closed_pipe_exits_silently_with_141(command):
+    # With PYTHONUNBUFFERED, argparse would swallow the error itself.
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     script = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -31,7 +31,7 @@ def test_a_pipe_closed_early_ends_a_script_quietly(command):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell closes the output")
-def test_an_output_that_is_closed_or_full_is_no_traceback():
+def test_closed_or_full_output_prints_no_traceback():
     for to, code in ((">&-", 0), (">/dev/full", 1)):
         command = f'"$0" train_vae.py --list_profiles {to}'
         found = subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT, stderr=subprocess.PIPE)

@@ -1,4 +1,5 @@
-"""Every option, once: declarations, recipes, and how flags, JSON, checkpoint and profile become one Config.
+"""Every option: its declaration, its command line, and how one Config is made from all sources.
 
-Needs only the standard library, so `--help` answers before PyTorch is installed.
+The order of sources is flag, JSON file, checkpoint, profile, card, default. This package needs only the
+standard library, so `--help` works before PyTorch is installed.
 """

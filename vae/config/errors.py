@@ -1,4 +1,4 @@
-"""Errors that are a user's to mend: one line, no traceback, and the exit code that says which kind."""
+"""Errors that a user can fix. Each one becomes a single line without a traceback, and an exit code."""
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -10,13 +10,13 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 
 class UserError(ValueError):
-    """A mistake the user can mend: the message names the flag, the value and the remedy."""
+    """A mistake that the user can fix; the message names the flag, the value and the remedy."""
 
     exit_code = EXIT_CONFIG
 
 
 class UsageError(UserError):
-    """The command line itself cannot be read."""
+    """The command line cannot be parsed."""
 
     exit_code = EXIT_USAGE
 
@@ -28,6 +28,6 @@ class DataError(UserError):
 
 
 class NonFiniteError(UserError):
-    """Training has met too many non-finite steps in a row."""
+    """Too many consecutive training steps were non-finite."""
 
     exit_code = EXIT_NON_FINITE

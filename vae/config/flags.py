@@ -1,21 +1,21 @@
-"""Command lines made from declared options, and the JSON file of the trainer."""
+"""Command-line parsers generated from option declarations, and the trainer's JSON file."""
 
 import argparse
 import json
 import re
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from vae.config.errors import UsageError, UserError
-from vae.config.options import Config, all_options
+from vae.config.options import all_options, section_title, sections
 from vae.config.values import base_type, check, from_json, is_list, nearest
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose complaints are UsageErrors of one line."""
+    """An argument parser that raises UsageError with a one-line message."""
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         number = re.fullmatch(r"argument (--\w+): invalid (int|float) value: '(.*)'", message)
         if number:
             flag, kind, value = number.groups()
@@ -24,27 +24,26 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The trainer's parser, made from the declared options; only given flags appear in its result."""
+    """The parser of train_vae.py. Its result contains only the flags that were given."""
     parser = OneLineParser(
         prog="train_vae.py",
         description="Train a high-resolution image VAE (AutoencoderKL) on a folder of images.",
-        epilog="Order of settings: flag, JSON file, checkpoint, profile, card, default.",
+        epilog="Precedence of sources: flag, JSON file, checkpoint, profile, card, default.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=_help_format,
     )
-    parser.add_argument("--list_profiles", action="store_true", help="list the profiles and stop")
-    for section in fields(Config):
-        title = section.default_factory.__doc__.strip()
-        group = parser.add_argument_group(section.name, title)
-        for item in fields(section.default_factory):
+    parser.add_argument("--list_profiles", action="store_true", help="list the profiles and exit")
+    for name, section in sections().items():
+        group = parser.add_argument_group(name, section_title(section))
+        for item in fields(section):
             _add(group, item)
     return parser
 
 
-def _add(group: argparse._ActionsContainer, item: Field) -> None:
+def _add(group: argparse._ActionsContainer, item: Field[Any]) -> None:
     required = item.default is MISSING
-    default = "required" if required else f"default: {shown_default(item)}"
+    default = "required" if required else f"default: {default_text(item)}"
     help_text = f"{item.metadata['help']} ({default})".replace("%", "%%")
     if base_type(item) is bool:
         group.add_argument(f"--{item.name}", action=argparse.BooleanOptionalAction, help=help_text)
@@ -60,22 +59,21 @@ def _add(group: argparse._ActionsContainer, item: Field) -> None:
     )
 
 
-def shown_default(item: Field) -> str:
-    """An option's default as the help and docs/flags.md print it."""
-    if item.default is None:
+def default_text(item: Field[Any]) -> str:
+    """An option's default as --help and docs/flags.md print it."""
+    default: Any = item.default
+    if default is None:
         return "none"
-    if isinstance(item.default, bool):
-        return "on" if item.default else "off"
-    if is_list(item):
-        return " ".join(map(str, item.default))
-    return str(item.default)
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return " ".join(map(str, default)) if is_list(item) else str(default)
 
 
 def parse_section(section: type, prog: str, description: str, epilog: str, argv: list[str]) -> Any:
-    """An instance of `section`, a dataclass of options, from the command line of the script `prog`.
+    """Parse the command line of the script `prog` into `section`, a dataclass of options.
 
-    An option whose default is MISSING must be given. Raises UsageError for a command line that cannot be
-    read and UserError for a value outside its limits.
+    An option with the default MISSING is required. Raises UsageError if the command line cannot be parsed and
+    UserError if a value is outside its limits.
     """
     parser = OneLineParser(
         prog=prog,
@@ -88,7 +86,7 @@ def parse_section(section: type, prog: str, description: str, epilog: str, argv:
     for item in fields(section):
         _add(parser, item)
     given, unknown = parser.parse_known_args(argv)
-    _refuse_unknown(parser, unknown)
+    _check_unknown(parser, unknown)
     values = vars(given)
     for item in fields(section):
         if item.name in values:
@@ -102,23 +100,23 @@ def _help_format(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=108)
 
 
-def _refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
+def _check_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
         word = unknown[0].split("=")[0]
         if not word.startswith("-"):
-            raise UsageError(f"{unknown[0]} belongs to no flag: a path with spaces needs quotes")
+            raise UsageError(f"{unknown[0]} does not follow a flag: put a path with spaces in quotes")
         raise UsageError(f"unknown flag {word}{nearest(word, known)} (--help lists every flag)")
 
 
 def parse_flags(argv: list[str]) -> dict[str, Any]:
-    """Option values given on the command line, merged over those of its --config file.
+    """Option values of the trainer's command line; they override the values of its --config file.
 
     Raises UsageError for an unknown flag and UserError for a value outside its limits.
     """
     parser = build_parser()
     given, unknown = parser.parse_known_args(argv)
-    _refuse_unknown(parser, unknown)
+    _check_unknown(parser, unknown)
     values = vars(given)
     options = all_options()
     for name, value in values.items():
@@ -130,20 +128,20 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Option values from a JSON file of one object; an unknown key is an error."""
+    """Option values from a JSON file that contains one object; raises UserError for an unknown key."""
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows editors begin with a mark
+        loaded = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows editors write a byte order mark
     except OSError as error:
         raise UserError(f"--config {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"--config {path} is not valid JSON: {error}") from None
     if not isinstance(loaded, dict):
-        raise UserError(f'--config {path} must hold one object, like {{"image_size": 1024}}')
+        raise UserError(f'--config {path} must contain one object, for example {{"image_size": 1024}}')
     options = all_options()
     values = {}
     for name, value in loaded.items():
         if name == "config":
-            raise UserError(f'--config {path} names another "config": put all options into one file')
+            raise UserError(f'--config {path} contains the key "config": put all options into one file')
         if name not in options:
             raise UserError(f'--config {path} has the unknown key "{name}"{nearest(name, options)}')
         values[name] = from_json(options[name][1], value)

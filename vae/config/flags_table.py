@@ -1,28 +1,28 @@
-"""docs/flags.md, written from the declared options: `python -m vae.config.flags_table > docs/flags.md`."""
+"""Generate docs/flags.md from the option declarations: `python -m vae.config.flags_table > docs/flags.md`."""
 
 from dataclasses import fields
 
-from vae.config.flags import shown_default
-from vae.config.options import Config
+from vae.config.flags import default_text
+from vae.config.options import section_title, sections
 from vae.config.recipes import profile_table
 
 
 def flags_markdown() -> str:
-    """The whole page: every flag with its default and meaning, then the profiles."""
+    """The whole page: every flag with its meaning and default, then the profiles."""
     lines = [
         "# Flags of train_vae.py",
         "",
-        "Made from the declarations in `vae/config/options.py` by `python -m vae.config.flags_table`.",
-        "Every on/off flag also has its `--no-` form. Order: flag, JSON file, checkpoint, profile, card,"
-        " default.",
+        "`python -m vae.config.flags_table` generates this page from `vae/config/options.py`.",
+        "Every on/off flag also has a `--no-` form.",
+        "Precedence of sources: flag, JSON file, checkpoint, profile, card, default.",
     ]
-    for section in fields(Config):
-        lines += ["", f"## {section.name}", "", section.default_factory.__doc__.strip(), ""]
+    for name, section in sections().items():
+        lines += ["", f"## {name}", "", section_title(section), ""]
         lines += ["| flag | meaning | default |", "|---|---|---|"]
-        for item in fields(section.default_factory):
+        for item in fields(section):
             choices = item.metadata["choices"]
             meaning = item.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
-            lines.append(f"| `--{item.name}` | {meaning} | {shown_default(item)} |")
+            lines.append(f"| `--{item.name}` | {meaning} | {default_text(item)} |")
     lines += ["", "## Profiles", "", "```", profile_table(), "```"]
     return "\n".join(lines) + "\n"
 

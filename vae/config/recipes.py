@@ -1,4 +1,4 @@
-"""Named recipes: what is trained. How fast a card can do it is found elsewhere and never changes these."""
+"""Named recipes for `--profile`. A recipe sets what is trained; it never depends on the card."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from vae.config.errors import UserError
 from vae.config.values import nearest
 
-# Every profile for a card uses these; none of them changes what is trained.
+# Shared by all profiles for cards; none of these options changes what is trained.
 _FAST = {
     "mixed_precision": True,
     "use_bf16": True,
@@ -19,7 +19,7 @@ _FAST = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Option values under one name, and what they are for."""
+    """Option values with a name and a purpose."""
 
     purpose: str
     values: dict[str, Any]
@@ -44,7 +44,7 @@ RECIPES = {
             "batch_size": 4,
             "num_epochs": 30,
             "learning_rate": 1e-3,
-            "perceptual_weight": 0.0,  # so that nothing is downloaded
+            "perceptual_weight": 0.0,  # LPIPS would download 528 MB
             "use_bf16": True,
             "val_freq": 5,
             "checkpoint_freq": 10,
@@ -67,7 +67,7 @@ RECIPES = {
 
 
 def recipe_values(name: str, has_gpu: bool) -> dict[str, Any]:
-    """Option values of the profile `name`; `demo` takes the size this machine bears."""
+    """Option values of the profile `name`; with a GPU, `demo` means `demo-gpu`."""
     if name == "demo" and has_gpu:
         name = "demo-gpu"
     if name not in RECIPES:
@@ -76,7 +76,7 @@ def recipe_values(name: str, has_gpu: bool) -> dict[str, Any]:
 
 
 def profile_table() -> str:
-    """One line per profile: name, image size, batch size, purpose."""
+    """One line per profile: name, image size, batch size and purpose."""
     lines = []
     for name, recipe in RECIPES.items():
         size, batch = recipe.values["image_size"], recipe.values["batch_size"]

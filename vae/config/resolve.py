@@ -1,12 +1,12 @@
-"""From given values, checkpoint, profile and card to one Config; pure functions of plain data."""
+"""Combine flags, checkpoint, profile and card into one Config, and check it. Pure functions of plain data."""
 
 from dataclasses import dataclass, fields
 from typing import Any
 
 from vae.config.errors import UserError
-from vae.config.options import LEAST_IMAGE_SIZE, Config, LossConfig, ModelConfig, SpeedConfig, build
+from vae.config.options import MIN_IMAGE_SIZE, Config, LossConfig, ModelConfig, SpeedConfig, build
 
-# What one command says of itself; the next command does not inherit it from a checkpoint.
+# Options that belong to one command; a resumed run does not inherit them from its checkpoint.
 PER_COMMAND = frozenset(
     [
         *("config", "profile", "output_dir", "resume_from", "new_stage", "progressive", "max_steps"),
@@ -24,26 +24,25 @@ def resolve(
     profile: dict[str, Any] | None = None,
     card: dict[str, Any] | None = None,
 ) -> Config:
-    """One Config: given flags and JSON beat the checkpoint, which beats the profile, the card, the default.
+    """Combine all sources into one Config, in this order: given, checkpoint, profile, card, default.
 
-    Raises UserError where values contradict each other or the checkpoint.
+    `given` contains the flags and the JSON file. Raises UserError if values contradict each other or the
+    checkpoint.
     """
     inherited = {k: v for k, v in (checkpoint or {}).items() if k not in PER_COMMAND}
     if checkpoint is not None:
         check_same_model(given, checkpoint)
     config = build({**(card or {}), **(profile or {}), **inherited, **given})
     if config.optim.train_part == "decoder" and checkpoint is None and not config.model.init_from:
-        raise UserError(
-            "--train_part decoder keeps an encoder that there is not yet: name its VAE by --init_from"
-        )
+        raise UserError("--train_part decoder needs a trained encoder: give its VAE with --init_from")
     check_together(config)
     return config
 
 
 def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
-    """Raise UserError where a given value contradicts the shape of the checkpoint's networks."""
+    """Raise UserError if a given value contradicts the architecture of the checkpoint's networks."""
     if given.get("init_from"):
-        raise UserError("--init_from and --resume_from are two starts: give one of them")
+        raise UserError("--init_from and --resume_from exclude each other: give only one of them")
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
     shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator) if name in checkpoint}
     check_shape(given, shape, "the checkpoint of --resume_from")
@@ -51,47 +50,44 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     if given.get("train_part", part) != part:
         raise UserError(
             f"--train_part {given['train_part']} contradicts the checkpoint of --resume_from, which trains "
-            f"{part}: begin a new run from it by --init_from"
+            f"{part}: start a new run from that checkpoint with --init_from"
         )
 
 
 def check_shape(given: dict[str, Any], shape: dict[str, Any], source: str) -> None:
-    """Raise UserError where a given value contradicts the `shape` that `source` has."""
+    """Raise UserError if a given value contradicts the `shape` of `source`."""
     for name, value in shape.items():
-        if name in given and list_or_value(given[name]) != list_or_value(value):
+        if name in given and _typed(given[name]) != _typed(value):
             raise UserError(
-                f"--{name} {shown(given[name])} contradicts {source}, which has {shown(value)}: "
-                "leave the flag out, or start without that file"
+                f"--{name} {_typed(given[name])} contradicts {source}, which has {_typed(value)}: "
+                "remove the flag, or start without that file"
             )
 
 
-def list_or_value(value: Any) -> Any:
-    """Tuples and lists compare alike."""
-    return list(value) if isinstance(value, tuple) else value
-
-
-def shown(value: Any) -> str:
-    """A value as it is typed after its flag."""
+def _typed(value: Any) -> str:
+    """A value as a user types it after its flag; a list and a tuple give the same text."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def check_together(config: Config) -> None:
-    """Raise UserError where options that are each fine do not fit together."""
+    """Raise UserError if options that are valid on their own contradict each other."""
     check_image_size(config.data.image_size, config.model)
     loss: LossConfig = config.loss
     if loss.reconstruction_weight == 0 and loss.perceptual_weight == 0:
         raise UserError(
-            "--reconstruction_weight 0 and --perceptual_weight 0 leave nothing to learn: raise one of them"
+            "--reconstruction_weight 0 and --perceptual_weight 0 leave nothing to train: raise one of them"
         )
     if loss.perceptual_net == "random" and loss.perceptual_weights:
-        raise UserError("--perceptual_weights names a file, but --perceptual_net random uses none: drop one")
+        raise UserError(
+            "--perceptual_weights has no effect with --perceptual_net random: remove one of these flags"
+        )
 
 
 def precision(speed: SpeedConfig, has_bf16: bool, device_name: str) -> str:
-    """PyTorch's name of the dtype the networks compute in; UserError where --use_bf16 cannot be had."""
+    """Name of the torch dtype to compute in; raises UserError for --use_bf16 if `has_bf16` is false."""
     if speed.use_bf16 and not has_bf16:
         raise UserError(
-            f"--use_bf16: {device_name} has no bf16: use --mixed_precision alone, which takes fp16 there"
+            f"--use_bf16: {device_name} has no bf16: use --mixed_precision alone, which selects fp16"
         )
     if speed.use_bf16 or (speed.mixed_precision and has_bf16):
         return "bfloat16"
@@ -99,10 +95,11 @@ def precision(speed: SpeedConfig, has_bf16: bool, device_name: str) -> str:
 
 
 def check_discriminator(image_size: int, loss: LossConfig) -> None:
-    """Raise UserError where the discriminator's layers fit neither the crop nor its norms of 32 groups."""
+    """Raise UserError if the crop is too small for the discriminator, or a width does not fit its norms."""
     if loss.adversarial_weight == 0:
         return
-    least = 3 * 2**loss.disc_layers  # each strided layer halves the side, two more take a pixel each
+    # Each strided layer halves the side; two more layers shrink it by 1 px each.
+    least = 3 * 2**loss.disc_layers
     if image_size < least:
         raise UserError(
             f"--disc_layers {loss.disc_layers} needs crops of at least {least} px, not {image_size}: "
@@ -111,25 +108,25 @@ def check_discriminator(image_size: int, loss: LossConfig) -> None:
     widths = [loss.disc_channels * min(2**layer, 8) for layer in range(1, loss.disc_layers + 1)]
     if any(width % min(32, width) for width in widths):
         raise UserError(
-            f"--disc_channels {loss.disc_channels} gives widths of {shown(widths)}, which 32 groups do not "
-            "divide: take a multiple of 16"
+            f"--disc_channels {loss.disc_channels} gives layer widths of {_typed(widths)}, and a norm of 32 "
+            "groups needs multiples of 32: use a multiple of 16"
         )
 
 
 def check_image_size(image_size: int, model: ModelConfig) -> None:
-    """Raise UserError where the crop's side is too small or does not divide into latent pixels."""
-    if image_size < LEAST_IMAGE_SIZE:
-        raise UserError(f"--image_size {image_size} is too small: the least is {LEAST_IMAGE_SIZE}")
+    """Raise UserError if the crop side is too small or not a multiple of the downsampling factor."""
+    if image_size < MIN_IMAGE_SIZE:
+        raise UserError(f"--image_size {image_size} is too small: the minimum is {MIN_IMAGE_SIZE}")
     step = 2 ** (len(model.channels) - 1)
     if image_size % step:
         around = (image_size // step * step, image_size // step * step + step)
-        remedy = " or ".join(str(side) for side in around if side >= LEAST_IMAGE_SIZE)
+        remedy = " or ".join(str(side) for side in around if side >= MIN_IMAGE_SIZE)
         raise UserError(f"--image_size {image_size} is not a multiple of {step}: try {remedy}")
 
 
 @dataclass(frozen=True)
 class StageRequest:
-    """One stage as --progressive writes it: image size in px, epochs, batch per device."""
+    """One stage of --progressive: image size in px, epochs, and batch size per device."""
 
     image_size: int
     num_epochs: int
@@ -137,13 +134,13 @@ class StageRequest:
 
 
 def parse_progressive(text: str, model: ModelConfig) -> list[StageRequest]:
-    """Stages of a --progressive list such as 512:25:32,1024:50:16."""
+    """Parse a --progressive list such as 512:25:32,1024:50:16; raises UserError if a stage is invalid."""
     stages = []
     for part in text.split(","):
         numbers = part.strip().split(":")
         if len(numbers) != 3 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
             raise UserError(
-                f"--progressive {text}: {part!r} is not SIZE:EPOCHS:BATCH; an example is 512:25:32,1024:50:16"
+                f"--progressive {text}: {part!r} is not SIZE:EPOCHS:BATCH; for example 512:25:32,1024:50:16"
             )
         stage = StageRequest(*map(int, numbers))
         check_image_size(stage.image_size, model)

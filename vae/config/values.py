@@ -1,4 +1,4 @@
-"""Reading one option's value from text or JSON, and saying what is wrong with it."""
+"""Validate one option's value, and convert it from JSON."""
 
 import difflib
 import json
@@ -11,28 +11,28 @@ from typing import Any
 from vae.config.errors import UserError
 
 
-def base_type(item: Field) -> type:
-    """The type of one value of an option: bool, int, float or str; int for a tuple of ints."""
+def base_type(item: Field[Any]) -> type:
+    """The type of one value of an option: bool, int, float or str. For a tuple of ints it is int."""
     kind = _without_none(item)
     return typing.get_args(kind)[0] if is_list(item) else kind
 
 
-def _without_none(item: Field) -> typing.Any:
+def _without_none(item: Field[Any]) -> Any:
     if isinstance(item.type, types.UnionType):  # int | None
         return next(part for part in typing.get_args(item.type) if part is not type(None))
     return item.type
 
 
-def is_list(item: Field) -> bool:
-    """Whether the option takes several values."""
+def is_list(item: Field[Any]) -> bool:
+    """Whether the option accepts several values."""
     return typing.get_origin(_without_none(item)) is tuple
 
 
-def check(item: Field, value: Any) -> None:
-    """Raise UserError where `value` is outside what the option admits."""
+def check(item: Field[Any], value: Any) -> None:
+    """Raise UserError if `value` is not valid for the option."""
     limits = item.metadata
     if value == "" or (is_list(item) and value is not None and "" in value):
-        raise UserError(f"--{item.name} is given without a value: give one or leave it out")
+        raise UserError(f"--{item.name} has no value: give one or remove the flag")
     if limits["choices"] and value not in limits["choices"]:
         raise UserError(f"--{item.name} {value} is unknown: choose one of {', '.join(limits['choices'])}")
     if limits["auto"]:
@@ -45,13 +45,13 @@ def check(item: Field, value: Any) -> None:
         if part is None:
             continue
         if limits["at_least"] is not None and part < limits["at_least"]:
-            raise UserError(f"--{item.name} {part} is too small: the least is {limits['at_least']}")
+            raise UserError(f"--{item.name} {part} is too small: the minimum is {limits['at_least']}")
         if limits["at_most"] is not None and part > limits["at_most"]:
-            raise UserError(f"--{item.name} {part} is too large: the most is {limits['at_most']}")
+            raise UserError(f"--{item.name} {part} is too large: the maximum is {limits['at_most']}")
 
 
-def from_json(item: Field, value: Any) -> Any:
-    """The option's value from a decoded JSON value; UserError where its type is another."""
+def from_json(item: Field[Any], value: Any) -> Any:
+    """Convert a decoded JSON value to the option's type; raises UserError if the type is wrong."""
     if value is None and item.default is None:
         return None
     if is_list(item):
@@ -63,7 +63,7 @@ def from_json(item: Field, value: Any) -> Any:
     return _scalar_from_json(item, value)
 
 
-def _scalar_from_json(item: Field, value: Any) -> Any:
+def _scalar_from_json(item: Field[Any], value: Any) -> Any:
     kind = base_type(item)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -75,17 +75,17 @@ def _scalar_from_json(item: Field, value: Any) -> Any:
     return value
 
 
-_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
-def _whole_number(item: Field, value: Any) -> int:
+def _whole_number(item: Field[Any], value: Any) -> int:
     try:
         return int(value)
     except ValueError:
-        raise UserError(f"--{item.name} {value} is not a whole number nor auto") from None
+        raise UserError(f"--{item.name} {value} is neither a whole number nor auto") from None
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """A remedy that names the nearest known spelling: ': did you mean X?', or nothing."""
+    """The remedy ': did you mean X?' with the most similar known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f": did you mean {close[0]}?" if close else ""
