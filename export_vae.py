@@ -6,7 +6,7 @@ from vae.script import run_script
 
 
 def main(argv: list[str]) -> int:
-    """Flags to one call; returns the exit code."""
+    """Export as the flags in `argv` specify; returns the exit code."""
     config = parse_export_flags(argv)
     from vae.interop.exporting import export
 

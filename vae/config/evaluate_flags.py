@@ -4,8 +4,13 @@ from dataclasses import MISSING, dataclass
 
 from vae.config.errors import UserError
 from vae.config.flags import parse_section
-from vae.config.options import option
-from vae.config.vae_options import background_option, max_pixels_option, weights_option
+from vae.config.options import (
+    background_option,
+    device_option,
+    max_pixels_option,
+    option,
+    weights_option,
+)
 
 LEAST_SIZE = 8  # px: below it an image is smaller than what one latent pixel of this family stands for
 WHOLE = 0  # as a size: images as they are
@@ -76,9 +81,9 @@ class EvaluateConfig:
     batch_size: int = option(1, "images encoded and decoded at once", metavar="N", at_least=1)
     weights: str = weights_option()
     dtype: str = option("fp32", "precision of encoder and decoder", choices=("fp32", "bf16", "fp16"))
-    device: str = option("auto", "cuda, cpu or auto", choices=("auto", "cuda", "cpu"))
+    device: str = device_option("to compute on")
     background: str = background_option()
-    max_pixels: int = max_pixels_option("left out")
+    max_pixels: int = max_pixels_option("exclude")
 
 
 EPILOG = """examples:

@@ -4,8 +4,13 @@ from dataclasses import MISSING, dataclass
 
 from vae.config.errors import UserError
 from vae.config.flags import parse_section
-from vae.config.options import option
-from vae.config.vae_options import background_option, max_pixels_option, weights_option
+from vae.config.options import (
+    background_option,
+    device_option,
+    max_pixels_option,
+    option,
+    weights_option,
+)
 
 MODES = ("reconstruct", "encode", "decode", "interpolate", "variations")
 # Options that one mode alone reads.
@@ -60,9 +65,9 @@ class InferConfig:
         "precision of the computation; auto: bf16 on a card that has it, else fp32",
         choices=("auto", "fp32", "bf16", "fp16"),
     )
-    device: str = option("auto", "cuda, cpu or auto", choices=("auto", "cuda", "cpu"))
+    device: str = device_option("to compute on")
     background: str = background_option()
-    max_pixels: int = max_pixels_option("refused")
+    max_pixels: int = max_pixels_option("reject")
 
 
 EPILOG = """examples:
