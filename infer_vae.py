@@ -6,15 +6,14 @@ from vae.script import run_script
 
 
 def main(argv: list[str]) -> int:
-    """Flags to one call; returns the exit code."""
+    """Parse the flags and run the command; returns the exit code."""
     config = parse_infer_flags(argv)
-    from vae.inference.running import infer
-    from vae.interop.vae_files import load_vae
+    from vae.inference.infer import infer
 
-    return infer(config, load_vae)
+    return infer(config)
 
 
 if __name__ == "__main__":
     run_script(
-        "infer_vae.py", main, stopped="stopped: finished files are whole, the one at work is not there"
+        "infer_vae.py", main, stopped="stopped: finished files are complete, the current one is missing"
     )

@@ -53,8 +53,8 @@ def warning(text: str) -> None:
 
 
 def error(text: str) -> None:
-    """Print a line to stderr, from any process."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line to stderr, from any process, above a progress bar if one is shown."""
+    _print(text, sys.stderr)
 
 
 def _print(text: str, stream: TextIO) -> None:

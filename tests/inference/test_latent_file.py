@@ -1,10 +1,10 @@
-"""Files of latents: what goes in comes out, and anything else is refused with its reason."""
+"""Latent files: a round trip is exact, and unusable files are refused with a reason."""
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.inference.conftest import SMALL
+from tests.harness.small_vae import SMALL
 from vae.inference.latent_file import (
     BadLatentsError,
     Latents,
@@ -29,17 +29,17 @@ def reason(path, source=SOURCE, **others) -> str:
     return caught.value.reason
 
 
-def test_a_round_trip_is_exact(tmp_path):
+def test_round_trip_is_exact(tmp_path):
     path = tmp_path / "deep" / "one.safetensors"
     save_latents(path, latents(), SOURCE, "one.png")
     found = load_latents(path, SOURCE)
     assert torch.equal(found.posterior.mean, latents().posterior.mean)
     assert torch.equal(found.posterior.logvar, latents().posterior.logvar)
     assert found.size == (20, 33)
-    assert [entry.name for entry in path.parent.iterdir()] == ["one.safetensors"]  # no temporary left
+    assert [entry.name for entry in path.parent.iterdir()] == ["one.safetensors"]  # no temporary file
 
 
-def test_another_encoder_or_shape_is_refused(tmp_path):
+def test_latents_of_another_encoder_or_shape_are_refused(tmp_path):
     path = tmp_path / "one.safetensors"
     save_latents(path, latents(), SOURCE, "one.png")
     other = LatentSource("b" * 64, 4, 8, None, None)
@@ -49,7 +49,7 @@ def test_another_encoder_or_shape_is_refused(tmp_path):
     assert reason(path, LatentSource("b" * 64, 4, 16, None, None), any_vae=True) == "wrong_shape"
 
 
-def test_every_truncation_is_refused(tmp_path):
+def test_truncated_files_are_refused(tmp_path):
     path = tmp_path / "one.safetensors"
     save_latents(path, latents(), SOURCE, "one.png")
     content = path.read_bytes()
@@ -58,7 +58,7 @@ def test_every_truncation_is_refused(tmp_path):
         assert reason(path) == "damaged", length
 
 
-def test_files_of_something_else_are_refused(tmp_path):
+def test_files_with_other_content_are_refused(tmp_path):
     path = tmp_path / "weights.safetensors"
     save_file({"encoder.conv_in.weight": torch.zeros(2)}, path)
     assert reason(path) == "not_latents"
@@ -68,11 +68,11 @@ def test_files_of_something_else_are_refused(tmp_path):
     assert load_latents(path, SOURCE, any_vae=True).size == (16, 16)
     save_file({"latents": torch.full((4, 2, 2), torch.nan)}, path)
     assert reason(path, any_vae=True) == "not_finite"
-    torch.save({"latents": torch.zeros(4, 2, 2)}, path)  # a pickle under another name is not opened as one
+    torch.save({"latents": torch.zeros(4, 2, 2)}, path)  # a pickle with this extension is not unpickled
     assert reason(path) == "damaged"
 
 
-def test_the_fingerprint_is_of_the_encoder_alone():
+def test_fingerprint_depends_only_on_the_encoder():
     model = AutoencoderKL(SMALL)
     before = encoder_fingerprint(model)
     with torch.no_grad():

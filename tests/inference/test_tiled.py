@@ -1,4 +1,4 @@
-"""Tiles give what the whole image gives, in a fraction of the device's memory."""
+"""Tiles give the result of the whole image with a fraction of the device memory."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from benchmarks.bench_tiles import compare, peaks
 from vae.config.options import ModelConfig
 from vae.inference.codec import decode_latents, encode_images, reconstruct
-from vae.inference.features import Moments
+from vae.inference.feature_map import Moments
 from vae.inference.tiled import count_steps, decoder_plan, encoder_plan
 from vae.model.autoencoder import AutoencoderKL
 
@@ -26,10 +26,10 @@ def image(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.
     return (2 * smooth - 1 + 0.1 * torch.randn(smooth.shape, dtype=torch.float64)).to(dtype)
 
 
-# In fp64 rounding is 1e-16, so a missing halo pixel or a statistic over a part of the image would show.
+# fp64 rounds at 1e-16, so a missing border pixel or a norm over only a part of the image would be visible.
 @pytest.mark.parametrize("config", [NARROW, QUANT], ids=["three levels", "quant convs"])
 @pytest.mark.parametrize("tile", [7, 16, 24, 1000])
-def test_tiles_give_the_whole_images_result(config, tile):
+def test_tiles_equal_the_whole_image(config, tile):
     model, images = network(config), image(61, 90)
     whole = encode_images(model, images, dtype=torch.float64)
     tiled = encode_images(model, images, dtype=torch.float64, tile=tile)
@@ -41,22 +41,24 @@ def test_tiles_give_the_whole_images_result(config, tile):
     torch.testing.assert_close(in_tiles, recon, rtol=0, atol=1e-12)
 
 
-def test_in_fp32_tiles_differ_by_rounding_alone():
+def test_fp32_tiles_differ_only_by_rounding():
     model, images = network(NARROW, torch.float32), image(61, 90, torch.float32)
     whole, tiled = reconstruct(model, images), reconstruct(model, images, tile=16)
     assert (tiled - whole).abs().max() < 1e-3 * 2  # a thousandth of the range [-1, 1]
 
 
-def test_in_bf16_tiles_are_no_further_from_the_truth_than_the_whole():
+def test_bf16_tiles_are_as_accurate_as_the_whole_image():
     model, images = network(NARROW), image(61, 90)
     truth = reconstruct(model, images, dtype=torch.float64)
     whole, tiled = (reconstruct(model, images, dtype=torch.bfloat16, tile=tile) for tile in (None, 16))
     error = (whole.double() - truth).square().mean().sqrt()
-    assert (tiled.double() - truth).square().mean().sqrt() < 1.2 * error  # both are rounding: about equal
+    assert (
+        tiled.double() - truth
+    ).square().mean().sqrt() < 1.2 * error  # both errors are rounding, so they are about equal
 
 
-def test_statistics_of_parts_are_those_of_the_whole():
-    h = torch.randn(2, 8, 30, 40, dtype=torch.float64) * 3 + 1000  # E[x²] - E[x]² would lose five digits
+def test_statistics_of_parts_equal_those_of_the_whole():
+    h = torch.randn(2, 8, 30, 40, dtype=torch.float64) * 3 + 1000  # E[x²] - E[x]² loses five digits
     moments = Moments(4)
     for top, bottom in ((0, 1), (1, 17), (17, 30)):
         moments.add(h[:, :, top:bottom])
@@ -67,36 +69,34 @@ def test_statistics_of_parts_are_those_of_the_whole():
 
 
 @pytest.mark.parametrize("plan_of", [encoder_plan, decoder_plan])
-def test_progress_ends_at_the_number_it_announced(plan_of):
-    model, heard = network(NARROW, torch.float32), []
+def test_progress_ends_at_the_announced_total(plan_of):
+    model, calls = network(NARROW, torch.float32), []
     if plan_of is encoder_plan:
-        encode_images(model, image(64, 96, torch.float32), tile=24, on_step=lambda *step: heard.append(step))
+        encode_images(model, image(64, 96, torch.float32), tile=24, on_step=lambda *step: calls.append(step))
         expected = count_steps(plan_of(model), 64, 96, 24)
     else:
         latents = torch.zeros(1, 4, 16, 24)
-        decode_latents(model, latents, tile=24, on_step=lambda *step: heard.append(step))
+        decode_latents(model, latents, tile=24, on_step=lambda *step: calls.append(step))
         expected = count_steps(plan_of(model), 16, 24, 24)
-    assert heard == [(done, expected) for done in range(1, expected + 1)]
+    assert calls == [(done, expected) for done in range(1, expected + 1)]
 
 
 @pytest.mark.slow
-def test_the_device_holds_a_quarter_and_the_host_the_features():
+def test_tiles_need_a_quarter_of_the_device_memory_and_features_are_on_the_host():
     whole, tiled = (peaks(ModelConfig(), 1024, tile, torch.bfloat16) for tile in (None, 256))
     for name in ("encode", "decode"):
         assert tiled[name]["cuda"] <= whole[name]["cuda"] / 4
-        assert (
-            tiled[name]["cpu"] >= 128 * 1024 * 1024 * 2
-        )  # the features of the finest level do lie somewhere
+        assert tiled[name]["cpu"] >= 128 * 1024 * 1024 * 2  # at least the features of the finest level
 
 
 @pytest.mark.slow
-def test_a_image_of_3072_px():
+def test_image_of_3072_px():
     found = compare(3072, 512)
-    assert found["spread_of_result"] > 0.01  # there is something to compare
+    assert found["spread_of_result"] > 0.01  # the result is not constant
     assert found["largest_difference"] < 1e-3
     for dtype in (torch.bfloat16, torch.float32):
         whole, tiled = (peaks(ModelConfig(), 3072, tile, dtype) for tile in (None, 512))
         for name in ("encode", "decode"):
             assert tiled[name]["cuda"] <= whole[name]["cuda"] / 4
-            # host: 128 + 256 channels of the finest level at once in the decoder, and a band of rows
+            # the host stores 128 + 256 channels of the decoder's finest level at once, and a band of rows
             assert tiled[name]["cpu"] <= 3072 * 3072 * dtype.itemsize * 440

@@ -12,7 +12,7 @@ import evaluate_vae
 import export_vae
 import train_vae
 from tests.harness.runs import ROOT, TINY, as_flags
-from tests.inference.conftest import write_vae
+from tests.harness.small_vae import write_vae
 from vae.config.evaluate_flags import EPILOG, EvaluateConfig
 from vae.config.flags import shown_default
 

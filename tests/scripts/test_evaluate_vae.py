@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import evaluate_vae
-from tests.inference.conftest import write_vae
+from tests.harness.small_vae import write_vae
 from tests.test_layers import without_libraries
 from vae.evaluation.comparing import read_curves, short_names
 from vae.evaluation.metrics import psnr, ssim

@@ -11,7 +11,7 @@ from PIL import Image
 
 import infer_vae
 from tests.harness.runs import ROOT
-from tests.inference.conftest import write_vae
+from tests.harness.small_vae import write_vae
 from vae.config.flags import shown_default
 from vae.config.infer_flags import EPILOG, MODES, InferConfig
 

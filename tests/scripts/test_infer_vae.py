@@ -12,7 +12,7 @@ from PIL import Image
 
 import infer_vae
 from tests.harness.runs import ROOT, run_script
-from tests.inference.conftest import write_vae
+from tests.harness.small_vae import write_vae
 from tests.test_layers import without_libraries
 from vae.script import exit_code
 
@@ -66,7 +66,7 @@ def test_pytorch_that_is_missing_is_said_in_one_line():
     [
         ({"--mode": "improve"}, 2, "invalid choice: 'improve'"),
         ({"--titel": "512"}, 2, "--tile"),
-        ({"--steps": "1", "--mode": "interpolate"}, 78, "--steps 1 is too small: the least is 2"),
+        ({"--steps": "1", "--mode": "interpolate"}, 78, "--steps 1 is too small: the minimum is 2"),
         ({"--count": "3"}, 78, "--count belongs to --mode variations, not to --mode reconstruct"),
         ({"--tile_size": "256"}, 78, "--tile_size 256 says nothing without --tile"),
         ({"--background": "whitish"}, 78, "--background whitish is not a colour"),

@@ -11,7 +11,7 @@ import torch
 from vae.evaluation.image_files import ImageSet
 from vae.evaluation.measuring import Reconstruct, VaeCodec
 from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult
-from vae.inference.files import write_png
+from vae.inference.image_files import write_png
 from vae.pixels import to_uint8
 
 LATENT_SPREAD = 3  # standard deviations of a channel on either side of its mean, from black to white

@@ -1,1 +1,1 @@
-"""Using a finished VAE: encode, decode and reconstruct images of any size, whole or in tiles."""
+"""Encode, decode and reconstruct images of any size with a trained VAE, whole or in tiles."""

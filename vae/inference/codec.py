@@ -1,11 +1,11 @@
-"""Encode, decode and reconstruct with any sides, in any dtype, whole or in tiles.
+"""Encode, decode and reconstruct images of any size, in any dtype, whole or in tiles.
 
 Shapes: B images, H x W pixels of any size from 8 px on, f the downsampling, Z latent channels; the latent has
-h = ceil(H/f) rows and w = ceil(W/f) columns. Results lie where the input lies, at least in fp32; the network
-computes where its weights lie.
+h = ceil(H/f) rows and w = ceil(W/f) columns. Results are on the device of the input, in fp32 or wider; the
+network computes on the device of its weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,8 +14,8 @@ from vae.inference.tiled import decode_in_tiles, encode_in_tiles
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
 
-def _nothing(done: int, total: int) -> None:
-    """Progress that nobody asked for."""
+def _ignore_progress(done: int, total: int) -> None:
+    """The default `on_step`."""
 
 
 @torch.no_grad()
@@ -25,18 +25,19 @@ def encode_images(
     *,
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
-    on_step: Callable[[int, int], None] = _nothing,
+    on_step: Callable[[int, int], None] = _ignore_progress,
 ) -> Posterior:
-    """Posterior (B, Z, h, w) of images (B, 3, H, W) in [-1, 1], padded where H or W is no multiple of f.
+    """Posterior (B, Z, h, w) of images (B, 3, H, W) in [-1, 1], padded to multiples of f.
 
-    `tile`: side of the tiles, px; None runs the whole image at once. `on_step(done, total)` hears of tiles.
+    `tile` is the side of the tiles in px; None computes the whole image at once. `on_step(done, total)` is
+    called after each tile.
     """
     padded = pad_to_multiple(images, model.downsampling)
     device = next(model.parameters()).device
     if tile is None:
         posterior = model.encode(_to_network(padded, device, dtype))
     else:
-        posterior = Posterior.of_moments(encode_in_tiles(model, padded, dtype, tile, on_step))
+        posterior = Posterior.from_moments(encode_in_tiles(model, padded, dtype, tile, on_step))
     return Posterior(posterior.mean.to(images.device), posterior.logvar.to(images.device))
 
 
@@ -44,15 +45,16 @@ def encode_images(
 def decode_latents(
     model: AutoencoderKL,
     latents: torch.Tensor,
-    size: tuple[int, int] | None = None,
+    size: Sequence[int] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
-    on_step: Callable[[int, int], None] = _nothing,
+    on_step: Callable[[int, int], None] = _ignore_progress,
 ) -> torch.Tensor:
-    """Images (B, 3, H, W), about [-1, 1] and not clamped, of latents (B, Z, h, w) as the encoder gave them.
+    """Images (B, 3, H, W) in about [-1, 1], not clamped, from the encoder's latents (B, Z, h, w).
 
-    `size` is the (H, W) before padding; None keeps the whole (h f, w f). `tile` and `on_step` as above.
+    `size` is the (H, W) before padding; None returns all (h f, w f) pixels. For `tile` and `on_step`, see
+    `encode_images`.
     """
     device = next(model.parameters()).device
     if tile is None:
@@ -71,7 +73,7 @@ def reconstruct(
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
 ) -> torch.Tensor:
-    """Reconstructed images (B, 3, H, W) in [-1, 1], of the posterior's mode, or of a sample by `noise`."""
+    """Reconstructions (B, 3, H, W) from the posterior's mode, or from a sample with `noise`."""
     posterior = encode_images(model, images, dtype=dtype, tile=tile)
     latents = posterior.mode() if noise is None else posterior.sample(noise)
     return decode_latents(model, latents, images.shape[2:], dtype=dtype, tile=tile)

@@ -1,8 +1,8 @@
-"""Latents of one image as a safetensors file that says which encoder made them, and how they are used.
+"""Latents of one image as a safetensors file, with the encoder's fingerprint and scaling in its metadata.
 
 Tensors: `latents`, the posterior's mean, and `logvar`, its log-variance, both fp32 (Z, h, w), as the network
-gives them. Diffusion models read (latents - shift_factor) * scaling_factor; the metadata holds both where the
-VAE says them.
+returns them. Diffusion models read (latents - shift_factor) * scaling_factor; the metadata contains both
+factors if the VAE's file does.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from vae.inference.padding import padded_side
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
 FORMAT = "vae-latents-1"
-_SHOWN_DIGITS = 12  # of a fingerprint in messages
+_SHOWN_DIGITS = 12  # digits of a fingerprint in messages
 
 
 class BadLatentsError(Exception):
@@ -33,7 +33,7 @@ class BadLatentsError(Exception):
 
 @dataclass(frozen=True)
 class LatentSource:
-    """The encoder that latents come from, as their files name it."""
+    """The encoder that made the latents, as recorded in their files."""
 
     fingerprint: str
     z_channels: int
@@ -51,10 +51,10 @@ class Latents:
 
 
 def encoder_fingerprint(model: AutoencoderKL) -> str:
-    """SHA-256 of what makes latents: names, shapes and fp32 values of the encoder and its quant convolution.
+    """SHA-256 over names, shapes and fp32 values of the encoder and its quant convolution.
 
-    A VAE whose decoder alone was trained on keeps it: its latents are the same. A copy rounded to fp16 or
-    bf16 does not.
+    It stays the same if only the decoder is trained further, because the latents stay the same. It differs
+    for a copy rounded to fp16 or bf16.
     """
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
@@ -65,7 +65,7 @@ def encoder_fingerprint(model: AutoencoderKL) -> str:
 
 
 def save_latents(path: Path, latents: Latents, source: LatentSource, image: str) -> None:
-    """Write the file, whole or not at all, or raise OSError; `image` is the name of what was encoded."""
+    """Write the file atomically. `image` is the name of the encoded image. Raises OSError."""
     posterior = latents.posterior
     mean, logvar = (value[0].float().cpu().contiguous() for value in (posterior.mean, posterior.logvar))
     metadata = {
@@ -84,53 +84,57 @@ def save_latents(path: Path, latents: Latents, source: LatentSource, image: str)
     with atomic_path(path) as temporary:
         try:
             save_file({"latents": mean, "logvar": logvar}, temporary, metadata=metadata)
-        except SafetensorError as error:  # a full disk reaches it as an error without an errno
+        except SafetensorError as error:  # safetensors reports a full disk without an errno
             raise OSError(f"cannot write {path}: {error}") from None
 
 
 def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Latents:
-    """Latents of the encoder `source`, of any one with `any_vae`; raises BadLatentsError for all else."""
+    """Latents that the encoder `source` made, or any encoder with `any_vae`. Raises BadLatentsError."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             names = sorted(file.keys())
             ours = "latents" in names and (any_vae or metadata.get("format") == FORMAT)
             if not ours:
-                raise BadLatentsError("not_latents", _what_else(names))
+                raise BadLatentsError("not_latents", _other_content(names))
             mean = file.get_tensor("latents").float()
             logvar = file.get_tensor("logvar").float() if "logvar" in names else torch.full_like(mean, -30.0)
     except (SafetensorError, OSError, ValueError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadLatentsError("damaged", f"truncated or no safetensors file ({text}): encode again") from None
+        raise BadLatentsError(
+            "damaged", f"truncated, or not a safetensors file ({text}): encode again"
+        ) from None
     theirs = metadata.get("encoder_fingerprint", "")
     if theirs != source.fingerprint and not any_vae:
         raise BadLatentsError(
             "latents_of_another_vae",
-            f"made by encoder {theirs[:_SHOWN_DIGITS]}, and --vae has {source.fingerprint[:_SHOWN_DIGITS]}: "
-            "name the VAE that encoded them, or add --any_vae",
+            f"made by encoder {theirs[:_SHOWN_DIGITS]}, but --vae is {source.fingerprint[:_SHOWN_DIGITS]}: "
+            "give the VAE that encoded them, or add --any_vae",
         )
     return Latents(*_checked(mean, logvar, metadata, source))
 
 
 def _checked(
-    mean, logvar, metadata: dict[str, str], source: LatentSource
+    mean: torch.Tensor, logvar: torch.Tensor, metadata: dict[str, str], source: LatentSource
 ) -> tuple[Posterior, tuple[int, int]]:
-    """The posterior and the image's size, where tensors and metadata agree with each other and the VAE."""
+    """Posterior and image size, if the tensors, the metadata and the VAE are consistent."""
     if mean.dim() == 3:
         mean, logvar = mean[None], logvar[None]
     if mean.dim() != 4 or mean.shape[:2] != (1, source.z_channels) or logvar.shape != mean.shape:
         shape = "x".join(map(str, mean.shape))
-        raise BadLatentsError("wrong_shape", f"{shape}, and --vae has {source.z_channels} latent channels")
+        raise BadLatentsError("wrong_shape", f"{shape}, but --vae has {source.z_channels} latent channels")
     if 0 in mean.shape or not (torch.isfinite(mean).all() and torch.isfinite(logvar).all()):
-        raise BadLatentsError("not_finite", "holds NaN, infinity or nothing at all: encode again")
+        raise BadLatentsError("not_finite", "contains NaN or infinity, or is empty: encode again")
     sides = [side * source.downsampling for side in mean.shape[2:]]
     try:
         size = [int(metadata.get(name, side)) for name, side in zip(("height", "width"), sides, strict=True)]
     except ValueError:
-        raise BadLatentsError("damaged", "the image's size in it is no number: encode again") from None
+        raise BadLatentsError(
+            "damaged", "width or height in its metadata is not a number: encode again"
+        ) from None
     if [padded_side(side, source.downsampling) for side in size] != sides:
-        shape = f"{size[1]}x{size[0]} px does not belong to {mean.shape[3]}x{mean.shape[2]} latents"
-        raise BadLatentsError("wrong_shape", f"{shape} of --vae")
+        shape = f"{mean.shape[3]}x{mean.shape[2]} latents do not match an image of {size[1]}x{size[0]} px"
+        raise BadLatentsError("wrong_shape", f"{shape} with the downsampling {source.downsampling} of --vae")
     return Posterior(mean, logvar), (size[0], size[1])
 
 
@@ -138,6 +142,6 @@ def _per_channel(values: torch.Tensor) -> list[float]:
     return [round(value, 6) for value in values.tolist()]
 
 
-def _what_else(names: list[str]) -> str:
+def _other_content(names: list[str]) -> str:
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"a safetensors file of something else ({shown or 'no tensors'}): give files of --mode encode"
+    return f"a safetensors file with other tensors ({shown or 'none'}): give files written by --mode encode"

@@ -1,10 +1,9 @@
-"""A VAE in use: on its device, in its dtype, whole or in tiles; images and latent files in, pixels out."""
+"""A loaded VAE with its device, dtype and tile size: image files and latent files in, pixels out."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from tqdm import tqdm
 from vae.config.infer_flags import InferConfig
 from vae.device import DTYPES, has_bf16, pick_device
 from vae.inference.codec import decode_latents, encode_images
-from vae.inference.files import LATENTS, read_image_tensor, to_pixels
+from vae.inference.image_files import read_image
 from vae.inference.latent_file import (
     BadLatentsError,
     Latents,
@@ -21,12 +20,15 @@ from vae.inference.latent_file import (
     encoder_fingerprint,
     load_latents,
 )
+from vae.inference.tasks import LATENTS
+from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
+from vae.pixels import to_uint8
 
 
 @dataclass(frozen=True)
 class Session:
-    """A loaded VAE and how it is used."""
+    """A loaded VAE and its settings."""
 
     config: InferConfig
     model: AutoencoderKL
@@ -43,13 +45,13 @@ class Session:
 
     @property
     def headline(self) -> str:
-        """One line of what runs how."""
+        """One line about the VAE and the settings."""
         config = self.model.config
         names = {dtype: name for name, dtype in DTYPES.items()}
         tiles = f", tiles of {self.tile} px" if self.tile else ""
         return (
-            f"{self.config.vae}: {config.z_channels} latent channels, {self.model.downsampling}x smaller; "
-            f"{names[self.dtype]} on {self.device.type}{tiles}"
+            f"{self.config.vae}: {config.z_channels} latent channels, "
+            f"{self.model.downsampling}x downsampling; {names[self.dtype]} on {self.device.type}{tiles}"
         )
 
     def encode(self, images: torch.Tensor) -> Latents:
@@ -57,7 +59,7 @@ class Session:
         with _tile_progress("encode") as on_step:
             posterior = encode_images(self.model, images, dtype=self.dtype, tile=self.tile, on_step=on_step)
         self._check_finite(posterior.mean)
-        return Latents(posterior, tuple(images.shape[2:]))
+        return Latents(posterior, (images.shape[2], images.shape[3]))
 
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
         """uint8 (H, W, 3) pixels of latents (1, Z, h, w)."""
@@ -66,25 +68,22 @@ class Session:
                 self.model, latents, size, dtype=self.dtype, tile=self.tile, on_step=on_step
             )
         self._check_finite(images)
-        return to_pixels(images)
+        return to_uint8(images[0]).permute(1, 2, 0).cpu().numpy()
 
     def _check_finite(self, values: torch.Tensor) -> None:
         if not torch.isfinite(values).all():
-            remedy = "add --dtype fp32" if self.dtype != torch.float32 else "the VAE itself is at fault"
-            raise BadLatentsError("not_finite", f"the network gave NaN or infinity: {remedy}")
+            remedy = "add --dtype fp32" if self.dtype != torch.float32 else "give another --vae"
+            raise BadLatentsError("not_finite", f"the network returned NaN or infinity: {remedy}")
 
     def read(self, path: Path) -> Latents:
-        """Latents of a file: its own, or those of the image in it."""
+        """Latents of a latent file or of an image file."""
         if path.suffix.lower() == LATENTS:
             return load_latents(path, self.source, self.config.any_vae)
-        return self.encode(read_image_tensor(path, self.config))
+        return self.encode(read_image(path, self.config))
 
 
-def open_session(config: InferConfig, load_vae: Callable[..., Any]) -> Session:
-    """Load the VAE of --vae onto --device; UserError where there is no such device or VAE.
-
-    `load_vae(path, flag=, weights=)` gives an object with `autoencoder`, `scaling_factor`, `shift_factor`.
-    """
+def open_session(config: InferConfig) -> Session:
+    """Load --vae onto --device. Raises UserError if the device or the VAE is not available."""
     device = pick_device(config.device)
     loaded = load_vae(Path(config.vae), flag="--vae", weights=config.weights)
     model = loaded.autoencoder
@@ -95,19 +94,19 @@ def open_session(config: InferConfig, load_vae: Callable[..., Any]) -> Session:
         loaded.scaling_factor,
         loaded.shift_factor,
     )
-    model.to(device, memory_format=torch.channels_last)
-    torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 is to be fp32
+    model.to(device).to(memory_format=torch.channels_last)
+    torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
     return Session(config, model, source, _dtype(config.dtype, device))
 
 
 @contextmanager
-def _tile_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of tiles below the bar of files while one image lasts; none where no tiles are heard of."""
+def _tile_progress(description: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar of tiles below the bar of files; it appears with the first tile."""
     bars: list[tqdm] = []
 
     def on_step(done: int, total: int) -> None:
         if not bars:
-            bars.append(tqdm(total=total, desc=what, unit="tile", leave=False, disable=None))
+            bars.append(tqdm(total=total, desc=description, unit="tile", leave=False, disable=None))
         bars[0].update()
 
     try:

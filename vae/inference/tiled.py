@@ -1,13 +1,15 @@
-"""Encoder and decoder executed layer by layer over tiles, for images whose features no device can hold.
+"""Run encoder and decoder layer by layer over tiles, for images whose features do not fit into device memory.
 
-The result is that of the whole image up to rounding, not a blend of overlapping parts: every tile is read
-with the halo its layer needs, and a GroupNorm takes its statistics over the whole feature map, gathered while
-the pass in front of it produces the tiles. Features lie in host memory. The device holds the weights, a tile
-and, in the middle block alone, a whole feature map, for attention looks at every position.
+The result equals that of the whole image up to rounding and is not blended from overlapping parts. Every tile
+is read with the border pixels that its layer needs. A GroupNorm uses statistics of the whole feature map,
+which the previous pass accumulates while it writes the tiles. Feature maps are in host memory. Device memory
+contains the weights, one tile and, in the middle block only, a whole feature map, because attention reads
+every position.
 
-Two feature maps exist at a time, as a residual block asks: the trunk, and the branch that is added to it.
+Two feature maps exist at a time, as in a residual block: the trunk, and the branch that is added to it.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,47 +17,49 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.inference.features import Feature, Moments
+from vae.inference.feature_map import FeatureMap, Moments
 from vae.model.autoencoder import AutoencoderKL
-from vae.model.layers import Downsample, NormSiLU, ResnetBlock, Upsample
+from vae.model.layers import Conv2d, Downsample, ModuleList, NormSiLU, ResnetBlock, Upsample
+
+Range = tuple[int, int]  # first row or column, and the one after the last
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One layer over all tiles: [norm-SiLU,] the layer[, the trunk added], from trunk or branch to either."""
+    """One layer over all tiles, with an optional norm-SiLU before it, from and to trunk or branch."""
 
-    layer: nn.Module  # a Conv2d, Downsample or Upsample
+    layer: Conv2d | Downsample | Upsample
     norm: NormSiLU | None = None
-    from_branch: bool = False  # reads the branch, and adds the trunk to what it makes of it
-    to_branch: bool = False  # writes the branch, and leaves the trunk as it is
-    shortcut: nn.Module | None = None  # 1x1 convolution of the trunk before it is added
+    from_branch: bool = False  # reads the branch, and adds the trunk to its result
+    to_branch: bool = False  # writes the branch, and leaves the trunk unchanged
+    shortcut: Conv2d | None = None  # 1x1 convolution of the trunk before it is added
 
     def side(self, side: int) -> int:
-        """Side of the output for a side of the input."""
+        """The output's side for an input's side."""
         if isinstance(self.layer, Upsample):
             return 2 * side
         return side // 2 if isinstance(self.layer, Downsample) else side
 
     def window(self, start: int, stop: int, side: int) -> tuple[int, int, int]:
-        """What rows (or columns) start..stop of the output need of an input of `side` rows.
+        """The input rows (or columns) that output rows start..stop need, for an input of `side` rows.
 
-        Returns the first row, the one behind the last, and where `start` lies in what the layer makes of
-        them. At the image's own border the layer pads, as it does for a whole image; what it pads at
-        any other edge spoils only the halo, which is cut off.
+        Returns the first row, the one after the last, and the offset of `start` in the layer's output for
+        them. At the image's border the layer pads, as it does for a whole image. What it pads at any other
+        edge affects only extra border rows, which are cut off.
         """
-        if isinstance(self.layer, Upsample):  # nearest enlargement, then 3x3: one input row around
+        if isinstance(self.layer, Upsample):  # nearest-neighbor, then 3x3: needs one more row on each side
             first = max(start // 2 - 1, 0)
             return first, min((stop + 1) // 2 + 1, side), start - 2 * first
-        if isinstance(self.layer, Downsample):  # 3x3 of stride 2 from row 2i on; an even number of rows
+        if isinstance(self.layer, Downsample):  # 3x3 with stride 2: output row i reads rows 2i to 2i + 2
             return 2 * start, min(2 * stop + 2, side), 0
-        halo = self.layer.kernel_size[0] // 2
-        first = max(start - halo, 0)
-        return first, min(stop + halo, side), start - first
+        border = self.layer.kernel_size[0] // 2
+        first = max(start - border, 0)
+        return first, min(stop + border, side), start - first
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A module that sees the whole feature map at once: the middle block."""
+    """A module that needs the whole feature map at once: the middle block."""
 
     module: nn.Module
 
@@ -87,10 +91,9 @@ def decoder_plan(model: AutoencoderKL) -> Plan:
     return [*plan, Pass(decoder.conv_out, decoder.conv_norm_out)]
 
 
-def _blocks(resnets: nn.ModuleList) -> Plan:
+def _blocks(resnets: ModuleList[ResnetBlock]) -> Plan:
     plan: Plan = []
     for block in resnets:
-        assert isinstance(block, ResnetBlock)
         plan.append(Pass(block.conv1, block.norm1, to_branch=True))
         plan.append(Pass(block.conv2, block.norm2, from_branch=True, shortcut=block.conv_shortcut))
     return plan
@@ -107,30 +110,31 @@ def run_plan(
     groups: int,
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
-    """What `plan` makes of `values` (B, C, H, W), in host memory; tiles are `tile` px a side at every level.
+    """The result of `plan` for `values` (B, C, H, W), in host memory; each tile has `tile` px a side.
 
-    `groups` is that of the model's norms; `on_step(done, total)` is called after each tile.
+    `groups` is the number of groups of the model's norms. `on_step(done, total)` is called after each tile.
     """
-    total, done = count_steps(plan, values.shape[2], values.shape[3], tile), 0
-    trunk, branch = Feature.of(values.to("cpu", dtype), tile), None
-    for position, step in enumerate(plan):
-        after = plan[position + 1 : position + 2]
-        norm_follows = bool(after) and isinstance(after[0], Pass) and after[0].norm is not None
-        gather = groups if norm_follows else None
+    total, done = count_steps(plan, values.shape[2], values.shape[3], tile), itertools.count(1)
+    trunk = FeatureMap.of(values.to("cpu", dtype), tile)
+    branch: FeatureMap | None = None
+    for step, following in itertools.zip_longest(plan, plan[1:]):
+        norm_groups = groups if isinstance(following, Pass) and following.norm is not None else None
         if isinstance(step, Whole):
-            whole = trunk.read(0, trunk.height, 0, trunk.width, device)
+            whole = trunk.read((0, trunk.height), (0, trunk.width), device)
             trunk.release(trunk.height)
-            trunk = Feature.of(step.module(whole), tile, gather)
-            on_step(done := done + 1, total)
+            trunk = FeatureMap.of(step.module(whole), tile, norm_groups)
+            on_step(next(done), total)
             continue
         source = branch if step.from_branch else trunk
-        result = Feature(step.side(source.height), step.side(source.width), tile, gather)
-        for rows, columns, last_of_row in _tiles(result.height, result.width, tile):
+        assert source is not None, "a pass to the branch comes before a pass from it"
+        result = FeatureMap(step.side(source.height), step.side(source.width), tile, norm_groups)
+        for rows, columns in _tiles(result.height, result.width, tile):
             result.write(rows[0], columns[0], _make_tile(step, source, trunk, rows, columns, device))
-            if last_of_row and not step.to_branch:
+            is_last_of_row = columns[1] == result.width
+            if is_last_of_row and not step.to_branch:
                 source.release(step.window(rows[1], rows[1], source.height)[0])
                 trunk.release(rows[1] if step.from_branch else 0)
-            on_step(done := done + 1, total)
+            on_step(next(done), total)
         if step.to_branch:
             branch = result
         else:
@@ -139,42 +143,44 @@ def run_plan(
 
 
 def _make_tile(
-    step: Pass, source: Feature, trunk: Feature, rows: tuple, columns: tuple, device: torch.device
+    step: Pass, source: FeatureMap, trunk: FeatureMap, rows: Range, columns: Range, device: torch.device
 ) -> torch.Tensor:
     """One tile of a pass's result, on the device."""
     top, bottom, row = step.window(*rows, source.height)
     left, right, column = step.window(*columns, source.width)
-    h = source.read(top, bottom, left, right, device)
+    h = source.read((top, bottom), (left, right), device)
     if step.norm is not None:
+        assert source.moments is not None, "the previous pass accumulates the statistics of a norm"
         h = _norm_silu(h, step.norm, source.moments)
     h = step.layer(h)
     h = h[:, :, row : row + rows[1] - rows[0], column : column + columns[1] - columns[0]]
     if not step.from_branch:
         return h
-    x = trunk.read(*rows, *columns, device)
+    x = trunk.read(rows, columns, device)
     return h + (x if step.shortcut is None else step.shortcut(x))
 
 
 def _norm_silu(h: torch.Tensor, norm: NormSiLU, moments: Moments) -> torch.Tensor:
-    """NormSiLU of a tile by the statistics of its whole feature map; one wide copy of the tile, in place."""
-    mean, rstd = moments.statistics(norm.eps, h)
+    """NormSiLU of a tile with statistics of its whole feature map; in place on one wide copy of the tile."""
     per_group = norm.num_channels // norm.num_groups
-    mean, rstd = (value.repeat_interleave(per_group, dim=1)[:, :, None, None] for value in (mean, rstd))
+    mean, rstd = (
+        value.repeat_interleave(per_group, dim=1)[:, :, None, None]  # (B, G) -> (B, C, 1, 1)
+        for value in moments.statistics(norm.eps, h)
+    )
     wide = h - mean  # (B, C, rows, columns) in the dtype of the statistics
     wide.mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
     return F.silu(wide, inplace=True).to(h.dtype)
 
 
-def _tiles(height: int, width: int, tile: int) -> Iterator[tuple[tuple[int, int], tuple[int, int], bool]]:
-    """(first, behind the last) row and column of each tile, row by row; whether it is the last of its row."""
+def _tiles(height: int, width: int, tile: int) -> Iterator[tuple[Range, Range]]:
+    """Rows and columns of each tile, row by row."""
     for top in range(0, height, tile):
         for left in range(0, width, tile):
-            rows, columns = (top, min(top + tile, height)), (left, min(left + tile, width))
-            yield rows, columns, columns[1] == width
+            yield (top, min(top + tile, height)), (left, min(left + tile, width))
 
 
 def count_steps(plan: Plan, height: int, width: int, tile: int) -> int:
-    """How often run_plan calls its `on_step` for an input of `height` x `width`."""
+    """How many times run_plan calls `on_step` for an input of `height` x `width`."""
     total = 0
     for step in plan:
         if isinstance(step, Whole):
@@ -192,7 +198,7 @@ def encode_in_tiles(
     tile: int,
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
-    """Moments (B, 2Z, H/f, W/f) on the host of images (B, 3, H, W), sides multiples of f; see run_plan."""
+    """Moments (B, 2Z, H/f, W/f) on the host, for images (B, 3, H, W) whose sides are multiples of f."""
     return _run(model, encoder_plan(model), images, dtype, tile, on_step)
 
 
@@ -203,11 +209,18 @@ def decode_in_tiles(
     tile: int,
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
-    """Images (B, 3, h f, w f) on the host of latents (B, Z, h, w); see run_plan."""
+    """Images (B, 3, h f, w f) on the host, for latents (B, Z, h, w)."""
     return _run(model, decoder_plan(model), latents, dtype, tile, on_step)
 
 
-def _run(model, plan, values, dtype, tile, on_step) -> torch.Tensor:
+def _run(
+    model: AutoencoderKL,
+    plan: Plan,
+    values: torch.Tensor,
+    dtype: torch.dtype,
+    tile: int,
+    on_step: Callable[[int, int], None],
+) -> torch.Tensor:
     device = next(model.parameters()).device
     groups = model.config.norm_groups
     return run_plan(plan, values, device=device, dtype=dtype, tile=tile, groups=groups, on_step=on_step)

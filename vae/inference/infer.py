@@ -1,47 +1,43 @@
-"""A command of infer_vae.py, top to bottom: plan, load, then one file after the other."""
-
-import sys
-from collections.abc import Callable
-from typing import Any
+"""A command of infer_vae.py, from top to bottom: plan the tasks, load the VAE, then process file by file."""
 
 import torch
 from tqdm import tqdm
 
+from vae import console
 from vae.config.errors import EXIT_DATA
 from vae.config.infer_flags import InferConfig
 from vae.data.decoding import parse_background
 from vae.data.formats import BadImageError
 from vae.device import is_out_of_memory
-from vae.inference.files import Task, plan_tasks, read_image_tensor, write_png
+from vae.inference.image_files import read_image, write_png
 from vae.inference.latent_file import BadLatentsError, load_latents, save_latents
 from vae.inference.session import Session, open_session
+from vae.inference.tasks import Task, plan_tasks
 from vae.noise import keyed_normal
 
 
-def infer(config: InferConfig, load_vae: Callable[..., Any]) -> int:
-    """Do what the command says; returns the exit code. A file that cannot be used costs only itself.
-
-    `load_vae` is that of vae.interop, which this room does not know.
-    """
+def infer(config: InferConfig) -> int:
+    """Run the command and return the exit code. A file that cannot be used does not stop the others."""
     parse_background(config.background)  # raises UserError before any work
     tasks = plan_tasks(config)
-    session = open_session(config, load_vae)
-    print(session.headline, flush=True)
+    session = open_session(config)
+    console.info(session.headline)
     failed = 0
     for task in tqdm(tasks, desc=config.mode, unit="file", disable=None):
         reason = _attempt(session, task)
         if reason is not None:
             failed += 1
-            tqdm.write(f"{task.name}: {reason}", file=sys.stderr)
-    bad = f", {failed} failed" if failed else ""
-    print(
-        f"{config.mode}: {len(tasks) - failed} of {len(tasks)} done{bad}; results are in {config.output_dir}"
+            console.error(f"{task.name}: {reason}")
+    failures = f", {failed} failed" if failed else ""
+    console.info(
+        f"{config.mode}: {len(tasks) - failed} of {len(tasks)} done{failures}; results are in "
+        f"{config.output_dir}"
     )
     return EXIT_DATA if failed else 0
 
 
 def _attempt(session: Session, task: Task) -> str | None:
-    """Do one task; the reason why it cannot be done, or None."""
+    """Do one task; returns the reason if it cannot be done."""
     try:
         _WORK[session.config.mode](session, task)
     except (BadImageError, BadLatentsError) as error:
@@ -49,26 +45,28 @@ def _attempt(session: Session, task: Task) -> str | None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return f"out_of_memory: does not fit into memory on {session.device.type}: {_smaller(session)}"
+        return (
+            f"out_of_memory: does not fit into memory on {session.device.type}: {_smaller_setting(session)}"
+        )
     return None
 
 
-def _smaller(session: Session) -> str:
-    """What takes less memory than the command that has failed."""
+def _smaller_setting(session: Session) -> str:
+    """The remedy if a command has run out of memory."""
     if not session.tile:
         return "add --tile"
     return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the image"
 
 
 def _reconstruct(session: Session, task: Task) -> None:
-    latents = session.encode(read_image_tensor(task.inputs[0], session.config))
+    latents = session.encode(read_image(task.inputs[0], session.config))
     write_png(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
 
 
 def _encode(session: Session, task: Task) -> None:
-    image = task.inputs[0]
-    latents = session.encode(read_image_tensor(image, session.config))
-    save_latents(task.outputs[0], latents, session.source, image.name)
+    path = task.inputs[0]
+    latents = session.encode(read_image(path, session.config))
+    save_latents(task.outputs[0], latents, session.source, path.name)
 
 
 def _decode(session: Session, task: Task) -> None:
@@ -77,21 +75,24 @@ def _decode(session: Session, task: Task) -> None:
 
 
 def _interpolate(session: Session, task: Task) -> None:
-    """Straight line between two modes: the field's latents lie around their mean, on no sphere."""
+    """A straight line between two modes: latents of these VAEs are near their mean, not on a sphere."""
     start, end = (session.read(path) for path in task.inputs)
     if start.size != end.size:
         sizes = " and ".join(f"{width}x{height}" for height, width in (start.size, end.size))
-        raise BadLatentsError("sizes_differ", f"{sizes} px: bring both to one size first")
-    for share, output in zip(torch.linspace(0, 1, len(task.outputs)), task.outputs, strict=True):
-        latents = torch.lerp(start.posterior.mode(), end.posterior.mode(), share)
+        raise BadLatentsError("sizes_differ", f"{sizes} px: resize both to the same size first")
+    for weight, output in zip(torch.linspace(0, 1, len(task.outputs)), task.outputs, strict=True):
+        latents = torch.lerp(start.posterior.mode(), end.posterior.mode(), weight)
         write_png(output, session.decode(latents, start.size))
 
 
 def _vary(session: Session, task: Task) -> None:
+    """Samples whose noise depends only on (seed, index, name), not on the order of the files."""
+    config = session.config
     latents = session.read(task.inputs[0])
+    mean = latents.posterior.mean
     for index, output in enumerate(task.outputs):
-        noise = _noise(latents.posterior.mean, session.config.seed, task.name, index)
-        sample = latents.posterior.sample(noise * session.config.noise_scale)
+        noise = keyed_normal(mean.shape, config.seed, index, task.name).to(mean.device)
+        sample = latents.posterior.sample(noise * config.noise_scale)
         write_png(output, session.decode(sample, latents.size))
 
 
@@ -102,8 +103,3 @@ _WORK = {
     "interpolate": _interpolate,
     "variations": _vary,
 }
-
-
-def _noise(like: torch.Tensor, seed: int, name: str, index: int) -> torch.Tensor:
-    """Standard normal noise of `like`'s shape that depends on (seed, name, index) alone, not on the order."""
-    return keyed_normal(like.shape, seed, index, name).to(like.device)

@@ -1,4 +1,4 @@
-"""The five modes on real files, and what a bad file costs."""
+"""The five modes on real files, and bad files among good ones."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from tests.harness.runs import TINY
-from tests.inference.conftest import write_vae
+from tests.harness.small_vae import write_vae
 from vae.config.errors import DataError, UserError
 from vae.interop.vae_files import load_vae
 from vae.training.run import train
@@ -20,17 +20,17 @@ def pixels(path) -> np.ndarray:
 
 
 @pytest.fixture
-def one(image_folder, tmp_path):
-    """One image of 37 x 23 px, sides no multiples of the downsampling."""
+def odd_image(image_folder, tmp_path):
+    """An image of 37 x 23 px, whose sides are not multiples of the downsampling."""
     path = tmp_path / "one.png"
     Image.open(image_folder / "image_00.png").crop((0, 0, 37, 23)).save(path)
     return path
 
 
-def test_reconstruction_keeps_the_size_and_is_what_the_model_computes(command, one, vae_folder, tmp_path):
-    assert command("reconstruct", "--input", one) == 0
+def test_reconstruction_has_the_image_size_and_equals_the_model(command, odd_image, vae_folder, tmp_path):
+    assert command("reconstruct", "--input", odd_image) == 0
     found = pixels(tmp_path / "out" / "one.png")
-    original = pixels(one)
+    original = pixels(odd_image)
     assert found.shape == original.shape == (23, 37, 3)
     model = load_vae(vae_folder).autoencoder
     padded = np.pad(original, ((0, 1), (0, 3), (0, 0)), mode="edge")
@@ -38,25 +38,25 @@ def test_reconstruction_keeps_the_size_and_is_what_the_model_computes(command, o
     with torch.no_grad():
         recon = ((model(images)[0] + 1) * 127.5).round().clamp(0, 255)[0, :, :23, :37]
     difference = np.abs(found.astype(int) - recon.permute(1, 2, 0).numpy().astype(int))
-    assert difference.max() <= 1  # another memory layout may round a level's half the other way
+    assert difference.max() <= 1  # another memory layout may round a value of half a level the other way
     assert (difference > 0).mean() < 0.01
 
 
-def test_a_folder_keeps_its_names_and_depth(command, image_folder, tmp_path):
+def test_results_keep_file_names_and_subfolders(command, image_folder, tmp_path):
     assert command("reconstruct", "--input", image_folder) == 0
     written = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*.png"))
     assert written == sorted(p.relative_to(image_folder) for p in image_folder.rglob("*.png"))
 
 
-def test_encode_then_decode_is_reconstruct(command, one, tmp_path):
-    assert command("reconstruct", "--input", one) == 0
-    assert command("encode", "--input", one, "--output_dir", tmp_path / "latents") == 0
+def test_encode_then_decode_equals_reconstruct(command, odd_image, tmp_path):
+    assert command("reconstruct", "--input", odd_image) == 0
+    assert command("encode", "--input", odd_image, "--output_dir", tmp_path / "latents") == 0
     assert command("decode", "--input", tmp_path / "latents", "--output_dir", tmp_path / "decoded") == 0
     assert np.array_equal(pixels(tmp_path / "decoded" / "one.png"), pixels(tmp_path / "out" / "one.png"))
 
 
-def test_latents_say_what_they_are(command, one, tmp_path):
-    assert command("encode", "--input", one) == 0
+def test_latent_file_contains_tensors_and_metadata(command, odd_image, tmp_path):
+    assert command("encode", "--input", odd_image) == 0
     with safe_open(tmp_path / "out" / "one.safetensors", framework="pt") as file:
         latents, logvar, metadata = file.get_tensor("latents"), file.get_tensor("logvar"), file.metadata()
     assert latents.shape == logvar.shape == (16, 6, 10)
@@ -68,7 +68,7 @@ def test_latents_say_what_they_are(command, one, tmp_path):
     assert metadata["source"] == "one.png"
 
 
-def test_tiles_write_the_same_images(command, image_folder, tmp_path):
+def test_tiles_give_the_same_images(command, image_folder, tmp_path):
     assert command("reconstruct", "--input", image_folder) == 0
     tiled = ("--tile", "--tile_size", "32", "--output_dir", tmp_path / "tiled")
     assert command("reconstruct", "--input", image_folder, *tiled) == 0
@@ -78,7 +78,7 @@ def test_tiles_write_the_same_images(command, image_folder, tmp_path):
         assert np.abs(whole - same).max() <= 1
 
 
-def test_interpolation_goes_from_one_reconstruction_to_the_other(command, image_folder, tmp_path):
+def test_interpolation_starts_and_ends_at_the_reconstructions(command, image_folder, tmp_path):
     ends = [image_folder / "image_00.png", image_folder / "image_02.png"]
     assert command("reconstruct", "--input", *ends) == 0
     assert command("interpolate", "--input", *ends, "--steps", 5, "--output_dir", tmp_path / "series") == 0
@@ -91,22 +91,22 @@ def test_interpolation_goes_from_one_reconstruction_to_the_other(command, image_
     assert len(set(away)) == 5
 
 
-def test_interpolation_between_a_image_and_latents(command, image_folder, tmp_path):
+def test_interpolation_between_an_image_and_latents(command, image_folder, tmp_path):
     assert command("encode", "--input", image_folder / "image_02.png", "--output_dir", tmp_path / "z") == 0
     ends = [image_folder / "image_00.png", tmp_path / "z" / "image_02.safetensors"]
     assert command("interpolate", "--input", *ends, "--steps", 2) == 0
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
-def test_interpolation_needs_two_inputs_of_one_size(command, image_folder, one, tmp_path, capsys):
-    with pytest.raises(UserError, match="names 3 files"):
-        command("interpolate", "--input", one, one, one)
-    assert command("interpolate", "--input", one, image_folder / "image_00.png") == 77
+def test_interpolation_needs_two_inputs_of_one_size(command, image_folder, odd_image, tmp_path, capsys):
+    with pytest.raises(UserError, match=r"--input names 3.*two files"):
+        command("interpolate", "--input", odd_image, odd_image, odd_image)
+    assert command("interpolate", "--input", odd_image, image_folder / "image_00.png") == 77
     assert "37x23 and 48x40" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_variations_follow_seed_scale_and_name_but_not_their_company(command, image_folder, tmp_path):
+def test_variations_depend_on_seed_scale_and_name_but_not_on_other_files(command, image_folder, tmp_path):
     names = [image_folder / "image_00.png", image_folder / "image_02.png"]
 
     def vary(folder, *words):
@@ -127,11 +127,11 @@ def test_variations_follow_seed_scale_and_name_but_not_their_company(command, im
     assert np.abs(far[first] - middle[first]).mean() > np.abs(alone[first] - middle[first]).mean()
 
 
-def test_a_bad_file_is_named_and_the_others_are_finished(command, image_folder, one, tmp_path, capsys):
+def test_bad_files_are_reported_and_others_are_finished(command, image_folder, odd_image, tmp_path, capsys):
     folder = tmp_path / "mixed"
     shutil.copytree(image_folder / "inner", folder)
-    (folder / "torn.png").write_bytes(one.read_bytes()[:300])
-    (folder / "text.jpg").write_text("no image")
+    (folder / "torn.png").write_bytes(odd_image.read_bytes()[:300])
+    (folder / "text.jpg").write_text("not an image")
     Image.new("RGB", (40, 7)).save(folder / "thin.png")
     assert command("reconstruct", "--input", folder) == 77
     found = capsys.readouterr()
@@ -142,7 +142,7 @@ def test_a_bad_file_is_named_and_the_others_are_finished(command, image_folder, 
     assert len(list((tmp_path / "out").iterdir())) == 8
 
 
-def test_images_are_turned_by_exif(command, tmp_path):
+def test_images_are_rotated_by_exif(command, tmp_path):
     path = tmp_path / "turned.jpg"
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -151,8 +151,8 @@ def test_images_are_turned_by_exif(command, tmp_path):
     assert pixels(tmp_path / "out" / "turned.png").shape == (40, 24, 3)
 
 
-def test_latents_of_another_vae_are_refused_by_name(command, one, tmp_path, capsys):
-    assert command("encode", "--input", one, "--output_dir", tmp_path / "z") == 0
+def test_latents_of_another_vae_are_refused(command, odd_image, tmp_path, capsys):
+    assert command("encode", "--input", odd_image, "--output_dir", tmp_path / "z") == 0
     other = write_vae(tmp_path / "other", seed=1)
     latents = tmp_path / "z" / "one.safetensors"
     assert command("decode", "--input", latents, "--vae", other) == 77
@@ -161,38 +161,38 @@ def test_latents_of_another_vae_are_refused_by_name(command, one, tmp_path, caps
     assert command("decode", "--input", latents, "--vae", other, "--any_vae") == 0
 
 
-def test_what_exists_is_kept_unless_overwritten(command, one, tmp_path):
-    assert command("reconstruct", "--input", one) == 0
+def test_existing_results_are_kept_without_overwrite(command, odd_image, tmp_path):
+    assert command("reconstruct", "--input", odd_image) == 0
     before = (tmp_path / "out" / "one.png").stat().st_mtime_ns
     with pytest.raises(UserError, match="--overwrite"):
-        command("reconstruct", "--input", one)
+        command("reconstruct", "--input", odd_image)
     assert (tmp_path / "out" / "one.png").stat().st_mtime_ns == before
-    assert command("reconstruct", "--input", one, "--overwrite") == 0
+    assert command("reconstruct", "--input", odd_image, "--overwrite") == 0
     assert (tmp_path / "out" / "one.png").stat().st_mtime_ns > before
 
 
-def test_an_input_is_never_written_over(command, one):
+def test_input_is_never_overwritten(command, odd_image):
     with pytest.raises(UserError, match="replace the input"):
-        command("reconstruct", "--input", one, "--output_dir", one.parent, "--overwrite")
-    with pytest.raises(UserError, match="lies in"):
-        command("reconstruct", "--input", one.parent, "--output_dir", one.parent / "results")
+        command("reconstruct", "--input", odd_image, "--output_dir", odd_image.parent, "--overwrite")
+    with pytest.raises(UserError, match=r"--output_dir .* inside --input"):
+        command("reconstruct", "--input", odd_image.parent, "--output_dir", odd_image.parent / "results")
 
 
-def test_two_inputs_of_one_name_get_two_results(command, one, tmp_path):
+def test_inputs_that_differ_in_extension_get_different_results(command, odd_image, tmp_path):
     folder = tmp_path / "twins"
     folder.mkdir()
-    Image.open(one).save(folder / "a.png")
-    Image.open(one).convert("L").save(folder / "A.jpg")
+    Image.open(odd_image).save(folder / "a.png")
+    Image.open(odd_image).convert("L").save(folder / "A.jpg")
     assert command("reconstruct", "--input", folder) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["A_jpg.png", "a_png.png"]
     with pytest.raises(UserError, match="would both write"):
-        command("reconstruct", "--input", one, one)
+        command("reconstruct", "--input", odd_image, odd_image)
 
 
 @pytest.mark.parametrize(
     ("mode", "what"), [("encode", "no images"), ("decode", "no latents"), ("variations", "images or")]
 )
-def test_an_empty_folder_is_said_so(command, tmp_path, mode, what):
+def test_folder_without_inputs_is_an_error(command, tmp_path, mode, what):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=what):
         command(mode, "--input", tmp_path / "empty")
@@ -200,20 +200,22 @@ def test_an_empty_folder_is_said_so(command, tmp_path, mode, what):
         command(mode, "--input", tmp_path / "nowhere")
 
 
-def test_fp16_that_overflows_is_refused_with_the_way_out(command, one, vae_folder, tmp_path, capsys):
-    loud = tmp_path / "loud"
-    shutil.copytree(vae_folder, loud)
+def test_fp16_overflow_is_refused_with_its_remedy(command, odd_image, vae_folder, tmp_path, capsys):
+    overflowing = tmp_path / "loud"
+    shutil.copytree(vae_folder, overflowing)
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(loud / "diffusion_pytorch_model.safetensors")
-    weights["encoder.conv_in.weight"] *= 1e6  # 65,504 is the largest number of fp16
-    save_file(weights, loud / "diffusion_pytorch_model.safetensors")
-    assert command("reconstruct", "--input", one, "--vae", loud, "--dtype", "fp16") == 77
-    assert "not_finite" in capsys.readouterr().err
+    weights = load_file(overflowing / "diffusion_pytorch_model.safetensors")
+    weights["encoder.conv_in.weight"] *= 1e6  # the largest fp16 value is 65,504
+    save_file(weights, overflowing / "diffusion_pytorch_model.safetensors")
+    assert command("reconstruct", "--input", odd_image, "--vae", overflowing, "--dtype", "fp16") == 77
+    errors = capsys.readouterr().err
+    assert "not_finite" in errors
+    assert "--dtype fp32" in errors
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_and_its_shipped_folder_give_the_same_images(command, image_folder, tmp_path):
+def test_checkpoint_and_exported_folder_give_the_same_images(command, image_folder, tmp_path):
     run = tmp_path / "run"
     given = {
         **TINY,

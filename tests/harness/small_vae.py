@@ -1,0 +1,26 @@
+"""A small VAE as a diffusers folder, for tests of the scripts that use a trained VAE."""
+
+from pathlib import Path
+
+import torch
+
+from vae.config.options import ModelConfig
+from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.initialization import initialize
+
+# Three levels, so sides are padded to multiples of four. The warm start makes reconstructions recognisable.
+SMALL = ModelConfig(channels=(16, 32, 32), layers_per_block=1, norm_groups=8, z_channels=16)
+
+
+def write_vae(folder: Path, seed: int = 0) -> Path:
+    """Write a new network with weights from `seed`."""
+    model = AutoencoderKL(SMALL)
+    initialize(model, "warm", seed)
+    with torch.no_grad():  # so that no layer is only a linear codec
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter += 0.01 * torch.randn_like(parameter)
+    config = diffusers_config(SMALL, 32, 0.5, 0.25)
+    save_diffusers_folder(folder, model.state_dict(), config)
+    return folder
