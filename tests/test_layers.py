@@ -19,6 +19,7 @@ LINES = [
     {"step", "inference"},
     {"memory", "evaluation", "prepare"},
     {"training"},
+    {"api"},
     {"checks"},
 ]
 LINE_OF = {room: line for line, rooms in enumerate(LINES) for room in rooms}
@@ -28,7 +29,7 @@ STDLIB_ONLY = [
     p
     for p in FILES
     if p.relative_to(ROOT / "vae").parts[0]
-    in ("config", "console.py", "files.py", "gpus.py", "host.py", "script.py", "__init__.py")
+    in ("config", "console.py", "files.py", "gpus.py", "host.py", "script.py")
 ]
 
 
@@ -38,10 +39,12 @@ def room_of(path) -> str:
     return "" if first == "__init__.py" else first.removesuffix(".py")
 
 
-def imports_of(path) -> list[str]:
-    """Full dotted names of the modules a file imports, anywhere in it."""
-    found = []
+def imports_of(path, top_level_only: bool = False) -> list[str]:
+    """Full dotted names of the modules and names that a file imports."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if top_level_only and getattr(node, "col_offset", 0):
+            continue
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -58,7 +61,9 @@ def test_rooms_import_only_from_below(path):
         parts = name.split(".")
         if parts[0] != "vae" or parts[1] == room:
             continue
-        assert room, f"vae/__init__.py imports {name}"
+        if not room:  # vae/__init__.py re-exports the API on first use
+            assert parts[1] == "api", f"{path} imports {name}"
+            continue
         assert LINE_OF[parts[1]] < LINE_OF[room], f"{path} imports {name}"
 
 
@@ -78,19 +83,12 @@ def test_nothing_below_imports_a_script_or_a_launcher():
 
 def test_scripts_define_little_and_import_no_library():
     for path in ROOT.glob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         for name in imports_of(path):
             top = name.split(".")[0]
             assert top in sys.stdlib_module_names or top == "vae", f"{path} imports {name}"
-        top_level = [
-            n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) and n.col_offset == 0
-        ]
-        for node in top_level:
-            module = getattr(node, "module", None) or node.names[0].name
-            allowed = module.startswith(
-                ("vae.config", "vae.gpus", "vae.script", "vae.console")
-            ) or not module.startswith("vae")
-            assert allowed, f"{path} imports {module} before --help could answer"
+        for name in imports_of(path, top_level_only=True):
+            allowed = name.startswith(("vae.config", "vae.gpus", "vae.script", "vae.console"))
+            assert allowed or not name.startswith("vae"), f"{path} imports {name} before --help could answer"
 
 
 BLOCKED = """
@@ -137,6 +135,21 @@ def test_gpus_and_config_import_without_libraries(tmp_path):
         *(f"vae.config.{p.stem}" for p in (ROOT / "vae" / "config").glob("[!_]*.py")),
     ]
     script.write_text("".join(f"import {name}\n" for name in modules))
+    found = without_libraries(str(script))
+    assert found.returncode == 0, found.stderr
+
+
+def test_importing_vae_imports_no_library(tmp_path):
+    script = tmp_path / "imports.py"
+    script.write_text(
+        "import sys, vae\n"
+        "assert {'load_vae', 'encode', 'train'} <= set(dir(vae))\n"
+        "assert [name for name in sys.modules if name.startswith('vae.')] == []\n"
+        "try:\n"
+        "    vae.not_a_name\n"
+        "except AttributeError as error:\n"
+        "    assert 'not_a_name' in str(error)\n"
+    )
     found = without_libraries(str(script))
     assert found.returncode == 0, found.stderr
 

@@ -1,0 +1,125 @@
+"""The Python API: conversion of every kind of image, encoding, decoding, and options checked as flags."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vae
+from tests.harness.small_vae import write_vae
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return vae.load_vae(write_vae(tmp_path_factory.mktemp("vae")), device="cpu")
+
+
+@pytest.fixture
+def pixels():
+    return np.random.default_rng(1).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+
+
+def test_every_kind_of_image_gives_the_same_tensor(tmp_path, pixels):
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    expected = (tensor.float() / 127.5 - 1)[None]
+    kinds = [
+        str(tmp_path / "image.png"),
+        tmp_path / "image.png",
+        Image.fromarray(pixels),
+        pixels,
+        pixels[None],
+        tensor,
+        tensor[None],
+        expected,
+        expected[0],
+    ]
+    for kind in kinds:
+        assert torch.equal(vae.load_images(kind), expected)
+    batch = vae.load_images(kinds)
+    assert batch.shape == (9, 3, 24, 32)
+    assert batch.dtype == torch.float32
+
+
+def test_pil_image_is_rotated_and_composited(pixels):
+    image = Image.fromarray(pixels)
+    image.getexif()[0x0112] = 6  # EXIF orientation: rotate by 90 degrees clockwise to view
+    rotated = np.ascontiguousarray(np.rot90(pixels, -1))
+    assert torch.equal(vae.load_images(image), vae.load_images(rotated))
+    clear = Image.new("RGBA", (8, 8), (255, 0, 0, 0))
+    clear.putpixel((0, 0), (255, 255, 255, 255))
+    expected = torch.full((1, 3, 8, 8), -1.0)
+    expected[..., 0, 0] = 1.0
+    assert torch.equal(vae.load_images(clear, background="black"), expected)
+
+
+def test_to_pil_inverts_load_images(pixels):
+    (image,) = vae.to_pil(vae.load_images(pixels))
+    assert np.array_equal(np.asarray(image), pixels)
+
+
+def test_images_without_a_valid_form_are_errors(tmp_path, pixels):
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    with pytest.raises(vae.UserError, match=r"torn\.png"):
+        vae.load_images(tmp_path / "torn.png")
+    with pytest.raises(vae.UserError, match="32x24"):
+        vae.load_images([pixels, pixels[:16]])
+    for wrong in (pixels[..., 0], pixels[..., :2], pixels.astype(np.int64), torch.zeros(1, 4, 8, 8)):
+        with pytest.raises(vae.UserError, match="give"):
+            vae.load_images(wrong)
+    with pytest.raises(vae.UserError, match="at least one"):
+        vae.load_images([])
+
+
+def test_encode_and_decode(model, pixels):
+    images = vae.load_images(pixels[:21, :30])  # sides that need padding
+    latents = vae.encode(model, images)
+    factor = model.autoencoder.downsampling
+    assert latents.shape == (1, model.autoencoder.config.z_channels, -(-21 // factor), -(-30 // factor))
+    decoded = vae.decode(model, latents, size=(21, 30))
+    assert decoded.shape == images.shape
+    assert not decoded.requires_grad
+    assert torch.equal(vae.reconstruct(model, pixels[:21, :30]), decoded)
+
+
+def test_seed_selects_a_reproducible_sample(model, pixels):
+    mode, first, again, other = (vae.encode(model, pixels, seed=seed) for seed in (None, 1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, mode)
+
+
+@pytest.mark.parametrize(
+    ("call", "token"),
+    [
+        (lambda: vae.load_vae("/nothing"), "/nothing"),
+        (lambda: vae.load_vae("/nothing", weights="best"), 'weights="best"'),
+        (lambda: vae.train(data_path="/nothing", batchsize=4), "did you mean batch_size"),
+        (lambda: vae.train(data_path="/nothing", batch_size=0), "--batch_size 0"),
+        (lambda: vae.train(data_path="/nothing", channels=[8, "x"]), "--channels x"),
+        (lambda: vae.train(help=True), '"help"'),
+        (lambda: vae.evaluate("/nothing", "/nothing", "/nothing", sizes=[4]), "--sizes 4"),
+        (lambda: vae.export("/nothing", "out", format="single"), ".safetensors"),
+    ],
+)
+def test_invalid_option_is_a_user_error(call, token):
+    with pytest.raises(vae.UserError, match=token.replace("[", r"\[")):
+        call()
+
+
+def test_unknown_dtype_is_a_user_error(model, pixels):
+    with pytest.raises(vae.UserError, match="fp32, fp16, bf16"):
+        vae.encode(model, pixels, dtype="half")
+
+
+def test_train_returns_files_and_records(tiny, tmp_path):
+    result = vae.train(**{**tiny, "max_steps": 2, "log_freq": 1})
+    assert result.is_complete
+    assert result.output_dir == tmp_path / "run"
+    assert result.validation["psnr"] > 0
+    assert [r["step"] for r in result.records if r["kind"] == "train"] == [1, 2]
+    assert vae.load_vae(result.vae).scaling_factor is not None
+    checkpoint = next(result.output_dir.glob("checkpoint_*.pt"))
+    resumed = vae.train(resume_from=checkpoint, device="cpu", num_workers=0, max_steps=3)
+    assert resumed.output_dir == result.output_dir
+    assert len(resumed.records) > len(result.records)

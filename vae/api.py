@@ -1,0 +1,266 @@
+"""The Python API: load a VAE, encode and decode images, train, evaluate and export. See docs/api.md.
+
+Shapes: B images of H x W pixels; Z latent channels; h = ceil(H / f) and w = ceil(W / f), with f the
+downsampling factor of the VAE (8 for the default network).
+"""
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from vae.config.errors import DataError, UserError
+from vae.config.evaluate_flags import EvaluateConfig, parse_evaluate_flags
+from vae.config.export_flags import ExportConfig, parse_export_flags
+from vae.config.flags import parse_flags
+from vae.config.options import Config, all_options
+from vae.config.values import nearest
+from vae.data.color import to_srgb
+from vae.data.decoding import decode_image, parse_background
+from vae.data.formats import BadImageError
+from vae.device import DTYPES, pick_device
+from vae.evaluation import comparing
+from vae.evaluation.results import Results
+from vae.inference.codec import decode_latents, encode_images
+from vae.interop import exporting, vae_files
+from vae.interop.vae_files import LoadedVae
+from vae.noise import keyed_normal
+from vae.pixels import to_float, to_uint8
+from vae.training import run
+
+__all__ = [
+    "LoadedVae",
+    "Results",
+    "TrainingResult",
+    "UserError",
+    "decode",
+    "encode",
+    "evaluate",
+    "export",
+    "load_images",
+    "load_vae",
+    "reconstruct",
+    "to_pil",
+    "train",
+]
+
+PathLike = str | os.PathLike[str]
+ImageLike = PathLike | Image.Image | np.ndarray | torch.Tensor
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The files of a training run."""
+
+    output_dir: Path
+    vae: Path  # diffusers folder with the EMA weights; `load_vae` reads it
+    is_complete: bool  # False: a signal stopped the run after it saved a checkpoint; resume to finish it
+    records: list[dict[str, Any]]  # every record of metrics.jsonl
+
+    @property
+    def validation(self) -> dict[str, Any]:
+        """The last validation record: psnr in dB, ssim, and lpips if it was measured; {} without one."""
+        return next((r for r in reversed(self.records) if r["kind"] == "validation"), {})
+
+
+def load_vae(path: PathLike, *, weights: str = "ema", device: str = "auto") -> LoadedVae:
+    """Load a VAE from a checkpoint, a diffusers folder or a .safetensors file, and move it to `device`.
+
+    `weights` selects "ema" or "raw" weights of a checkpoint. `device` is "auto", "cuda" or "cpu". Raises
+    UserError if the file is not a VAE or the device is missing.
+    """
+    if weights not in ("ema", "raw"):
+        raise UserError(f'weights="{weights}" is unknown: use "ema" or "raw"')
+    target = pick_device(device)
+    vae = vae_files.load_vae(Path(path), flag="load_vae", weights=weights)
+    vae.autoencoder.to(target).to(memory_format=torch.channels_last)
+    return vae
+
+
+def load_images(
+    images: ImageLike | Sequence[ImageLike], *, background: str = "white", device: str = "cpu"
+) -> torch.Tensor:
+    """Convert one image or several images of the same size to fp32 (B, 3, H, W) in [-1, 1].
+
+    Accepts image files, PIL images, uint8 arrays (H, W, 3) or (B, H, W, 3), uint8 tensors (3, H, W) or
+    (B, 3, H, W), and float tensors in [-1, 1], which stay as they are. Image files and PIL images are rotated
+    by EXIF, converted to sRGB, and composited over `background`. Raises DataError for an unusable image.
+    """
+    if isinstance(images, str | os.PathLike | Image.Image | np.ndarray | torch.Tensor):
+        images = [images]
+    batches = [_to_batch(image, background) for image in images]
+    if not batches:
+        raise DataError("load_images needs at least one image")
+    sizes = sorted({f"{batch.shape[3]}x{batch.shape[2]}" for batch in batches})
+    if len(sizes) > 1:
+        raise DataError(f"the images have different sizes ({', '.join(sizes)}): load them one at a time")
+    return torch.cat(batches).to(device)
+
+
+def to_pil(images: torch.Tensor) -> list[Image.Image]:
+    """Convert images (B, 3, H, W) or (3, H, W) in about [-1, 1] to 8-bit PIL images."""
+    batch = to_uint8(images.detach().reshape(-1, *images.shape[-3:])).permute(0, 2, 3, 1)
+    return [Image.fromarray(pixels) for pixels in batch.cpu().numpy()]
+
+
+def encode(
+    vae: LoadedVae,
+    images: ImageLike | Sequence[ImageLike],
+    *,
+    seed: int | None = None,
+    dtype: str = "fp32",
+    tile: int | None = None,
+) -> torch.Tensor:
+    """Encode images to fp32 latents (B, Z, h, w) on the VAE's device.
+
+    The latents are the posterior's mode, or a sample that depends on `seed` if one is given. `dtype` is the
+    compute dtype: "fp32", "bf16" or "fp16". `tile` is the side of tiles in px for images larger than memory;
+    None processes whole images. Diffusion models use `(latents - vae.shift_factor) * vae.scaling_factor`.
+    """
+    batch = load_images(images).to(_device(vae))
+    posterior = encode_images(vae.autoencoder, batch, dtype=_dtype(dtype), tile=tile)
+    if seed is None:
+        return posterior.mode()
+    noise = keyed_normal(posterior.mean.shape, seed).to(posterior.mean.device)
+    return posterior.sample(noise)
+
+
+def decode(
+    vae: LoadedVae,
+    latents: torch.Tensor,
+    size: tuple[int, int] | None = None,
+    *,
+    dtype: str = "fp32",
+    tile: int | None = None,
+) -> torch.Tensor:
+    """Decode latents (B, Z, h, w) to fp32 images (B, 3, H, W) in about [-1, 1], not clamped.
+
+    `size` is (H, W) of the encoded images; it removes the padding of sides that are not a multiple of f.
+    `dtype` and `tile` are the same as in `encode`.
+    """
+    latents = latents.to(_device(vae))
+    return decode_latents(vae.autoencoder, latents, size, dtype=_dtype(dtype), tile=tile)
+
+
+def reconstruct(
+    vae: LoadedVae,
+    images: ImageLike | Sequence[ImageLike],
+    *,
+    dtype: str = "fp32",
+    tile: int | None = None,
+) -> torch.Tensor:
+    """Encode and decode images: fp32 (B, 3, H, W) in about [-1, 1], not clamped. See `encode`."""
+    batch = load_images(images)
+    height, width = batch.shape[2:]
+    return decode(vae, encode(vae, batch, dtype=dtype, tile=tile), (height, width), dtype=dtype, tile=tile)
+
+
+def train(**options: Any) -> TrainingResult:
+    """Train, or resume training, with options named as the flags of train_vae.py (docs/flags.md).
+
+    `train(data_path="photos", profile="demo")` equals `train_vae.py --data_path photos --profile demo`.
+    Raises UserError for invalid options; DataError and NonFiniteError are subclasses of it.
+    """
+    given = parse_flags(_command_line(options, all_options()))
+    code = run.train(given)
+    output_dir = Path(given.get("output_dir", Config().run.output_dir))
+    resumed_from = given.get("resume_from", "latest")
+    if "output_dir" not in given and resumed_from != "latest":
+        output_dir = Path(resumed_from).parent
+    lines = (output_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return TrainingResult(output_dir, output_dir / "vae", code == 0, [json.loads(line) for line in lines])
+
+
+def evaluate(
+    vae: PathLike | Sequence[PathLike], data_path: PathLike, output_dir: PathLike, **options: Any
+) -> Results:
+    """Measure one or several VAE files on a folder of images, write report.html, and return all results.
+
+    `options` are named as the flags of evaluate_vae.py (docs/evaluate.md). Raises UserError.
+    """
+    values = {"vae": vae, "data_path": data_path, "output_dir": output_dir, **options}
+    known = [item.name for item in fields(EvaluateConfig)]
+    return comparing.compare(parse_evaluate_flags(_command_line(values, known)))
+
+
+def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any) -> Path:
+    """Write a VAE file for other programs and return its path; several VAEs are averaged.
+
+    `options` are named as the flags of export_vae.py (docs/export.md). Raises UserError.
+    """
+    values = {"vae": vae, "output": output, **options}
+    known = [item.name for item in fields(ExportConfig)]
+    exporting.export(parse_export_flags(_command_line(values, known)))
+    return Path(output)
+
+
+def _device(vae: LoadedVae) -> torch.device:
+    return next(vae.autoencoder.parameters()).device
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise UserError(f'dtype="{name}" is unknown: use one of {", ".join(DTYPES)}')
+    return DTYPES[name]
+
+
+def _to_batch(image: ImageLike, background: str) -> torch.Tensor:
+    """One image of any accepted kind as fp32 (B, 3, H, W) in [-1, 1]."""
+    if isinstance(image, torch.Tensor):
+        return _check_batch(image if image.ndim == 4 else image[None])
+    if isinstance(image, np.ndarray):
+        tensor = torch.from_numpy(np.ascontiguousarray(image))
+        if tensor.ndim not in (3, 4):
+            raise DataError(f"an image array has shape {tuple(image.shape)}: give (H, W, 3) or (B, H, W, 3)")
+        return _check_batch((tensor if tensor.ndim == 4 else tensor[None]).permute(0, 3, 1, 2))
+    pixels = (
+        _pil_pixels(image, background) if isinstance(image, Image.Image) else _file_pixels(image, background)
+    )
+    return _check_batch(torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None])
+
+
+def _file_pixels(path: PathLike, background: str) -> np.ndarray:
+    try:
+        return decode_image(path, background=background)
+    except BadImageError as error:
+        raise DataError(f"{os.fspath(path)}: {error}") from None
+
+
+def _pil_pixels(image: Image.Image, background: str) -> np.ndarray:
+    upright = ImageOps.exif_transpose(image)
+    try:
+        return to_srgb(upright, image, image.info.get("icc_profile"), parse_background(background), set())
+    except BadImageError as error:
+        raise DataError(f"a PIL image of mode {image.mode}: {error}") from None
+
+
+def _check_batch(images: torch.Tensor) -> torch.Tensor:
+    """fp32 images in [-1, 1] of uint8 or float images (B, 3, H, W); DataError for other shapes or dtypes."""
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise DataError(f"images have shape {tuple(images.shape)}: give (B, 3, H, W), or arrays (B, H, W, 3)")
+    if images.dtype == torch.uint8:
+        return to_float(images)
+    if not images.is_floating_point():
+        raise DataError(f"images have dtype {images.dtype}: give uint8, or floats in [-1, 1]")
+    return images.float()
+
+
+def _command_line(options: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """The flags that give these options, so that a call is checked exactly as a command is."""
+    words = []
+    for name, value in options.items():
+        if name not in known:
+            raise UserError(f'option "{name}" is unknown{nearest(name, known)}')
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            words.append(f"--{name}={value}")
+    return words
