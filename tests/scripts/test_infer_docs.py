@@ -1,4 +1,4 @@
-"""Every line of docs/infer.md runs as it is typed, and its table holds every flag with its default."""
+"""Every command in docs/infer.md runs, and its table lists every flag with its default."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from PIL import Image
 import infer_vae
 from tests.harness.runs import ROOT
 from tests.harness.small_vae import write_vae
-from vae.config.flags import shown_default
+from vae.config.flags import default_text
 from vae.config.infer_flags import EPILOG, MODES, InferConfig
 
 TEXT = (ROOT / "docs" / "infer.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def workplace(image_folder, tmp_path, monkeypatch) -> Path:
-    """A folder with what the lines name: a VAE, images, one of them larger."""
+    """A folder with the files of the commands: a VAE, and images, one of them larger."""
     monkeypatch.chdir(tmp_path)
     write_vae(tmp_path / "outputs" / "first" / "vae")
     shutil.copytree(image_folder / "inner", "data/train")
@@ -36,7 +36,7 @@ def workplace(image_folder, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_every_line_runs(workplace):
+def test_every_command_runs(workplace):
     text = "\n".join(blocks("bash")).replace("\\\n", " ")
     lines = [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
     assert {words[words.index("--mode") + 1] for words in lines} == set(MODES)
@@ -51,17 +51,17 @@ def test_every_line_runs(workplace):
     assert names["model_input"].shape == (16, 10, 12)
 
 
-def test_the_examples_of_the_help_run(workplace):
+def test_examples_in_the_help_run(workplace):
     lines = [shlex.split(line) for line in EPILOG.splitlines() if line.startswith("  infer_vae.py")]
     assert len(lines) == 4
     for _, *words in lines:
         assert infer_vae.main([*words, "--overwrite"]) == 0, words
 
 
-def test_every_flag_stands_there_with_its_default():
+def test_table_lists_every_flag_with_its_default():
     table = TEXT.partition("\n## Flags\n")[2]
     rows = dict(re.findall(r"^\| `--(\w+).*?` \|.*\| (.*?) \|$", table, re.M))
     assert list(rows) == [item.name for item in fields(InferConfig)]
     for item in fields(InferConfig):
-        expected = "must be given" if item.default is MISSING else shown_default(item)
+        expected = "required" if item.default is MISSING else default_text(item)
         assert rows[item.name] == expected, item.name

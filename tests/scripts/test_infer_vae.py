@@ -1,4 +1,4 @@
-"""infer_vae.py as it is typed: its help, its mistakes in one line, and nothing half-written."""
+"""infer_vae.py as a command: help, one-line errors, and no incomplete files."""
 
 import shutil
 import subprocess
@@ -17,11 +17,11 @@ from tests.test_layers import without_libraries
 from vae.script import exit_code
 
 
-def type_line(capsys, *words) -> tuple[int, str, str]:
-    """Exit code, output and errors of the script."""
+def run_command(capsys, *words) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the script."""
     code = exit_code("infer_vae.py", infer_vae.main, [str(word) for word in words])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def vae_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def asked(vae_folder, image_folder, tmp_path) -> dict[str, object]:
-    """Flags of a command that works."""
+def flags(vae_folder, image_folder, tmp_path) -> dict[str, object]:
+    """Flags of a valid command."""
     return {
         "--vae": vae_folder,
         "--mode": "reconstruct",
@@ -45,7 +45,7 @@ def flat(flags: dict[str, object]) -> list[object]:
     return [word for pair in flags.items() for word in pair]
 
 
-def test_the_help_answers_without_pytorch():
+def test_help_works_without_pytorch():
     found = without_libraries("infer_vae.py", "--help")
     assert found.returncode == 0, found.stderr
     for word in ("--vae", "--tile", "required", "examples:", "77"):
@@ -53,7 +53,7 @@ def test_the_help_answers_without_pytorch():
     assert max(map(len, found.stdout.splitlines())) <= 110
 
 
-def test_pytorch_that_is_missing_is_said_in_one_line():
+def test_missing_pytorch_is_one_line():
     words = ("--vae", "x", "--mode", "encode", "--input", "y", "--output_dir", "z")
     found = without_libraries("infer_vae.py", *words)
     assert found.returncode == 1
@@ -62,59 +62,54 @@ def test_pytorch_that_is_missing_is_said_in_one_line():
 
 
 @pytest.mark.parametrize(
-    ("changed", "code", "said"),
+    ("changed", "code", "message"),
     [
         ({"--mode": "improve"}, 2, "invalid choice: 'improve'"),
         ({"--titel": "512"}, 2, "--tile"),
         ({"--steps": "1", "--mode": "interpolate"}, 78, "--steps 1 is too small: the minimum is 2"),
-        ({"--count": "3"}, 78, "--count belongs to --mode variations, not to --mode reconstruct"),
-        ({"--tile_size": "256"}, 78, "--tile_size 256 says nothing without --tile"),
+        ({"--count": "3"}, 78, "--mode variations, not with --mode reconstruct"),
+        ({"--tile_size": "256"}, 78, "--tile_size 256 has no effect without --tile"),
         ({"--background": "whitish"}, 78, "--background whitish is not a colour"),
-        ({"--vae": "nowhere"}, 78, "--vae nowhere: there is no such file or folder"),
+        ({"--vae": "nowhere"}, 78, "--vae nowhere"),
         ({"--input": "nowhere.png"}, 77, "--input nowhere.png does not exist"),
         ({"--output_dir": __file__}, 78, "is a file: give a folder"),
     ],
 )
-def test_a_mistake_is_one_line(asked, tmp_path, capsys, changed, code, said):
-    words = [str(word) for word in flat({**asked, **changed})]
-    try:
-        found = exit_code("infer_vae.py", infer_vae.main, words)
-    except SystemExit as stop:  # argparse's own
-        found = stop.code
-    errors = capsys.readouterr().err
+def test_mistake_is_one_line(flags, tmp_path, capsys, changed, code, message):
+    found, _, errors = run_command(capsys, *flat({**flags, **changed}))
     assert found == code
-    assert said in errors
+    assert message in errors
     assert len(errors.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_card_that_is_not_there(asked, capsys):
+def test_missing_gpu_is_an_error(flags, capsys):
     if torch.cuda.is_available():
-        pytest.skip("there is a card")
-    code, _, errors = type_line(capsys, *flat({**asked, "--device": "cuda"}))
+        pytest.skip("this machine has a GPU")
+    code, _, errors = run_command(capsys, *flat({**flags, "--device": "cuda"}))
     assert code == 78
     assert "--device cuda" in errors
 
 
-def test_files_that_hold_no_vae_or_a_torn_one(asked, vae_folder, tmp_path, capsys):
+def test_truncated_and_pickle_vae_files_are_refused(flags, vae_folder, tmp_path, capsys):
     weights = vae_folder / "diffusion_pytorch_model.safetensors"
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(weights.read_bytes()[:-100])
     pickle = tmp_path / "model.ckpt"
     torch.save({"state_dict": {}}, pickle)
-    for path, said in ((torn, "truncated"), (pickle, "pickle")):
-        code, _, errors = type_line(capsys, *flat({**asked, "--vae": path}))
+    for path, message in ((torn, "truncated"), (pickle, "pickle")):
+        code, _, errors = run_command(capsys, *flat({**flags, "--vae": path}))
         assert code == 78
-        assert said in errors
+        assert message in errors
         assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_with_a_bad_file_exits_77(asked, image_folder, tmp_path):
+def test_process_with_a_bad_file_exits_with_77(flags, image_folder, tmp_path):
     folder = tmp_path / "some"
     shutil.copytree(image_folder / "inner", folder)
     (folder / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    found = run_script("infer_vae.py", *map(str, flat({**asked, "--input": folder})))
+    found = run_script("infer_vae.py", *map(str, flat({**flags, "--input": folder})))
     assert found.returncode == 77, found.stderr
     assert "8 of 9 done, 1 failed" in found.stdout
     assert found.stderr.startswith("bad.png: ")
@@ -123,15 +118,15 @@ def test_a_process_of_its_own_with_a_bad_file_exits_77(asked, image_folder, tmp_
 
 
 @pytest.mark.slow
-def test_stopped_by_sigterm_it_leaves_whole_images_only(asked, image_folder, tmp_path):
+def test_sigterm_leaves_only_complete_images(flags, image_folder, tmp_path):
     if sys.platform == "win32":
-        pytest.skip("no SIGTERM to catch on Windows")
+        pytest.skip("Windows has no SIGTERM handler")
     folder = tmp_path / "many"
     folder.mkdir()
     large = Image.open(image_folder / "image_00.png").resize((240, 200))
     for number in range(200):
         large.save(folder / f"{number}.bmp")
-    words = [sys.executable, "infer_vae.py", *map(str, flat({**asked, "--input": folder}))]
+    words = [sys.executable, "infer_vae.py", *map(str, flat({**flags, "--input": folder}))]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, patience = tmp_path / "out", time.monotonic() + 120
     while time.monotonic() < patience and not (out.is_dir() and len(list(out.glob("*.png"))) >= 2):
