@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""Looks at this machine and says what works, what does not, and the line that mends it."""
+"""Check this machine: prints what works, what does not, and the remedy for each problem."""
 
-# Any Python 3.6 or newer must be able to read this file, so that one too old is told so.
+# Python 3.6 and newer must be able to parse this file, so that an old Python gets a clear message.
 import os
 import sys
 
-LEAST_PYTHON = (3, 10)
+MIN_PYTHON = (3, 10)
 
 
 def run_checks(config):
-    """Facts, judgements and the report; returns the exit code."""
+    """Gather facts, judge them, print the report; returns the exit code."""
     from pathlib import Path
 
     from vae.checks import report
-    from vae.checks.gathering import gather
+    from vae.checks.gather import gather
     from vae.checks.judge.all_checks import judge
     from vae.checks.results import exit_code
 
     if sys.stdout.isatty() and not (config.json or config.quick):
-        print("Looking at the machine; the computations take up to a minute ...", file=sys.stderr)
+        print("Checking this machine; the test computations take up to a minute ...", file=sys.stderr)
     facts = gather(Path(__file__).resolve().parent, config.quick, config.output_dir, config.data_path)
     checks = judge(facts)
     code = exit_code(checks, config.strict)
@@ -30,7 +30,7 @@ def run_checks(config):
 
 
 def run_plan(config):
-    """The table of what fits, or the same as JSON; returns the exit code."""
+    """Print the profiles that fit as a table or as JSON; returns the exit code."""
     import json
 
     from vae.memory.plan_table import plan_data, print_plan
@@ -51,7 +51,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    if sys.version_info < LEAST_PYTHON:
+    if sys.version_info < MIN_PYTHON:
         print("Python {}.{}.{} is too old: 3.10 or newer is needed. To do first:".format(*sys.version_info))
         print("    setup_windows.bat" if os.name == "nt" else "    ./setup.sh")
         sys.exit(1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the Python environment and, with --test, runs the tests; --help lists the flags.
-# This file finds a Python; everything else stands in launchers/environment.py, shared with setup_windows.bat.
+# Creates the Python environment; with --test it also runs the tests. --help lists the flags.
+# This file finds a Python; launchers/environment.py does the rest, shared with setup_windows.bat.
 set -u
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" || exit 1
 export PYTHONUTF8=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -19,11 +19,11 @@ done
 
 {
     if [ -n "$incomplete" ]; then
-        echo "Set-up stopped: $incomplete lacks venv or ensurepip. What mends it:"
+        echo "Set-up stopped: $incomplete lacks venv or ensurepip. Install them:"
     elif [ -n "$too_old" ]; then
-        echo "Set-up stopped: $("$too_old" --version 2>&1) is too old or 32-bit; Python 3.10 or newer, 64-bit, is needed:"
+        echo "Set-up stopped: $("$too_old" --version 2>&1) is too old or 32-bit. Install Python 3.10 or newer, 64-bit:"
     else
-        echo "Set-up stopped: no Python found; 3.10 or newer is needed:"
+        echo "Set-up stopped: no Python found. Install 3.10 or newer:"
     fi
     echo "  Debian, Ubuntu, WSL:  sudo apt install python3 python3-venv"
     echo "  Fedora:               sudo dnf install python3"

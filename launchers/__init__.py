@@ -1,1 +1,1 @@
-"""What the set-up and training launchers do, the same for .sh and .bat; needs only the standard library."""
+"""The code behind setup.sh, train_rtx5090.sh and their .bat files; needs only the standard library."""

@@ -1,4 +1,4 @@
-"""Makes, completes and repairs the Python environment: the body of setup.sh and setup_windows.bat.
+"""The set-up: creates the Python environment and runs the tests, for setup.sh and setup_windows.bat.
 
 Needs only the standard library.
 """
@@ -12,11 +12,11 @@ from pathlib import Path
 from launchers.stamp import ROOT, build_of, read_stamp
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest, title
 from launchers.torch_index import PYTORCH_INDEX
-from launchers.virtual_environment import install, is_complete, python_of, runs, say
+from launchers.virtual_environment import install, is_complete, python_of, runs
+from vae import console
 from vae.checks import nvidia_smi
 from vae.checks.cuda_builds import BUILDS
 from vae.config.errors import EXIT_INTERRUPTED
-from vae.console import flushed_output
 from vae.host import usable_cores
 from vae.script import SETUP
 
@@ -34,48 +34,49 @@ CHOICES = ("auto", "cu126", "cu128", "cu130", "cu132", "rocm", "cpu", "index")
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The flags, and with --test what is left for pytest."""
+    """The flags, and with --test the remaining arguments for pytest."""
     parser = argparse.ArgumentParser(
         prog=SETUP,
         allow_abbrev=False,
-        description="Makes the Python environment, or completes it; a complete one is left as it is. "
+        description="Creates the Python environment, or completes it; a complete one is not changed. "
         "Without flags in a terminal it asks which PyTorch build to install.",
-        epilog=f"VAE_TORCH_INDEX names a mirror of {PYTORCH_INDEX}.",
+        epilog=f"Set VAE_TORCH_INDEX to use a mirror of {PYTORCH_INDEX}.",
     )
     parser.add_argument(
         "--torch",
         metavar="NAME",
-        help=f"build of PyTorch: {', '.join(CHOICES)}. auto: by the NVIDIA driver and card, cpu without one; "
-        "index: whatever the general Python index gives. Where the chosen index cannot be reached the "
-        "general one serves. Default: what the environment has, else auto",
+        help=f"build of PyTorch: {', '.join(CHOICES)}. auto: selected by the NVIDIA driver and card, cpu "
+        "without one; index: the build from the general Python index, which is also used if the selected "
+        "index cannot be reached. Default: the installed build, else auto",
     )
     parser.add_argument(
         "--venv",
         default=".venv",
         metavar="DIR",
-        help="folder of the environment, relative to this one (%(default)s)",
+        help="folder of the environment, relative to the folder of this script (default: %(default)s)",
     )
     parser.add_argument(
         "--test",
         action="store_true",
-        help="also install what the tests need, and run them; further arguments go to pytest",
+        help="also install the test requirements, then run ruff, mypy and the tests; further arguments are "
+        "passed to pytest",
     )
-    parser.add_argument("--yes", action="store_true", help="ask nothing")
+    parser.add_argument("--yes", action="store_true", help="do not ask questions")
     known, rest = parser.parse_known_args(arguments)
     if known.torch in ENDED:
         parser.error(f"--torch {known.torch}: {ended(known.torch, read_machine())}")
     if known.torch not in (None, *CHOICES):
-        parser.error(f"--torch {known.torch} is none of {', '.join(CHOICES)}")
+        parser.error(f"--torch {known.torch} is not one of {', '.join(CHOICES)}")
     if rest and not known.test:
         parser.error(f"unknown: {' '.join(rest)} (see --help)")
     return known, rest
 
 
 def read_machine() -> Machine | None:
-    """Driver and cards; None where nvidia-smi is missing, fails or hangs, the last with a line."""
-    smi = nvidia_smi.ask(nvidia_smi.PATIENT_SECONDS)
+    """Driver and cards; None if nvidia-smi is missing, fails or hangs."""
+    smi = nvidia_smi.query(nvidia_smi.PATIENT_SECONDS)
     if smi.status == "hanging":
-        say(f"nvidia-smi gives {smi.message}: going on as on a machine without an NVIDIA card.")
+        console.info(f"nvidia-smi: {smi.message}. Continuing as on a machine without an NVIDIA card.")
     return Machine.of(smi)
 
 
@@ -89,64 +90,66 @@ def menu_line(number: str) -> str:
 
 
 def ask_build(machine: Machine | None) -> str:
-    """The menu. A choice that is no more says so and offers the nearest."""
+    """Show the menu until an available build is chosen; for an ended build, Enter selects the nearest one."""
     default, reason = build_for(machine, sys.platform)
-    say("Which build of PyTorch?")
+    console.info("Which build of PyTorch?")
     for number in MENU:
-        say(menu_line(number))
-    say(f"  Enter takes {title(default)}: {reason}")
+        console.info(menu_line(number))
+    console.info(f"  Enter selects {title(default)}: {reason}")
     while True:
         answer = input("Choice: ").strip()
         build = MENU.get(answer) if answer else default
         if build is None:
-            say(f"{answer!r} is none of {', '.join(MENU)}.")
+            console.info(f"{answer!r} is not one of {', '.join(MENU)}.")
         elif build in ENDED:
             default = nearest(machine)
-            say(f"{ended(build, machine)}. Enter takes it; or another number.")
+            console.info(f"{ended(build, machine)}. Press Enter to select it, or type another number.")
         else:
             return build
 
 
 def choose_build(options: argparse.Namespace, interactive: bool, venv: Path) -> str:
-    """The build to install: asked for, present, chosen in the menu, or the one that suits the machine."""
-    build = options.torch or build_of(venv)
-    if not (build in (None, "auto") or (options.torch and build in BUILDS)):
+    """The build to install: from --torch, the installed one, from the menu, or the best for this machine."""
+    build: str | None = options.torch or build_of(venv)
+    if build is not None and build != "auto" and not (options.torch and build in BUILDS):
         return build
     machine = read_machine()
     if build is None and interactive:
         build = ask_build(machine)
-    if build in (None, "auto"):
+    if build is None or build == "auto":
         build, reason = build_for(machine, sys.platform)
-        say(f"PyTorch build: {build} ({reason}).")
-    warning = misfit(build, machine)
-    if warning:
-        say(f"Note: {warning}.")
+        console.info(f"PyTorch build: {build} ({reason}).")
+    problem = misfit(build, machine)
+    if problem:
+        console.warning(f"{problem}.")
     return build
 
 
 def check(venv: Path) -> None:
-    """The quick check of the finished environment; what it finds is shown and changes nothing here."""
+    """Run the quick check in the finished environment; its result does not change the set-up's exit code."""
     code = subprocess.run([python_of(venv), "check_compatibility.py", "--quick"]).returncode
     if code != 0:
-        say("The environment stands; the check found what is said above: python check_compatibility.py")
+        console.info("The environment is complete, but the check failed: see above for the remedies.")
 
 
 def run_tests(venv: Path, arguments: list[str]) -> int:
-    """Exit code of the tests, or of ruff where the tests pass."""
+    """The exit code of the tests; if they pass, that of ruff or mypy."""
     python = str(python_of(venv))
-    cuda = runs(venv, "import sys, torch; sys.exit(not torch.cuda.is_available())")
-    # An explicit -m takes the place of the one in pyproject.toml, which leaves out gpu and slow. Tests on a
-    # card share its memory, so they take turns; the others run one beside another, a core each.
-    marks, processes = ("", 0) if cuda else ("not gpu", usable_cores())
-    say("ruff check .")
+    console.info("ruff check .")
     lint = subprocess.run([python, "-m", "ruff", "check", "."]).returncode
-    say(f"pytest, {'with' if cuda else 'without'} the tests that need a CUDA device")
+    console.info("mypy")
+    types = subprocess.run([python, "-m", "mypy"]).returncode
+    cuda = runs(venv, "import sys, torch; sys.exit(not torch.cuda.is_available())")
+    console.info(f"pytest, {'with' if cuda else 'without'} the tests that need a CUDA device")
+    # This -m replaces the one in pyproject.toml, which excludes gpu and slow. Tests on a card share its
+    # memory and therefore run in one process; without a card, one process per core runs them.
+    marks, processes = ("", 0) if cuda else ("not gpu", usable_cores())
     command = [python, "-m", "pytest", "-n", str(processes), "-m", marks, *arguments]
-    return subprocess.run(command).returncode or lint
+    return subprocess.run(command).returncode or lint or types
 
 
 def main() -> int:
-    """The set-up from arguments to exit code."""
+    """The complete set-up; returns the exit code."""
     arguments = sys.argv[1:]
     options, rest = parse(arguments)
     os.chdir(ROOT)
@@ -159,7 +162,7 @@ def main() -> int:
     if options.test:
         return run_tests(venv, rest)
     version = read_stamp(venv)["torch"]
-    say(f"The environment {venv} is complete: torch {version}. --torch NAME changes the build.")
+    console.info(f"The environment {venv} is complete: torch {version}. --torch NAME changes the build.")
     if not complete:
         check(venv)
     return 0
@@ -167,10 +170,10 @@ def main() -> int:
 
 if __name__ == "__main__":
     try:
-        with flushed_output():
+        with console.flushed_output():
             sys.exit(main())
     except (ValueError, OSError) as error:
         sys.exit(f"Set-up stopped: {error}")
     except (KeyboardInterrupt, EOFError):
-        print(f"\nSet-up stopped; {SETUP} goes on from here when run again.", file=sys.stderr)
+        console.error(f"\nSet-up stopped; run {SETUP} again to continue.")
         sys.exit(EXIT_INTERRUPTED)

@@ -1,31 +1,44 @@
-"""The stamp of a complete environment: which build of torch it has, and what it was asked for.
+"""The stamp of a complete environment: its build of torch, and digests of the requirements it was made for.
 
-It holds the digests of the requirements: others are a reason to install. Reading it costs milliseconds.
+If a digest differs from the current requirements, packages must be installed. Reading the stamp takes
+milliseconds.
 """
 
 import hashlib
 import json
 from pathlib import Path
 
+from vae.checks.packages import read_requirements
+
 ROOT = Path(__file__).resolve().parent.parent
-STAMP = ".setup-stamp.json"  # the launchers look for it
-BEGUN = ".setup-begun.json"  # in its place while an installation is under way
+STAMP = ".setup-stamp.json"  # the shell scripts test whether it exists
+BEGUN = ".setup-begun.json"  # replaces the stamp during an installation
 
 
-def digest(name: str) -> str:
-    """SHA-256 of a file of requirements."""
-    # Line ends differ between checkouts; what is asked for does not.
+def torch_requirements() -> list[str]:
+    """The lines of requirements.txt for torch and torchvision, which are installed first, from one index."""
+    pairs = read_requirements(ROOT)
+    return [name + specifier for name, specifier in pairs if name in ("torch", "torchvision")]
+
+
+def torch_pair_digest() -> str:
+    """SHA-256 of the requirements for torch and torchvision."""
+    return hashlib.sha256("\n".join(torch_requirements()).encode()).hexdigest()
+
+
+def file_digest(name: str) -> str:
+    """SHA-256 of a requirements file, with the same result for both kinds of line ends."""
     return hashlib.sha256((ROOT / name).read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
 def wanted(test: bool) -> dict[str, str]:
-    """What the stamp of a complete environment says of the requirements."""
-    wants = {"torch_pair": digest("requirements-torch.txt"), "training": digest("requirements.txt")}
-    return wants | {"tests": digest("requirements-test.txt")} if test else wants
+    """The digests in the stamp of a complete environment."""
+    wants = {"torch_pair": torch_pair_digest(), "training": file_digest("requirements.txt")}
+    return wants | {"tests": file_digest("requirements-test.txt")} if test else wants
 
 
-def read_stamp(venv: Path, name: str = STAMP) -> dict:
-    """The stamp; empty where there is none that can be read."""
+def read_stamp(venv: Path, name: str = STAMP) -> dict[str, str]:
+    """The stamp; empty if it is missing or cannot be read."""
     try:
         stamp = json.loads((venv / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -33,19 +46,19 @@ def read_stamp(venv: Path, name: str = STAMP) -> dict:
     return stamp if isinstance(stamp, dict) else {}
 
 
-def write_stamp(venv: Path, name: str, stamp: dict) -> None:
-    """Write the stamp whole or not at all."""
+def write_stamp(venv: Path, name: str, stamp: dict[str, str]) -> None:
+    """Write the stamp atomically."""
     new = venv / (name + ".new")
     new.write_text(json.dumps(stamp, indent=1), encoding="utf-8")
     new.replace(venv / name)
 
 
 def build_of(venv: Path) -> str | None:
-    """The build the environment has, or was to get when an installation was interrupted."""
+    """The installed build, or the one that an interrupted installation was for."""
     return read_stamp(venv).get("build") or read_stamp(venv, BEGUN).get("build")
 
 
 def has_requirements(venv: Path, test: bool = False) -> bool:
-    """Whether the stamp names the requirements of today; a matter of milliseconds."""
+    """Whether the stamp contains the digests of the current requirements."""
     stamp = read_stamp(venv)
     return all(stamp.get(part) == want for part, want in wanted(test).items())

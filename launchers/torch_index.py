@@ -1,4 +1,4 @@
-"""Where a build of PyTorch is found: its own index, or the general one where that cannot be reached."""
+"""Where pip finds a build of PyTorch: in its own index, or in the general one if that cannot be reached."""
 
 import http.client
 import os
@@ -9,13 +9,13 @@ from launchers.torch_builds import title
 from vae.checks.cuda_builds import BUILDS
 
 WINDOWS = os.name == "nt"
-PYTORCH_INDEX = "https://download.pytorch.org/whl"  # VAE_TORCH_INDEX names a mirror of it
+PYTORCH_INDEX = "https://download.pytorch.org/whl"  # VAE_TORCH_INDEX sets a mirror
 GENERAL_INDEX = "the general Python index"
 TIMEOUT_SECONDS = 5
 
-# The general index carries one CUDA build per torch version on Linux: 12.8 for 2.10, 13.0 for
-# 2.11 to 2.13, 13.2 from 2.14 (PyTorch's release matrices, see vae/checks/cuda_builds.py). Standing in for
-# a CUDA index, it may serve only versions below this one.
+# The general index has one CUDA build per torch version on Linux: 12.8 for 2.10, 13.0 for 2.11 to 2.13, 13.2
+# from 2.14 (PyTorch's release matrices, see vae/checks/cuda_builds.py). If it replaces the index of a CUDA
+# build, only versions below these have that CUDA version.
 GENERAL_INDEX_BELOW = {"cu126": "2.11", "cu128": "2.11", "cu130": "2.14"}
 
 
@@ -25,12 +25,12 @@ def torch_index() -> str:
 
 
 def read_index(build: str, timeout: float = TIMEOUT_SECONDS) -> str | None:
-    """PyTorch's page of torch wheels for a build ("" for all), or None when it cannot be had."""
+    """PyTorch's page of torch wheels for a build ("" for all); None if it cannot be downloaded."""
     address = "/".join(part for part in (torch_index(), build, "torch/") if part)
     try:
         with urllib.request.urlopen(address, timeout=timeout) as page:
             return page.read().decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):  # no connection, time-out, TLS, 404; a page cut short
+    except (OSError, http.client.HTTPException):  # no connection, timeout, TLS, 404, truncated page
         return None
 
 
@@ -40,20 +40,20 @@ def newest(versions: list[str]) -> str | None:
 
 
 def newest_torch(page: str) -> str | None:
-    """Newest torch on a page of wheels, without its build: 2.11.0 for torch-2.11.0+cu128."""
+    """The newest torch on a page of wheels, without its build: 2.11.0 for torch-2.11.0+cu128."""
     return newest(re.findall(r"\btorch-(\d+(?:\.\d+)+)(?:%2B|\+|-)", page))
 
 
 def newest_rocm(page: str) -> str | None:
-    """Newest ROCm build of torch on PyTorch's page of all wheels, such as rocm7.1."""
+    """The newest ROCm build of torch on PyTorch's page of all wheels, such as rocm7.1."""
     version = newest(re.findall(r"\btorch-[\d.]+(?:%2B|\+)rocm(\d+(?:\.\d+)+)-", page))
     return version and f"rocm{version}"
 
 
 def torch_source(build: str) -> tuple[list[str], str, str | None]:
-    """Arguments for pip that lead to the build, where it comes from, and what there is to say about that.
+    """Arguments for pip that select the build, the name of the index, and a remark if it is a substitute.
 
-    Raises ValueError where nothing can stand in.
+    Raises ValueError if the build is not available and no substitute exists.
     """
     base = torch_index()
     if build == "index":
@@ -63,19 +63,20 @@ def torch_source(build: str) -> tuple[list[str], str, str | None]:
             raise ValueError("--torch rocm: PyTorch's index has ROCm builds for Linux only")
         found = newest_rocm(read_index("") or "")
         if not found:
-            raise ValueError(f"--torch rocm: {base} lists no ROCm build, or cannot be reached from here")
+            raise ValueError(f"--torch rocm: {base} lists no ROCm build, or cannot be reached")
         build = found
     address = f"{base}/{build}"
     version = newest_torch(read_index(build) or "")
     if version:
-        # The bound keeps pip from a newer build that a machine's own settings (find-links) may offer.
+        # The upper bound prevents a newer build from the user's own pip settings (find-links).
         return ["--index-url", address, f"torch<={version}"], address, None
     below = GENERAL_INDEX_BELOW.get(build)
-    remark = f"{address} cannot be reached: {GENERAL_INDEX} serves instead{_cost(build)}."
+    remark = f"{address} cannot be reached: using {GENERAL_INDEX} instead{_difference(build)}."
     return [f"torch<{below}"] if below else [], GENERAL_INDEX, remark
 
 
-def _cost(build: str) -> str:
+def _difference(build: str) -> str:
+    """How the general index's build differs from the requested one."""
     if WINDOWS:
         return " (its builds for Windows are without CUDA)" if build in BUILDS else ""
     return f" (its build is for CUDA 12.8, not {title(build)})" if build == "cu126" else ""

@@ -1,22 +1,23 @@
-"""A file appears whole or not at all."""
+"""Files: atomic writes, SHA-256, and the existing part of a path."""
 
+import hashlib
 import os
 
 import pytest
 
-from vae.files import atomic_path
+from vae.files import atomic_path, nearest_existing, sha256_of_file
 
 
-def test_a_file_is_there_only_when_it_is_whole(tmp_path):
+def test_file_exists_only_when_complete(tmp_path):
     path = tmp_path / "new" / "file.txt"
     with atomic_path(path) as temporary:
-        temporary.write_text("whole")
+        temporary.write_text("complete")
         assert not path.exists()
-    assert path.read_text() == "whole"
+    assert path.read_text() == "complete"
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_fails_leaves_the_old_file_and_no_rest(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
 
@@ -32,7 +33,7 @@ def test_what_fails_leaves_the_old_file_and_no_rest(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
-def test_who_may_read_a_file_is_the_umasks_to_say(tmp_path):
+def test_permissions_follow_the_umask(tmp_path):
     path = tmp_path / "file.bin"
     before = os.umask(0o022)
     try:
@@ -42,3 +43,22 @@ def test_who_may_read_a_file_is_the_umasks_to_say(tmp_path):
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("size", [0, 3, 2**20, 2**20 + 1])
+def test_sha256_of_file(tmp_path, size):
+    content = os.urandom(size)
+    (tmp_path / "file.bin").write_bytes(content)
+    assert sha256_of_file(tmp_path / "file.bin") == hashlib.sha256(content).hexdigest()
+
+
+def test_sha256_of_missing_file_raises(tmp_path):
+    with pytest.raises(OSError, match="missing"):
+        sha256_of_file(tmp_path / "missing")
+
+
+def test_nearest_existing(tmp_path, monkeypatch):
+    assert nearest_existing(tmp_path) == tmp_path
+    assert nearest_existing(str(tmp_path / "a" / "b")) == tmp_path
+    monkeypatch.chdir(tmp_path)
+    assert nearest_existing("a/b") == tmp_path

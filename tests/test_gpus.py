@@ -1,4 +1,4 @@
-"""Cards by the names and memory that drivers report: a card's settings never reach its namesakes."""
+"""Cards are matched by name and memory, so that no card gets the settings of a similar one."""
 
 from dataclasses import fields
 
@@ -10,7 +10,7 @@ from vae.config.options import SpeedConfig, all_options
 from vae.config.recipes import RECIPES
 from vae.gpus import CARDS, CPU_SETTINGS, lookup_card, match_card
 
-# Device name and MiB as NVML reports them; the card it is, or None where there is no profile for it.
+# Device name and MiB as NVML reports them, and the expected card, or None if it is unknown.
 REPORTED = [
     ("NVIDIA GeForce RTX 5090", 32607, "RTX 5090"),
     ("NVIDIA GeForce RTX 5090 D", 32607, None),
@@ -23,7 +23,7 @@ REPORTED = [
     ("NVIDIA GeForce RTX 5060 Ti", 8151, None),
     ("NVIDIA GeForce RTX 5060", 8151, None),
     ("NVIDIA GeForce RTX 4090", 24564, "RTX 4090"),
-    ("NVIDIA GeForce RTX 4090", 49140, None),  # rebuilt with twice the memory
+    ("NVIDIA GeForce RTX 4090", 49140, None),  # modified, with twice the memory
     ("NVIDIA GeForce RTX 4090 D", 24564, None),
     ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, None),
     ("NVIDIA H100 80GB HBM3", 81559, "H100"),
@@ -52,12 +52,12 @@ REPORTED = [
 
 
 @pytest.mark.parametrize(("name", "mib", "expected"), REPORTED)
-def test_names_that_drivers_report(name, mib, expected):
+def test_match_card_by_reported_name_and_memory(name, mib, expected):
     found = match_card(name, mib / 1024)
     assert (found.name if found else None) == expected
 
 
-# GiB of whole cards as PyTorch sees them, from the words of its out-of-memory errors
+# GiB of cards as PyTorch reports them, from its out-of-memory messages
 @pytest.mark.parametrize(
     ("name", "gib"),
     [
@@ -68,12 +68,12 @@ def test_names_that_drivers_report(name, mib, expected):
         ("B200", 178.35),
     ],
 )
-def test_pytorch_sees_less_than_the_driver_reports(name, gib):
+def test_match_card_with_the_smaller_memory_of_pytorch(name, gib):
     card = lookup_card(name)
     assert match_card(f"NVIDIA {card.device_name}", gib) == card
 
 
-def test_names_work_with_and_without_the_makers():
+def test_match_card_ignores_brands():
     assert (
         match_card("GeForce RTX 5090", 31.8)
         == match_card("RTX 5090", 31.8)
@@ -96,7 +96,7 @@ def test_names_work_with_and_without_the_makers():
         *[(card.name, card.name) for card in CARDS],
     ],
 )
-def test_names_that_users_type(typed, name):
+def test_lookup_card_accepts_spellings(typed, name):
     assert lookup_card(typed).name == name
 
 
@@ -110,7 +110,7 @@ def test_names_that_users_type(typed, name):
         ("", None),
     ],
 )
-def test_a_card_without_profile_is_told_the_known_ones(typed, suggested):
+def test_unknown_card_lists_the_known_ones(typed, suggested):
     with pytest.raises(UserError) as caught:
         lookup_card(typed)
     message = str(caught.value)
@@ -121,18 +121,18 @@ def test_a_card_without_profile_is_told_the_known_ones(typed, suggested):
     assert f"did you mean {suggested}?" in message if suggested else "did you mean" not in message
 
 
-def test_every_card_has_its_sources_and_facts_that_can_be():
+def test_every_card_has_sources_and_plausible_facts():
     for card in CARDS:
         assert card.source.startswith("https://"), card.name
         assert card.compute_capability >= (8, 0)
         assert 8 <= card.vram_gib <= 512
-        # flops per byte: within what such cards have had for years; a slip of a digit is not
+        # FLOP per byte: the range of such cards; a typing error in a digit is outside it
         assert 80 <= card.bf16_tflops * 1000 / card.bandwidth_gb_s <= 400, card.name
     names = [card.name for card in CARDS]
     assert len(set(names)) == len(names)
 
 
-def test_the_documentation_has_every_card_as_it_is():
+def test_documentation_matches_every_card():
     page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
     for card in CARDS:
         sources = " ".join(f"<{address}>" for address in card.source.split())
@@ -141,7 +141,7 @@ def test_the_documentation_has_every_card_as_it_is():
 
 
 @pytest.mark.parametrize("settings", [*[card.settings for card in CARDS], CPU_SETTINGS])
-def test_card_settings_are_of_speed_only(settings):
+def test_card_settings_affect_speed_only(settings):
     speed = {item.name for item in fields(SpeedConfig)} | {
         "num_workers",
         "prefetch_factor",
@@ -150,7 +150,7 @@ def test_card_settings_are_of_speed_only(settings):
     assert settings.keys() <= speed & all_options().keys()
 
 
-def test_no_recipe_depends_on_a_card():
+def test_recipes_do_not_depend_on_cards():
     cards = {card.name for card in CARDS}
     for recipe in RECIPES.values():
         assert recipe.values.keys() <= all_options().keys()

@@ -1,4 +1,4 @@
-"""What the system gives: a container's limits are read from its files."""
+"""Cores and memory, with the limits of a container from its cgroup files."""
 
 import os
 
@@ -7,14 +7,14 @@ import pytest
 from vae.host import container_memory, container_quota, decoding_processes, main_memory, usable_cores
 
 
-def test_usable_cores_keep_to_affinity_and_quota(tmp_path):
+def test_usable_cores_respect_affinity_and_quota(tmp_path):
     assert 1 <= usable_cores() <= os.cpu_count()
     assert usable_cores(tmp_path) == len(os.sched_getaffinity(0))
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert usable_cores(tmp_path) == 1  # half a core is still one process
+    assert usable_cores(tmp_path) == 1  # half a core rounds up to one
 
 
-def test_container_quota_is_read(tmp_path):
+def test_container_quota_of_cgroup_v2(tmp_path):
     assert container_quota(tmp_path) is None
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert container_quota(tmp_path) == 1.5
@@ -22,7 +22,7 @@ def test_container_quota_is_read(tmp_path):
     assert container_quota(tmp_path) is None
 
 
-def test_container_quota_of_the_first_cgroups(tmp_path):
+def test_container_quota_of_cgroup_v1(tmp_path):
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / "cpu/cpu.cfs_quota_us").write_text("250000\n")
@@ -37,7 +37,7 @@ def test_container_quota_of_the_first_cgroups(tmp_path):
         ("memory.max", "8589934592\n", 8 * 2**30),
         ("memory.max", "max\n", None),
         ("memory/memory.limit_in_bytes", "4294967296\n", 4 * 2**30),
-        ("memory/memory.limit_in_bytes", "9223372036854771712\n", None),  # how it writes "no limit"
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", None),  # means "no limit"
     ],
 )
 def test_container_memory(tmp_path, name, text, limit):
@@ -52,7 +52,7 @@ def test_main_memory():
     assert 2**28 < free <= total < 2**50
 
 
-def test_decoding_processes_leave_cores_for_training():
+def test_decoding_processes_leave_two_cores():
     found = [decoding_processes(cores, windows=False) for cores in (1, 2, 3, 8, 14, 64)]
     assert found == [1, 1, 1, 6, 12, 12]
     assert decoding_processes(64, windows=True) == 4

@@ -1,4 +1,4 @@
-"""Files and folders: atomic writes, SHA-256, and the part of a path that already exists."""
+"""Files and folders: atomic writes, SHA-256, and the existing part of a path."""
 
 import hashlib
 import os

@@ -1,9 +1,9 @@
-"""Facts about cards, and the speed settings each takes by itself; never the recipe.
+"""Facts about cards, and the default speed settings of each; never recipe settings.
 
-Where the numbers are from:
+Sources of the numbers:
   compute capability  https://developer.nvidia.com/cuda-gpus
-  memory              what nvidia-smi reports as memory.total, in MiB; the driver keeps up to 5 % of a card
-  bandwidth, rate     the `source` of each card; rates are of dense bf16 with fp32 accumulation
+  memory              memory.total in MiB as nvidia-smi reports it; the driver reserves up to 5 % of a card
+  bandwidth, rate     the `source` of each card; rates are for dense bf16 with fp32 accumulation
 """
 
 import re
@@ -22,15 +22,15 @@ BF16_CAPABILITY = (8, 0)  # Ampere, the first with bf16 tensor cores
 
 @dataclass(frozen=True)
 class Card:
-    """One kind of card: facts, and option values of speed only."""
+    """One card model: facts, and option values that affect speed only."""
 
-    name: str  # as --gpu takes it
-    device_name: str  # as drivers report it, without the maker's names
+    name: str  # the value of --gpu
+    device_name: str  # as drivers report it, without the manufacturer's brands
     compute_capability: tuple[int, int]
     vram_mib: int
     bandwidth_gb_s: float
     bf16_tflops: float
-    source: str  # addresses of data sheets, separated by blanks
+    source: str  # URLs of data sheets, separated by spaces
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -44,18 +44,18 @@ CARDS = (
     Card("RTX 5080", "RTX 5080", (12, 0), 16303, 960, 112.6, _RTX_BLACKWELL, _SMALL_CARD),
     Card(
         "RTX 5060 Ti 16GB",
-        "RTX 5060 Ti",  # a card of 8 GB bears the same name
+        "RTX 5060 Ti",  # the 8 GB card has the same name
         (12, 0),
         16311,
         448,
-        47.4,  # 759 "AI TOPS" are sparse FP4: a sixteenth, as on the RTX 5090 (3352), is dense bf16
+        47.4,  # 759 "AI TOPS" are sparse FP4; dense bf16 is 1/16 of it, as on the RTX 5090 (3352)
         "https://www.nvidia.com/en-us/geforce/graphics-cards/50-series/rtx-5060-family/",
         _SMALL_CARD,
     ),
     Card("RTX 4090", "RTX 4090", (8, 9), 24564, 1008, 165.2, _ADA, _FAST_HOST),
     Card(
         "H100",
-        "H100 80GB HBM3",  # the SXM card; H100 PCIe and NVL are slower ones
+        "H100 80GB HBM3",  # the SXM card; H100 PCIe and NVL are slower
         (9, 0),
         81559,
         3350,
@@ -78,26 +78,26 @@ CARDS = (
         "B200",
         (10, 0),
         183359,
-        8000,  # 64 TB/s of the eight cards of a DGX B200
-        2250,  # 36 PFLOP/s sparse of the eight cards of an HGX B200
+        8000,  # the eight cards of a DGX B200 have 64 TB/s
+        2250,  # the eight cards of an HGX B200 have 36 PFLOP/s sparse
         "https://www.nvidia.com/en-us/data-center/dgx-b200/ https://www.nvidia.com/en-us/data-center/hgx/",
         _FAST_HOST,
     ),
 )
 CPU_SETTINGS: dict[str, Any] = {"prefetch_factor": 2}
 
-_MEMORY_TOLERANCE = 0.05  # PyTorch sees up to a twentieth less than nvidia-smi
+_MEMORY_TOLERANCE = 0.05  # PyTorch reports up to 1/20 less than nvidia-smi
 
 
 def match_card(device_name: str, memory_gib: float) -> Card | None:
-    """The card that reports `device_name` and `memory_gib`; None where there is no profile for it.
+    """The card that reports `device_name` and `memory_gib`; None if it is not in `CARDS`.
 
-    The whole name must agree ("H200 NVL", "RTX 5090 D", "RTX 5090 Laptop GPU" and slices of a card are other
-    cards), and the memory, which decides between cards of one name.
+    The whole name must match: "H200 NVL", "RTX 5090 D", "RTX 5090 Laptop GPU" and MIG slices are other cards.
+    The memory must match too, because it distinguishes cards with the same name.
     """
-    name = _without_maker(device_name)
+    name = _without_brands(device_name)
     for card in CARDS:
-        if name == _without_maker(card.device_name) and (
+        if name == _without_brands(card.device_name) and (
             abs(memory_gib / card.vram_gib - 1) <= _MEMORY_TOLERANCE
         ):
             return card
@@ -105,21 +105,21 @@ def match_card(device_name: str, memory_gib: float) -> Card | None:
 
 
 def lookup_card(name: str) -> Card:
-    """The card that a user calls `name`; raises UserError for one without a profile."""
-    wanted = _without_maker(name)
+    """The card that a user calls `name`; raises UserError if it is not in `CARDS`."""
+    wanted = _without_brands(name)
     for card in CARDS:
         names = [card.name]
-        if not card.name.startswith(f"{card.device_name} "):  # our name adds what theirs leaves open
+        if not card.name.startswith(f"{card.device_name} "):  # our name is more specific than theirs
             names.append(card.device_name)
-        if wanted in map(_without_maker, names):
+        if wanted in map(_without_brands, names):
             return card
     known = [card.name for card in CARDS]
     raise UserError(
-        f"--gpu {name!r} has no profile{nearest(name.upper(), known)} (known: {', '.join(known)}; "
-        "for any other card give its memory, such as --vram_gib 12)"
+        f"--gpu {name!r} is unknown{nearest(name.upper(), known)} (known: {', '.join(known)}; "
+        "for any other card set its memory instead, for example --vram_gib 12)"
     )
 
 
-def _without_maker(name: str) -> str:
-    """A card's name in lower case without maker, brands and blanks, for comparison."""
+def _without_brands(name: str) -> str:
+    """A card's name in lower case without manufacturer, brands and spaces, for comparison."""
     return re.sub(r"nvidia|geforce|rtx|\s", "", name.casefold())

@@ -1,19 +1,20 @@
-"""What the operating system gives this process: cores and main memory, a container's limits included."""
+"""Cores and main memory that this process may use, including the limits of a container."""
 
 import os
+import sys
 from pathlib import Path
 
 GIB, MIB = 2**30, 2**20  # bytes
 
 CGROUP = Path("/sys/fs/cgroup")
 
-# Two cores stay for the training process; more than 12 would cost host memory for prefetched batches.
-SPARE_CORES, MOST_WORKERS = 2, 12
-MOST_WORKERS_WINDOWS = 4  # no fork there: each starts afresh and holds its own copy of PyTorch
+# Two cores are left for the training process; more than 12 workers would fill host memory with batches.
+SPARE_CORES, MAX_WORKERS = 2, 12
+MAX_WORKERS_WINDOWS = 4  # Windows has no fork: each worker imports its own copy of PyTorch
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Cores this process may use: its affinity, and its container's CPU quota where there is one."""
+    """Cores this process may use, limited by its affinity and the CPU quota of its container."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = container_quota(cgroup)
@@ -21,16 +22,15 @@ def usable_cores(cgroup: Path = CGROUP) -> int:
 
 
 def decoding_processes(cores: int, windows: bool) -> int:
-    """Decoding processes that --num_workers auto starts beside a training process with so many cores."""
-    most = MOST_WORKERS_WINDOWS if windows else MOST_WORKERS
-    return min(max(cores - SPARE_CORES, 1), most)
+    """Number of decoding processes that --num_workers auto starts if training may use `cores`."""
+    return min(max(cores - SPARE_CORES, 1), MAX_WORKERS_WINDOWS if windows else MAX_WORKERS)
 
 
 def container_quota(cgroup: Path = CGROUP) -> float | None:
-    """Cores' worth of CPU time a container is given (cgroup v2 cpu.max, or v1), None without a limit."""
+    """CPU quota of the container in cores (cgroup v2 cpu.max, or v1); None without a limit."""
     try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
+        text, period_text = (cgroup / "cpu.max").read_text().split()
+        return None if text == "max" else int(text) / int(period_text)
     except (OSError, ValueError):
         pass
     try:
@@ -42,7 +42,7 @@ def container_quota(cgroup: Path = CGROUP) -> float | None:
 
 
 def container_memory(cgroup: Path = CGROUP) -> int | None:
-    """Bytes a container may use (cgroup v2 memory.max, or v1), None without a limit."""
+    """Bytes of memory that the container may use (cgroup v2 memory.max, or v1); None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             limit = int((cgroup / name).read_text())
@@ -53,7 +53,7 @@ def container_memory(cgroup: Path = CGROUP) -> int | None:
 
 
 def main_memory() -> tuple[int, int]:
-    """Bytes of main memory: all of it, and what is free for a new process; before a container's limit."""
+    """Bytes of main memory: total, and available to a new process; a container's limit is not applied."""
     if os.name == "nt":
         status = windows_memory()
         return status["physical_total"], status["physical_free"]
@@ -67,9 +67,11 @@ def main_memory() -> tuple[int, int]:
 
 
 def windows_memory() -> dict[str, int]:
-    """Bytes from GlobalMemoryStatusEx, by its fields in their order."""
+    """The fields of GlobalMemoryStatusEx in their order, in bytes."""
     import ctypes
 
+    if sys.platform != "win32":  # for the type checker
+        raise AssertionError
     names = ("physical_total", "physical_free", "commit_limit", "commit_free", "virtual", "virtual_free")
 
     class Status(ctypes.Structure):

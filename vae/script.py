@@ -1,4 +1,4 @@
-"""How every script starts and ends: a user's mistake is one line on stderr and an exit code."""
+"""Runs the main function of every script: a user's mistake is one line on stderr and an exit code."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
         package = (error.name or "vae").split(".")[0]
         if package == "vae":
             raise  # our own bug
-        line, code = f"{package} is not installed: run {SETUP}{_or_activate(ROOT)}", EXIT_FAILED
+        line, code = f"{package} is not installed: run {SETUP}{activation_hint(ROOT)}", EXIT_FAILED
     except BrokenPipeError:
         raise  # console.flushed_output handles it
     except OSError as error:  # a full disk or a removed folder: not a bug
@@ -52,8 +52,8 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
     return code
 
 
-def _or_activate(root: Path, windows: bool = os.name == "nt") -> str:
-    """A second remedy for a missing package, if an environment exists that this process does not use."""
+def activation_hint(root: Path, windows: bool = os.name == "nt") -> str:
+    """A second remedy for a missing package, if there is an environment that this process does not use."""
     script = Path(".venv", "Scripts", "activate") if windows else Path(".venv", "bin", "activate")
     if not (root / script).exists() or Path(sys.prefix).resolve() == (root / ".venv").resolve():
         return ""

@@ -1,4 +1,4 @@
-"""Which driver, which code, which build: the rules NVIDIA states."""
+"""Drivers, architectures and builds follow the rules that NVIDIA documents."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from vae.checks.cuda_builds import driver_branch, needed_branch, runs_on, sugges
     ("capability", "arch_list", "runs"),
     [
         ((12, 0), ARCHS_130, True),
-        ((12, 0), ARCHS_126, False),  # the wheel that does not know the RTX 50
+        ((12, 0), ARCHS_126, False),  # this wheel does not support the RTX 50
         ((8, 9), ARCHS_126, True),  # sm_86 code runs on 8.9
         ((8, 0), ("sm_86",), False),  # but not on 8.0
         ((9, 0), ("sm_86",), False),  # nor on another major capability
@@ -18,13 +18,17 @@ from vae.checks.cuda_builds import driver_branch, needed_branch, runs_on, sugges
         ((6, 1), ARCHS_130, False),
         ((6, 1), ARCHS_126, True),
         ((9, 0), ("sm_90a",), True),
-        ((12, 0), ("sm_90a", "sm_100a"), False),  # architecture-specific code runs there alone
-        ((12, 0), ("sm_90", "compute_90"), True),  # PTX is translated for newer cards
+        (
+            (12, 0),
+            ("sm_90a", "sm_100a"),
+            False,
+        ),  # architecture-specific code runs only on exactly that capability
+        ((12, 0), ("sm_90", "compute_90"), True),  # PTX is compiled for newer cards
         ((8, 0), ("compute_90",), False),
         ((12, 0), ("gfx1100",), False),
     ],
 )
-def test_code_runs_on_card(capability, arch_list, runs):
+def test_runs_on(capability, arch_list, runs):
     assert runs_on(capability, arch_list) is runs
 
 
@@ -33,13 +37,13 @@ def test_code_runs_on_card(capability, arch_list, runs):
     [
         ("13.2", None, 580),
         ("12.8", (8, 9), 525),  # minor version compatibility
-        ("12.8", (12, 0), 570),  # but older drivers do not know the card
+        ("12.8", (12, 0), 570),  # but older drivers do not support the card
         ("13.0", (12, 0), 580),
         (None, (8, 9), 0),
-        ("14.0", (8, 9), 0),  # nothing is claimed about a CUDA that is not in the table
+        ("14.0", (8, 9), 0),  # no claim about a CUDA version that is not in the table
     ],
 )
-def test_needed_driver(cuda, capability, branch):
+def test_needed_branch(cuda, capability, branch):
     assert needed_branch(cuda, capability) == branch
 
 
@@ -49,7 +53,7 @@ def test_needed_driver(cuda, capability, branch):
         (580, (12, 0), "cu130"),
         (595, (8, 9), "cu130"),
         (570, (12, 0), "cu128"),
-        (550, (12, 0), None),  # the driver does not know the card: only a new one helps
+        (550, (12, 0), None),  # the driver does not support the card: only an update helps
         (550, (8, 9), "cu126"),
         (580, (6, 1), "cu126"),  # CUDA 13 no longer compiles for it
         (580, (3, 7), "cpu"),  # nor any build

@@ -1,4 +1,4 @@
-"""docs/check_compatibility.md knows every check and every flag."""
+"""docs/check_compatibility.md describes every check and every flag."""
 
 import re
 from dataclasses import fields
@@ -29,7 +29,7 @@ def test_every_flag_is_described():
     assert {f"--{item.name}" for item in fields(CheckConfig)} <= set(re.findall(r"--\w+", PAGE))
 
 
-def test_figures_are_those_of_the_code():
+def test_figures_match_the_code():
     assert f"{CHECKPOINTS} x {CHECKPOINT_BYTES / GIB:.2f} GiB" in PAGE
     for branch in (FIRST_DRIVER[12], FIRST_DRIVER[13], BLACKWELL_DRIVER):
         assert f"| {branch} or newer |" in PAGE

@@ -1,4 +1,4 @@
-"""The kernels agree with their references on this machine, and a wrong one is noticed."""
+"""The test computations match their references on this machine, and wrong ones are detected."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ FAST = [name for name in kernels.KERNELS if name != "compile"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def test_every_kernel_is_judged():
+def test_every_kernel_has_a_check():
     assert list(kernels.KERNELS) == list(TITLES)
 
 
@@ -19,7 +19,7 @@ def test_every_kernel_is_judged():
 @pytest.mark.parametrize("device", DEVICES)
 def test_within_tolerance(name, device):
     difference, tolerance = kernels.KERNELS[name](torch.device(device))
-    assert 0 < difference <= tolerance  # 0 would mean that nothing was rounded: not the low precision
+    assert 0 < difference <= tolerance  # 0 would mean that nothing was computed in low precision
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_compile_within_tolerance(device):
     assert difference <= tolerance
 
 
-def test_a_convolution_off_by_a_tenth_is_noticed(monkeypatch):
+def test_wrong_convolution_exceeds_the_tolerance(monkeypatch):
     right = F.conv2d
 
     def wrong(x, w, **kwargs):
@@ -41,7 +41,7 @@ def test_a_convolution_off_by_a_tenth_is_noticed(monkeypatch):
         assert difference > tolerance
 
 
-def test_a_wrong_gradient_is_noticed(monkeypatch):
+def test_wrong_gradient_exceeds_the_tolerance(monkeypatch):
     class Wrong(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):
@@ -57,20 +57,20 @@ def test_a_wrong_gradient_is_noticed(monkeypatch):
     assert difference > tolerance
 
 
-def test_a_result_that_is_no_number_is_noticed(monkeypatch):
+def test_nan_exceeds_the_tolerance(monkeypatch):
     monkeypatch.setattr(kernels, "attention", lambda q, k, v: (q + k + v) * float("nan"))
     difference, tolerance = kernels.run_attention(torch.device("cpu"))
     assert difference > tolerance
 
 
-def test_channels_last_must_be_kept(monkeypatch):
+def test_lost_channels_last_layout_raises(monkeypatch):
     right = F.conv2d
     monkeypatch.setattr(kernels.F, "conv2d", lambda x, w, **k: right(x, w, **k).contiguous())
     with pytest.raises(RuntimeError, match="channels_last"):
         kernels.run_channels_last(torch.device("cpu"))
 
 
-def test_a_step_that_changes_nothing_is_noticed(monkeypatch):
+def test_step_without_weight_change_raises(monkeypatch):
     monkeypatch.setattr(kernels, "apply_update", lambda *_, **__: None)
     with pytest.raises(RuntimeError, match="changed no weight"):
         kernels.run_step(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The system at hand and the names systems give themselves."""
+"""Facts about this machine, and names that systems report."""
 
 import sys
 
@@ -18,31 +18,31 @@ from vae.checks.machine import find_compiler, gather_host, gather_python, wsl_ve
         ("11", 0),
     ],
 )
-def test_wsl(release, version):
+def test_wsl_version(release, version):
     assert wsl_version(release) == version
 
 
-def test_this_machine():
+def test_host_facts_are_consistent():
     host = gather_host()
     assert 1 <= host.cores_usable <= host.cores
     assert 0 < host.memory_free <= host.memory_total
     assert host.wsl in (0, 1, 2)
 
 
-def test_this_python():
+def test_python_facts_match_this_python():
     python = gather_python(ROOT)
     assert python.version == tuple(sys.version_info[:3])
     assert python.bits == 64
 
 
-def test_the_environment_beside_the_scripts_is_found(tmp_path):
+def test_project_environment_is_found(tmp_path):
     assert gather_python(tmp_path).project_python is None
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").write_text("")
     assert gather_python(tmp_path).project_python == ".venv/bin/python"
 
 
-def test_compiler_is_the_one_cc_names(tmp_path, monkeypatch):
+def test_cc_selects_the_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     assert find_compiler() is None

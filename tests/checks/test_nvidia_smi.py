@@ -1,4 +1,4 @@
-"""nvidia-smi asked and read: whole, old, missing, hanging, failing, and with fields it does not tell."""
+"""nvidia-smi: complete, old, missing, hanging and failing programs, and values that it does not report."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vae.checks.nvidia_smi import FIELDS, ask, parse
+from vae.checks.nvidia_smi import FIELDS, parse, query
 
 NAMES = list(FIELDS)
 ANSWER = (
@@ -20,32 +20,32 @@ LAPTOP = (
 )
 
 
-def test_answer():
+def test_parse_a_card():
     smi = parse(NAMES, 0, ANSWER, "")
     assert (smi.status, smi.driver) == ("answered", "580.95.05")
     (card,) = smi.cards
     assert card.name == "NVIDIA GeForce RTX 5090"
     assert card.capability == (12, 0)
     assert (card.memory_total_mib, card.memory_used_mib) == (32607, 520)
-    assert (card.pcie_generation, card.pcie_generation_most) == (1, 5)
-    assert (card.pcie_width, card.pcie_width_most) == (16, 16)
-    assert (card.power_draw, card.power_limit, card.power_default) == (31.24, 575.0, 575.0)
+    assert (card.pcie_generation, card.pcie_generation_max) == (1, 5)
+    assert (card.pcie_width, card.pcie_width_max) == (16, 16)
+    assert (card.power_draw_w, card.power_limit_w, card.power_default_w) == (31.24, 575.0, 575.0)
     assert (card.temperature_c, card.clock_reasons) == (38, 1)
 
 
-def test_values_it_does_not_tell_are_none():
+def test_unreported_values_are_none():
     (card,) = parse(NAMES, 0, LAPTOP, "").cards
-    assert card.power_draw == 4.5
-    assert (card.power_limit, card.power_default, card.clock_reasons) == (None, None, None)
+    assert card.power_draw_w == 4.5
+    assert (card.power_limit_w, card.power_default_w, card.clock_reasons) == (None, None, None)
 
 
-def test_several_cards_and_a_warning_before_them():
+def test_several_cards_after_a_warning():
     second = ANSWER.replace("0, NVIDIA GeForce RTX 5090", "1, NVIDIA RTX 4000 Ada, Generation", 1)
     smi = parse(
         NAMES, 0, f"Warning: infoROM is corrupted at gpu 0\n{ANSWER}{ANSWER.replace('0,', '1,', 1)}", ""
     )
     assert [card.index for card in smi.cards] == [0, 1]
-    assert parse(NAMES, 0, second, "").status == "failed"  # a line that does not fit is no card
+    assert parse(NAMES, 0, second, "").status == "failed"  # a line with too many fields is not a card
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_several_cards_and_a_warning_before_them():
         (139, "", "failed"),
     ],
 )
-def test_no_cards(code, out, status):
+def test_output_without_cards(code, out, status):
     smi = parse(NAMES, code, out, "")
     assert (smi.status, smi.cards) == (status, ())
     if out:
@@ -74,7 +74,7 @@ def test_no_cards(code, out, status):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Put a program named nvidia-smi, written in Python, on PATH and nothing else."""
+    """Write a Python program as nvidia-smi into the only folder on PATH."""
     folder = tmp_path / "a b'ü"
     folder.mkdir()
 
@@ -87,20 +87,20 @@ def program(tmp_path, monkeypatch):
     return write
 
 
-def test_missing(program):
-    assert ask(5).status == "missing"
+def test_missing_program(program):
+    assert query(5).status == "missing"
 
 
-def test_asked(program):
+def test_query_requests_every_field(program):
     program(
         f"import sys\nassert sys.argv[1] == {'--query-gpu=' + ','.join(FIELDS.values())!r}\nprint({ANSWER!r})"
     )
-    smi = ask(5)
+    smi = query(5)
     assert smi.cards[0].memory_total_mib == 32607
 
 
-def test_an_old_driver_is_asked_for_what_it_knows(program):
-    """Before R535 the clock reasons have another name; older ones know no compute_cap."""
+def test_old_driver_is_queried_for_its_own_fields(program):
+    """Before R535 the clock reasons have another name; older drivers have no compute_cap."""
     program(f"""import sys
 fields = sys.argv[1].split("=")[1].split(",")
 values = dict(zip({list(FIELDS.values())!r}, [v.strip() for v in {ANSWER!r}.split(",")]))
@@ -111,32 +111,32 @@ for field in fields:
         print('Field "%s" is not a valid field to query.' % field)
         sys.exit(2)
 print(", ".join(values[field] for field in fields))""")
-    (card,) = ask(5).cards
+    (card,) = query(5).cards
     assert card.clock_reasons == 1
     assert card.capability is None
     assert card.temperature_c == 38
 
 
-def test_hanging_even_where_a_child_of_it_holds_its_output(program):
+def test_time_limit_with_a_child_that_keeps_the_output_open(program):
     program(
         "import subprocess, sys, time\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
         "\ntime.sleep(60)"
     )
     begun = time.monotonic()
-    smi = ask(0.3)
+    smi = query(0.3)
     assert (smi.status, smi.message) == ("hanging", "no answer in 0.3 s")
     assert time.monotonic() - begun < 30  # far below the minute it would sleep
 
 
-def test_not_executable_code(program, monkeypatch):
+def test_program_that_cannot_be_executed(program, monkeypatch):
     program("")
     Path(os.environ["PATH"], "nvidia-smi").write_bytes(b"\x7fELF broken")
-    smi = ask(5)
+    smi = query(5)
     assert smi.status == "failed"
     assert "nvidia-smi" in smi.message
 
 
-def test_bytes_that_are_no_utf8(program):
+def test_output_that_is_not_utf8(program):
     program("import os\nos.write(1, b'Failed to initialize NVML: G\\xe9r\\xe4t\\n')\nos._exit(1)")
-    assert ask(5).message.startswith("Failed to initialize NVML: G")
+    assert query(5).message.startswith("Failed to initialize NVML: G")

@@ -1,4 +1,4 @@
-"""What is installed, read from files: real ones of this environment, and written ones."""
+"""Installed packages, read from the files of this environment and from files written by the tests."""
 
 import sys
 
@@ -10,7 +10,7 @@ from tests.harness.runs import ROOT
 from vae.checks.packages import gather_torch_files, installed, read_requirements, specifier_in
 
 
-def test_requirements_are_read_through_references():
+def test_read_requirements():
     found = dict(read_requirements(ROOT))
     assert found["torch"].startswith(">=2.10")
     assert "!=2.13.0+cpu" in found["torch"]
@@ -18,7 +18,7 @@ def test_requirements_are_read_through_references():
     assert set(found) >= {"torchvision", "lpips", "numpy", "tqdm", "tensorboard", "safetensors"}
 
 
-def test_torch_files_say_what_the_modules_say():
+def test_torch_files_match_the_modules():
     files = gather_torch_files()
     assert files.version == torch.__version__
     assert files.cuda == torch.version.cuda
@@ -43,11 +43,11 @@ def test_specifier_in_metadata(line, specifier):
     assert specifier_in(["numpy", line], "triton") == specifier
 
 
-def test_package_that_is_not_there():
+def test_missing_package():
     assert installed("no-such-package-of-ours") is None
 
 
-def test_version_file_is_read_and_not_run(tmp_path, monkeypatch):
+def test_version_file_is_read_without_executing_it(tmp_path, monkeypatch):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(
         "from typing import Optional\n__version__ = '2.11.0+cu128'\ncuda: Optional[str] = '12.8'\n"

@@ -1,4 +1,4 @@
-"""The report: complete, in order, plain where colour is not wanted, valid JSON in every letter."""
+"""The report: complete and ordered text, colour only on request, valid JSON."""
 
 import io
 import json
@@ -20,28 +20,28 @@ def test_every_check_and_group_is_in_the_text(facts):
     for check in checks:
         assert check.title in text
         if check.status not in ("pass", "skip"):
-            assert check.mend in text  # whole, in one line: it is copied
+            assert check.remedy in text  # on one line, to be copied
     assert "\033" not in text
     assert text.isascii()
 
 
-def test_what_failed_is_to_be_done_first_and_once():
+def test_remedies_of_failures_come_first_and_once():
     lines = as_text(judge(WITHOUT_TORCH), colour=False).splitlines()
     assert lines[:3] == ["To do first:", "    ./setup.sh", ""]
     assert "failed" in lines[-1]
 
 
-def test_the_sum():
+def test_summary_counts():
     assert "0 failed, 0 warnings" in as_text(judge(DESKTOP), colour=False)
     assert "1 warnings" in as_text(judge(NO_CARD), colour=False)
 
 
-def test_long_texts_stay_within_the_line():
+def test_long_texts_are_wrapped():
     check = Check("torch.loads", "PyTorch loads", PASS, "word " * 60)
     assert all(len(line) <= 100 for line in as_text([check], colour=False).splitlines())
 
 
-def test_colour_only_changes_what_cannot_be_seen():
+def test_colour_changes_no_text():
     checks = judge(NO_CARD)
     coloured = as_text(checks, colour=True)
     assert "\033[33mWARN\033[0m" in coloured
@@ -50,7 +50,7 @@ def test_colour_only_changes_what_cannot_be_seen():
     assert coloured == as_text(checks, colour=False)
 
 
-def test_colour_only_on_a_terminal_and_not_against_the_users_will(monkeypatch):
+def test_colour_depends_on_terminal_and_environment(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -73,12 +73,12 @@ def test_json():
     assert content["schema_version"] == SCHEMA_VERSION == 1
     assert (content["ok"], content["exit_code"]) == (True, 3)
     assert [check["id"] for check in content["checks"]] == [check.id for check in checks]
-    assert set(content["checks"][0]) == {"id", "group", "title", "status", "found", "expected", "mend"}
+    assert set(content["checks"][0]) == {"id", "group", "title", "status", "found", "expected", "remedy"}
     assert content["environment"]["torch_files"]["version"] == "2.14.0+cu130"
 
 
-def test_json_of_letters_that_no_encoding_has():
-    odd = folder("the runs", "--output_dir", "./a b'ü\udcff")  # a file name that is no UTF-8
+def test_json_of_a_file_name_that_is_not_utf8():
+    odd = folder("the runs", "--output_dir", "./a b'ü\udcff")
     facts = changed(DESKTOP, folders=(odd, *DESKTOP.folders[1:]))
     text = as_json(facts, judge(facts), 0)
     assert text.isascii()

@@ -1,9 +1,9 @@
-"""What the process with PyTorch writes, and what is made of it when it ends early."""
+"""The output of the PyTorch process is parsed, also if the process ends early."""
 
 import json
 
-from vae.checks.children import Outcome
-from vae.checks.torch_process import read
+from vae.checks.child_process import Outcome
+from vae.checks.torch_process import parse
 
 
 def lines(*facts: dict) -> str:
@@ -23,8 +23,8 @@ WHOLE = lines(
 )
 
 
-def test_whole():
-    loaded = read(Outcome(0, WHOLE, ""))
+def test_complete_output():
+    loaded = parse(Outcome(0, WHOLE, ""))
     assert loaded.arch_list == ("sm_120",)
     (card,) = loaded.devices
     assert (card.name, card.capability, card.memory_total) == ("RTX 5090", (12, 0), 34_000_000_000)
@@ -32,26 +32,26 @@ def test_whole():
     assert (loaded.unfinished, loaded.ended, loaded.error) == (None, None, None)
 
 
-def test_lines_of_others_are_not_ours():
+def test_foreign_lines_are_ignored():
     noise = 'Welcome to a library\n{"fact": broken\n{"other": 1}\n'
-    assert read(Outcome(0, noise + WHOLE, "")) == read(Outcome(0, WHOLE, ""))
+    assert parse(Outcome(0, noise + WHOLE, "")) == parse(Outcome(0, WHOLE, ""))
 
 
-def test_a_crash_names_what_was_running():
+def test_crash_reports_what_was_running():
     until = WHOLE.index('{"fact": "kernel", "name": "step"')
-    for cut in (until, until + 20):  # before the line, and in the middle of it
-        loaded = read(Outcome(-11, WHOLE[:cut], "warning\nFatal Python error: Segmentation fault\n"))
+    for cut in (until, until + 20):  # before the line, and within it
+        loaded = parse(Outcome(-11, WHOLE[:cut], "warning\nFatal Python error: Segmentation fault\n"))
         assert loaded.unfinished == "kernel step"
         assert loaded.ended == "killed by signal 11: Fatal Python error: Segmentation fault"
         assert len(loaded.kernels) == 1
 
 
-def test_no_answer_in_time():
-    loaded = read(Outcome(None, lines({"fact": "begin", "what": "loading torch"}), ""))
-    assert (loaded.unfinished, loaded.ended) == ("loading torch", "it did not end in time")
+def test_time_limit_is_reported():
+    loaded = parse(Outcome(None, lines({"fact": "begin", "what": "loading torch"}), ""))
+    assert (loaded.unfinished, loaded.ended) == ("loading torch", "it exceeded the time limit")
 
 
-def test_python_that_does_not_even_start():
-    loaded = read(Outcome(1, "", "Fatal Python error: init_fs_encoding\n"))
+def test_python_that_does_not_start():
+    loaded = parse(Outcome(1, "", "Fatal Python error: init_fs_encoding\n"))
     assert loaded.unfinished == "starting Python"
     assert "init_fs_encoding" in loaded.ended

@@ -1,4 +1,4 @@
-"""Versions compare as pip compares them: checked against packaging itself."""
+"""Versions are compared as pip compares them; `packaging` is the reference."""
 
 import itertools
 
@@ -35,7 +35,7 @@ SPECIFIERS = (
 
 
 @pytest.mark.parametrize(("version", "specifier"), list(itertools.product(VERSIONS, SPECIFIERS)))
-def test_satisfies_as_pip_does(version, specifier):
+def test_satisfies_matches_packaging(version, specifier):
     assert satisfies(version, specifier) == SpecifierSet(specifier).contains(Version(version))
 
 

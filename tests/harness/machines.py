@@ -1,4 +1,4 @@
-"""Facts of machines for the judgements: a desktop with an RTX 5090 where all is well, and changes of it."""
+"""Facts of machines for the judge: a desktop with an RTX 5090 that passes every check, and variants of it."""
 
 from dataclasses import replace
 
@@ -15,13 +15,14 @@ from vae.checks.facts import (
     SmiCard,
     TorchFiles,
     WeightsFile,
+    WindowsFacts,
 )
 from vae.checks.judge.all_checks import judge
 from vae.checks.judge.host import VGG_BYTES
 from vae.checks.judge.kernels import TITLES
 from vae.checks.results import Check
+from vae.host import GIB
 
-GIB = 2**30
 ARCHS_130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 ARCHS_126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 
@@ -32,12 +33,12 @@ RTX_5090 = SmiCard(
     memory_used_mib=520,
     capability=(12, 0),
     pcie_generation=1,
-    pcie_generation_most=5,
+    pcie_generation_max=5,
     pcie_width=16,
-    pcie_width_most=16,
-    power_draw=31.0,
-    power_limit=575.0,
-    power_default=575.0,
+    pcie_width_max=16,
+    power_draw_w=31.0,
+    power_limit_w=575.0,
+    power_default_w=575.0,
     temperature_c=38,
     clock_reasons=0x1,
 )
@@ -47,6 +48,7 @@ GTX_1080 = replace(
 
 
 def folder(purpose: str, flag: str, path: str, **changed) -> Folder:
+    """A folder without problems, with some of its facts changed."""
     facts = {"given": True, "exists": True, "nearest": path, "free": 500 * GIB, "file_system": "ext4"}
     return Folder(purpose, flag, path, **{**facts, **changed})
 
@@ -103,6 +105,23 @@ DESKTOP = Facts(
     vgg=WeightsFile("/home/me/.cache/torch/hub/checkpoints/vgg16-397923af.pth", VGG_BYTES),
 )
 
+WINDOWS = replace(
+    DESKTOP,
+    host=replace(
+        DESKTOP.host,
+        system="Windows",
+        release="11",
+        shared_memory=None,
+        windows=WindowsFacts(long_paths=True, page_files=("?:\\pagefile.sys",)),
+    ),
+    python=replace(DESKTOP.python, executable="C:\\Users\\Jörg B\\vae\\.venv\\Scripts\\python.exe"),
+    torch_files=replace(
+        DESKTOP.torch_files,
+        triton_name="triton-windows",
+        triton_wanted=None,
+        triton_version="3.8.0.post26",
+    ),
+)
 WITHOUT_TORCH = replace(
     DESKTOP,
     loaded=None,
@@ -119,7 +138,7 @@ NO_CARD = replace(
 
 
 def changed(facts: Facts = DESKTOP, **parts) -> Facts:
-    """`facts` with some of its parts changed: changed(host={"wsl": 2}, smi=Smi("missing"))."""
+    """`facts` with some parts changed: changed(host={"wsl": 2}, smi=Smi("missing"))."""
     return replace(
         facts,
         **{
@@ -130,11 +149,11 @@ def changed(facts: Facts = DESKTOP, **parts) -> Facts:
 
 
 def verdict(facts: Facts, check: str) -> Check:
-    """The one check with this id."""
+    """The check with this id."""
     (found,) = [c for c in judge(facts) if c.id == check]
     return found
 
 
 def statuses(facts: Facts, status: str) -> set[str]:
-    """Ids of all checks with this status."""
+    """The ids of all checks with this status."""
     return {c.id for c in judge(facts) if c.status == status}

@@ -1,13 +1,12 @@
-"""The .bat files, held to the rules of cmd by reading them: there is no Windows here to run them on."""
+"""The text of the .bat files follows the rules of cmd; these tests need no Windows."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from launchers.stamp import STAMP
+from tests.harness.runs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAIRS = [
     ("setup_windows.bat", "setup.sh", "environment"),
     ("train_rtx5090.bat", "train_rtx5090.sh", "training"),
@@ -16,51 +15,51 @@ BATCH_FILES = [pair[0] for pair in PAIRS]
 
 
 def lines_of(name: str) -> list[str]:
-    """Lines of a batch file without its remarks."""
+    """The lines of a batch file without comments."""
     lines = (ROOT / name).read_text(encoding="ascii").splitlines()
     return [line.strip() for line in lines if not line.strip().lower().startswith("rem ")]
 
 
 @pytest.mark.parametrize("name", BATCH_FILES)
 def test_every_line_ends_with_crlf(name):
-    # cmd loses labels in files with bare line feeds.
+    # cmd does not find labels in files with bare line feeds.
     assert re.search(rb"(?<!\r)\n", (ROOT / name).read_bytes()) is None
 
 
-def test_git_keeps_the_line_ends():
+def test_git_checks_out_crlf():
     assert "*.bat text eol=crlf" in (ROOT / ".gitattributes").read_text()
 
 
 @pytest.mark.parametrize("name", BATCH_FILES)
-def test_starts_in_its_own_folder_and_leaves_no_variables_behind(name):
+def test_runs_in_its_own_folder_with_local_variables(name):
     assert lines_of(name)[:3] == [
         "@echo off",
-        "setlocal EnableExtensions DisableDelayedExpansion",  # "!" in a path stays as it is
+        "setlocal EnableExtensions DisableDelayedExpansion",  # keeps "!" in a path
         'cd /d "%~dp0"',
     ]
 
 
 @pytest.mark.parametrize("name", BATCH_FILES)
-def test_variables_are_set_inside_quotes(name):
+def test_set_commands_are_quoted(name):
     sets = [line for line in lines_of(name) if re.search(r"\bset\b", line)]
     assert sets
     assert all(re.search(r'\bset "\w+=[^"]*"$', line) for line in sets), sets
 
 
 @pytest.mark.parametrize(("batch", "shell", "body"), PAIRS)
-def test_both_files_of_a_pair_hand_all_arguments_to_the_same_body(batch, shell, body):
+def test_batch_and_shell_script_start_the_same_module(batch, shell, body):
     lines = lines_of(batch)
     (start,) = [i for i, line in enumerate(lines) if f"launchers.{body}" in line]
     assert lines[start].endswith(f" -X utf8 -m launchers.{body} %*")
-    # On a line of its own: within a bracket cmd would fill in the code from before.
+    # On its own line: inside parentheses cmd would expand the earlier exit code.
     assert lines[start + 1] == 'set "CODE=%ERRORLEVEL%"'
     assert lines[start + 2 : start + 4] == ['if "%~1"=="" pause', "exit /b %CODE%"]
     assert f'-m launchers.{body} "$@"' in (ROOT / shell).read_text()
 
 
-def test_both_launchers_set_up_a_missing_environment_the_same_way():
+def test_both_launchers_run_the_set_up_if_the_stamp_is_missing():
     batch, shell = lines_of("train_rtx5090.bat"), (ROOT / "train_rtx5090.sh").read_text()
-    call = batch.index("call setup_windows.bat --yes")  # without call, cmd would not come back
+    call = batch.index("call setup_windows.bat --yes")  # without `call`, cmd would not return
     assert batch[call + 1] == "if errorlevel 1 exit /b %ERRORLEVEL%"
     assert "./setup.sh --yes || exit" in shell
     for text in ("\n".join(batch).replace("\\", "/"), shell):
@@ -78,9 +77,9 @@ def test_every_goto_and_call_has_its_label(name):
     assert wanted == labels
 
 
-def test_both_set_ups_ask_python_for_the_same():
+def test_both_set_ups_have_the_same_python_requirements():
     batch, shell = (ROOT / "setup_windows.bat").read_text(), (ROOT / "setup.sh").read_text()
     for asked in ("import ensurepip, venv", "(3, 10)", "2**32"):
         assert asked in batch
         assert asked in shell
-    assert "WindowsApps" in batch  # the Store's stub is named as what it is
+    assert "WindowsApps" in batch  # the stub of the Store has its own message

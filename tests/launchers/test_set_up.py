@@ -1,4 +1,4 @@
-"""setup.sh: which build it takes, what it says when something is missing, and that it can be run again."""
+"""setup.sh: the choice of the build, messages for missing programs, and repeated runs."""
 
 import ast
 import contextlib
@@ -16,18 +16,19 @@ from pathlib import Path
 import pytest
 
 from launchers import environment, virtual_environment
+from launchers.stamp import torch_requirements
 from launchers.torch_builds import ENDED, Machine
+from tests.harness.runs import ROOT
 from vae.checks.facts import Smi
 from vae.host import usable_cores
 
-ROOT = Path(__file__).resolve().parents[2]
-NOWHERE = "http://127.0.0.1:9/whl"  # the discard port: refused at once
+NOWHERE = "http://127.0.0.1:9/whl"  # the discard port refuses connections at once
 
 
 # --- the menu and the flags --------------------------------------------------------------------
 
 
-def test_menu_is_the_guides_and_every_choice_exists():
+def test_menu_numbers_and_choices():
     assert list(environment.MENU) == list("12345678")
     titles = [environment.menu_line(number).split("  ")[2] for number in environment.MENU]
     assert titles[:4] == [
@@ -49,7 +50,7 @@ RTX_5090 = Machine(580, (("NVIDIA GeForce RTX 5090", (12, 0)),))
 RTX_4090 = Machine(560, (("NVIDIA GeForce RTX 4090", (8, 9)),))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Enter takes another build elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="Enter selects another build on other systems")
 @pytest.mark.parametrize(
     ("answers", "machine", "build"),
     [
@@ -57,12 +58,12 @@ RTX_4090 = Machine(560, (("NVIDIA GeForce RTX 4090", (8, 9)),))
         ([""], RTX_5090, "cu130"),
         ([""], None, "cpu"),
         (["0", "cu128", " 6 "], RTX_4090, "cu132"),
-        (["3", ""], RTX_4090, "cu126"),  # ended: Enter takes the nearest
+        (["3", ""], RTX_4090, "cu126"),  # ended: Enter selects the nearest
         (["1", ""], RTX_5090, "cu128"),  # 12.6 has no code for this card
         (["2", "5"], RTX_5090, "cu130"),
     ],
 )
-def test_menu_asks_until_it_is_answered(monkeypatch, capsys, answers, machine, build):
+def test_menu_repeats_until_a_valid_answer(monkeypatch, capsys, answers, machine, build):
     left = list(answers)
     monkeypatch.setattr("builtins.input", lambda _: left.pop(0))
     assert environment.ask_build(machine) == build
@@ -71,24 +72,23 @@ def test_menu_asks_until_it_is_answered(monkeypatch, capsys, answers, machine, b
         assert "builds ended with torch 2." in capsys.readouterr().out
 
 
-def test_set_up_in_a_terminal_asks_before_it_makes_anything(project):
+def test_set_up_in_a_terminal_asks_before_it_creates_anything(project):
     code, screen = project.type_into("setup.sh", "x\n\x04")
     assert code == 130
     assert "4  CUDA 12.8" in screen
-    assert "'x' is none of" in screen
+    assert "'x' is not one of" in screen
     assert "Traceback" not in screen
     assert not (project.folder / ".venv").exists()
 
 
-def test_an_nvidia_smi_that_hangs_is_said_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(environment.nvidia_smi, "ask", lambda seconds: Smi("hanging", "no answer in 15 s"))
+def test_hanging_nvidia_smi_prints_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(environment.nvidia_smi, "query", lambda seconds: Smi("hanging", "no answer in 15 s"))
     assert environment.read_machine() is None
-    assert capsys.readouterr().out.splitlines() == [
-        "nvidia-smi gives no answer in 15 s: going on as on a machine without an NVIDIA card."
-    ]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "nvidia-smi: no answer in 15 s" in line
 
 
-def test_output_that_nobody_reads_any_more_ends_without_a_traceback(project):
+def test_closed_pipe_ends_without_traceback(project):
     for script in ("setup.sh", "train_rtx5090.sh"):
         shell = subprocess.Popen(
             [project.folder / script, "--help"],
@@ -96,20 +96,19 @@ def test_output_that_nobody_reads_any_more_ends_without_a_traceback(project):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        shell.stdout.close()  # as `| head` does when it has seen enough
+        shell.stdout.close()  # like `| head`
         assert shell.stderr.read() == b""
         assert shell.wait(timeout=30) == 141
 
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "de_DE.ISO-8859-1"])
-def test_any_locale_will_do(project, locale):
+def test_every_locale_works(project, locale):
     done = project.run(
         project.folder / "setup.sh", "--venv", "launchers", "--torch", "cpu", LC_ALL=locale, PYTHONUTF8="0"
     )
     assert done.returncode == 1
-    # Above it bash itself may complain of a locale that is not installed.
-    said = "Set-up stopped: --venv launchers is something else already: name a new folder"
-    assert done.stderr.splitlines()[-1] == said
+    # Earlier lines may be warnings of bash about a locale that is not installed.
+    assert "--venv launchers exists" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
@@ -134,7 +133,7 @@ def test_help_needs_no_package(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("python3", "said"),
+    ("python3", "message"),
     [
         (None, "no Python found"),
         (
@@ -144,7 +143,7 @@ def test_help_needs_no_package(tmp_path):
         ('case "$*" in *ensurepip*) exit 1;; esac', "python3 lacks venv or ensurepip"),
     ],
 )
-def test_python_that_will_not_do_is_named_with_a_line_per_system(project, tmp_path, python3, said):
+def test_unsuitable_python_prints_the_reason_and_install_commands(project, tmp_path, python3, message):
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "dirname").symlink_to(shutil.which("dirname"))
@@ -153,23 +152,23 @@ def test_python_that_will_not_do_is_named_with_a_line_per_system(project, tmp_pa
         (programs / "python3").chmod(0o755)
     done = project.run(shutil.which("bash"), project.folder / "setup.sh", "--yes", PATH=str(programs))
     assert done.returncode == 1
-    assert said in done.stderr.splitlines()[0]
+    assert message in done.stderr.splitlines()[0]
     for system in ("Debian, Ubuntu, WSL", "Fedora", "macOS"):
         assert system in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "token"),
     [
         (["--troch", "cpu"], "--troch"),
         (["--torch", "cu118"], "cu118"),
         (["--venv", "launchers"], "--venv launchers"),
     ],
 )
-def test_a_wrong_argument_is_one_line_without_traceback(project, arguments, named):
+def test_wrong_argument_prints_one_line_without_traceback(project, arguments, token):
     done = project.run(project.folder / "setup.sh", *arguments)
     assert done.returncode != 0
-    assert named in done.stderr.splitlines()[-1]
+    assert token in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert not (project.folder / ".venv").exists()
 
@@ -177,21 +176,21 @@ def test_a_wrong_argument_is_one_line_without_traceback(project, arguments, name
 # --- Triton for Windows --------------------------------------------------------------------------
 
 
-def test_windows_gets_the_triton_that_suits_its_torch(monkeypatch, capsys, tmp_path):
+def test_triton_for_windows_matches_torch(monkeypatch, capsys, tmp_path):
     calls = []
     monkeypatch.setattr(virtual_environment, "pip", lambda venv, *arguments: calls.append(arguments))
     virtual_environment.install_triton_windows(tmp_path, "2.11.0+cu128")
     assert calls == [("install", "triton-windows==3.6.*")]
     virtual_environment.install_triton_windows(tmp_path, "2.15.0+cu130")
     assert len(calls) == 1
-    assert "no Triton for Windows that suits torch 2.15.0+cu130" in capsys.readouterr().out
+    assert "no Triton for Windows for torch 2.15.0+cu130" in capsys.readouterr().out
 
 
 # --- the life of an environment, with real pip and tiny wheels -----------------------------------
 
 
 def make_wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> None:
-    """A wheel whose package is one line; as a program it says what it was called with."""
+    """Write a wheel with a package of one line; run as a program, it prints its arguments."""
     info = f"{name}-{version}.dist-info"
     program = (
         f"import os, sys; print('{name}', *sys.argv[1:]); sys.exit(int(os.environ.get('{name}_code', 0)))"
@@ -210,6 +209,7 @@ def make_wheel(folder: Path, name: str, version: str, code: str, needs: str = ""
 
 
 def make_pair(folder: Path, torch: str, torchvision: str) -> None:
+    """Write wheels of torch and of a torchvision that requires it."""
     make_wheel(folder, "torch", torch, f"__version__ = '{torch}'")
     needs = f"Requires-Dist: torch=={torch}\n"
     make_wheel(folder, "torchvision", torchvision, "import torch", needs)
@@ -217,7 +217,7 @@ def make_pair(folder: Path, torch: str, torchvision: str) -> None:
 
 @contextlib.contextmanager
 def index_server(folder: Path):
-    """Serves a folder laid out like a package index, on a free port."""
+    """Serve a folder with the layout of a package index, on a free port."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments):
@@ -234,19 +234,20 @@ def index_server(folder: Path):
 
 @pytest.mark.slow
 def test_life_of_an_environment(project, tmp_path):
-    """Made, left alone, repaired, moved to another build, tested: the real pip on wheels of a few lines."""
+    """Create, keep, repair, change the build and test: the real pip with wheels of a few lines."""
     wheels, index = tmp_path / "wheels", tmp_path / "index/whl/cu128"
     make_pair(wheels, "2.12.0", "0.27.0")
     make_wheel(wheels, "torch", "2.13.0+cpu", "__version__ = '2.13.0+cpu'")  # no torchvision for it
-    make_wheel(wheels, "ruff", "1.0", "")
-    make_wheel(wheels, "pytest", "9.0", "")
+    for name in ("ruff", "mypy", "pytest"):
+        make_wheel(wheels, name, "1.0", "")
     make_pair(tmp_path, "2.11.0+cu128", "0.26.0+cu128")
     for name in ("torch", "torchvision"):
         (index / name).mkdir(parents=True)
         for wheel in tmp_path.glob(f"{name}-*.whl"):
             wheel.rename(index / name / wheel.name)
-    (project.folder / "requirements.txt").write_text("-r requirements-torch.txt\n")
-    (project.folder / "requirements-test.txt").write_text("-r requirements.txt\nruff\npytest\n")
+    torch_pair = "".join(f"{requirement}\n" for requirement in torch_requirements())
+    (project.folder / "requirements.txt").write_text(torch_pair)
+    (project.folder / "requirements-test.txt").write_text("ruff\nmypy\npytest\n")
     venv = project.folder / ".venv"
     stamp = venv / ".setup-stamp.json"
 
@@ -257,13 +258,13 @@ def test_life_of_an_environment(project, tmp_path):
         assert done.returncode == int(more.get("expect", 0)), done.stderr
         return done.stdout
 
-    said = setup("--yes", "--torch", "cpu")
-    assert "cannot be reached" in said
+    output = setup("--yes", "--torch", "cpu")
+    assert "cannot be reached" in output
     assert json.loads(stamp.read_text())["torch"] == "2.12.0"  # not the newer one without a torchvision
 
-    assert said.splitlines()[-1] == "check_compatibility.py --quick"  # what it ends with
+    assert output.splitlines()[-1] == "check_compatibility.py --quick"  # the last step
 
-    # Complete: nothing is changed, and no pip is started, which takes most of a set-up's seconds.
+    # Complete: nothing changes, and pip does not run; it would take most of the time of a set-up.
     before = {path: path.stat().st_mtime_ns for path in venv.rglob("*") if path.suffix != ".pyc"}
     for arguments in (["--yes"], ["--torch", "cpu"]):
         assert setup(*arguments, PIP_FIND_LINKS=NOWHERE).splitlines() == [
@@ -276,16 +277,16 @@ def test_life_of_an_environment(project, tmp_path):
     shutil.rmtree(next(venv.glob("lib/python*/site-packages/torchvision-*")))
     stamp.unlink()
     (venv / ".setup-begun.json").write_text('{"build": "cpu"}')
-    assert "Making the environment" not in setup("--yes")
+    assert "Creating the environment" not in setup("--yes")
     assert stamp.exists()
     assert not (venv / ".setup-begun.json").exists()
 
-    # Other requirements are a reason to install again, for the set-up and for a launcher.
+    # Changed requirements are installed by the set-up and by a launcher.
     with (project.folder / "requirements.txt").open("a") as requirements:
         requirements.write("# changed\n")
-    said = setup("--yes")
-    assert "Installing the other requirements." in said
-    assert "Installing torch" not in said
+    output = setup("--yes")
+    assert "Installing the other requirements." in output
+    assert "Installing torch" not in output
     with (project.folder / "requirements.txt").open("a") as requirements:
         requirements.write("# and again\n")
     offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
@@ -295,28 +296,29 @@ def test_life_of_an_environment(project, tmp_path):
         assert ("Installing the other requirements." in done.stdout) == expected
         assert project.calls()[-1][0] == "train_vae.py"
 
-    # A check that fails is shown; the environment stands.
+    # A failing check is reported and does not fail the set-up.
     stamp.unlink()
-    said = setup("--yes", STUB_CHECK_CODE="1")
-    assert "The environment stands" in said.splitlines()[-1]
+    output = setup("--yes", STUB_CHECK_CODE="1")
+    assert "the check failed" in output.splitlines()[-1]
 
     with index_server(tmp_path / "index") as address:
         online = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": address + "/cu128", "VAE_TORCH_INDEX": address}
-        said = setup("--torch", "cu128", **online)
-    assert f"from {address}/cu128" in said
+        output = setup("--torch", "cu128", **online)
+    assert f"from {address}/cu128" in output
     assert json.loads(stamp.read_text())["torch"] == "2.11.0+cu128"
 
-    said = setup("--test", "-k", "a b")
-    assert "ruff check ." in said
-    assert f"pytest -n {usable_cores()} -m not gpu -k a b" in said
-    assert setup("--test", pytest_code="1", expect="1")
-    assert setup("--test", ruff_code="2", expect="2")
+    lines = setup("--test", "-k", "a b").splitlines()
+    assert lines.index("ruff check .") < lines.index("mypy")
+    assert lines[-1] == f"pytest -n {usable_cores()} -m not gpu -k a b"
+    setup("--test", pytest_code="1", expect="1")
+    setup("--test", ruff_code="2", expect="2")
+    setup("--test", mypy_code="3", expect="3")
 
-    # A pair that does not load together is one line, and no stamp says otherwise.
+    # If torch and torchvision cannot be imported together, the set-up prints one line and writes no stamp.
     next(venv.glob("lib/python*/site-packages/torchvision/__init__.py")).write_text("raise OSError('nms')")
     stamp.rename(venv / ".setup-begun.json")
     done = project.run(project.folder / "setup.sh", "--yes", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "do not load together (OSError: nms)" in done.stderr
+    assert "cannot be imported together (OSError: nms)" in done.stderr
     assert not stamp.exists()

@@ -1,16 +1,16 @@
-"""Which build suits a machine: driver and cards in, a build and its reason out."""
-
-from pathlib import Path
+"""The build for a machine depends on its driver and cards, and comes with a reason."""
 
 import pytest
 
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest
 from tests.harness.machines import DESKTOP, changed
+from tests.harness.runs import ROOT
 from vae.checks import remedies
 from vae.checks.cuda_builds import AUTO_ORDER, AUTO_ORDER_WINDOWS, BUILDS, has_code_for
 from vae.checks.facts import Smi, SmiCard
+from vae.checks.packages import read_requirements
+from vae.checks.versions import satisfies
 
-ROOT = Path(__file__).resolve().parents[2]
 BLACKWELL, HOPPER, ADA, VOLTA, PASCAL, KEPLER = (12, 0), (9, 0), (8, 9), (7, 0), (6, 1), (3, 7)
 
 
@@ -32,19 +32,19 @@ def machine(driver: int, *capabilities) -> Machine:
         (580, PASCAL, "cu126"),
         (580, KEPLER, "cpu"),
         (470, ADA, "cpu"),
-        (580, None, "cu130"),  # an nvidia-smi that does not tell
+        (580, None, "cu130"),  # nvidia-smi does not report the capability
     ],
 )
-def test_auto_takes_the_newest_build_that_driver_and_card_bear(driver, capability, build):
+def test_auto_selects_the_newest_supported_build(driver, capability, build):
     found, reason = build_for(machine(driver, capability), "linux")
     assert found == build
-    assert str(driver) in reason or "compute capability 3.7" in reason
+    assert f"driver {driver}" in reason or "compute capability 3.7" in reason
 
 
 @pytest.mark.parametrize(("system", "platform"), [("Linux", "linux"), ("Windows", "win32")])
 @pytest.mark.parametrize("driver", [525, 569, 570, 580, 610])
 @pytest.mark.parametrize("cards", [(BLACKWELL,), (HOPPER,), (VOLTA,), (KEPLER,), (PASCAL, BLACKWELL), ()])
-def test_the_check_suggests_what_auto_takes(driver, cards, system, platform):
+def test_check_compatibility_suggests_the_build_of_auto(driver, cards, system, platform):
     smi = Smi(
         "answered", "", f"{driver}.10", tuple(SmiCard(i, str(c), capability=c) for i, c in enumerate(cards))
     )
@@ -59,26 +59,26 @@ def test_auto_without_an_nvidia_driver():
     assert build_for(None, "darwin")[0] == "index"
 
 
-def test_auto_says_what_a_driver_or_a_second_card_costs():
+def test_reason_contains_driver_updates_and_unsupported_cards():
     build, reason = build_for(machine(560, BLACKWELL), "linux")
-    assert build == "cu128"  # ready for the driver that must come
+    assert build == "cu128"  # works after the driver update
     assert "update to 580" in reason
     build, reason = build_for(machine(580, PASCAL, BLACKWELL), "linux")
     assert build == "cu130"
     assert "no code for card (6, 1)" in reason
 
 
-def test_windows_takes_the_build_for_which_there_is_triton():
+def test_windows_prefers_the_build_with_triton():
     assert build_for(machine(580, BLACKWELL), "win32")[0] == "cu128"
     assert build_for(machine(580, PASCAL), "win32")[0] == "cu126"
 
 
-def test_every_build_of_auto_exists_and_serves_the_rtx_5090_where_it_says_so():
+def test_builds_of_auto_exist_and_the_newer_ones_support_the_rtx_5090():
     assert {*AUTO_ORDER, *AUTO_ORDER_WINDOWS} <= set(BUILDS)
     assert [b for b in BUILDS if has_code_for(b, BLACKWELL)] == ["cu132", "cu130", "cu128"]
 
 
-def test_what_nvidia_smi_says():
+def test_machine_from_nvidia_smi():
     cards = (SmiCard(0, "NVIDIA GeForce RTX 5090", capability=BLACKWELL), SmiCard(1, "odd name"))
     names = (("NVIDIA GeForce RTX 5090", BLACKWELL), ("odd name", None))
     assert Machine.of(Smi("answered", "", "575.51.03", cards)) == Machine(575, names)
@@ -86,23 +86,19 @@ def test_what_nvidia_smi_says():
         assert Machine.of(smi) is None
 
 
-def test_builds_that_ended_are_older_than_what_is_supported_and_name_the_nearest():
-    supported = next(
-        line.split(">=")[1].split(",")[0]
-        for line in (ROOT / "requirements-torch.txt").read_text().splitlines()
-        if line.startswith("torch>=")
-    )
+def test_ended_builds_are_unsupported_and_suggest_the_nearest():
+    supported = dict(read_requirements(ROOT))["torch"]
     for build, (name, last) in ENDED.items():
-        assert [int(n) for n in last.split(".")] < [int(n) for n in supported.split(".")]
+        assert not satisfies(last, supported)
         assert name in ended(build, None)
         assert "--torch cu126" in ended(build, None)
     assert nearest(machine(580, BLACKWELL)) == "cu128"
     assert nearest(machine(580, PASCAL)) == "cu126"
 
 
-def test_a_build_that_cannot_work_here_is_said():
+def test_misfit_of_driver_or_card():
     assert "no code for card (12, 0)" in misfit("cu126", machine(580, BLACKWELL))
     assert "driver 580 or newer" in misfit("cu130", machine(570, BLACKWELL))
     assert misfit("cu128", machine(570, BLACKWELL)) is None
-    assert misfit("cu130", None) is None  # an environment may be made for another machine
+    assert misfit("cu130", None) is None  # the environment may be for another machine
     assert misfit("cpu", machine(470, KEPLER)) is None

@@ -1,4 +1,4 @@
-"""Where a build is found, and what stands in for an index that cannot be reached."""
+"""The index of a build, and the substitute if that index cannot be reached."""
 
 import socket
 
@@ -7,10 +7,10 @@ import pytest
 from launchers import torch_index
 from launchers.torch_index import read_index, torch_source
 
-NOWHERE = "http://127.0.0.1:9/whl"  # the discard port: refused at once
+NOWHERE = "http://127.0.0.1:9/whl"  # the discard port refuses connections at once
 
 
-def test_general_index_stands_in_with_a_version_for_the_same_cuda(monkeypatch):
+def test_general_index_with_a_version_bound_replaces_an_unreachable_index(monkeypatch):
     monkeypatch.setenv("VAE_TORCH_INDEX", NOWHERE)
     bounds = {
         "cu126": ["torch<2.11"],
@@ -29,7 +29,7 @@ def test_general_index_stands_in_with_a_version_for_the_same_cuda(monkeypatch):
     assert torch_source("index") == ([], "the general Python index", None)
 
 
-def test_nothing_stands_in_for_rocm(monkeypatch):
+def test_rocm_has_no_substitute(monkeypatch):
     monkeypatch.setenv("VAE_TORCH_INDEX", NOWHERE)
     with pytest.raises(ValueError, match="lists no ROCm build"):
         torch_source("rocm")
@@ -38,21 +38,21 @@ def test_nothing_stands_in_for_rocm(monkeypatch):
         torch_source("rocm")
 
 
-def test_windows_is_told_that_the_general_index_has_no_cuda(monkeypatch):
+def test_remark_on_windows_mentions_missing_cuda(monkeypatch):
     monkeypatch.setenv("VAE_TORCH_INDEX", NOWHERE)
     monkeypatch.setattr(torch_index, "WINDOWS", True)
     assert "without CUDA" in torch_source("cu128")[2]
     assert "without CUDA" not in torch_source("cpu")[2]
 
 
-def test_an_index_that_never_answers_is_given_up(monkeypatch):
+def test_silent_index_times_out(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("VAE_TORCH_INDEX", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert read_index("cpu", timeout=0.5) is None
-    assert torch_index.TIMEOUT_SECONDS <= 10  # each of its connections and answers may take so long
+    assert torch_index.TIMEOUT_SECONDS <= 10  # applies to each connection and each answer
 
 
-def test_newest_version_is_read_from_the_index():
+def test_newest_version_on_a_page():
     page = "".join(f"<a href='torch-2.10.0%2Brocm{v}-cp312.whl'>" for v in ("6.4", "7.10", "7.2"))
     assert torch_index.newest_rocm(page) == "rocm7.10"
     assert torch_index.newest_rocm("<a href='torch-2.10.0%2Bcu128-cp312.whl'>") is None

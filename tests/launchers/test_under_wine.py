@@ -1,8 +1,8 @@
-"""The .bat files, run under Wine where it is installed: cmd's rules as Wine knows them, not Windows itself.
+"""The .bat files under Wine, if it is installed: they test cmd as Wine implements it, not Windows itself.
 
-A stand-in takes Python's place: the starter that pip puts before its scripts on Windows, told to run a batch
-file that writes its arguments down and ends as it is told. Wine 8 has no working where and findstr, so the
-Microsoft Store's stub cannot be told from a missing Python here.
+A stub replaces Python. It is the starter that pip adds to scripts on Windows; it runs a batch file that
+records its arguments and exits with a given code. `where` and `findstr` do not work in Wine 8, so the tests
+cannot distinguish the stub of the Microsoft Store from a missing Python.
 """
 
 import io
@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers.conftest import Project
-from tests.launchers.test_train_launchers import CHOICES
+from tests.harness.launcher_projects import CHOICES, Project
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("wine") is None, reason="needs Wine"),
 ]
 
-# Called with the path of the .exe and then Python's arguments.
-STAND_IN = r"""@echo off
+# Called with the path of the .exe and Python's arguments.
+STUB = r"""@echo off
 setlocal DisableDelayedExpansion
 >>"%STUB_LOG%" echo %*
 if not "%2"=="-c" goto started
@@ -45,11 +44,11 @@ STUBS = ("STUB_TOO_OLD", "STUB_NO_VENV", "STUB_CODE", "STUB_SETUP_CODE", "STUB_M
 
 
 def starter() -> bytes:
-    """pip's 64-bit starter for console programs: it runs what the #! line appended to it says."""
+    """pip's 64-bit starter for console programs: it runs the command in the #! line appended to it."""
     from pip._vendor import distlib
 
     path = Path(distlib.__file__).with_name("t64.exe")
-    if not path.exists():  # Debian's own pip comes without
+    if not path.exists():  # Debian's pip does not include it
         pytest.skip("this pip has no starter for Windows")
     return path.read_bytes()
 
@@ -59,7 +58,7 @@ def windows_path(path: Path) -> str:
 
 
 class WindowsProject:
-    """A project in a folder with a space, a quote and an umlaut, and a stand-in for Python on PATH."""
+    """A project in a folder with a space, a quote and an umlaut, and a stub of Python on PATH."""
 
     def __init__(self, folder: Path, prefix: Path):
         self.folder = Project(folder / "a b'ü").folder
@@ -67,15 +66,15 @@ class WindowsProject:
         self.programs = folder / "programs"
         self.programs.mkdir()
         self.log = folder / "log.txt"
-        (folder / "standin.bat").write_bytes(STAND_IN.replace("\n", "\r\n").encode("ascii"))
-        # Not by `call`, after which Wine 8 knows no exit code but 0 and 1.
+        (folder / "stub.bat").write_bytes(STUB.replace("\n", "\r\n").encode("ascii"))
+        # Without `call`: after it Wine 8 only has the exit codes 0 and 1.
         (folder / "caller.bat").write_bytes(b'@"%BATCH_FILE%" %*\r\n')
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as empty:
             empty.writestr("__main__.py", "")
-        command = rf"#!C:\windows\system32\cmd.exe /c {windows_path(folder / 'standin.bat')}"
-        stand_in = starter() + command.encode("ascii") + b"\r\n" + archive.getvalue()
-        (self.programs / "python.exe").write_bytes(stand_in)
+        command = rf"#!C:\windows\system32\cmd.exe /c {windows_path(folder / 'stub.bat')}"
+        stub = starter() + command.encode("ascii") + b"\r\n" + archive.getvalue()
+        (self.programs / "python.exe").write_bytes(stub)
         if not prefix.exists():
             self.wine("cmd", "/c", "exit")
 
@@ -94,7 +93,7 @@ class WindowsProject:
         )
 
     def run(self, name: str, *arguments: str, **more: str) -> tuple[int, str, list[str]]:
-        """Exit code, error output, and the command lines that Python's stand-in was given."""
+        """Run a .bat file; returns exit code, error output and the command lines of all stub calls."""
         self.log.unlink(missing_ok=True)
         done = self.wine(
             "cmd",
@@ -110,19 +109,19 @@ class WindowsProject:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """A folder for one Wine prefix of all these tests: making one takes seconds."""
+    """A folder with one Wine prefix for all tests: creating one takes seconds."""
     return tmp_path_factory.mktemp("windows")
 
 
 @pytest.fixture
 def windows(base, request) -> WindowsProject:
-    folder = base / request.node.name.split("[")[0][-40:] / str(len(list(base.rglob("standin.bat"))))
+    folder = base / request.node.name.split("[")[0][-40:] / str(len(list(base.rglob("stub.bat"))))
     folder.mkdir(parents=True)
     return WindowsProject(folder, base / "wine")
 
 
 def words(call: str) -> list[str]:
-    """What a command line says after its program, split as Windows programs do where no quote is escaped."""
+    """The arguments of a command line, split as Windows programs do if no quote is escaped."""
     return [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|(\S+)', call)][1:]
 
 
@@ -134,8 +133,8 @@ PROBES = [
 START = ["-X", "utf8", "-m"]
 
 
-def test_train_hands_over_the_arguments_of_the_table(windows):
-    """The same table that train_rtx5090.sh is held to, up to where both files end in the same Python."""
+def test_train_passes_its_arguments(windows):
+    """The same arguments as in the tests of train_rtx5090.sh, up to the start of Python."""
     rows = {f"ROW_{index}": arguments for index, (arguments, _) in enumerate(CHOICES)}
     lines = [f'@call "%BATCH_FILE%" %{row}%\r\n' for row in rows]
     (windows.programs.parent / "caller.bat").write_bytes("".join(lines).encode("ascii"))
@@ -146,26 +145,26 @@ def test_train_hands_over_the_arguments_of_the_table(windows):
     assert [words(call) for call in calls] == expected
 
 
-def test_train_makes_a_missing_environment_and_ends_with_the_trainers_code(windows):
+def test_train_creates_a_missing_environment_and_returns_the_exit_code(windows):
     code, error, calls = windows.run("train_rtx5090.bat", "--demo", STUB_MAKES="1", STUB_CODE="75")
     assert (code, error) == (75, "")
     set_up = [*START, "launchers.environment", "--yes"]
     assert [words(call) for call in calls] == [*PROBES, set_up, [*START, "launchers.training", "--demo"]]
     assert "a b'ü\\.venv\\Scripts\\python.exe" in calls[-1]
 
-    # Now it is there. Without arguments there is a pause at the end, which must not eat the exit code.
+    # The environment exists. Without arguments the script ends with `pause`, which must keep the exit code.
     code, error, calls = windows.run("train_rtx5090.bat", STUB_CODE="77")
     assert (code, error) == (77, "")
     assert [words(call) for call in calls] == [[*START, "launchers.training"]]
 
 
-def test_train_stops_where_the_set_up_fails(windows):
+def test_train_stops_if_the_set_up_fails(windows):
     code, _, calls = windows.run("train_rtx5090.bat", "--demo", STUB_SETUP_CODE="3")
     assert code != 0
     assert words(calls[-1])[-2:] == ["launchers.environment", "--yes"]
 
 
-def test_set_up_hands_over_its_arguments_and_its_exit_code(windows):
+def test_set_up_passes_its_arguments_and_exit_code(windows):
     arguments = ["--torch", "cpu", "--venv", "my ü env", "--yes"]
     code, error, calls = windows.run("setup_windows.bat", *arguments, STUB_SETUP_CODE="3")
     assert (code, error) == (3, "")
@@ -173,18 +172,18 @@ def test_set_up_hands_over_its_arguments_and_its_exit_code(windows):
 
 
 @pytest.mark.parametrize(
-    ("lacking", "said"),
+    ("stubs", "message"),
     [
         ({"STUB_TOO_OLD": "1"}, "python is too old or 32-bit"),
         ({"STUB_NO_VENV": "1"}, "python lacks venv or ensurepip"),
-        ({}, "Set-up stopped: "),  # no Python at all: see the top of this file
+        ({}, "Set-up stopped: "),  # no Python: see the top of this file
     ],
 )
-def test_a_python_that_will_not_do_is_named_with_the_line_that_mends_it(windows, lacking, said):
-    if not lacking:
+def test_unsuitable_python_prints_the_reason_and_the_install_command(windows, stubs, message):
+    if not stubs:
         (windows.programs / "python.exe").unlink()
-    code, error, calls = windows.run("setup_windows.bat", "--yes", **lacking)
+    code, error, calls = windows.run("setup_windows.bat", "--yes", **stubs)
     assert code == 1
-    assert said in error
+    assert message in error
     assert "winget install Python.Python.3.12" in error
     assert not any("launchers" in " ".join(words(call)) for call in calls)

@@ -1,4 +1,4 @@
-"""check_compatibility.py as it is called: bare, finished and broken environments, odd terminals and paths."""
+"""check_compatibility.py as a process: bare, complete and broken environments, terminals and paths."""
 
 import ast
 import json
@@ -15,51 +15,52 @@ import pytest
 from tests.harness.runs import ROOT, run_script
 
 SCRIPT = str(ROOT / "check_compatibility.py")
-POSIX = pytest.mark.skipif(os.name == "nt", reason="shell scripts stand in for programs here")
+POSIX = pytest.mark.skipif(os.name == "nt", reason="scripts replace programs in these tests")
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory) -> str:
-    """A Python with nothing installed."""
+    """A Python without packages."""
     folder = tmp_path_factory.mktemp("bare") / "venv"
     venv.create(folder, with_pip=False)
     return str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
 
 def run(python: str, *words: str, cwd: Path = ROOT, script: str = SCRIPT, **env: str | None):
-    """The script under `python`; environment variables as keywords, None takes one away. Output as bytes."""
+    """Run the script with `python`; keywords set environment variables, None removes one. Output is bytes."""
     whole = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **env}
     clean = {name: value for name, value in whole.items() if value is not None}
     return subprocess.run([python, script, *words], cwd=cwd, capture_output=True, env=clean, timeout=300)
 
 
-def checks_of(output: bytes) -> dict[str, dict]:
+def checks_of(output: bytes | str) -> dict[str, dict]:
+    """The checks of a JSON report by their ids."""
     return {check["id"]: check for check in json.loads(output)["checks"]}
 
 
 # --- without packages -----------------------------------------------------------------------------------
 
 
-def test_bare_python_gets_a_whole_report_with_the_install_line_first(bare):
+def test_bare_python_prints_a_complete_report_with_the_set_up_first(bare):
     found = run(bare)
     lines = found.stdout.decode().splitlines()
     assert found.returncode == 1
     assert found.stderr == b""
     assert lines[0] == "To do first:"
     assert lines[1].strip() == ("setup_windows.bat" if os.name == "nt" else "./setup.sh")
-    for group in ("PyTorch", "Card and driver", "Computed for real", "System", "Disks and files"):
+    for group in ("PyTorch", "Card and driver", "Test computations", "System", "Disks and files"):
         assert group in lines
     assert "failed" in lines[-1]
 
 
-def test_bare_python_gives_json(bare):
+def test_bare_python_prints_json(bare):
     found = run(bare, "--json", "--quick")
     assert found.returncode == 1
     content = json.loads(found.stdout)
     assert content["ok"] is False
     failed = [check for check in content["checks"] if check["status"] == "fail"]
     assert failed[0]["id"] == "torch.loads"
-    assert failed[0]["mend"]
+    assert failed[0]["remedy"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--plan", "--help"]])
@@ -70,7 +71,7 @@ def test_help_needs_no_package(bare, words):
         assert word in found.stdout
 
 
-def test_plan_without_pytorch_is_one_line(bare):
+def test_plan_without_pytorch_prints_one_line(bare):
     found = run(bare, "--plan")
     assert found.returncode == 1
     assert found.stdout == b""
@@ -78,11 +79,11 @@ def test_plan_without_pytorch_is_one_line(bare):
     assert b"is not installed: run" in found.stderr
 
 
-def test_any_python_3_can_read_the_script():
+def test_old_python_can_parse_the_script():
     ast.parse(Path(SCRIPT).read_text(encoding="utf-8"), feature_version=(3, 7))
 
 
-def test_python_too_old_is_told_so():
+def test_old_python_prints_the_needed_version():
     code = (
         "import sys, runpy; sys.version_info = (3, 9, 18); "
         f"sys.argv = [{SCRIPT!r}]; runpy.run_path({SCRIPT!r}, run_name='__main__')"
@@ -94,20 +95,20 @@ def test_python_too_old_is_told_so():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "token"),
     [
         (["--quik"], "--quik"),
-        (["--gpu", "RTX 5090"], "add --plan"),
+        (["--gpu", "RTX 5090"], "--plan"),
         (["--plan", "--vram_gib", "much"], "--vram_gib"),
         (["--plan", "--strict"], "--strict"),
         (["report.json"], "report.json"),
     ],
 )
-def test_mistakes_are_one_line(bare, words, said):
+def test_mistakes_print_one_line(bare, words, token):
     found = run(bare, *words)
     assert (found.returncode, found.stdout) == (2, b"")
     assert found.stderr.count(b"\n") == 1
-    assert said.encode() in found.stderr
+    assert token.encode() in found.stderr
 
 
 # --- terminals, pipes, paths ----------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def test_mistakes_are_one_line(bare, words, said):
         {"LC_ALL": "C.UTF-8"},
     ],
 )
-def test_locales_that_lack_letters(bare, env, tmp_path):
+def test_locales_without_the_characters_of_a_path(bare, env, tmp_path):
     folder = tmp_path / "Bilder 画像 'ü'"
     folder.mkdir()
     found = run(bare, "--quick", "--data_path", os.fspath(folder), **env)
@@ -131,14 +132,14 @@ def test_locales_that_lack_letters(bare, env, tmp_path):
     assert run(bare, "--quick", "--json", "--data_path", os.fspath(folder), **env).stdout.isascii()
 
 
-def test_a_locale_that_is_not_utf8_is_said(bare):
+def test_locale_that_is_not_utf8_is_a_warning(bare):
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     check = checks_of(run(bare, "--quick", "--json", **env).stdout)["software.encoding"]
     assert check["status"] == "warn"
-    assert "PYTHONUTF8=1" in check["mend"]
+    assert "PYTHONUTF8=1" in check["remedy"]
 
 
-def test_no_colour_into_a_file(bare):
+def test_no_colour_in_a_file(bare):
     assert b"\033" not in run(bare, "--quick").stdout
 
 
@@ -154,7 +155,7 @@ def test_colour_on_a_terminal(bare):
         while True:
             try:
                 part = os.read(master, 65536)
-            except OSError:  # how Linux says that the other side is closed
+            except OSError:  # Linux reports the closed end like this
                 break
             if not part:
                 break
@@ -166,7 +167,7 @@ def test_colour_on_a_terminal(bare):
 
 @POSIX
 @pytest.mark.parametrize("words", [["--quick"], ["--quick", "--json"]])
-def test_a_pipe_closed_early(bare, words):
+def test_closed_pipe(bare, words):
     read, write = os.pipe()
     os.close(read)
     process = subprocess.run([bare, SCRIPT, *words], stdout=write, stderr=subprocess.PIPE)
@@ -174,7 +175,7 @@ def test_a_pipe_closed_early(bare, words):
     assert (process.returncode, process.stderr) == (141, b"")
 
 
-def test_a_project_with_blanks_quotes_and_other_letters(bare, tmp_path):
+def test_project_path_with_space_quote_and_umlaut(bare, tmp_path):
     project = tmp_path / "a b'ü"
     shutil.copytree(ROOT / "vae", project / "vae", ignore=shutil.ignore_patterns("__pycache__"))
     for file in (*ROOT.glob("requirements*.txt"), SCRIPT):
@@ -195,7 +196,7 @@ def test_unreadable_folder(bare, tmp_path):
     assert checks_of(found.stdout)["disk.images"]["status"] == "fail"
 
 
-def test_folder_that_does_not_exist(bare, tmp_path):
+def test_missing_folders(bare, tmp_path):
     found = run(
         bare, "--quick", "--json", "--data_path", str(tmp_path / "no"), "--output_dir", str(tmp_path / "x/y")
     )
@@ -205,7 +206,7 @@ def test_folder_that_does_not_exist(bare, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- broken environments, played by packages that behave as broken ones do --------------------------------
+# --- broken environments, simulated by stub packages -------------------------------------------------------
 
 TORCH = """
 import os, sys, types
@@ -227,7 +228,7 @@ device = str
 
 @pytest.fixture
 def broken(tmp_path, bare):
-    """Run the script beside stand-ins for torch, torchvision and nvidia-smi, and return its checks."""
+    """Run the script with stubs of torch, torchvision and nvidia-smi; returns its checks."""
 
     def write(
         version, cuda, *, arch_list=(), available=False, message="", more="", vision="", driver=None, **words
@@ -263,33 +264,33 @@ def test_cpu_torch_with_cuda_torchvision(broken):
     pair = checks["torch.pair"]
     assert pair["status"] == "fail"
     assert "RuntimeError: operator torchvision::nms does not exist" in pair["found"]
-    assert pair["mend"].endswith("torch torchvision --index-url https://download.pytorch.org/whl/cpu")
+    assert pair["remedy"].endswith("torch torchvision --index-url https://download.pytorch.org/whl/cpu")
 
 
 @POSIX
-def test_wheel_that_lacks_the_cards_architecture(broken):
+def test_wheel_without_code_for_the_card(broken):
     archs = ("sm_50", "sm_80", "sm_86", "sm_90")
     checks = broken("2.14.0+cu126", "12.6", arch_list=archs, available=True, driver="580.95.05")
     check = checks["torch.architectures"]
-    assert (check["status"], check["mend"]) == ("fail", "./setup.sh --torch cu130")
+    assert (check["status"], check["remedy"]) == ("fail", "./setup.sh --torch cu130")
     assert "RTX 5090 (sm_120)" in check["found"]
     assert checks["card.usable"]["status"] == "pass"
 
 
 @POSIX
-def test_driver_older_than_the_runtime(broken):
+def test_driver_too_old_for_the_cuda_build(broken):
     message = "The NVIDIA driver on your system is too old (found version 12080)."
     checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), message=message, driver="570.86.16")
     assert checks["card.driver"]["status"] == "fail"
     assert "580" in checks["card.driver"]["expected"]
-    assert "--torch cu128" in checks["card.driver"]["mend"]
+    assert "--torch cu128" in checks["card.driver"]["remedy"]
     assert message in checks["card.usable"]["found"]
 
 
 @POSIX
-def test_nvml_that_does_not_answer(broken):
-    says = "import sys\nprint('Failed to initialize NVML: Driver/library version mismatch')\nsys.exit(18)"
-    checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), driver=says)
+def test_nvml_that_fails(broken):
+    stub = "import sys\nprint('Failed to initialize NVML: Driver/library version mismatch')\nsys.exit(18)"
+    checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), driver=stub)
     assert checks["card.present"]["status"] == "fail"
     assert "version mismatch" in checks["card.present"]["found"]
     assert checks["card.memory"]["status"] == "skip"
@@ -304,23 +305,23 @@ def test_nvidia_smi_that_hangs(broken):
 
 
 @POSIX
-def test_torch_that_takes_the_process_down(broken):
+def test_torch_that_crashes_the_process(broken):
     checks = broken("2.14.0+cu130", "13.0", more="os.abort()")
     assert checks["torch.loads"]["status"] == "fail"
     assert "killed by signal 6" in checks["torch.loads"]["found"]
 
 
-def test_torch_that_misses_a_library(broken):
+def test_torch_with_a_missing_library(broken):
     error = "raise ImportError('libcudart.so.13: cannot open shared object file')"
     checks = broken("2.14.0+cu130", "13.0", more=error)
     assert checks["torch.loads"]["found"].startswith("ImportError: libcudart.so.13")
 
 
-# --- the finished environment ---------------------------------------------------------------------------
+# --- the complete environment ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_finished_environment_without_a_card():
+def test_complete_environment_without_a_card():
     found = run_script("check_compatibility.py", "--quick", "--json")
     assert found.returncode == 0, found.stdout + found.stderr
     assert found.stderr == ""
@@ -332,19 +333,18 @@ def test_finished_environment_without_a_card():
     assert checks["kernels.compile"]["status"] == "skip"
     assert checks["torch.pair"]["status"] == "pass"
     kernels = content["environment"]["loaded"]["kernels"]
-    assert all(kernel["difference"] > 0 for kernel in kernels)  # they were really computed
+    assert all(kernel["difference"] > 0 for kernel in kernels)  # 0 would mean that nothing was computed
 
 
 @pytest.mark.slow
-def test_everything_compilation_included():
+def test_all_checks_with_compilation():
     found = run_script("check_compatibility.py", "--json", "--strict")
-    assert found.returncode == 3, found.stdout  # a hidden card, or none, is a warning
+    assert found.returncode == 3, found.stdout  # a hidden or missing card is a warning
     assert checks_of(found.stdout)["kernels.compile"]["status"] == "pass"
 
 
 @POSIX
-def test_ctrl_c_is_one_word(bare, tmp_path):
-    """Pressed while a slow nvidia-smi is waited for."""
+def test_ctrl_c_while_waiting_for_nvidia_smi(bare, tmp_path):
     (tmp_path / "nvidia-smi").write_text(
         f"#!{sys.executable} -S\nimport time\nopen('begun', 'w').close()\ntime.sleep(60)\n"
     )

@@ -16,7 +16,7 @@ from vae.config.flags import parse_flags
 from vae.config.options import flatten
 from vae.config.resolve import resolve
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.script import SETUP, _or_activate
+from vae.script import SETUP, activation_hint
 
 # A later flag overrides an earlier one, so these appended flags reduce any command to seconds.
 MODEL = "--channels 8 16 16 --layers_per_block 1 --norm_groups 4"
@@ -249,4 +249,4 @@ def test_help_and_profiles_work_without_pytorch():
         assert "maximum" in done.stdout or "--image_size" in done.stdout
     done = run_script("-c", f"{blocked}train_vae.run_script('train_vae.py', train_vae.main)")
     assert done.returncode == 1
-    assert done.stderr == f"train_vae.py: torch is not installed: run {SETUP}{_or_activate(ROOT)}\n"
+    assert done.stderr == f"train_vae.py: torch is not installed: run {SETUP}{activation_hint(ROOT)}\n"

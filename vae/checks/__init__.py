@@ -1,10 +1,10 @@
-"""Judges a machine, in three acts: facts are gathered, checks made of them, a report printed.
+"""The checks of check_compatibility.py: gather facts about the machine, judge them, print a report.
 
-gathering.py -> facts.Facts        machine.py, nvidia_smi.py, packages.py and places.py look around;
-                                   torch_process.py runs kernels.py in a process of its own (children.py)
-judging.py -> results.Check        judging_*.py by subject, pure functions of the facts; cuda_builds.py and
-                                   versions.py hold what they know, remedies.py the line that mends
-report.py                          the checks as text or JSON
+gather.py -> facts.Facts         machine.py, nvidia_smi.py, packages.py and folders.py read the machine;
+                                 torch_process.py runs kernels.py in a child process (child_process.py)
+judge/ -> results.Check          one file per subject, pure functions of the facts; cuda_builds.py and
+                                 versions.py contain the rules, remedies.py the commands that fix a problem
+report.py                        prints the checks as text or JSON
 
-All but kernels.py and what runs inside that process needs only the standard library.
+Everything except kernels.py and the code inside the child process needs only the standard library.
 """

@@ -1,8 +1,8 @@
-"""Which driver a CUDA build needs, which cards a build runs on, which build suits a machine.
+"""CUDA builds of PyTorch: the driver each one needs, the cards it supports, and the best one for a machine.
 
-Which build has code for which card, and for which versions of torch, is from the support matrices of
-PyTorch's releases 2.10 to 2.15 (github.com/pytorch/pytorch, RELEASE.md and issues 172663, 178665, 190355,
-190385). The set-up takes a build by these facts too, before any package is installed.
+The supported cards and the versions of torch per build are from the support matrices of PyTorch's releases
+2.10 to 2.15 (github.com/pytorch/pytorch, RELEASE.md and issues 172663, 178665, 190355, 190385). The set-up
+uses this file too, before any package is installed.
 """
 
 import re
@@ -14,9 +14,9 @@ from vae.checks.versions import release
 # Compatibility", table of minor version compatibility
 # (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
 FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
-NEWEST_DRIVER = FIRST_DRIVER[13]  # the branch to update to: every build there is works with it
+NEWEST_DRIVER = FIRST_DRIVER[13]  # the branch to update to: it runs every build in BUILDS
 
-# R570 is the first branch that knows compute capability 10 and 12; its first public Linux driver came with
+# R570 is the first branch that supports compute capability 10 and 12; its first public Linux driver came with
 # the CUDA 12.8 release, whose notes list the architecture (docs.nvidia.com/cuda/archive/12.8.0).
 BLACKWELL, BLACKWELL_DRIVER = (10, 0), 570
 
@@ -37,16 +37,16 @@ class Build:
 BUILDS = {
     "cu132": Build("CUDA 13.2", FIRST_DRIVER[13], CUDA_13_CAPABILITY, 12),
     "cu130": Build("CUDA 13.0", FIRST_DRIVER[13], CUDA_13_CAPABILITY, 12),
-    # Works with older drivers too, but those do not know the cards it is taken for. Without Volta since 2.11.
+    # It runs on older drivers too, but those do not support the cards it is chosen for. No Volta since 2.11.
     "cu128": Build("CUDA 12.8", BLACKWELL_DRIVER, (7, 5), 12),
     "cu126": Build("CUDA 12.6", FIRST_DRIVER[12], (5, 0), 9),
 }
-# The first that driver and card bear. 13.2 is left out: it is built for driver 595, and 13.0 serves as well.
+# The first build that driver and card support. Without 13.2: it targets driver 595 and has no advantage here.
 AUTO_ORDER = ("cu130", "cu128", "cu126")
-# Triton for Windows ends with torch 2.14, so a newer torch could not compile there: 12.8 ends with 2.11.
+# Triton for Windows ends with torch 2.14, so a newer torch cannot compile there: 12.8 ends with torch 2.11.
 AUTO_ORDER_WINDOWS = ("cu128", "cu130", "cu126")
 
-# Triton's minor version beside torch's, for Windows, where torch's own metadata names none
+# torch's version -> Triton's minor version for Windows, which torch's own metadata does not list
 # (github.com/triton-lang/triton-windows); its newest is 3.8.
 WINDOWS_TRITON = {(2, 10): "3.6", (2, 11): "3.6", (2, 12): "3.7", (2, 13): "3.7", (2, 14): "3.8"}
 
@@ -58,7 +58,7 @@ def driver_branch(driver: str) -> int | None:
 
 
 def needed_branch(cuda: str | None, capability: tuple[int, int] | None) -> int:
-    """The oldest driver branch for a build with this CUDA on this card; 0 where none is stated."""
+    """The oldest driver branch for a build with this CUDA version on this card; 0 if none is documented."""
     runtime = FIRST_DRIVER.get(int(cuda.split(".")[0]), 0) if cuda else 0
     card = BLACKWELL_DRIVER if capability and capability >= BLACKWELL else 0
     return max(runtime, card)
@@ -67,8 +67,9 @@ def needed_branch(cuda: str | None, capability: tuple[int, int] | None) -> int:
 def runs_on(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
     """Whether a build for `arch_list` (sm_90, sm_120a, compute_90) has code for the card.
 
-    Machine code runs on the same major capability from its minor one on, architecture-specific code (sm_90a)
-    on that one alone; PTX is translated for everything newer. Source: NVIDIA's Blackwell Compatibility Guide.
+    Machine code runs on the same major capability and the same or a higher minor one. Architecture-specific
+    code (sm_90a) runs only on exactly that capability. PTX is compiled for every newer card. Source: NVIDIA's
+    Blackwell Compatibility Guide.
     """
     for arch in arch_list:
         found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
@@ -87,7 +88,7 @@ def runs_on(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
 
 
 def has_code_for(build: str, capability: tuple[int, int] | None) -> bool:
-    """Whether a build of BUILDS runs on such a card; True where the capability is not known."""
+    """Whether a build of BUILDS runs on such a card; True if the capability is unknown."""
     known = BUILDS[build]
     return capability is None or (known.lowest <= capability and capability[0] <= known.highest_major)
 
@@ -95,9 +96,9 @@ def has_code_for(build: str, capability: tuple[int, int] | None) -> bool:
 def suggested_build(
     branch: int | None, capability: tuple[int, int] | None, *, windows: bool = False
 ) -> str | None:
-    """The build for this driver branch and card; None where the driver must be renewed first.
+    """The build for this driver branch and card; None if the driver must be updated first.
 
-    "cpu" without a driver, and where no build has code for the card.
+    "cpu" without a driver, or if no build has code for the card.
     """
     if branch is None or not any(has_code_for(build, capability) for build in BUILDS):
         return "cpu"
@@ -108,5 +109,6 @@ def suggested_build(
 
 
 def triton_for_windows(torch: str) -> str | None:
-    """Minor version of triton-windows for a torch such as 2.11.0+cu128; None where there is none."""
-    return WINDOWS_TRITON.get(release(torch)[:2])
+    """Minor version of triton-windows for a torch version such as 2.11.0+cu128; None if there is none."""
+    major, minor, *_ = (*release(torch), 0, 0)
+    return WINDOWS_TRITON.get((major, minor))

@@ -1,9 +1,10 @@
-"""What is found out about a machine, as plain data: gathering fills it in, judging only reads it.
+"""Facts about a machine, as plain data: gather.py fills them in, the judge only reads them.
 
-Sizes are bytes and times seconds unless a name says otherwise; None means that it could not be found out.
+Sizes are in bytes and times in seconds unless a name contains another unit. None means unknown.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class PythonFacts:
     bits: int
     executable: str
     in_environment: bool  # a virtual environment of any kind
-    project_python: str | None  # of the environment beside the scripts, where it is another one
+    project_python: str | None  # Python of the project's own environment, if another Python runs now
     file_name_encoding: str
     text_encoding: str
 
@@ -28,21 +29,21 @@ class Requirement:
 
 @dataclass(frozen=True)
 class TorchFiles:
-    """What the files of the installed packages say before anything of them is loaded."""
+    """Versions read from the files of the installed packages, without importing them."""
 
     version: str | None = None  # with its build: 2.15.0+cu132
-    cuda: str | None = None  # CUDA of the build: 13.2
+    cuda: str | None = None  # CUDA version of the build: 13.2
     hip: str | None = None
     vision_version: str | None = None
-    vision_wants_torch: str | None = None  # the specifier torchvision's own metadata states
+    vision_wants_torch: str | None = None  # the specifier in torchvision's own metadata
     triton_version: str | None = None
     triton_name: str = "triton"  # triton-windows on Windows
-    triton_wanted: str | None = None  # the specifier torch's own metadata states
+    triton_wanted: str | None = None  # the specifier in torch's own metadata
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """A card as PyTorch sees it."""
+    """A card as PyTorch reports it."""
 
     name: str
     capability: tuple[int, int]
@@ -51,33 +52,33 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One computation run for real: how far it is from its reference, or why it did not run."""
+    """One test computation: its difference from the reference, or the error that stopped it."""
 
     name: str
     seconds: float = 0.0
-    difference: float | None = None  # relative, worst of the results and gradients compared
+    difference: float | None = None  # relative, the largest over all results and gradients
     tolerance: float | None = None
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class LoadedTorch:
-    """What PyTorch says of itself once it is loaded, in a process of its own."""
+    """What PyTorch reports after it is imported, in a child process."""
 
-    error: str | None = None  # why it cannot be loaded
+    error: str | None = None  # why it cannot be imported
     vision_error: str | None = None
     arch_list: tuple[str, ...] = ()
     cuda_available: bool = False
-    cuda_message: str | None = None  # what it says where CUDA cannot be used
+    cuda_message: str | None = None  # PyTorch's message if CUDA cannot be used
     devices: tuple[CudaDevice, ...] = ()
     kernels: tuple[KernelRun, ...] = ()
-    unfinished: str | None = None  # what was running when the process ended by itself or by the time limit
-    ended: str | None = None  # how it ended then
+    unfinished: str | None = None  # what was running when the process crashed or timed out
+    ended: str | None = None  # how it ended in that case
 
 
 @dataclass(frozen=True)
 class SmiCard:
-    """A card as nvidia-smi reports it; sizes in MiB, power in W, as there."""
+    """A card as nvidia-smi reports it."""
 
     index: int
     name: str
@@ -85,21 +86,21 @@ class SmiCard:
     memory_used_mib: int | None = None
     capability: tuple[int, int] | None = None
     pcie_generation: int | None = None
-    pcie_generation_most: int | None = None
+    pcie_generation_max: int | None = None
     pcie_width: int | None = None
-    pcie_width_most: int | None = None
-    power_draw: float | None = None
-    power_limit: float | None = None
-    power_default: float | None = None
+    pcie_width_max: int | None = None
+    power_draw_w: float | None = None
+    power_limit_w: float | None = None
+    power_default_w: float | None = None
     temperature_c: int | None = None
-    clock_reasons: int | None = None  # NVML's bit mask of what holds the clocks back
+    clock_reasons: int | None = None  # NVML's bit mask of reasons for reduced clocks
 
 
 @dataclass(frozen=True)
 class Smi:
-    """What nvidia-smi answered."""
+    """The result of running nvidia-smi."""
 
-    status: str  # answered, missing, hanging, failed
+    status: Literal["answered", "missing", "hanging", "failed"]
     message: str = ""
     driver: str | None = None
     cards: tuple[SmiCard, ...] = ()
@@ -107,14 +108,14 @@ class Smi:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that training reads or writes, or the nearest one above it that exists."""
+    """A folder that training reads or writes."""
 
     purpose: str
     flag: str
     path: str
-    given: bool  # named on the command line
+    given: bool  # set on the command line
     exists: bool
-    nearest: str
+    nearest: str  # the folder itself, or its nearest parent that exists
     free: int | None = None
     file_system: str | None = None
     problem: str | None = None  # why it cannot be read or written
@@ -139,19 +140,19 @@ class HostFacts:
     memory_limit: int | None = None  # of the container
     shared_memory: int | None = None  # size of /dev/shm
     c_compiler: str | None = None
-    variables: dict[str, str] = field(default_factory=dict)  # of the environment, those that matter here
+    variables: dict[str, str] = field(default_factory=dict)  # relevant environment variables
     windows: WindowsFacts | None = None
 
 
 @dataclass(frozen=True)
 class WeightsFile:
     path: str
-    size: int | None  # None: not there
+    size: int | None  # None: the file does not exist
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it."""
+    """All facts about one machine."""
 
     project: str
     quick: bool

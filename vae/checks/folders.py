@@ -1,4 +1,4 @@
-"""Folders that training reads and writes: how much is free, on what kind of disk, can they be used at all."""
+"""Folders that training reads and writes: free space, file system, and permissions."""
 
 import os
 import re
@@ -14,14 +14,14 @@ VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, th
 
 
 def gather_folder(purpose: str, flag: str, path: str, given: bool, *, writes: bool) -> Folder:
-    """Facts of `path`; where it does not exist yet, those of the nearest folder above it."""
+    """Facts about `path`, or about its nearest existing parent if it does not exist yet."""
     problem = None
     try:
-        whole = Path(path).expanduser().absolute()
-        exists = os.path.lexists(whole)
-        nearest = nearest_existing(whole)
+        absolute = Path(path).expanduser().absolute()
+        exists = os.path.lexists(absolute)
+        nearest = nearest_existing(absolute)
         if not nearest.is_dir():
-            problem = f"{nearest} is a file" if nearest != whole or writes else None
+            problem = f"{nearest} is a file" if nearest != absolute or writes else None
         elif writes:
             with tempfile.TemporaryFile(dir=nearest):
                 pass
@@ -31,8 +31,7 @@ def gather_folder(purpose: str, flag: str, path: str, given: bool, *, writes: bo
     except (OSError, ValueError, RuntimeError) as error:
         problem = getattr(error, "strerror", None) or str(error)
         return Folder(purpose, flag, path, given, True, path, problem=problem)
-    kind = _file_system(nearest)
-    return Folder(purpose, flag, path, given, exists, str(nearest), free, kind, problem)
+    return Folder(purpose, flag, path, given, exists, str(nearest), free, _file_system(nearest), problem)
 
 
 def _file_system(path: Path) -> str | None:
@@ -46,9 +45,11 @@ def _file_system(path: Path) -> str | None:
 
 
 def windows_drive(path: Path) -> str:
-    """ "network" for a share or a drive that stands for one (GetDriveTypeW), else "local"."""
+    """ "network" for a share or a mapped drive (GetDriveTypeW), else "local"."""
     import ctypes
 
+    if sys.platform != "win32":  # for the type checker
+        raise AssertionError
     drive = path.resolve().drive
     remote = 4  # DRIVE_REMOTE
     if drive.startswith("\\\\") or ctypes.windll.kernel32.GetDriveTypeW(f"{drive}\\") == remote:
@@ -57,22 +58,22 @@ def windows_drive(path: Path) -> str:
 
 
 def kind_of_mount(mounts: str, path: str) -> str | None:
-    """The file system `path` lies on, from the text of /proc/mounts: the longest mount point above it."""
+    """The file system of `path`, from the text of /proc/mounts: the longest mount point that contains it."""
     best, kind = "", None
     for line in mounts.splitlines():
         words = line.split(" ")
         if len(words) < 3:
             continue
-        # blanks, tabs and backslashes of a name are written as octal numbers
+        # blanks, tabs and backslashes in a name are written as octal numbers
         point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[1])
-        above = path == point or path.startswith(point.rstrip("/") + "/")
-        if above and len(point) >= len(best):
+        contains = path == point or path.startswith(point.rstrip("/") + "/")
+        if contains and len(point) >= len(best):
             best, kind = point, words[2]
     return kind
 
 
 def torch_hub() -> Path:
-    """Where torch.hub keeps downloads, by the rules its documentation states, without loading torch."""
+    """The folder where torch.hub stores downloads, by its documented rules, without importing torch."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TORCH_HOME") or os.path.join(cache, "torch")
     return Path(os.path.expanduser(home), "hub")

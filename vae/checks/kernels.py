@@ -1,7 +1,7 @@
-"""The computations training stands on, each run for real on the device and held against a reference.
+"""The computations that training depends on, each run on the device and compared with a reference.
 
-Each function returns (difference, tolerance): the relative difference in the Euclidean norm, the worst of
-all results and gradients compared. References are computed in fp32 or fp64 on the CPU.
+Each function returns (difference, tolerance). The difference is relative, in the Euclidean norm, and the
+largest over all results and gradients. References are computed in fp32 or fp64 on the CPU.
 """
 
 from collections.abc import Callable
@@ -16,36 +16,37 @@ from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
 
-# Rounding of one number is 2**-9 of it in bf16 and 2**-12 in fp16 (half a unit in the last place). Inputs,
-# results and gradients are each rounded, so products differ by a few times that; a wrong kernel by 1.
+# The relative rounding error of one number is 2**-9 in bf16 and 2**-12 in fp16 (half a unit in the last
+# place). Inputs, results and gradients are each rounded, so products differ by a few times that; a wrong
+# kernel differs by about 1.
 TOLERANCE = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32: 1e-4}
-STEP_TOLERANCE = 2**-3  # a chain of about twenty rounded layers, forth and back
+STEP_TOLERANCE = 2**-3  # about twenty rounded layers, forward and backward
 
 TINY = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
 PIXELS_ONLY = LossConfig(perceptual_weight=0.0, kl_weight=1e-4)
 
 
 def low_precision(device: torch.device) -> torch.dtype:
-    """bf16, or fp16 on cards before Ampere, which is what training takes there."""
+    """bf16, or fp16 on cards before Ampere, as in training."""
     return torch.bfloat16 if has_bf16(device) else torch.float16
 
 
 def run_matmul(device: torch.device) -> tuple[float, float]:
-    """A product with sides that are no multiples of 8, forward and backward, in low precision."""
+    """A matrix product whose sides are not multiples of 8, forward and backward, in low precision."""
     dtype = low_precision(device)
     a, b = _random((67, 129), (129, 65), seed=0)
     return _compare(lambda x, y: x @ y, (a, b), device, dtype), TOLERANCE[dtype]
 
 
 def run_conv(device: torch.device) -> tuple[float, float]:
-    """A 3x3 convolution of odd sizes, forward and backward, in low precision."""
+    """A 3x3 convolution with odd image sizes, forward and backward, in low precision."""
     dtype = low_precision(device)
     x, weight = _random((2, 24, 19, 21), (40, 24, 3, 3), seed=1)
     return _compare(lambda x, w: F.conv2d(x, w, padding=1), (x, weight), device, dtype), TOLERANCE[dtype]
 
 
 def run_channels_last(device: torch.device) -> tuple[float, float]:
-    """The same in NHWC layout, which the result must keep."""
+    """The same in channels_last layout, which the result must keep."""
     dtype = low_precision(device)
     x, weight = _random((2, 24, 16, 16), (32, 24, 3, 3), seed=2)
 
@@ -55,14 +56,14 @@ def run_channels_last(device: torch.device) -> tuple[float, float]:
         last = torch.channels_last
         out = F.conv2d(x.contiguous(memory_format=last), w.contiguous(memory_format=last), padding=1)
         if not out.is_contiguous(memory_format=last):
-            raise RuntimeError("the result of a convolution left the channels_last layout")
+            raise RuntimeError("a convolution did not keep the channels_last layout")
         return out
 
     return _compare(conv, (x, weight), device, dtype), TOLERANCE[dtype]
 
 
 def run_attention(device: torch.device) -> tuple[float, float]:
-    """The attention of the model against the plain formula, forward and backward, in low precision."""
+    """The model's attention compared with the plain formula, forward and backward, in low precision."""
     dtype = low_precision(device)
     q, k, v = _random((2, 65, 32), (2, 65, 32), (2, 65, 32), seed=3)
 
@@ -73,7 +74,7 @@ def run_attention(device: torch.device) -> tuple[float, float]:
 
 
 def run_step(device: torch.device) -> tuple[float, float]:
-    """One optimizer step of a tiny VAE in two micro-batches: its gradients against fp32 on the CPU."""
+    """One optimizer step of a tiny VAE in two micro-batches: its gradients compared with fp32 on the CPU."""
     dtype = low_precision(device)
     expected, _ = _tiny_step(torch.device("cpu"), torch.float32)
     found, changed = _tiny_step(device, dtype)
@@ -116,14 +117,16 @@ def _random(*shapes: tuple[int, ...], seed: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
-def _compare(function: Callable, inputs: tuple[Tensor, ...], device, dtype: torch.dtype) -> float:
-    """Worst relative difference of the result and the inputs' gradients from fp64 on the CPU."""
+def _compare(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], device: torch.device, dtype: torch.dtype
+) -> float:
+    """Largest relative difference of the result and the input gradients from fp64 on the CPU."""
     found = _with_gradients(function, [t.to(device, dtype) for t in inputs])
     expected = _with_gradients(function, [t.double() for t in inputs])
     return max(_relative(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def _with_gradients(function: Callable, inputs: list[Tensor]) -> list[Tensor]:
+def _with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     out = function(*leaves)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
@@ -137,7 +140,7 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 
 
 def _tiny_step(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    """All gradients of one seeded step in one row, and whether the update changed the weights."""
+    """All gradients of one seeded step in one vector, and whether the update changed the weights."""
     torch.manual_seed(0)
     autoencoder = AutoencoderKL(TINY).to(device)
     networks = Networks(autoencoder, None, None, dtype, channels_last=True)
@@ -152,7 +155,10 @@ def _tiny_step(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, bool]:
     )
     optimizer = torch.optim.AdamW(autoencoder.parameters(), lr=1e-3, fused=True)
     compute_gradients(networks, inputs, [2, 1], PIXELS_ONLY)
-    row = torch.cat([p.grad.float().flatten().cpu() for p in autoencoder.parameters()])
+    gradients = []
+    for parameter in autoencoder.parameters():
+        assert parameter.grad is not None
+        gradients.append(parameter.grad.float().flatten().cpu())
     before = next(autoencoder.parameters()).detach().clone()
     apply_update([optimizer], UpdateState.begin(device, fp16=False), OptimConfig(), fp16=False, empty=False)
-    return row, not torch.equal(before, next(autoencoder.parameters()))
+    return torch.cat(gradients), not torch.equal(before, next(autoencoder.parameters()))

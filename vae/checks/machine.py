@@ -1,4 +1,4 @@
-"""The operating system and what it gives: kind, cores, memory, compiler, settings of Windows."""
+"""Facts about Python and the operating system: cores, memory, compiler, Windows settings."""
 
 import locale
 import os
@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from vae.checks.facts import HostFacts, PythonFacts, WindowsFacts
 from vae.host import container_memory, main_memory, usable_cores
@@ -25,7 +26,7 @@ VARIABLES = (
 
 def gather_python(project: Path) -> PythonFacts:
     return PythonFacts(
-        version=tuple(sys.version_info[:3]),
+        version=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
         bits=64 if sys.maxsize > 2**32 else 32,
         executable=sys.executable,
         in_environment=sys.prefix != sys.base_prefix or bool(os.environ.get("CONDA_PREFIX")),
@@ -37,7 +38,7 @@ def gather_python(project: Path) -> PythonFacts:
 
 def _other_python(project: Path) -> str | None:
     name = Path(".venv", "Scripts/python.exe" if os.name == "nt" else "bin/python")
-    # os.path: a folder that may not be looked into is one without, where Path.exists() would raise
+    # os.path.exists: Path.exists() would raise for a folder that this user may not read
     if not os.path.exists(project / name) or Path(sys.prefix) == project / ".venv":
         return None
     return str(name)
@@ -63,14 +64,14 @@ def gather_host() -> HostFacts:
 
 
 def wsl_version(release: str) -> int:
-    """1 or 2 by the kernel's name: 4.4.0-19041-Microsoft, 5.15.153.1-microsoft-standard-WSL2; else 0."""
+    """1 or 2 from the kernel's name: 4.4.0-19041-Microsoft, 5.15.153.1-microsoft-standard-WSL2; else 0."""
     if "microsoft" not in release.lower():
         return 0
     return 2 if "wsl2" in release.lower() or "microsoft-standard" in release else 1
 
 
 def find_compiler() -> str | None:
-    """The C compiler that Triton and torch.compile would take."""
+    """The C compiler that Triton and torch.compile would use."""
     names = (os.environ.get("CC", "gcc"), "cc", "clang", "cl")
     return next(filter(None, (shutil.which(name) for name in names if name)), None)
 
@@ -84,17 +85,20 @@ def _size_of(folder: str) -> int | None:
 
 def gather_windows() -> WindowsFacts:
     control = r"SYSTEM\CurrentControlSet\Control"
-    long_paths = _registry(control + r"\FileSystem", "LongPathsEnabled")
-    files = _registry(control + r"\Session Manager\Memory Management", "PagingFiles")
+    long_paths = _registry_value(control + r"\FileSystem", "LongPathsEnabled")
+    files = _registry_value(control + r"\Session Manager\Memory Management", "PagingFiles")
     return WindowsFacts(
         long_paths=None if long_paths is None else bool(long_paths),
         page_files=None if files is None else tuple(files),
     )
 
 
-def _registry(key: str, name: str):
+def _registry_value(key: str, name: str) -> Any:
+    """A value of HKEY_LOCAL_MACHINE, of the type stored there; None if it cannot be read."""
     import winreg
 
+    if sys.platform != "win32":  # for the type checker
+        raise AssertionError
     try:
         with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as opened:
             return winreg.QueryValueEx(opened, name)[0]

@@ -1,14 +1,16 @@
-"""What the driver says of the cards, through nvidia-smi: one question, and its answer as facts."""
+"""Driver and cards as nvidia-smi reports them: one query, parsed into facts."""
 
 import csv
 import os
 import re
 import shutil
+from collections.abc import Callable
+from typing import TypeVar
 
-from vae.checks.children import Child
+from vae.checks.child_process import ChildProcess
 from vae.checks.facts import Smi, SmiCard
 
-# Fields of `nvidia-smi --help-query-gpu`, under the name each has in SmiCard.
+# The field of SmiCard -> the field of `nvidia-smi --help-query-gpu`.
 FIELDS = {
     "index": "index",
     "name": "name",
@@ -17,49 +19,51 @@ FIELDS = {
     "memory_used_mib": "memory.used",
     "capability": "compute_cap",
     "pcie_generation": "pcie.link.gen.current",
-    "pcie_generation_most": "pcie.link.gen.max",
+    "pcie_generation_max": "pcie.link.gen.max",
     "pcie_width": "pcie.link.width.current",
-    "pcie_width_most": "pcie.link.width.max",
-    "power_draw": "power.draw",
-    "power_limit": "power.limit",
-    "power_default": "power.default_limit",
+    "pcie_width_max": "pcie.link.width.max",
+    "power_draw_w": "power.draw",
+    "power_limit_w": "power.limit",
+    "power_default_w": "power.default_limit",
     "temperature_c": "temperature.gpu",
     "clock_reasons": "clocks_event_reasons.active",
 }
 OLD_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}  # before R535
-PATIENT_SECONDS = 15.0  # waking a card takes seconds
-ALWAYS_KNOWN = ("index", "name", "driver_version")
+PATIENT_SECONDS = 15.0  # a sleeping card takes seconds to wake up
+REQUIRED = ("index", "name", "driver_version")  # every driver supports these
+
+Number = TypeVar("Number", int, float)
 
 
-def ask(timeout_seconds: float) -> Smi:
-    """What nvidia-smi answers within the time; a field that this driver does not know is left out."""
+def query(timeout_seconds: float) -> Smi:
+    """Run nvidia-smi with a time limit; fields that this driver does not support are omitted."""
     program = find_program()
     if program is None:
         return Smi("missing")
     fields = dict(FIELDS)
     while True:
-        query = [program, f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader,nounits"]
+        command = [program, f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader,nounits"]
         try:
-            answer = Child(query).finish(timeout_seconds)
+            outcome = ChildProcess(command).finish(timeout_seconds)
         except OSError as error:
             return Smi("failed", f"{program}: {error.strerror or error}")
-        if answer.code is None:
+        if outcome.code is None:
             return Smi("hanging", f"no answer in {timeout_seconds:g} s")
-        refused = re.search(r'Field "([^"]+)" is not a valid field', answer.out + answer.err)
+        refused = re.search(r'Field "([^"]+)" is not a valid field', outcome.out + outcome.err)
         if not refused or not drop_field(fields, refused[1]):
-            return parse(list(fields), answer.code, answer.out, answer.err)
+            return parse(list(fields), outcome.code, outcome.out, outcome.err)
 
 
 def find_program() -> str | None:
-    # Under WSL it lies where PATH does not always lead, on older Windows drivers in a folder of its own.
-    places = (None, "/usr/lib/wsl/lib", os.path.expandvars(r"%ProgramFiles%\NVIDIA Corporation\NVSMI"))
-    return next(filter(None, (shutil.which("nvidia-smi", path=place) for place in places)), None)
+    # Under WSL its folder may be missing from PATH; older Windows drivers install it in a folder of its own.
+    folders = (None, "/usr/lib/wsl/lib", os.path.expandvars(r"%ProgramFiles%\NVIDIA Corporation\NVSMI"))
+    return next(filter(None, (shutil.which("nvidia-smi", path=folder) for folder in folders)), None)
 
 
 def drop_field(fields: dict[str, str], refused: str) -> bool:
-    """Replace a field by its older name, or take it out; False where it cannot be done without."""
+    """Replace a refused field by its older name, or remove it; False if the field is required."""
     for ours, theirs in fields.items():
-        if theirs == refused and theirs not in ALWAYS_KNOWN:
+        if theirs == refused and theirs not in REQUIRED:
             if theirs in OLD_NAMES:
                 fields[ours] = OLD_NAMES[theirs]
             else:
@@ -69,7 +73,7 @@ def drop_field(fields: dict[str, str], refused: str) -> bool:
 
 
 def parse(names: list[str], code: int, out: str, err: str) -> Smi:
-    """The answer to a question for `names`; lines that are no cards are its complaint."""
+    """The output of a query for `names`; output without any card is taken as an error message."""
     rows = [row for row in csv.reader(out.splitlines(), skipinitialspace=True) if len(row) == len(names)]
     cards, driver = [], None
     for row in rows:
@@ -87,28 +91,28 @@ def parse(names: list[str], code: int, out: str, err: str) -> Smi:
 
 
 def _card(values: dict[str, str]) -> SmiCard:
-    kinds = {"power_draw": float, "power_limit": float, "power_default": float, "clock_reasons": _mask}
-    numbers = {
-        name: _number(text, kinds.get(name, int))
-        for name, text in values.items()
-        if name not in ("name", "driver", "capability", "index")
-    }
     capability = re.fullmatch(r"(\d+)\.(\d+)", values.get("capability", ""))
+
+    def number(name: str, convert: Callable[[str], Number]) -> Number | None:
+        """The number; None for [N/A], [Not Supported], [Unknown Error], [Insufficient Permissions]."""
+        try:
+            return convert(values.get(name, ""))
+        except ValueError:
+            return None
+
     return SmiCard(
         index=int(values["index"]),
         name=values["name"],
+        memory_total_mib=number("memory_total_mib", int),
+        memory_used_mib=number("memory_used_mib", int),
         capability=(int(capability[1]), int(capability[2])) if capability else None,
-        **numbers,
+        pcie_generation=number("pcie_generation", int),
+        pcie_generation_max=number("pcie_generation_max", int),
+        pcie_width=number("pcie_width", int),
+        pcie_width_max=number("pcie_width_max", int),
+        power_draw_w=number("power_draw_w", float),
+        power_limit_w=number("power_limit_w", float),
+        power_default_w=number("power_default_w", float),
+        temperature_c=number("temperature_c", int),
+        clock_reasons=number("clock_reasons", lambda text: int(text, 16)),
     )
-
-
-def _mask(text: str) -> int:
-    return int(text, 16)
-
-
-def _number(text: str, kind):
-    """The number, None for [N/A], [Not Supported], [Unknown Error], [Insufficient Permissions]."""
-    try:
-        return kind(text)
-    except ValueError:
-        return None

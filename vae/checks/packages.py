@@ -1,4 +1,4 @@
-"""Which packages are installed, read from their files without loading them."""
+"""Which packages are installed, read from their files without importing them."""
 
 import importlib.metadata
 import re
@@ -7,19 +7,14 @@ from pathlib import Path
 
 from vae.checks.facts import Requirement, TorchFiles
 
-_LINE = re.compile(r"^([A-Za-z0-9._-]+)\s*(.*)$")
+_LINE = re.compile(r"([A-Za-z0-9._-]+)\s*(.*)")
 
 
-def read_requirements(project: Path, name: str = "requirements.txt") -> list[tuple[str, str]]:
-    """(package, specifier) of every line, of the files it refers to first."""
-    found: list[tuple[str, str]] = []
-    for line in (project / name).read_text(encoding="utf-8").splitlines():
-        line = line.split("#")[0].strip()
-        if line.startswith("-r "):
-            found += read_requirements(project, line[3:].strip())
-        elif line:
-            found.append(_LINE.match(line).groups())
-    return found
+def read_requirements(project: Path) -> list[tuple[str, str]]:
+    """(package, specifier) of every line of requirements.txt."""
+    text = (project / "requirements.txt").read_text(encoding="utf-8")
+    lines = (line.split("#")[0].strip() for line in text.splitlines())
+    return [(found[1], found[2]) for found in map(_LINE.match, lines) if found]
 
 
 def gather_requirements(project: Path) -> tuple[Requirement, ...]:
@@ -27,7 +22,7 @@ def gather_requirements(project: Path) -> tuple[Requirement, ...]:
 
 
 def installed(name: str) -> str | None:
-    """Version of an installed package, None where there is none or its record is damaged."""
+    """Version of an installed package; None if it is missing or its metadata is damaged."""
     try:
         return importlib.metadata.version(name) or None
     except (importlib.metadata.PackageNotFoundError, KeyError, OSError, ValueError):
@@ -35,7 +30,7 @@ def installed(name: str) -> str | None:
 
 
 def wanted_by(package: str, wanted: str) -> str | None:
-    """The specifier by which one installed package asks for another, None where it does not."""
+    """The specifier with which one installed package requires another; None if it does not."""
     try:
         lines = importlib.metadata.requires(package) or []
     except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
@@ -44,7 +39,7 @@ def wanted_by(package: str, wanted: str) -> str | None:
 
 
 def specifier_in(lines: list[str], wanted: str) -> str | None:
-    """From lines such as `triton~=3.9.0; platform_system == "Linux"` the specifier of `wanted`."""
+    """The specifier of `wanted` in lines such as `triton~=3.9.0; platform_system == "Linux"`."""
     for line in lines:
         requirement = line.split(";")[0]
         found = re.match(rf"(?:pytorch-)?{re.escape(wanted)}\s*\(?\s*([=~!<>][^)]*)\)?\s*$", requirement)
@@ -54,16 +49,16 @@ def specifier_in(lines: list[str], wanted: str) -> str | None:
 
 
 def gather_torch_files() -> TorchFiles:
-    """What torch, torchvision and Triton say of themselves in their files."""
-    torch_says = _version_file("torch")
-    vision_says = _version_file("torchvision")
+    """Versions of torch, torchvision and Triton, from their files."""
+    torch_file = _version_file("torch")
+    vision_file = _version_file("torchvision")
     triton = "triton-windows" if sys.platform == "win32" else "triton"
     triton = next((name for name in (triton, "pytorch-triton") if installed(name)), triton)
     return TorchFiles(
-        version=torch_says.get("__version__") or installed("torch"),
-        cuda=torch_says.get("cuda"),
-        hip=torch_says.get("hip"),
-        vision_version=vision_says.get("__version__") or installed("torchvision"),
+        version=torch_file.get("__version__") or installed("torch"),
+        cuda=torch_file.get("cuda"),
+        hip=torch_file.get("hip"),
+        vision_version=vision_file.get("__version__") or installed("torchvision"),
         vision_wants_torch=wanted_by("torchvision", "torch"),
         triton_name=triton,
         triton_version=installed(triton),
@@ -72,7 +67,7 @@ def gather_torch_files() -> TorchFiles:
 
 
 def _version_file(package: str) -> dict[str, str]:
-    """Texts that a package's version.py assigns; the package itself is not loaded."""
+    """The strings that a package's version.py assigns; the package itself is not imported."""
     for folder in sys.path:
         try:
             text = Path(folder or ".", package, "version.py").read_text(encoding="utf-8")

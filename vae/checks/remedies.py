@@ -1,4 +1,4 @@
-"""The exact lines that mend things, as they are typed on the system at hand."""
+"""The exact commands that fix a problem, as the user types them on this system."""
 
 import shlex
 
@@ -11,45 +11,45 @@ def on_windows(facts: Facts) -> bool:
 
 
 def setup(facts: Facts, build: str | None = None) -> str:
-    """The set-up script, with a build where another one is needed."""
+    """The set-up script, with `--torch` if another build is needed."""
     script = "setup_windows.bat" if on_windows(facts) else "./setup.sh"
     return f"{script} --torch {build}" if build else script
 
 
 def pip(facts: Facts, *words: str) -> str:
     """A pip command of the Python that runs now, quoted for the shell."""
-    python, shown = facts.python.executable or "python", words
+    command = (facts.python.executable or "python", "-m", "pip", *words)
     if on_windows(facts):
-        return " ".join(f'"{w}"' if set(w) & set(" <>=&") else w for w in (python, "-m", "pip", *shown))
-    return shlex.join((python, "-m", "pip", *shown))
+        return " ".join(f'"{word}"' if set(word) & set(" <>=&") else word for word in command)
+    return shlex.join(command)
 
 
 def same_pair(facts: Facts) -> str:
-    """Torch and torchvision anew, both from the index of one build."""
+    """Reinstall torch and torchvision, both from the index of one build."""
     tag = (facts.torch_files.version or "").partition("+")[2] or suggested(facts) or "cpu"
     index = f"https://download.pytorch.org/whl/{tag}"
     return pip(facts, "install", "--force-reinstall", "torch", "torchvision", "--index-url", index)
 
 
 def suggested(facts: Facts) -> str | None:
-    """The build that the set-up takes here by itself; None where the driver must be renewed first."""
+    """The build that the set-up installs here by default; None if the driver must be updated first."""
     branch = cuda_builds.driver_branch(facts.smi.driver) if facts.smi.driver else None
     newest = max((capability for _, capability in capabilities(facts)), default=None)
     if branch is None and facts.loaded and facts.loaded.devices:
-        # Without nvidia-smi, as in some containers, it is at least what the build of today needs.
+        # No nvidia-smi, as in some containers: the driver is at least what the installed build needs.
         branch = cuda_builds.needed_branch(facts.torch_files.cuda, newest)
     return cuda_builds.suggested_build(branch, newest, windows=on_windows(facts))
 
 
-def suiting_build(facts: Facts) -> str:
-    """The set-up with the build that suits the card and its driver, or the driver that must come first."""
+def suitable_build(facts: Facts) -> str:
+    """Install the build that suits card and driver, or update the driver if that must come first."""
     build = suggested(facts)
     return setup(facts, build) if build else update_driver(facts)
 
 
 def first_capability(facts: Facts) -> tuple[int, int] | None:
-    """Compute capability of the first card, by PyTorch or else by nvidia-smi."""
-    return next(iter(capabilities(facts)), (None, None))[1]
+    """Compute capability of the first card, from PyTorch or else from nvidia-smi."""
+    return next((capability for _, capability in capabilities(facts)), None)
 
 
 def capabilities(facts: Facts) -> list[tuple[str, tuple[int, int]]]:
@@ -60,7 +60,7 @@ def capabilities(facts: Facts) -> list[tuple[str, tuple[int, int]]]:
 
 
 def update_driver(facts: Facts, branch: int = cuda_builds.NEWEST_DRIVER) -> str:
-    """Where a driver of at least `branch` comes from."""
+    """How to install a driver of at least `branch`."""
     if on_windows(facts) or facts.host.wsl:
         where = "in Windows, " if facts.host.wsl else ""
         return f"{where}install driver {branch} or newer from https://www.nvidia.com/drivers, then restart"
@@ -68,11 +68,12 @@ def update_driver(facts: Facts, branch: int = cuda_builds.NEWEST_DRIVER) -> str:
 
 
 def compiler(facts: Facts) -> str:
-    """The line that installs a C and C++ compiler."""
+    """The command that installs a C and C++ compiler."""
     if on_windows(facts):
         return "winget install Microsoft.VisualStudio.2022.BuildTools"
     return "xcode-select --install" if facts.host.system == "Darwin" else "sudo apt install gcc g++"
 
 
-def variable(facts: Facts, name: str, value: str) -> str:
+def set_variable(facts: Facts, name: str, value: str) -> str:
+    """The command that sets an environment variable."""
     return f"set {name}={value}" if on_windows(facts) else f"export {name}={value}"

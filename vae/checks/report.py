@@ -1,4 +1,4 @@
-"""The report: for people, grouped and coloured on a terminal only; for programs, JSON."""
+"""The report: text in groups, coloured only on a terminal, or JSON for programs."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from vae.checks.results import FAIL, PASS, SKIP, WARN, Check, count
 SCHEMA_VERSION = 1
 WORDS = {PASS: "ok", WARN: "WARN", FAIL: "FAIL", SKIP: "skip"}
 COLOURS = {PASS: "32", WARN: "33", FAIL: "31", SKIP: "2"}
-WIDTH, TITLE = 100, 22  # letters of a line, and of a check's title
+WIDTH, TITLE_WIDTH = 100, 22  # characters of a line, and of a check's title
 
 
 def as_json(facts: Facts, checks: list[Check], code: int) -> str:
@@ -32,7 +32,7 @@ def as_json(facts: Facts, checks: list[Check], code: int) -> str:
 
 
 def as_text(checks: list[Check], colour: bool) -> str:
-    """What to do first, then every check by group, then the sum."""
+    """The commands to run first, then every check by group, then the summary."""
     lines = _to_do(checks)
     for group, title in GROUPS.items():
         lines += ["", title]
@@ -46,38 +46,39 @@ def as_text(checks: list[Check], colour: bool) -> str:
 
 def summary(checks: list[Check]) -> str:
     counts = count(checks)
-    words = f"{counts[FAIL]} failed, {counts[WARN]} warnings, {counts[PASS]} fine, {counts[SKIP]} skipped"
+    words = f"{counts[FAIL]} failed, {counts[WARN]} warnings, {counts[PASS]} ok, {counts[SKIP]} skipped"
     if counts[FAIL]:
-        return f"{words}. Training will not run well before what failed is mended."
+        return f"{words}. Fix the failures before you train."
     if counts[WARN]:
-        return f"{words}. Training works here; the warnings say what it will lack."
+        return f"{words}. Training works on this machine, with the limits that the warnings describe."
     return f"{words}. Everything is ready."
 
 
 def _to_do(checks: list[Check]) -> list[str]:
-    """The lines that mend what failed, each once, in the order in which they are to be done."""
-    mends = list(dict.fromkeys(check.mend for check in checks if check.status == FAIL and check.mend))
-    if not mends:
-        return ["This machine and the VAE trainer"]
-    return ["To do first:", *(f"    {mend}" for mend in mends)]
+    """The remedies of the failed checks, each once, in the order in which they must be applied."""
+    failed = (check for check in checks if check.status == FAIL)
+    remedies = list(dict.fromkeys(check.remedy for check in failed if check.remedy))
+    if not remedies:
+        return ["Compatibility of this machine with the VAE trainer"]
+    return ["To do first:", *(f"    {remedy}" for remedy in remedies)]
 
 
 def _lines(check: Check, colour: bool) -> list[str]:
-    lines = _wrapped(check.status, f"{check.title:<{TITLE}}", check.found, colour)
+    lines = _wrapped(check.status, f"{check.title:<{TITLE_WIDTH}}", check.found, colour)
     if check.status in (WARN, FAIL):
         lines += [f"{'':<8}expected: {check.expected}"] if check.expected else []
-        lines += [f"{'':<8}mend:     {check.mend}"] if check.mend else []  # one line, to be copied
+        lines += [f"{'':<8}remedy:   {check.remedy}"] if check.remedy else []  # one line, to be copied
     return lines
 
 
 def _skipped(checks: list[Check], colour: bool) -> list[str]:
-    """Skipped checks in one line for each reason."""
+    """One line per reason with the titles of the checks that were skipped for it."""
     titles: dict[str, list[str]] = {}
     for check in checks:
         titles.setdefault(check.found, []).append(check.title)
     lines = []
-    for reason, those in titles.items():
-        lines += _wrapped(SKIP, "", f"{', '.join(those)}: {reason}", colour)
+    for reason, skipped in titles.items():
+        lines += _wrapped(SKIP, "", f"{', '.join(skipped)}: {reason}", colour)
     return lines
 
 
@@ -92,16 +93,18 @@ def _wrapped(status: str, title: str, text: str, colour: bool) -> list[str]:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Only a terminal that understands it gets colour, and none where NO_COLOR is set (no-color.org)."""
+    """Colour only on a terminal that supports it, and never if NO_COLOR is set (no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
         return False
     return _windows_console_colours() if sys.platform == "win32" else True
 
 
 def _windows_console_colours() -> bool:
-    """Ask the Windows console to understand colours; False where it is too old."""
+    """Enable colours in the Windows console; False if it is too old."""
     import ctypes
 
+    if sys.platform != "win32":  # for the type checker
+        raise AssertionError
     kernel, mode = ctypes.windll.kernel32, ctypes.c_uint()
     handle = kernel.GetStdHandle(-11)  # STD_OUTPUT_HANDLE
     if not kernel.GetConsoleMode(handle, ctypes.byref(mode)):

@@ -1,4 +1,4 @@
-"""The judgement on one thing: its status, what was found, what was expected, and what mends it."""
+"""The result of one check: its status, what was found, what was expected, and the remedy."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ EXIT_STRICT = 3  # warnings under --strict
 
 @dataclass(frozen=True)
 class Check:
-    """`id` is stable between versions; its part before the point is the group."""
+    """`id` is stable between versions; the part before the point is the group."""
 
     id: str
     title: str
     status: str
     found: str
     expected: str = ""
-    mend: str = ""  # the exact line, or a sentence where no line does it
+    remedy: str = ""  # the exact command, or a sentence if no command fixes it
 
     @property
     def group(self) -> str:
@@ -28,7 +28,7 @@ def count(checks: list[Check]) -> dict[str, int]:
 
 
 def exit_code(checks: list[Check], strict: bool) -> int:
-    """0 fine (warnings allowed), 1 something failed, 3 warnings under --strict."""
+    """0: nothing failed (warnings are allowed), 1: a check failed, 3: warnings under --strict."""
     counts = count(checks)
     if counts[FAIL]:
         return 1

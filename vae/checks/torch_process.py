@@ -1,7 +1,7 @@
-"""Loads PyTorch and runs the kernels in a process of its own: what crashes or hangs there is a finding.
+"""Imports PyTorch and runs the test computations in a child process, so that a crash or hang is a finding.
 
-`start` begins it, `read` turns what it wrote into facts. What runs inside is `main`: one JSON object per
-line, each computation announced before it begins, so that the one that ended the process is known.
+`start` starts the process and `parse` turns its output into facts. `main` runs inside it and prints one JSON
+object per line. It announces each computation before it starts, so that a crash can be attributed.
 """
 
 import json
@@ -10,33 +10,35 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
-from vae.checks.children import Child, Outcome
+from vae.checks.child_process import ChildProcess, Outcome
 from vae.checks.facts import CudaDevice, KernelRun, LoadedTorch
 
-FACT = '{"fact": '  # how our lines begin; libraries may print lines of their own
-SLOW_KERNELS = ("compile",)  # left out by --quick
+FACT = '{"fact": '  # how our lines begin; libraries may print other lines
+SLOW_KERNELS = ("compile",)  # skipped by --quick
 
 
-def start(project: Path, quick: bool) -> Child:
-    """Begin the process; raises OSError where it cannot be started."""
+def start(project: Path, quick: bool) -> ChildProcess:
+    """Start the process; raises OSError if it cannot start."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); from vae.checks.torch_process import main; main()"
     command = [sys.executable, "-X", "utf8", "-c", code, str(project), "quick" if quick else "whole"]
-    # One compiling process: a pool of them takes longer to start than the one small kernel to compile.
+    # One compile process: a pool takes longer to start than the one small kernel takes to compile.
     env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    return Child(command, env=env, cwd=str(project))
+    return ChildProcess(command, env=env, cwd=str(project))
 
 
-def read(outcome: Outcome) -> LoadedTorch:
-    """The facts in what the process wrote, as far as it came."""
-    facts: dict = {}
-    kernels, running = [], "starting Python"
+def parse(outcome: Outcome) -> LoadedTorch:
+    """The facts in the output of the process, also if it ended early."""
+    facts: dict[str, Any] = {}
+    kernels: list[KernelRun] = []
+    running: str | None = "starting Python"
     for line in outcome.out.splitlines():
         if not line.startswith(FACT):
             continue
         try:
             fact = json.loads(line)
-        except ValueError:  # the process ended in the middle of it
+        except ValueError:  # the process ended in the middle of the line
             continue
         kind = fact.pop("fact")
         if kind == "begin":
@@ -48,7 +50,7 @@ def read(outcome: Outcome) -> LoadedTorch:
         else:
             facts |= fact
     devices = tuple(
-        CudaDevice(name, tuple(capability), total) for name, capability, total in facts.pop("devices", [])
+        CudaDevice(name, (major, minor), total) for name, (major, minor), total in facts.pop("devices", [])
     )
     arch_list = tuple(facts.pop("arch_list", ()))
     ended = _how_it_ended(outcome) if running else None
@@ -59,7 +61,7 @@ def read(outcome: Outcome) -> LoadedTorch:
 
 def _how_it_ended(outcome: Outcome) -> str:
     if outcome.code is None:
-        return "it did not end in time"
+        return "it exceeded the time limit"
     last = (outcome.err.strip().splitlines() or [""])[-1]
     how = f"killed by signal {-outcome.code}" if outcome.code < 0 else f"ended with code {outcome.code}"
     return f"{how}: {last}" if last else how
@@ -69,44 +71,44 @@ def _how_it_ended(outcome: Outcome) -> str:
 
 
 def main() -> None:
-    """Write down what PyTorch says and computes."""
-    if _load():
-        _look_at_cuda()
+    """Print what PyTorch reports and computes."""
+    if _import_torch():
+        _look_for_cards()
         _run_kernels(quick=sys.argv[2] == "quick")
-    _tell("end")
+    _emit("end")
 
 
-def _tell(kind: str, **values) -> None:
+def _emit(kind: str, **values: object) -> None:
     print(json.dumps({"fact": kind, **values}), flush=True)
 
 
 def _begin(what: str) -> None:
-    _tell("begin", what=what)
+    _emit("begin", what=what)
 
 
 def _short(error: BaseException) -> str:
-    """Kind and first line of an error, without the pages that CUDA's and the compiler's messages have."""
+    """Type and first line of an error: messages of CUDA and the compiler can be pages long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 
-def _load() -> bool:
+def _import_torch() -> bool:
     _begin("loading torch")
     try:
         import torch
     except Exception as error:  # a damaged installation raises anything: ImportError, OSError, RuntimeError
-        _tell("loaded", error=_short(error))
+        _emit("loaded", error=_short(error))
         return False
-    _tell("loaded", arch_list=torch.cuda.get_arch_list() if torch.version.cuda else [])
+    _emit("loaded", arch_list=torch.cuda.get_arch_list() if torch.version.cuda else [])
     _begin("loading torchvision")
     try:
         import torchvision  # noqa: F401
-    except Exception as error:  # the same: RuntimeError where it was built for another torch
-        _tell("loaded", vision_error=_short(error))
+    except Exception as error:  # likewise: RuntimeError if it was built for another torch
+        _emit("loaded", vision_error=_short(error))
     return True
 
 
-def _look_at_cuda() -> None:
+def _look_for_cards() -> None:
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
@@ -119,15 +121,15 @@ def _look_at_cuda() -> None:
     if not available:
         try:
             torch.cuda.init()
-        except Exception as error:  # RuntimeError or AssertionError, as the version likes
+        except Exception as error:  # RuntimeError or AssertionError, depending on the version
             message = _short(error)
-        _tell("cuda", cuda_available=False, cuda_message=message)
+        _emit("cuda", cuda_available=False, cuda_message=message)
         return
     devices = []
     for index in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(index)
         devices.append((card.name, (card.major, card.minor), card.total_memory))
-    _tell("cuda", cuda_available=True, devices=devices)
+    _emit("cuda", cuda_available=True, devices=devices)
 
 
 def _run_kernels(quick: bool) -> None:
@@ -138,19 +140,22 @@ def _run_kernels(quick: bool) -> None:
         from vae.checks.kernels import KERNELS
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        # Sizes are too small to share: on a busy machine, waiting for each other took 25 times as long.
+        # The sizes are too small for several threads: on a busy machine, waiting took 25 times as long.
         torch.set_num_threads(1)
-    except Exception as error:  # what is missing or damaged has its own check; here it is why nothing ran
-        _tell("kernel", name="import", error=_short(error))
+    except (
+        Exception
+    ) as error:  # a missing or damaged package has its own check; this explains the skipped rest
+        _emit("kernel", name="import", error=_short(error))
         return
     for name, run in KERNELS.items():
         if quick and name in SLOW_KERNELS:
             continue
         _begin(f"kernel {name}")
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
+        result: dict[str, object]
         try:
             difference, tolerance = run(device)
             result = {"difference": difference, "tolerance": tolerance}
-        except Exception as error:  # CUDA, cuDNN and compilers each raise their own kinds
+        except Exception as error:  # CUDA, cuDNN and compilers each raise their own types
             result = {"error": _short(error)}
-        _tell("kernel", name=name, seconds=round(time.perf_counter() - begun, 3), **result)
+        _emit("kernel", name=name, seconds=round(time.perf_counter() - start_time, 3), **result)

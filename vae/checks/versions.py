@@ -1,4 +1,4 @@
-"""Comparing versions as pip's requirements do, as far as this project's own requirements need it."""
+"""Compares versions as pip does, for the specifiers that this project's requirements use."""
 
 import re
 
@@ -12,28 +12,27 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def build(version: str) -> str:
-    """The build of a version: cu132 for 2.15.0+cu132, "" where it states none."""
+    """The build of a version: cu132 for 2.15.0+cu132, "" if it has none."""
     return version.partition("+")[2]
 
 
 def satisfies(version: str, specifier: str) -> bool:
-    """Whether `version` is one that `specifier` (">=2.10,!=2.13.0+cpu") asks for."""
-    return all(_holds(version, sign, wanted) for sign, wanted in _CLAUSE.findall(specifier))
+    """Whether `version` matches `specifier` (">=2.10,!=2.13.0+cpu")."""
+    return all(_matches(version, sign, wanted) for sign, wanted in _CLAUSE.findall(specifier))
 
 
-def _holds(version: str, sign: str, wanted: str) -> bool:
+def _matches(version: str, sign: str, wanted: str) -> bool:
     if wanted.endswith(".*"):
         prefix = release(wanted)
         same = release(version)[: len(prefix)] == prefix
         return same if sign == "==" else not same
     ours, theirs = _padded(release(version), release(wanted))
+    equal = ours == theirs
     if build(wanted):  # 2.13.0+cpu is one build of 2.13.0
-        equal = ours == theirs and build(version) == build(wanted)
-    else:
-        equal = ours == theirs
+        equal = equal and build(version) == build(wanted)
     if sign == "~=":
-        kept = len(release(wanted)) - 1
-        return ours >= theirs and ours[:kept] == theirs[:kept]
+        fixed = len(release(wanted)) - 1
+        return ours >= theirs and ours[:fixed] == theirs[:fixed]
     return {
         "==": equal,
         "!=": not equal,

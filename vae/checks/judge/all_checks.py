@@ -1,4 +1,4 @@
-"""All judgements together, in the order of the report."""
+"""All checks together, in the order of the report."""
 
 from vae.checks.facts import Facts
 from vae.checks.judge.cards import judge_cards
@@ -10,7 +10,7 @@ from vae.checks.results import Check
 GROUPS = {
     "torch": "PyTorch",
     "card": "Card and driver",
-    "kernels": "Computed for real",
+    "kernels": "Test computations",
     "software": "Python and packages",
     "system": "System",
     "disk": "Disks and files",
@@ -18,7 +18,7 @@ GROUPS = {
 
 
 def judge(facts: Facts) -> list[Check]:
-    """Every check, by groups; a pure function of the facts."""
+    """Every check, sorted by group; a pure function of the facts."""
     checks = judge_software(facts) + judge_cards(facts) + judge_kernels(facts) + judge_host(facts)
     order = list(GROUPS)
     return sorted(checks, key=lambda check: order.index(check.group))

@@ -1,22 +1,24 @@
-"""Judges the cards and their driver: facts in, checks out, nothing is touched."""
+"""Judges the cards and their driver, from facts only."""
 
 from collections.abc import Callable
 
 from vae.checks import cuda_builds, remedies
-from vae.checks.facts import Facts, SmiCard
+from vae.checks.facts import CudaDevice, Facts, SmiCard
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
 from vae.gpus import BF16_CAPABILITY, match_card
 from vae.host import GIB
 
 HIDING = ("", "-1", "nodevfiles")  # values of CUDA_VISIBLE_DEVICES that hide every card
-MUCH_TAKEN = 0.1  # share of a card's memory that others may hold before it is said
-# NVML's nvmlClocksEventReasons that mean trouble; idling and the power cap under load do not.
+MAX_USED_SHARE = 0.1  # share of a card's memory that other programs may use before a warning
+# NVML's nvmlClocksEventReasons that indicate a problem; idling and the power cap under load do not.
 CLOCK_REASONS = {
     0x08: "hardware slowdown (heat or power)",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "power brake of the power supply",
 }
+
+Verdict = tuple[str, str, str]  # status, found, remedy
 
 
 def judge_cards(facts: Facts) -> list[Check]:
@@ -37,12 +39,12 @@ def judge_cards(facts: Facts) -> list[Check]:
     ]
 
 
-def _devices(facts: Facts) -> tuple:
+def _devices(facts: Facts) -> tuple[CudaDevice, ...]:
     return facts.loaded.devices if facts.loaded else ()
 
 
 def _present(facts: Facts) -> Check:
-    """Is there a card, and does its driver answer."""
+    """Whether there is a card and its driver answers."""
     check, title, smi = "card.present", "Card", facts.smi
     expected = "an NVIDIA card whose driver answers nvidia-smi"
     devices = _devices(facts)
@@ -50,19 +52,19 @@ def _present(facts: Facts) -> Check:
     if smi.status == "answered" and smi.cards:
         return Check(check, title, PASS, ", ".join(names), expected)
     if smi.status == "hanging" and facts.quick:  # waking a card may take longer
-        mend = "ask again without --quick, which waits longer"
-        return Check(check, title, WARN, f"nvidia-smi: {smi.message}", expected, mend)
+        remedy = "run the check without --quick, which waits longer"
+        return Check(check, title, WARN, f"nvidia-smi: {smi.message}", expected, remedy)
     if smi.status in ("hanging", "failed"):
-        restart = "restart the machine; if it stays: " + remedies.update_driver(facts)
+        restart = "restart the machine; if that does not help: " + remedies.update_driver(facts)
         return Check(check, title, WARN if devices else FAIL, f"nvidia-smi: {smi.message}", expected, restart)
-    if devices:  # PyTorch finds what nvidia-smi, which is missing, cannot describe
+    if devices:  # PyTorch finds the card although nvidia-smi is missing
         note = "" if facts.torch_files.hip else "; nvidia-smi is missing, so its state is unknown"
         return Check(check, title, PASS, ", ".join(names) + note, expected)
     why = "no nvidia-smi" if smi.status == "missing" else "the driver lists no card"
-    found = f"no NVIDIA card ({why}): training runs on the CPU, which is good for trials only"
+    found = f"no NVIDIA card ({why}): training runs on the CPU, which is only fast enough for trials"
     mac = facts.host.system == "Darwin"
-    mend = "" if mac else f"with a card: {remedies.update_driver(facts)}"
-    return Check(check, title, WARN, found, expected, mend)
+    remedy = "" if mac else f"if the machine has a card: {remedies.update_driver(facts)}"
+    return Check(check, title, WARN, found, expected, remedy)
 
 
 def _visible(facts: Facts) -> Check:
@@ -72,38 +74,34 @@ def _visible(facts: Facts) -> Check:
         return Check(check, title, SKIP, "not set: every card can be used")
     if value.strip().lower() not in HIDING:
         return Check(check, title, PASS, f"{value!r}: only these cards are used")
-    mend = "set CUDA_VISIBLE_DEVICES=" if remedies.on_windows(facts) else "unset CUDA_VISIBLE_DEVICES"
-    return Check(check, title, WARN, f"{value!r} hides every card", "not set, or card numbers", mend)
-
-
-def _hidden(facts: Facts) -> bool:
-    return _visible(facts).status == WARN
+    remedy = "set CUDA_VISIBLE_DEVICES=" if remedies.on_windows(facts) else "unset CUDA_VISIBLE_DEVICES"
+    return Check(check, title, WARN, f"{value!r} hides every card", "not set, or card numbers", remedy)
 
 
 def _driver(facts: Facts) -> Check:
-    """The driver against the CUDA that PyTorch was built with, and against the card."""
+    """Whether the driver is new enough for PyTorch's CUDA version and for the card."""
     check, title = "card.driver", "Driver"
     if not facts.smi.driver:
-        return Check(check, title, SKIP, "no driver version is known")
+        return Check(check, title, SKIP, "the driver version is unknown")
     cuda, capability = facts.torch_files.cuda, remedies.first_capability(facts)
     needed = cuda_builds.needed_branch(cuda, capability)
     branch = cuda_builds.driver_branch(facts.smi.driver)
     reasons = [f"CUDA {cuda} needs {cuda_builds.needed_branch(cuda, None)}"] if cuda else []
     if capability and capability >= cuda_builds.BLACKWELL:
-        reasons.append(f"RTX 50 and B200 {cuda_builds.BLACKWELL_DRIVER}")
+        reasons.append(f"RTX 50 and B200 need {cuda_builds.BLACKWELL_DRIVER}")
     expected = f"{needed} or newer: {', '.join(reasons)}" if needed else "any: this build has no CUDA"
     if branch is None or branch >= needed:
         return Check(check, title, PASS, facts.smi.driver, expected)
-    mend = remedies.update_driver(facts, needed)
+    remedy = remedies.update_driver(facts, needed)
     older = remedies.suggested(facts)
     if older:
-        mend += f"; or take the build for this driver: {remedies.setup(facts, older)}"
-    return Check(check, title, FAIL, f"{facts.smi.driver}: too old", expected, mend)
+        remedy += f"; or install the build for this driver: {remedies.setup(facts, older)}"
+    return Check(check, title, FAIL, f"{facts.smi.driver}: too old", expected, remedy)
 
 
 def _usable(facts: Facts) -> Check:
-    """Does PyTorch see the card that is there."""
-    check, title, expected = "card.usable", "PyTorch sees it", "torch.cuda.is_available()"
+    """Whether PyTorch can use the card."""
+    check, title, expected = "card.usable", "Usable by PyTorch", "torch.cuda.is_available()"
     loaded = facts.loaded
     if loaded is None or loaded.error:
         return Check(check, title, SKIP, "PyTorch does not load")
@@ -111,46 +109,46 @@ def _usable(facts: Facts) -> Check:
         sizes = [f"{card.name}, {card.memory_total / GIB:.1f} GiB" for card in loaded.devices]
         return Check(check, title, PASS, "; ".join(sizes), expected)
     if loaded.unfinished == "looking for cards":
-        mend = "restart the machine"
-        return Check(check, title, FAIL, f"looking for cards: {loaded.ended}", expected, mend)
+        remedy = "restart the machine"
+        return Check(check, title, FAIL, f"looking for cards: {loaded.ended}", expected, remedy)
     if not facts.smi.cards:
         return Check(check, title, SKIP, "there is no card")
     if not facts.torch_files.cuda:
         return Check(check, title, SKIP, "this build of PyTorch has no CUDA (see Build of PyTorch)")
-    if _hidden(facts):
-        return Check(check, title, WARN, "CUDA_VISIBLE_DEVICES hides it", expected, _visible(facts).mend)
+    visible = _visible(facts)
+    if visible.status == WARN:
+        return Check(check, title, WARN, "CUDA_VISIBLE_DEVICES hides it", expected, visible.remedy)
     driver = _driver(facts)
     restart = "restart the machine; start a container with --gpus all"
-    mend = driver.mend if driver.status == FAIL else restart
-    return Check(check, title, FAIL, loaded.cuda_message or "no, and it does not say why", expected, mend)
+    remedy = driver.remedy if driver.status == FAIL else restart
+    return Check(check, title, FAIL, loaded.cuda_message or "no, without an error message", expected, remedy)
 
 
 def _architecture(facts: Facts) -> Check:
-    """Whether the build has code for the card: without it every kernel fails with `no kernel image`."""
+    """Whether the build has code for the card; if not, every kernel fails with `no kernel image`."""
     check, title = "torch.architectures", "Code for the card"
     arch_list = facts.loaded.arch_list if facts.loaded else ()
     cards = remedies.capabilities(facts)
+    if not facts.loaded:
+        return Check(check, title, SKIP, "PyTorch does not load")
     if not arch_list or not cards or facts.torch_files.hip:
-        why = (
-            "no card" if arch_list else "this build has no CUDA" if facts.loaded else "PyTorch does not load"
-        )
-        return Check(check, title, SKIP, why)
-    lacking = [
-        (name, major, minor)
-        for name, (major, minor) in cards
-        if not cuda_builds.runs_on((major, minor), arch_list)
-    ]
-    expected = ", ".join(sorted({f"sm_{major}{minor}" for _, (major, minor) in cards}))
-    if not lacking:
+        return Check(check, title, SKIP, "no card" if arch_list else "this build has no CUDA")
+    runs = [cuda_builds.runs_on(capability, arch_list) for _, capability in cards]
+    expected = ", ".join(sorted({_sm(capability) for _, capability in cards}))
+    if all(runs):
         return Check(check, title, PASS, " ".join(arch_list), expected)
-    named = ", ".join(f"{name} (sm_{major}{minor})" for name, major, minor in lacking)
+    unsupported = [card for card, supported in zip(cards, runs, strict=True) if not supported]
+    named = ", ".join(f"{name} ({_sm(capability)})" for name, capability in unsupported)
     found = f"none for {named}: only {' '.join(arch_list)}"
-    if cuda_builds.runs_on(cards[0][1], arch_list):  # the one that training takes by itself is fine
-        fine = [i for i, (_, c) in enumerate(cards) if cuda_builds.runs_on(c, arch_list)]
-        mend = remedies.variable(facts, "CUDA_VISIBLE_DEVICES", ",".join(map(str, fine)))
-        return Check(check, title, WARN, found, expected, mend)
-    mend = remedies.suiting_build(facts)
-    return Check(check, title, FAIL, found, expected, mend)
+    if runs[0]:  # training uses the first card by default
+        numbers = ",".join(str(index) for index, supported in enumerate(runs) if supported)
+        remedy = remedies.set_variable(facts, "CUDA_VISIBLE_DEVICES", numbers)
+        return Check(check, title, WARN, found, expected, remedy)
+    return Check(check, title, FAIL, found, expected, remedies.suitable_build(facts))
+
+
+def _sm(capability: tuple[int, int]) -> str:
+    return f"sm_{capability[0]}{capability[1]}"
 
 
 def _bf16(facts: Facts) -> Check:
@@ -161,23 +159,22 @@ def _bf16(facts: Facts) -> Check:
     old = [name for name, capability in cards if capability < BF16_CAPABILITY]
     if not old:
         return Check(check, title, PASS, "in hardware", expected)
-    found = f"{', '.join(old)} computes it slowly or not at all"
-    return Check(
-        check, title, WARN, found, expected, "train with --mixed_precision alone: it takes fp16 there"
-    )
+    found = f"{', '.join(old)} computes bf16 slowly or not at all"
+    remedy = "train with --mixed_precision without --use_bf16: it uses fp16 there"
+    return Check(check, title, WARN, found, expected, remedy)
 
 
 def _same(facts: Facts) -> Check:
-    check, title = "card.same", "Cards alike"
+    check, title = "card.same", "Identical cards"
     names = [c.name for c in _devices(facts)] or [c.name for c in facts.smi.cards]
     if len(names) < 2:
         return Check(check, title, SKIP, "one card or none")
     if len(set(names)) == 1:
-        return Check(check, title, PASS, f"{len(names)} x {names[0]}", "equal cards")
-    found = ", ".join(names) + ": training takes the first; together they go at the slowest one's pace"
-    mend = f"to choose one: {remedies.variable(facts, 'CUDA_DEVICE_ORDER', 'PCI_BUS_ID')}, then "
-    mend += f"{remedies.variable(facts, 'CUDA_VISIBLE_DEVICES', '0')} with its number in nvidia-smi"
-    return Check(check, title, WARN, found, "equal cards", mend)
+        return Check(check, title, PASS, f"{len(names)} x {names[0]}", "identical cards")
+    found = ", ".join(names) + ": training uses the first; together they run at the speed of the slowest"
+    remedy = f"to choose one: {remedies.set_variable(facts, 'CUDA_DEVICE_ORDER', 'PCI_BUS_ID')}, then "
+    remedy += f"{remedies.set_variable(facts, 'CUDA_VISIBLE_DEVICES', '0')} with its number in nvidia-smi"
+    return Check(check, title, WARN, found, "identical cards", remedy)
 
 
 def _profile(facts: Facts) -> Check:
@@ -188,90 +185,93 @@ def _profile(facts: Facts) -> Check:
         return Check(check, title, SKIP, "no card")
     name, gib = sizes[0]
     known = match_card(name, gib)
-    found = f"those of the {known.name}" if known else f"{name} has no profile: taken from its {gib:.1f} GiB"
+    found = (
+        f"those of the {known.name}" if known else f"{name} has none of its own: based on its {gib:.1f} GiB"
+    )
     return Check(check, title, PASS, found)
 
 
-# --- what nvidia-smi says of each card --------------------------------------------------------------------
+# --- values from nvidia-smi, one check over all cards ------------------------------------------------------
 
 
-def _each(facts: Facts, check: str, title: str, expected: str, judge: Callable[[SmiCard], tuple | None]):
-    """One check over all cards: `judge` gives (status, found, mend) for one, None where it is not known."""
+def _each(
+    facts: Facts, check: str, title: str, expected: str, judge: Callable[[SmiCard], Verdict | None]
+) -> Check:
+    """One check over all cards; `judge` returns the verdict on one card, or None if its value is unknown."""
     if not facts.smi.cards:
-        return Check(check, title, SKIP, "nvidia-smi describes no card")
+        return Check(check, title, SKIP, "nvidia-smi lists no card")
     verdicts = [(card, judge(card)) for card in facts.smi.cards]
     known = [(card, verdict) for card, verdict in verdicts if verdict]
     if not known:
-        return Check(check, title, SKIP, "this card does not tell")
+        return Check(check, title, SKIP, "not reported by this card")
     statuses = [verdict[0] for _, verdict in known]
     status = next(s for s in (FAIL, WARN, PASS) if s in statuses)
     several = len(facts.smi.cards) > 1
-    found = "; ".join(f"{card.index}: {v[1]}" if several else v[1] for card, v in known)
-    mend = next((verdict[2] for _, verdict in known if verdict[0] == status), "")
-    return Check(check, title, status, found, expected, mend)
+    found = "; ".join(f"{card.index}: {verdict[1]}" if several else verdict[1] for card, verdict in known)
+    remedy = next((verdict[2] for _, verdict in known if verdict[0] == status), "")
+    return Check(check, title, status, found, expected, remedy)
 
 
 def _memory(facts: Facts) -> Check:
-    def judge(card: SmiCard):
+    def judge(card: SmiCard) -> Verdict | None:
         if card.memory_used_mib is None or not card.memory_total_mib:
             return None
         used, total = card.memory_used_mib / 1024, card.memory_total_mib / 1024
-        found = f"{used:.1f} of {total:.1f} GiB taken"
-        if used <= MUCH_TAKEN * total:
-            return PASS, found, ""
-        return WARN, f"{found} by others", "nvidia-smi names the processes: end those you do not need"
-
-    return _each(facts, "card.memory", "Memory taken", "at most a tenth", judge)
-
-
-def _pcie(facts: Facts) -> Check:
-    def judge(card: SmiCard):
-        if not (card.pcie_width and card.pcie_width_most):
-            return None
-        generation = f"generation {card.pcie_generation} of {card.pcie_generation_most}"
-        found = f"x{card.pcie_width} of x{card.pcie_width_most}, {generation} now"
-        if card.pcie_width >= card.pcie_width_most:
+        found = f"{used:.1f} of {total:.1f} GiB in use"
+        if used <= MAX_USED_SHARE * total:
             return PASS, found, ""
         return (
             WARN,
-            found,
-            "seat the card in the mainboard's x16 slot; look at slots that share lanes with it",
+            f"{found} by other programs",
+            "end the processes that you do not need: nvidia-smi lists them",
         )
+
+    return _each(facts, "card.memory", "Memory in use", "at most a tenth", judge)
+
+
+def _pcie(facts: Facts) -> Check:
+    def judge(card: SmiCard) -> Verdict | None:
+        if not (card.pcie_width and card.pcie_width_max):
+            return None
+        generation = f"generation {card.pcie_generation} of {card.pcie_generation_max}"
+        found = f"x{card.pcie_width} of x{card.pcie_width_max}, {generation} now"
+        if card.pcie_width >= card.pcie_width_max:
+            return PASS, found, ""
+        remedy = "use the mainboard's x16 slot, and check for other slots that share its lanes"
+        return WARN, found, remedy
 
     return _each(facts, "card.pcie", "PCIe", "all lanes; the generation drops while the card idles", judge)
 
 
 def _power(facts: Facts) -> Check:
-    def judge(card: SmiCard):
-        if card.power_limit is None:
+    def judge(card: SmiCard) -> Verdict | None:
+        if card.power_limit_w is None:
             return None
-        found = f"limit {card.power_limit:.0f} W"
-        if card.power_default is not None:
-            found += f" of {card.power_default:.0f} W by default"
-        if card.power_draw is not None:
-            found += f", drawing {card.power_draw:.0f} W now"
-        return PASS, found, ""  # a lower limit is its owner's choice
+        found = f"limit {card.power_limit_w:.0f} W"
+        if card.power_default_w is not None:
+            found += f", default {card.power_default_w:.0f} W"
+        if card.power_draw_w is not None:
+            found += f", drawing {card.power_draw_w:.0f} W now"
+        return PASS, found, ""  # a lower limit is the owner's choice
 
-    return _each(facts, "card.power", "Power", "shown only", judge)
+    return _each(facts, "card.power", "Power", "information only", judge)
 
 
 def _clocks(facts: Facts) -> Check:
-    def judge(card: SmiCard):
+    def judge(card: SmiCard) -> Verdict | None:
         if card.clock_reasons is None:
             return None
         reasons = [text for bit, text in CLOCK_REASONS.items() if card.clock_reasons & bit]
         if not reasons:
-            return PASS, "nothing holds them back", ""
-        mend = (
-            "look at the fans, the case's air and the power cables; nvidia-smi -q -d PERFORMANCE watches it"
-        )
-        return WARN, ", ".join(reasons), mend
+            return PASS, "not reduced", ""
+        remedy = "check fans, case airflow and power cables; nvidia-smi -q -d PERFORMANCE shows the reasons"
+        return WARN, ", ".join(reasons), remedy
 
     return _each(facts, "card.clocks", "Clocks", "no slowdown", judge)
 
 
 def _temperature(facts: Facts) -> Check:
-    def judge(card: SmiCard):
+    def judge(card: SmiCard) -> Verdict | None:
         return None if card.temperature_c is None else (PASS, f"{card.temperature_c} C now", "")
 
-    return _each(facts, "card.temperature", "Temperature", "shown only: see Clocks", judge)
+    return _each(facts, "card.temperature", "Temperature", "information only: see Clocks", judge)

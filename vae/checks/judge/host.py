@@ -1,4 +1,4 @@
-"""Judges the operating system, memory, disks and files: facts in, checks out, nothing is touched."""
+"""Judges the operating system, memory, disks and files, from facts only."""
 
 import re
 from pathlib import PurePosixPath, PureWindowsPath
@@ -12,18 +12,18 @@ from vae.config.recipes import RECIPES
 from vae.console import fetch_command
 from vae.host import GIB, MIB, decoding_processes
 
-# Of the default autoencoder (docs/measurements.md); a test compares it with the model.
+# Parameters of the default autoencoder (docs/measurements.md); a test compares this with the model.
 DEFAULT_PARAMETERS = 83_819_683
-# fp32 weights, both moments of AdamW, averaged weights.
+# fp32 weights, both moments of AdamW, EMA weights.
 CHECKPOINT_BYTES = DEFAULT_PARAMETERS * 4 * 4
-# The kept ones, the best, the stage's last, and the one being written.
+# --keep_checkpoints, the best, the last of the stage, and the one being written.
 CHECKPOINTS = Config().run.keep_checkpoints + 3
 
-# Resident memory of a process that has loaded the trainer with torch 2.15 on Linux: 0.69 GiB measured.
-# Decoding processes share most of it where they are forked, and hold their own copy on Windows.
+# Resident memory of a process that has imported the trainer with torch 2.15 on Linux: 0.69 GiB measured.
+# Forked decoding processes share most of it; on Windows each has its own copy.
 PROCESS_BYTES = int(0.7 * GIB)
 
-VGG_BYTES = 553_433_881  # of torchvision's file
+VGG_BYTES = 553_433_881  # size of torchvision's file
 VGG_URL = f"https://download.pytorch.org/models/{VGG_FILE}"
 
 NETWORK = {
@@ -50,12 +50,12 @@ def judge_host(facts: Facts) -> list[Check]:
 
 
 def workers(facts: Facts) -> int:
-    """Decoding processes that --num_workers auto starts here."""
+    """Number of decoding processes that --num_workers auto starts on this machine."""
     return decoding_processes(facts.host.cores_usable, remedies.on_windows(facts))
 
 
 def batch_bytes(profile: str | None = None) -> int:
-    """Bytes of one batch of uint8 images, of a profile or of the defaults."""
+    """Bytes of one batch of uint8 images, for a profile or for the defaults."""
     values = RECIPES[profile].values if profile else {}
     size = values.get("image_size", Config().data.image_size)
     return values.get("batch_size", Config().run.batch_size) * 3 * size * size
@@ -65,10 +65,9 @@ def _system(facts: Facts) -> Check:
     host = facts.host
     found = f"{host.system} {host.release}, {host.machine}" + (f", WSL {host.wsl}" if host.wsl else "")
     expected = "Linux, Windows or WSL 2"
-    if host.wsl == 1:  # learn.microsoft.com/windows/wsl/compare-versions: cards are for WSL 2
-        return Check(
-            "system.os", "System", WARN, found, expected, "in PowerShell: wsl --set-version Ubuntu 2"
-        )
+    if host.wsl == 1:  # learn.microsoft.com/windows/wsl/compare-versions: only WSL 2 supports cards
+        remedy = "in PowerShell: wsl --set-version Ubuntu 2"
+        return Check("system.os", "System", WARN, found, expected, remedy)
     status = PASS if host.system in ("Linux", "Windows") else WARN
     return Check("system.os", "System", status, found, expected)
 
@@ -80,17 +79,18 @@ def _cores(facts: Facts) -> Check:
     if host.cores_usable >= 4:
         return Check("system.cores", "Cores", PASS, found, expected)
     limited = host.cores_usable < host.cores
-    mend = "give the container more: docker run --cpus" if limited else ""
-    mend = mend or "prepare images at their training size: prepare_data.py --mode preprocess"
-    return Check("system.cores", "Cores", WARN, found, expected, mend)
+    remedy = "prepare images at their training size: prepare_data.py --mode preprocess"
+    if limited:
+        remedy = "give the container more cores: docker run --cpus"
+    return Check("system.cores", "Cores", WARN, found, expected, remedy)
 
 
 def _memory(facts: Facts) -> Check:
-    """Main memory against the training process, its decoding processes and the batches they hold ready."""
+    """Whether main memory suffices for training, its decoding processes and their prefetched batches."""
     host = facts.host
     free = min(host.memory_free, host.memory_limit or host.memory_free)
-    ready = batch_bytes("standard") * Config().data.prefetch_factor * workers(facts)
-    needed = PROCESS_BYTES * (1 + workers(facts)) + ready
+    prefetched = batch_bytes("standard") * Config().data.prefetch_factor * workers(facts)
+    needed = PROCESS_BYTES * (1 + workers(facts)) + prefetched
     found = f"{free / GIB:.1f} of {host.memory_total / GIB:.1f} GiB free"
     if host.memory_limit:
         found += f", the container may use {host.memory_limit / GIB:.1f}"
@@ -98,50 +98,48 @@ def _memory(facts: Facts) -> Check:
     if free >= needed:
         return Check("system.memory", "Main memory", PASS, found, expected)
     status = WARN if free >= 2 * PROCESS_BYTES else FAIL
-    return Check(
-        "system.memory", "Main memory", status, found, expected, "end other programs, or --num_workers 1"
-    )
+    remedy = "end other programs, or train with --num_workers 1"
+    return Check("system.memory", "Main memory", status, found, expected, remedy)
 
 
 def _shared_memory(facts: Facts) -> Check:
-    """/dev/shm, through which decoding processes hand over batches; a full one kills them by a bus error."""
+    """Whether /dev/shm has room for the prefetched batches; if it is full, decoding dies of a bus error."""
     check, title, size = "system.shm", "/dev/shm", facts.host.shared_memory
     if facts.host.system != "Linux":
-        return Check(check, title, SKIP, "only Linux hands batches over by it")
-    ahead = Config().data.prefetch_factor * workers(facts)
-    default, standard = batch_bytes() * ahead, batch_bytes("standard") * ahead
+        return Check(check, title, SKIP, "only Linux passes batches through it")
+    batches = Config().data.prefetch_factor * workers(facts)
+    default, standard = batch_bytes() * batches, batch_bytes("standard") * batches
     expected = f"{standard / GIB:.1f} GiB for profile standard, {default / MIB:.0f} MiB by default"
     found = "missing" if size is None else f"{size / GIB:.2f} GiB"
     if size is not None and size >= standard:
         return Check(check, title, PASS, found, expected)
-    mend = f"docker run --shm-size={max(1, -(-standard // GIB))}g, or train with --num_workers 0"
-    return Check(check, title, FAIL if (size or 0) < default else WARN, found, expected, mend)
+    remedy = f"docker run --shm-size={max(1, -(-standard // GIB))}g, or train with --num_workers 0"
+    return Check(check, title, FAIL if (size or 0) < default else WARN, found, expected, remedy)
 
 
 def _page_file(facts: Facts) -> Check:
-    """Every process that loads CUDA's libraries commits memory: WinError 1455 where there is no page file."""
+    """Whether there is a page file: without one, loading CUDA's libraries fails with WinError 1455."""
     check, title, windows = "system.page_file", "Page file", facts.host.windows
     if windows is None or windows.page_files is None:
-        return Check(
-            check, title, SKIP, "only Windows has one" if windows is None else "its setting is unknown"
-        )
-    most = most_page_file(windows.page_files)
+        reason = "only Windows has one" if windows is None else "its setting is unknown"
+        return Check(check, title, SKIP, reason)
+    limit = max_page_file_bytes(windows.page_files)
     expected = "managed by Windows, or at least as large as main memory"
-    mend = "SystemPropertiesPerformance.exe: Advanced, Virtual memory, Automatically manage"
-    if most is None:
+    remedy = "SystemPropertiesPerformance.exe: Advanced, Virtual memory, Automatically manage"
+    if limit is None:
         return Check(check, title, PASS, "managed by Windows", expected)
-    if most == 0:
-        return Check(check, title, WARN, "none", expected, mend)
-    found = f"fixed, at most {most / GIB:.1f} GiB"
-    fine = most >= facts.host.memory_total
-    return Check(check, title, PASS if fine else WARN, found, expected, "" if fine else mend)
+    if limit == 0:
+        return Check(check, title, WARN, "none", expected, remedy)
+    found = f"fixed, at most {limit / GIB:.1f} GiB"
+    fine = limit >= facts.host.memory_total
+    return Check(check, title, PASS if fine else WARN, found, expected, "" if fine else remedy)
 
 
-def most_page_file(lines: tuple[str, ...]) -> int | None:
-    """Bytes that the page files may grow to by the registry's PagingFiles; None: Windows decides.
+def max_page_file_bytes(lines: tuple[str, ...]) -> int | None:
+    """Maximum total size of the page files in the registry's PagingFiles; None: Windows manages it.
 
-    A line is `C:\\pagefile.sys 1024 4096` with sizes in MiB; 0 0, no sizes, or `?:` for the drive mean that
-    Windows manages it.
+    A line is `C:\\pagefile.sys 1024 4096` with sizes in MiB. The sizes 0 0, missing sizes, or the drive `?:`
+    mean that Windows manages the size.
     """
     total = 0
     for line in filter(None, (line.strip() for line in lines)):
@@ -155,55 +153,52 @@ def most_page_file(lines: tuple[str, ...]) -> int | None:
 def _long_paths(facts: Facts) -> Check:
     check, title, windows = "system.long_paths", "Long paths", facts.host.windows
     if windows is None:
-        return Check(check, title, SKIP, "only Windows limits them")
-    expected = "switched on: the caches of torch.compile go beyond 260 letters"
+        return Check(check, title, SKIP, "only Windows limits path lengths")
+    expected = "on: paths in the caches of torch.compile are longer than 260 characters"
     if windows.long_paths:
         return Check(check, title, PASS, "on", expected)
     key = r"HKLM\SYSTEM\CurrentControlSet\Control\FileSystem"
-    mend = f"as administrator: reg add {key} /v LongPathsEnabled /t REG_DWORD /d 1 /f"
-    return Check(check, title, WARN, "off", expected, mend)
+    remedy = f"as administrator: reg add {key} /v LongPathsEnabled /t REG_DWORD /d 1 /f"
+    return Check(check, title, WARN, "off", expected, remedy)
 
 
 def _folder(facts: Facts, folder: Folder) -> Check:
-    """Can it be used, and is it on a disk that does for training."""
+    """Whether a folder can be used, and is on a disk that is suitable for training."""
     check = "disk." + folder.purpose.split()[-1]
     title = f"Folder of {folder.purpose}"
     expected = "a folder on a local disk, not a synced one"
     if folder.problem:
-        mend = (
-            f"mend its permissions, or name another: {folder.flag} DIR"
-            if folder.flag
-            else "mend its permissions"
-        )
-        return Check(check, title, FAIL, f"{folder.path}: {folder.problem}", expected, mend)
+        other = f", or use another folder: {folder.flag} DIR" if folder.flag else ""
+        remedy = f"correct its permissions{other}"
+        return Check(check, title, FAIL, f"{folder.path}: {folder.problem}", expected, remedy)
     if not folder.exists and folder.flag == "--data_path":
         status = FAIL if folder.given else SKIP
-        mend = f"{folder.flag} DIR, a folder of images" if folder.given else ""
-        return Check(check, title, status, f"{folder.path} does not exist", expected, mend)
-    found = folder.path if folder.exists else f"{folder.path}, to be made in {folder.nearest}"
+        remedy = f"set {folder.flag} to an existing folder of images" if folder.given else ""
+        return Check(check, title, status, f"{folder.path} does not exist", expected, remedy)
+    found = folder.path if folder.exists else f"{folder.path}, will be created in {folder.nearest}"
     service = synced_by(folder.nearest, windows=remedies.on_windows(facts))
     if service:
-        found += f": {service} copies every file that is written there"
+        found += f": {service} uploads every file that is written there"
         return Check(check, title, WARN, found, expected, _elsewhere(folder))
     if folder.file_system in NETWORK:
-        kind = "a Windows drive seen from WSL" if facts.host.wsl else "a network drive"
+        kind = "a Windows drive mounted in WSL" if facts.host.wsl else "a network drive"
         found += f": {kind} ({folder.file_system}), slow with many files"
         return Check(check, title, WARN, found, expected, _elsewhere(folder))
     return Check(check, title, PASS, found, expected)
 
 
 def _elsewhere(folder: Folder) -> str:
-    return f"name a local folder: {folder.flag} DIR" if folder.flag else "move the project to a local folder"
+    return f"use a local folder: {folder.flag} DIR" if folder.flag else "move the project to a local folder"
 
 
 def synced_by(path: str, *, windows: bool) -> str | None:
-    """The part of a path that names a syncing service (OneDrive - Company, Dropbox), None without one."""
+    """The part of a path that names a syncing service (OneDrive - Company, Dropbox); None without one."""
     parts = (PureWindowsPath if windows else PurePosixPath)(path).parts
     return next((part for part in parts if SYNCED.match(part)), None)
 
 
 def _space(facts: Facts) -> Check:
-    check, title, folder = "disk.space", "Free for the runs", facts.folders[0]
+    check, title, folder = "disk.space", "Free disk space", facts.folders[0]
     if folder.free is None:
         return Check(check, title, SKIP, "unknown")
     found = f"{folder.free / GIB:.1f} GiB"
@@ -220,7 +215,7 @@ def _vgg(facts: Facts) -> Check:
     expected = f"{VGG_FILE}, {VGG_BYTES / MIB:.0f} MiB, in PyTorch's cache"
     if file.size == VGG_BYTES:
         return Check(check, title, PASS, file.path, expected)
-    found = "not there yet: the first run downloads them" if file.size is None else "incomplete"
-    found += " (--perceptual_weight 0 trains without)"
-    fetch = fetch_command(VGG_URL, file.path, windows=remedies.on_windows(facts))
-    return Check(check, title, WARN, found, expected, fetch)
+    found = "not downloaded yet: the first run downloads them" if file.size is None else "incomplete"
+    found += " (not needed with --perceptual_weight 0)"
+    remedy = fetch_command(VGG_URL, file.path, windows=remedies.on_windows(facts))
+    return Check(check, title, WARN, found, expected, remedy)

@@ -1,4 +1,4 @@
-"""Judges the computations that were run for real: facts in, checks out, nothing is touched."""
+"""Judges the test computations, from facts only."""
 
 from vae.checks import remedies
 from vae.checks.facts import Facts, KernelRun
@@ -9,7 +9,7 @@ TITLES = {
     "conv": "Convolution",
     "channels_last": "channels_last",
     "attention": "Attention",
-    "step": "A training step",
+    "step": "Training step",
     "compile": "torch.compile",
 }
 
@@ -22,39 +22,42 @@ def judge_kernels(facts: Facts) -> list[Check]:
 def _kernel(facts: Facts, name: str, runs: dict[str, KernelRun]) -> Check:
     check, title, loaded = f"kernels.{name}", TITLES[name], facts.loaded
     where = "card" if loaded and loaded.devices else "CPU"
-    expected = f"its reference, forward and backward, on the {where}"
+    expected = f"equals its reference, forward and backward, on the {where}"
     if loaded is None or loaded.error:
         return Check(check, title, SKIP, "PyTorch does not load")
-    trouble = WARN if name == "compile" else FAIL  # training goes on without it, only slower
+    trouble = WARN if name == "compile" else FAIL  # training works without torch.compile, only slower
+    ended = loaded.ended or ""
     if loaded.unfinished == f"kernel {name}":
-        return Check(check, title, trouble, loaded.ended, expected, _mend(facts, loaded.ended))
+        return Check(check, title, trouble, ended, expected, _remedy(facts, ended))
     if name in runs:
         return _judge_run(facts, runs[name], check, title, trouble, expected)
     if "import" in runs:
-        found = f"the model's code does not load: {runs['import'].error}"
+        found = f"the model's code cannot be imported: {runs['import'].error}"
         return Check(check, title, trouble, found, expected, remedies.setup(facts))
     if facts.quick and name == "compile":
-        return Check(check, title, SKIP, "left out by --quick")
-    found = f"not reached: {loaded.unfinished or 'nothing'} ended it ({loaded.ended})"
+        return Check(check, title, SKIP, "skipped by --quick")
+    found = f"not reached: the process ended during {loaded.unfinished or 'nothing'} ({ended})"
     status = trouble if loaded.unfinished == "loading the model" else SKIP
     return Check(check, title, status, found, expected, remedies.same_pair(facts) if status != SKIP else "")
 
 
 def _judge_run(facts: Facts, run: KernelRun, check: str, title: str, trouble: str, expected: str) -> Check:
     if run.error:
-        return Check(check, title, trouble, run.error, expected, _mend(facts, run.error))
-    found = f"off by {run.difference:.1e} (at most {run.tolerance:.1e}) in {run.seconds:.2f} s"
+        return Check(check, title, trouble, run.error, expected, _remedy(facts, run.error))
+    assert run.difference is not None
+    assert run.tolerance is not None
+    found = f"difference {run.difference:.1e} (at most {run.tolerance:.1e}) in {run.seconds:.2f} s"
     if run.difference <= run.tolerance:
         return Check(check, title, PASS, found, expected)
-    return Check(check, title, trouble, f"wrong results: {found}", expected, _mend(facts, ""))
+    return Check(check, title, trouble, f"wrong results: {found}", expected, _remedy(facts, ""))
 
 
-def _mend(facts: Facts, error: str) -> str:
-    """The line that mends what an error message of CUDA or the compiler means."""
+def _remedy(facts: Facts, error: str) -> str:
+    """The remedy for an error message of CUDA or the compiler."""
     if "no kernel image" in error or "not compatible with the current PyTorch" in error:
-        return remedies.suiting_build(facts)
+        return remedies.suitable_build(facts)
     if "out of memory" in error.lower():
-        return "nvidia-smi names the processes that hold the card's memory: end those you do not need"
+        return "end the processes that use the card's memory and that you do not need: nvidia-smi lists them"
     if "compiler" in error.lower():
         return remedies.compiler(facts)
     return remedies.same_pair(facts)

@@ -1,4 +1,4 @@
-"""Judges Python, the packages and the build of PyTorch: facts in, checks out, nothing is touched."""
+"""Judges Python, the packages and the build of PyTorch, from facts only."""
 
 from vae.checks import remedies
 from vae.checks.cuda_builds import triton_for_windows
@@ -6,9 +6,9 @@ from vae.checks.facts import Facts, Requirement
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
 from vae.checks.versions import build, satisfies
 
-LEAST_PYTHON = (3, 10)
+MIN_PYTHON = (3, 10)
 TORCH = ("torch", "torchvision")
-# Without these everything works, only slower; and damage inside JPEGs goes unnoticed without simplejpeg.
+# Everything works without these, only slower; without simplejpeg, damage inside JPEGs is not detected.
 SPEED_ONLY = ("pyvips", "pyvips-binary", "simplejpeg")
 
 
@@ -30,21 +30,20 @@ def judge_software(facts: Facts) -> list[Check]:
 def _python(facts: Facts) -> Check:
     python = facts.python
     found = f"{'.'.join(map(str, python.version))}, {python.bits}-bit"
-    found += ", in an environment" if python.in_environment else ", the system's own"
+    found += ", in a virtual environment" if python.in_environment else ", the system's own"
     expected = "Python 3.10 or newer, 64-bit"
-    fine = python.version >= LEAST_PYTHON and python.bits == 64
-    mend = "" if fine else f"install Python 3.12, 64-bit, then {remedies.setup(facts)}"
-    return Check("software.python", "Python", PASS if fine else FAIL, found, expected, mend)
+    fine = python.version >= MIN_PYTHON and python.bits == 64
+    remedy = "" if fine else f"install Python 3.12, 64-bit, then {remedies.setup(facts)}"
+    return Check("software.python", "Python", PASS if fine else FAIL, found, expected, remedy)
 
 
 def _encoding(facts: Facts) -> Check:
     python = facts.python
     found = f"file names {python.file_name_encoding}, texts {python.text_encoding}"
-    # Texts are written with their encoding named; file names are printed and listed as Python reads them.
+    # We always pass an encoding when we read or write text; Python alone decides how file names are decoded.
     fine = python.file_name_encoding.lower().replace("-", "") == "utf8"
-    mend = "" if fine else remedies.variable(facts, "PYTHONUTF8", "1")
-    expected = "utf-8 file names"
-    return Check("software.encoding", "Encoding", PASS if fine else WARN, found, expected, mend)
+    remedy = "" if fine else remedies.set_variable(facts, "PYTHONUTF8", "1")
+    return Check("software.encoding", "Encoding", PASS if fine else WARN, found, "utf-8 file names", remedy)
 
 
 def _package(facts: Facts, wanted: Requirement) -> Check:
@@ -56,8 +55,8 @@ def _package(facts: Facts, wanted: Requirement) -> Check:
         return Check(check, wanted.name, trouble, f"not installed{note}", expected, remedies.setup(facts))
     if satisfies(wanted.installed, wanted.specifier):
         return Check(check, wanted.name, PASS, wanted.installed, expected)
-    mend = remedies.pip(facts, "install", f"{wanted.name}{wanted.specifier}")
-    return Check(check, wanted.name, trouble, wanted.installed, expected, mend)
+    remedy = remedies.pip(facts, "install", f"{wanted.name}{wanted.specifier}")
+    return Check(check, wanted.name, trouble, wanted.installed, expected, remedy)
 
 
 def _torch_installed(facts: Facts) -> Check:
@@ -66,7 +65,7 @@ def _torch_installed(facts: Facts) -> Check:
     if loaded is None:
         found = "not installed in this Python"
         if facts.python.project_python:
-            found += f"; to use the environment beside the scripts: {facts.python.project_python}"
+            found += f"; to use the project's environment: {facts.python.project_python}"
             found += " check_compatibility.py"
         return Check(check, title, FAIL, found, expected, remedies.setup(facts))
     if loaded.error:
@@ -83,54 +82,52 @@ def _torch_version(facts: Facts) -> Check:
     if version is None:
         return Check("torch.version", "PyTorch", SKIP, "not installed", expected)
     fine = satisfies(version, wanted)
-    mend = "" if fine else remedies.same_pair(facts)
-    return Check("torch.version", "PyTorch", PASS if fine else FAIL, version, expected, mend)
+    remedy = "" if fine else remedies.same_pair(facts)
+    return Check("torch.version", "PyTorch", PASS if fine else FAIL, version, expected, remedy)
 
 
 def _pair(facts: Facts) -> Check:
-    """Torch and torchvision must be of one build and of versions made for each other."""
+    """Whether torch and torchvision have the same build and compatible versions."""
     check, title = "torch.pair", "torch + torchvision"
     files, loaded = facts.torch_files, facts.loaded
     if files.version is None:
         return Check(check, title, SKIP, "PyTorch is not installed")
     wants = files.vision_wants_torch
-    expected = "both of one build" + (f"; this torchvision asks for torch {wants}" if wants else "")
-    found = f"torch {files.version}, torchvision {files.vision_version or 'not installed'}"
-    trouble = files.vision_version is None
-    if not trouble and build(files.version) != build(files.vision_version):
-        trouble = True
-        found += ": two different builds"
-    if not trouble and wants and not satisfies(files.version, wants):
-        trouble = True
-        found += ": made for another torch"
+    expected = "the same build" + (f"; this torchvision requires torch {wants}" if wants else "")
+    problems = []
+    if files.vision_version is not None and build(files.version) != build(files.vision_version):
+        problems.append(": two different builds")
+    elif files.vision_version is not None and wants and not satisfies(files.version, wants):
+        problems.append(": built for another torch")
     if loaded and loaded.vision_error:
-        trouble = True
-        found += f" ({loaded.vision_error})"
+        problems.append(f" ({loaded.vision_error})")
     if loaded and loaded.unfinished == "loading torchvision":
-        trouble = True
-        found += f" ({loaded.ended})"
-    mend = remedies.same_pair(facts) if trouble else ""
-    return Check(check, title, FAIL if trouble else PASS, found, expected, mend)
+        problems.append(f" ({loaded.ended})")
+    found = f"torch {files.version}, torchvision {files.vision_version or 'not installed'}" + "".join(
+        problems
+    )
+    if files.vision_version is not None and not problems:
+        return Check(check, title, PASS, found, expected)
+    return Check(check, title, FAIL, found, expected, remedies.same_pair(facts))
 
 
 def _build(facts: Facts) -> Check:
-    """Whether the build can use the card there is."""
+    """Whether the build can use the installed card."""
     check, title, files = "torch.build", "Build of PyTorch", facts.torch_files
     if files.version is None:
         return Check(check, title, SKIP, "PyTorch is not installed")
     runtime = f"CUDA {files.cuda}" if files.cuda else f"ROCm {files.hip}" if files.hip else "no CUDA"
     found = f"{files.version} ({runtime})"
     if files.cuda or files.hip or not facts.smi.cards:
-        expected = "a CUDA build where there is an NVIDIA card"
-        return Check(check, title, PASS, found, expected)
-    mend = remedies.suiting_build(facts)
-    return Check(check, title, FAIL, found, f"a CUDA build for the {facts.smi.cards[0].name}", mend)
+        return Check(check, title, PASS, found, "a CUDA build if there is an NVIDIA card")
+    remedy = remedies.suitable_build(facts)
+    return Check(check, title, FAIL, found, f"a CUDA build for the {facts.smi.cards[0].name}", remedy)
 
 
 def _triton(facts: Facts) -> Check:
-    """Triton makes the fast code of torch.compile on cards; its version must be the one torch expects."""
+    """Whether Triton, which torch.compile uses on cards, has the version that torch expects."""
     check, title, files = "torch.triton", "Triton", facts.torch_files
-    if not (files.cuda or files.hip):
+    if files.version is None or not (files.cuda or files.hip):
         return Check(check, title, SKIP, "only builds for cards use it")
     wanted = files.triton_wanted
     if remedies.on_windows(facts):
@@ -138,16 +135,16 @@ def _triton(facts: Facts) -> Check:
         wanted = f"=={minor}.*" if minor else None
         if minor is None:
             found = f"there is none for torch {files.version} on Windows: training runs without torch.compile"
-            mend = remedies.setup(facts, remedies.suggested(facts))
-            return Check(check, title, WARN, found, "a torch between 2.10 and 2.14", mend)
+            remedy = remedies.setup(facts, remedies.suggested(facts))
+            return Check(check, title, WARN, found, "a torch between 2.10 and 2.14", remedy)
     if wanted is None:
-        return Check(check, title, SKIP, f"torch {files.version} does not say which it needs")
+        return Check(check, title, SKIP, f"torch {files.version} does not state which version it needs")
     expected = f"{files.triton_name} {wanted}"
     if files.triton_version and satisfies(files.triton_version, wanted):
         return Check(check, title, PASS, files.triton_version, expected)
     found = f"{files.triton_version or 'not installed'}: training runs without torch.compile, only slower"
-    mend = remedies.pip(facts, "install", f"{files.triton_name}{wanted}")
-    return Check(check, title, WARN, found, expected, mend)
+    remedy = remedies.pip(facts, "install", f"{files.triton_name}{wanted}")
+    return Check(check, title, WARN, found, expected, remedy)
 
 
 def _compiler(facts: Facts) -> Check:
@@ -157,6 +154,6 @@ def _compiler(facts: Facts) -> Check:
     if facts.host.c_compiler:
         return Check(check, title, PASS, facts.host.c_compiler, expected)
     if remedies.on_windows(facts):  # TinyCC: github.com/triton-lang/triton-windows
-        return Check(check, title, SKIP, "none on PATH; triton-windows brings its own")
+        return Check(check, title, SKIP, "none on PATH; triton-windows includes its own")
     found = "none: training runs without torch.compile, only slower"
     return Check(check, title, WARN, found, expected, remedies.compiler(facts))

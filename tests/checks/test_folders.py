@@ -1,4 +1,4 @@
-"""Folders, mounts and the cache of weights: real ones, and the texts systems describe theirs with."""
+"""Folders, mount tables and the cache of weights."""
 
 import os
 
@@ -23,7 +23,7 @@ C:\134 /mnt/c 9p rw,noatime,aname=drvfs 0 0
         ("/mnt/data", "nfs4"),
         ("/mnt/data/train/1.png", "nfs4"),
         ("/mnt/data/local/x", "xfs"),
-        ("/mnt/database", "ext4"),  # not inside /mnt/data
+        ("/mnt/database", "ext4"),  # not in /mnt/data
         ("/mnt/c/Users", "9p"),
         ("/mnt/a b/images", "cifs"),
     ],
@@ -32,23 +32,23 @@ def test_kind_of_mount(path, kind):
     assert kind_of_mount(MOUNTS, path) == kind
 
 
-def test_folder_to_be_made(tmp_path):
+def test_folder_that_will_be_created(tmp_path):
     found = gather_folder("the runs", "--output_dir", str(tmp_path / "a b'ü" / "c"), True, writes=True)
     assert not found.exists
     assert found.nearest == str(tmp_path)
     assert found.free > 0
     assert found.problem is None
-    assert list(tmp_path.iterdir()) == []  # looking leaves nothing behind
+    assert list(tmp_path.iterdir()) == []  # the check creates nothing
 
 
-def test_file_in_the_way(tmp_path):
+def test_file_instead_of_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "runs"):
         assert "is a file" in gather_folder("the runs", "--output_dir", str(path), True, writes=True).problem
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x"])
-def test_paths_that_cannot_be(path):
+def test_invalid_paths(path):
     assert gather_folder("the runs", "--output_dir", path, True, writes=True).problem
 
 
@@ -61,7 +61,7 @@ def test_unreadable_folder(tmp_path):
     closed.chmod(0o700)
 
 
-def test_refused_writes_are_a_problem(tmp_path, monkeypatch):
+def test_refused_write_is_a_problem(tmp_path, monkeypatch):
     def refuse(**_):
         raise PermissionError(13, "Permission denied")
 
@@ -72,7 +72,7 @@ def test_refused_writes_are_a_problem(tmp_path, monkeypatch):
     )
 
 
-def test_weights_are_looked_for_where_torch_keeps_them(tmp_path, monkeypatch):
+def test_weights_are_in_the_folder_of_torch_hub(tmp_path, monkeypatch):
     import torch
 
     for name in ("TORCH_HOME", "XDG_CACHE_HOME"):

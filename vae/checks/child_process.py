@@ -1,4 +1,4 @@
-"""Programs run beside this one that may crash or hang, and must not take the report with them."""
+"""Child processes that may crash or hang without affecting the report."""
 
 import contextlib
 import os
@@ -6,24 +6,25 @@ import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from typing import IO
 
-SECONDS_TO_DIE = 1.0  # a process inside a hung driver does not even die of SIGKILL: it is left behind
+SECONDS_TO_DIE = 1.0  # a process inside a hung driver ignores even SIGKILL: we stop waiting for it
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended; `code` is None where its time was up."""
+    """How a process ended; `code` is None if it exceeded the time limit."""
 
     code: int | None
     out: str
     err: str
 
 
-class Child:
-    """A program that runs until it ends or `finish` has waited long enough; OSError where it cannot start."""
+class ChildProcess:
+    """A process that runs until it ends or until `finish` times out; OSError if it cannot start."""
 
     def __init__(self, command: list[str], env: dict[str, str] | None = None, cwd: str | None = None):
-        # Files and not pipes: nobody has to read while it runs, and a grandchild cannot hold a pipe open.
+        # Files instead of pipes: nothing has to read while it runs, and a grandchild cannot keep a pipe open.
         self._out = tempfile.TemporaryFile()  # noqa: SIM115
         self._err = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -33,21 +34,22 @@ class Child:
             stderr=self._err,
             env=env,
             cwd=cwd,
-            start_new_session=os.name != "nt",  # so that what it starts can be ended with it
+            start_new_session=os.name != "nt",  # a process group, so that its children can be killed with it
         )
 
     def finish(self, timeout_seconds: float) -> Outcome:
-        """Wait for the end, or end it, whatever happens to us meanwhile."""
+        """Wait for the process and kill it after the time limit, or if an exception interrupts the wait."""
+        code: int | None
         try:
             code = self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            self._end()
+            self._kill()
         return Outcome(code, _text(self._out), _text(self._err))
 
-    def _end(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended already
+    def _kill(self) -> None:
+        with contextlib.suppress(OSError):  # it has already ended
             if os.name == "nt":
                 self._process.kill()
             else:
@@ -56,6 +58,6 @@ class Child:
             self._process.wait(SECONDS_TO_DIE)
 
 
-def _text(file) -> str:
+def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode("utf-8", "replace")

@@ -1,0 +1,55 @@
+"""Gathers all facts: the only place where the checks read the machine."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+from vae.checks import folders, machine, nvidia_smi, packages, torch_process
+from vae.checks.facts import Facts, LoadedTorch
+from vae.config.options import Config
+
+SMI_SECONDS_QUICK = 3.0
+TORCH_SECONDS = 300.0  # a first import from a cold disk under a virus scanner, and one compilation
+TORCH_SECONDS_QUICK = 60.0
+
+
+def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -> Facts:
+    """All facts; a child process imports PyTorch while this process gathers the rest.
+
+    If `data_path` is None, the trainer's default is checked; that folder does not have to exist.
+    """
+    images = Config().data.data_path if data_path is None else data_path
+    child, loaded = None, None
+    if _is_installed("torch"):
+        try:
+            child = torch_process.start(project, quick)
+        except OSError as error:
+            loaded = LoadedTorch(error=f"a second Python cannot be started: {error.strerror or error}")
+    facts = Facts(
+        project=str(project),
+        quick=quick,
+        python=machine.gather_python(project),
+        requirements=packages.gather_requirements(project),
+        torch_files=packages.gather_torch_files(),
+        loaded=loaded,
+        smi=nvidia_smi.query(SMI_SECONDS_QUICK if quick else nvidia_smi.PATIENT_SECONDS),
+        host=machine.gather_host(),
+        folders=(
+            folders.gather_folder("the runs", "--output_dir", output_dir, True, writes=True),
+            folders.gather_folder("the images", "--data_path", images, data_path is not None, writes=False),
+            folders.gather_folder("this project", "", str(project), True, writes=False),
+        ),
+        vgg=folders.gather_vgg(),
+    )
+    if child is None:
+        return facts
+    outcome = child.finish(TORCH_SECONDS_QUICK if quick else TORCH_SECONDS)
+    return replace(facts, loaded=torch_process.parse(outcome))
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a package can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
