@@ -18,7 +18,7 @@ from vae.data.manifest import (
     write_manifest,
 )
 from vae.files import sha256_of_file
-from vae.training.distributed import Processes
+from vae.training.distributed import Distributed
 from vae.training.setup import prepare_run
 
 
@@ -156,13 +156,13 @@ def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
     splits = ["val", "train", "train", "train"]
     path, names = real_manifest(image_folder, tmp_path / "set", split=splits, fold=[0, 1, 2, 3])
     given = {key: value for key, value in tiny.items() if key != "val_split"} | {"data_path": str(path)}
-    processes = Processes.start("cpu")
-    run = prepare_run(given, processes)
-    assert run.held.names == names[::4]
-    assert run.train_names == [name for name in names if name not in names[::4]]
-    assert run.train_dataset(run.stages[0])[0, 0].image.dtype == torch.uint8
-    run = prepare_run(given | {"fold": 2}, processes)
-    assert run.held.names == names[2::4]
+    dist = Distributed.start("cpu")
+    run, _ = prepare_run(given, dist)
+    assert run.validation_set.names == names[::4]
+    assert run.training_set.names == [name for name in names if name not in names[::4]]
+    assert run.training_set.crops(run.config, 32)[0, 0].image.dtype == torch.uint8
+    run, _ = prepare_run(given | {"fold": 2}, dist)
+    assert run.validation_set.names == names[2::4]
     for extra, words in (
         ({"val_split": 0.2}, "split already"),
         ({"fold": 1, "val_split": 0.2}, "--fold 1 and --val_split 0.2"),
@@ -171,10 +171,10 @@ def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
         ({"fold": 1, "data_path": str(image_folder)}, "manifest.jsonl"),
     ):
         with pytest.raises(UserError, match=words):
-            prepare_run(given | extra, processes)
-    own = prepare_run(given | {"val_path": str(image_folder)}, processes)
-    assert own.train_names == run.train_names[:0] + [n for n in names if n not in names[::4]]
-    assert str(own.held.root) == str(image_folder)
+            prepare_run(given | extra, dist)
+    run, _ = prepare_run(given | {"val_path": str(image_folder)}, dist)
+    assert run.training_set.names == [name for name in names if name not in names[::4]]
+    assert str(run.validation_set.root) == str(image_folder)
 
 
 @pytest.mark.slow

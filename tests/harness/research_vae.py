@@ -1,7 +1,7 @@
-"""A VAE with the module names of the original research code, written for these tests: names and shapes are
-theirs, and it computes, so that a file is known to mean what they mean by it.
+"""A VAE with the parameter names and shapes of the original research code, written for these tests.
 
-Sources of the names: CompVis latent-diffusion and Black Forest Labs' published model definitions.
+It computes images, so a test can check the meaning of a file and not only its names. Sources of the names:
+CompVis latent-diffusion and Black Forest Labs' published model definitions.
 """
 
 import torch
@@ -21,7 +21,7 @@ class Block(nn.Module):
         if inputs != outputs:
             self.nin_shortcut = nn.Conv2d(inputs, outputs, 1)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(F.silu(self.norm2(h)))
         return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.norm = norm(width)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm(x)
         q, k, v = (part(h).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v))  # (B, N, C)
         scores = torch.softmax(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5, dim=-1)
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 class Conv(nn.Module):
-    """Holds one convolution, as their down- and upsampling do."""
+    """A module around one convolution, as in their down- and upsampling."""
 
     def __init__(self, width: int, stride: int):
         super().__init__()
@@ -55,22 +55,22 @@ def middle(width: int) -> nn.Module:
 
 
 class Encoder(nn.Module):
-    def __init__(self, widths, blocks: int, z: int):
+    def __init__(self, channels: tuple[int, ...], blocks: int, z: int):
         super().__init__()
-        self.conv_in = nn.Conv2d(3, widths[0], 3, padding=1)
+        self.conv_in = nn.Conv2d(3, channels[0], 3, padding=1)
         self.down = nn.ModuleList()
-        previous = widths[0]
-        for index, width in enumerate(widths):
+        previous = channels[0]
+        for index, width in enumerate(channels):
             level = nn.Module()
             level.block = nn.ModuleList(Block(previous if i == 0 else width, width) for i in range(blocks))
-            if index < len(widths) - 1:
+            if index < len(channels) - 1:
                 level.downsample = Conv(width, 2)
             self.down.append(level)
             previous = width
         self.mid = middle(previous)
         self.norm_out, self.conv_out = norm(previous), nn.Conv2d(previous, 2 * z, 3, padding=1)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         h = self.conv_in(images)
         for level in self.down:
             for block in level.block:
@@ -82,15 +82,15 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, widths, blocks: int, z: int):
+    def __init__(self, channels: tuple[int, ...], blocks: int, z: int):
         super().__init__()
-        self.conv_in = nn.Conv2d(z, widths[-1], 3, padding=1)
-        self.mid = middle(widths[-1])
+        self.conv_in = nn.Conv2d(z, channels[-1], 3, padding=1)
+        self.mid = middle(channels[-1])
         levels = []
-        previous = widths[-1]
-        for index in reversed(range(len(widths))):
+        previous = channels[-1]
+        for index in reversed(range(len(channels))):
             level = nn.Module()
-            width = widths[index]
+            width = channels[index]
             level.block = nn.ModuleList(
                 Block(previous if i == 0 else width, width) for i in range(blocks + 1)
             )
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
         self.up = nn.ModuleList(levels)
         self.norm_out, self.conv_out = norm(previous), nn.Conv2d(previous, 3, 3, padding=1)
 
-    def forward(self, latents):
+    def forward(self, latents: torch.Tensor) -> torch.Tensor:
         h = self.conv_in(latents)
         h = self.mid.block_2(self.mid.attn_1(self.mid.block_1(h)))
         for level in reversed(self.up):
@@ -113,11 +113,11 @@ class Decoder(nn.Module):
 
 
 class ResearchVAE(nn.Module):
-    """`quant`: "outer" as SD 1.x, "inner" as FLUX.2 with its batch norm over latent patches, or None."""
+    """`quant`: "outer" as in SD 1.x, "inner" as in FLUX.2 with its batch norm over latent patches, or None."""
 
-    def __init__(self, widths, z: int, quant: str | None, blocks: int = 2):
+    def __init__(self, channels: tuple[int, ...], z: int, quant: str | None, blocks: int = 2):
         super().__init__()
-        self.encoder, self.decoder = Encoder(widths, blocks, z), Decoder(widths, blocks, z)
+        self.encoder, self.decoder = Encoder(channels, blocks, z), Decoder(channels, blocks, z)
         convolutions = nn.Conv2d(2 * z, 2 * z, 1), nn.Conv2d(z, z, 1)
         if quant == "outer":
             self.quant_conv, self.post_quant_conv = convolutions
@@ -125,14 +125,14 @@ class ResearchVAE(nn.Module):
             self.encoder.quant_conv, self.decoder.post_quant_conv = convolutions
             self.bn = nn.BatchNorm2d(4 * z, eps=1e-4, affine=False)
 
-    def _convolutions(self):
+    def _quant_convolutions(self) -> tuple[nn.Module, nn.Module]:
         if hasattr(self, "bn"):
             return self.encoder.quant_conv, self.decoder.post_quant_conv
         return getattr(self, "quant_conv", nn.Identity()), getattr(self, "post_quant_conv", nn.Identity())
 
-    def encode(self, images):
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
         """The posterior's mean."""
-        return self._convolutions()[0](self.encoder(images)).chunk(2, dim=1)[0]
+        return self._quant_convolutions()[0](self.encoder(images)).chunk(2, dim=1)[0]
 
-    def decode(self, latents):
-        return self.decoder(self._convolutions()[1](latents))
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self._quant_convolutions()[1](latents))

@@ -1,6 +1,7 @@
-"""VAEs as others publish them, with random weights: diffusers folders and files of the research code."""
+"""Published VAE families with random weights: diffusers models and files of the research code."""
 
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLFlux2
@@ -8,11 +9,13 @@ from safetensors.torch import save_file
 
 from tests.harness.research_vae import ResearchVAE
 
+_Model = TypeVar("_Model", bound=torch.nn.Module)
+
 NARROW = (32, 32, 64, 64)
-SMALL = ((32, 32), 1)  # widths and blocks of what is trained in a test
+SMALL = ((32, 32), 1)  # channels and blocks of models that tests train
 REAL = (128, 256, 512, 512)
 
-# latent channels, where the quant convolutions are, scaling, shift
+# latent channels, position of the quant convolutions, scaling, shift
 FAMILIES = {
     "sd": (4, "outer", 0.18215, None),
     "sdxl": (4, "outer", 0.13025, None),
@@ -22,14 +25,16 @@ FAMILIES = {
 }
 
 
-def diffusers_model(family: str, widths=NARROW, blocks: int = 2):
-    """A published model of the family as diffusers builds it."""
+def diffusers_model(
+    family: str, channels: tuple[int, ...] = NARROW, blocks: int = 2
+) -> AutoencoderKL | AutoencoderKLFlux2:
+    """A model of the family, built by diffusers."""
     z, quant, scaling, shift = FAMILIES[family]
     torch.manual_seed(7)
     shape = {
-        "block_out_channels": widths,
-        "down_block_types": ["DownEncoderBlock2D"] * len(widths),
-        "up_block_types": ["UpDecoderBlock2D"] * len(widths),
+        "block_out_channels": channels,
+        "down_block_types": ["DownEncoderBlock2D"] * len(channels),
+        "up_block_types": ["UpDecoderBlock2D"] * len(channels),
         "layers_per_block": blocks,
         "latent_channels": z,
         "sample_size": 64,
@@ -37,19 +42,19 @@ def diffusers_model(family: str, widths=NARROW, blocks: int = 2):
         "use_post_quant_conv": quant is not None,
     }
     if family == "flux2":
-        return vary(AutoencoderKLFlux2(**shape))
-    return vary(AutoencoderKL(**shape, scaling_factor=scaling, shift_factor=shift))
+        return randomize_norms(AutoencoderKLFlux2(**shape))
+    return randomize_norms(AutoencoderKL(**shape, scaling_factor=scaling, shift_factor=shift))
 
 
-def research_model(family: str, widths=NARROW, blocks: int = 2) -> ResearchVAE:
-    """The same as the research code builds it."""
+def research_model(family: str, channels: tuple[int, ...] = NARROW, blocks: int = 2) -> ResearchVAE:
+    """A model of the family, built by the research code."""
     z, quant, _, _ = FAMILIES[family]
     torch.manual_seed(8)
-    return vary(ResearchVAE(widths, z, quant, blocks))
+    return randomize_norms(ResearchVAE(channels, z, quant, blocks))
 
 
-def vary(model):
-    """Norms and statistics away from the ones and zeros they begin with, so that a swap would show."""
+def randomize_norms(model: _Model) -> _Model:
+    """Change norms and statistics from their initial ones and zeros, so that swapped tensors are detected."""
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" in name:
@@ -62,7 +67,7 @@ def vary(model):
 
 
 def save_research(path: Path, model: ResearchVAE, prefix: str = "", more: dict | None = None) -> Path:
-    """Write the model's own state_dict as safetensors."""
+    """Write the model's state_dict as safetensors, with `prefix` and `more` tensors."""
     tensors = {prefix + name: value.contiguous() for name, value in model.state_dict().items()}
     save_file({**tensors, **(more or {})}, path)
     return path

@@ -1,4 +1,4 @@
-"""A checkpoint file is whole or named as damaged, whatever happened to it or to the process writing it."""
+"""A checkpoint file is complete or reported as damaged, whatever happens to it or to the writing process."""
 
 import hashlib
 import multiprocessing
@@ -40,22 +40,22 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_loaded_is_what_was_saved(saved):
+def test_save_and_load_round_trip(saved):
     loaded = load_checkpoint(saved)
     assert loaded["position"] == {"step": 1}
     assert torch.equal(loaded["model"]["weight"], FILLED + 1)
     assert names(saved.parent) == ["checkpoint_epoch_1.pt", "checkpoint_epoch_1.pt.sha256"]
 
 
-def test_the_record_is_what_sha256sum_writes(saved):
+def test_sha256_file_has_the_format_of_sha256sum(saved):
     digest = hashlib.sha256(saved.read_bytes()).hexdigest()
     assert sha256_of_file(saved) == digest
     assert record_path(saved).read_text() == f"{digest}  checkpoint_epoch_1.pt\n"
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="names of open files are read there")
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc for the names of open files")
 def test_order_of_system_calls(tmp_path, monkeypatch):
-    """Both files reach the disk before either name appears; the folder is flushed last."""
+    """Both files are flushed before they are renamed; the folder is flushed last."""
     calls = []
     fsync, replace = os.fsync, os.replace
 
@@ -79,7 +79,7 @@ def test_order_of_system_calls(tmp_path, monkeypatch):
     ]
 
 
-def test_a_refused_rename_leaves_the_old_file(saved, monkeypatch):
+def test_failed_rename_leaves_old_file(saved, monkeypatch):
     before = saved.read_bytes()
 
     def refuse(_source, target):
@@ -94,8 +94,8 @@ def test_a_refused_rename_leaves_the_old_file(saved, monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 300_000], ids=["nothing", "a_little", "most"])
-def test_a_full_disk_leaves_the_old_file_and_no_other(saved, limit):
-    """The kernel refuses to let any file of this process grow further."""
+def test_full_disk_leaves_old_file_and_no_temporary_file(saved, limit):
+    """A limit on file size simulates the full disk."""
     before = saved.read_bytes()
     resource = pytest.importorskip("resource")  # Windows has no such limits
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -117,7 +117,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.7, 0.999, 1])
-def test_one_flipped_bit_anywhere_is_damage(saved, share):
+def test_flipped_bit_is_reported_as_damage(saved, share):
     flip(saved, round(share * (saved.stat().st_size - 1)), bit=3)
     with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is damaged: its SHA-256"):
         load_checkpoint(saved)
@@ -125,7 +125,7 @@ def test_one_flipped_bit_anywhere_is_damage(saved, share):
 
 @pytest.mark.parametrize("record", [True, False], ids=["with_record", "without_record"])
 @pytest.mark.parametrize("share", [0, 0.0001, 0.5, 0.99, 0.9999])
-def test_a_truncated_file_is_damage(saved, share, record):
+def test_truncated_file_is_reported_as_damage(saved, share, record):
     os.truncate(saved, int(share * saved.stat().st_size))
     if not record:
         record_path(saved).unlink()
@@ -134,51 +134,51 @@ def test_a_truncated_file_is_damage(saved, share, record):
 
 
 @pytest.mark.parametrize("text", ["", "\n", "0" * 64 + "  checkpoint_epoch_1.pt\n", "\udcff\x00"])
-def test_a_record_that_says_something_else_is_damage(saved, text):
+def test_wrong_sha256_is_reported_as_damage(saved, text):
     record_path(saved).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(DamagedCheckpointError, match="SHA-256 is not the one in"):
         load_checkpoint(saved)
 
 
-def test_without_its_record_a_whole_file_is_valid(saved):
+def test_file_without_sha256_is_valid(saved):
     record_path(saved).unlink()
     verify_checkpoint(saved)
     assert load_checkpoint(saved)["position"]["step"] == 1
 
 
-def test_without_its_record_no_flipped_bit_changes_what_is_loaded(saved):
-    """The archive's own checksums find it, or it stands where nothing is read from."""
+def test_flipped_bit_without_sha256_never_changes_loaded_content(saved):
+    """The archive's own checksums detect the bit, or it is in bytes that are not read."""
     record_path(saved).unlink()
     good = saved.read_bytes()
-    chosen = random.Random(0)
-    ends = [chosen.choice([*range(600), *range(len(good) - 1200, len(good))]) for _ in range(120)]
-    said = []
-    for position in [*ends, *chosen.sample(range(len(good)), 40)]:
+    rng = random.Random(0)
+    ends = [rng.choice([*range(600), *range(len(good) - 1200, len(good))]) for _ in range(120)]
+    errors = []
+    for position in [*ends, *rng.sample(range(len(good)), 40)]:
         saved.write_bytes(good)
-        flip(saved, position, chosen.randrange(8))
+        flip(saved, position, rng.randrange(8))
         try:
             loaded = load_checkpoint(saved)
         except UserError as error:
-            said.append(str(error))
+            errors.append(str(error))
         else:
             assert loaded["position"] == {"step": 1}
             assert torch.equal(loaded["model"]["weight"], FILLED + 1)
-    assert len(said) > 80
-    assert "\n" not in "".join(said)
+    assert len(errors) > 80
+    assert "\n" not in "".join(errors)
 
 
-class Stranger:
-    """What a pickle may hold and a checkpoint never does."""
+class UnknownClass:
+    """A class that weights_only=True refuses to load."""
 
 
-def test_files_of_others_are_named(tmp_path):
+def test_foreign_file_is_an_error_with_its_path(tmp_path):
     path = tmp_path / "checkpoint_epoch_1.pt"
     writers = {
         "text": lambda: path.write_text("hello\n" * 1000),
         "noise": lambda: path.write_bytes(random.Random(0).randbytes(5000)),
         "list": lambda: torch.save([1, 2, 3], path),
         "weights": lambda: torch.save({"weight": torch.ones(3)}, path),
-        "class": lambda: torch.save({"format": CHECKPOINT_FORMAT, "model": Stranger()}, path),
+        "class": lambda: torch.save({"format": CHECKPOINT_FORMAT, "model": UnknownClass()}, path),
         "old_format": lambda: torch.save([1], path, _use_new_zipfile_serialization=False),
     }
     for kind, write in writers.items():
@@ -204,7 +204,7 @@ def test_other_checkpoint_format_is_refused_with_remedy(tmp_path, other):
     assert "\n" not in message
 
 
-def test_what_is_no_file_is_named(tmp_path):
+def test_missing_file_and_folder_are_errors(tmp_path):
     with pytest.raises(UserError, match=r"--resume_from \S+nothing\.pt: there is no such file"):
         load_checkpoint(tmp_path / "nothing.pt")
     with pytest.raises(
@@ -213,7 +213,7 @@ def test_what_is_no_file_is_named(tmp_path):
         load_checkpoint(tmp_path)
 
 
-def _save_for_ever(folder: Path, pipe) -> None:
+def _save_forever(folder: Path, pipe) -> None:
     torch.set_num_threads(1)
     step = 0
     while True:
@@ -224,27 +224,27 @@ def _save_for_ever(folder: Path, pipe) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the killed process is a fork")
-def test_killed_at_any_moment_a_valid_checkpoint_remains(tmp_path):
-    """The killed process does little else than save; the last save that it announced must load."""
-    context, chosen, said = multiprocessing.get_context("fork"), random.Random(1), []
+def test_valid_checkpoint_remains_after_a_kill_at_any_moment(tmp_path, capsys):
+    """The killed process spends most of its time saving; the last save that it reported must load."""
+    context, rng = multiprocessing.get_context("fork"), random.Random(1)
     for attempt in range(25):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         receive, send = context.Pipe(duplex=False)
-        process = context.Process(target=_save_for_ever, args=(folder, send))
+        process = context.Process(target=_save_forever, args=(folder, send))
         process.start()
         send.close()
-        announced = receive.recv()
-        time.sleep(chosen.uniform(0, 0.06))
+        reported = receive.recv()
+        time.sleep(rng.uniform(0, 0.06))
         process.kill()
         process.join()
         while receive.poll():
             try:
-                announced = receive.recv()
+                reported = receive.recv()
             except EOFError:
                 break
-        _path, loaded = load_newest(folder, said.append)
+        _path, loaded = load_newest(folder)
         step = loaded["position"]["step"]
-        assert step in (announced, announced + 1)
+        assert step in (reported, reported + 1)
         assert torch.equal(loaded["model"]["weight"], FILLED + step)
-    assert said == []  # a kill tears temporary files only
+    assert capsys.readouterr().out == ""  # no file is skipped: a kill damages only temporary files

@@ -1,4 +1,4 @@
-"""Folded weights suit fixed constants and show the same images."""
+"""Folded weights match fixed constants and give the same images."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from vae.interop.exporting import export
 from vae.interop.latent_statistics import LatentSums
 from vae.interop.vae_files import load_vae
 
-SIZE = 32  # px of the crops that are measured: `images` are 48 x 40
+SIZE = 32  # px of the measured crops; the images are 48 x 40
 
 
 def folded(theirs, tmp_path, images, **options):
@@ -25,14 +25,13 @@ def folded(theirs, tmp_path, images, **options):
             data_path=str(images),
             image_size=SIZE,
             **options,
-        ),
-        say=lambda _line: None,
+        )
     )
     return AutoencoderKL.from_pretrained(tmp_path / "folded")
 
 
 def scaled_latents(model, images, scaling, shift):
-    """Posteriors of the same centre crops, read as a program with fixed constants does."""
+    """Statistics of the latents of the same centre crops, scaled by a program with fixed constants."""
     sums = LatentSums()
     for path in sorted(images.rglob("*.png")):
         pixels = np.array(Image.open(path))
@@ -47,7 +46,7 @@ def scaled_latents(model, images, scaling, shift):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", PUBLISHED_SCALING)
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_fixed_constants_see_latents_of_spread_1(family, target, tmp_path, image_folder):
+def test_latents_have_std_1_under_fixed_constants(family, target, tmp_path, image_folder):
     theirs = diffusers_model(family, *SMALL)
     model = folded(theirs, tmp_path, image_folder, fold_scaling=target)
     scaling, shift = PUBLISHED_SCALING[target]
@@ -60,19 +59,19 @@ def test_fixed_constants_see_latents_of_spread_1(family, target, tmp_path, image
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_the_same_images_come_out(family, per_channel, tmp_path, image_folder):
+def test_folding_does_not_change_images(family, per_channel, tmp_path, image_folder):
     theirs = diffusers_model(family, *SMALL)
     model = folded(theirs, tmp_path, image_folder, fold_scaling="flux", per_channel=per_channel)
     expected = theirs(image()).sample
     assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
-    # a program that was made for the constants: encode, scale, unscale, decode
+    # a program with these constants: encode, scale, unscale, decode
     scaling, shift = PUBLISHED_SCALING["flux"]
     latents = (model.encode(image()).latent_dist.mode() - shift) * scaling
     again = model.decode(latents / scaling + shift).sample
     assert (again - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_per_channel_brings_each_channel_to_spread_1(tmp_path, image_folder):
+def test_per_channel_gives_each_channel_std_1(tmp_path, image_folder):
     model = folded(
         diffusers_model("sdxl", *SMALL), tmp_path, image_folder, fold_scaling="sd", per_channel=True
     )
@@ -81,7 +80,7 @@ def test_per_channel_brings_each_channel_to_spread_1(tmp_path, image_folder):
     assert found.mean.abs().max() < 1e-5
 
 
-def test_added_quant_convolutions_take_the_shift(tmp_path, image_folder):
+def test_shift_is_folded_into_added_quant_convolutions(tmp_path, image_folder):
     theirs = diffusers_model("flux", *SMALL)
     model = folded(theirs, tmp_path, image_folder, fold_scaling="flux", add_quant_conv=True)
     assert model.config.use_quant_conv
@@ -92,7 +91,7 @@ def test_added_quant_convolutions_take_the_shift(tmp_path, image_folder):
     assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_sampled_latents_follow(tmp_path, image_folder):
+def test_posterior_std_scales_with_the_mean(tmp_path, image_folder):
     theirs = diffusers_model("sdxl", *SMALL)
     model = folded(theirs, tmp_path, image_folder, fold_scaling="flux")
     before, after = theirs.encode(image()).latent_dist, model.encode(image()).latent_dist
@@ -102,25 +101,25 @@ def test_sampled_latents_follow(tmp_path, image_folder):
     assert torch.allclose(ratio.flatten()[0], factor.median(), rtol=1e-4)
 
 
-def test_what_carries_its_own_statistics_is_not_folded(tmp_path, image_folder):
-    with pytest.raises(UserError, match="carries the statistics of its latents"):
+def test_vae_with_latent_norm_is_not_folded(tmp_path, image_folder):
+    with pytest.raises(UserError, match=r"--fold_scaling: .* statistics of its latents"):
         folded(diffusers_model("flux2", *SMALL), tmp_path, image_folder, fold_scaling="flux")
 
 
-def test_a_second_pair_of_quant_convolutions_is_refused(tmp_path, image_folder):
-    with pytest.raises(UserError, match="has its quant convolutions already"):
+def test_second_pair_of_quant_convolutions_is_refused(tmp_path, image_folder):
+    with pytest.raises(UserError, match=r"--add_quant_conv: .*already has quant convolutions"):
         folded(diffusers_model("sdxl", *SMALL), tmp_path, image_folder, add_quant_conv=True)
 
 
-def test_measuring_alone_changes_no_weight(tmp_path, image_folder):
+def test_measuring_changes_no_weight(tmp_path, image_folder):
     theirs = diffusers_model("sdxl", *SMALL)
     model = folded(theirs, tmp_path, image_folder)
-    assert model.config.scaling_factor == 0.13025  # the file's own, on which programs rely
+    assert model.config.scaling_factor == 0.13025  # from the file, because other programs rely on it
     for name, value in theirs.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
 
 
-def test_an_unmeasured_latent_norm_is_measured(tmp_path, image_folder):
+def test_unmeasured_latent_norm_is_measured(tmp_path, image_folder):
     theirs = diffusers_model("flux2", *SMALL)
     theirs.bn.running_mean.zero_()
     theirs.bn.running_var.fill_(1)
@@ -131,8 +130,7 @@ def test_an_unmeasured_latent_norm_is_measured(tmp_path, image_folder):
             output=str(tmp_path / "out"),
             data_path=str(image_folder),
             image_size=SIZE,
-        ),
-        say=lambda _line: None,
+        )
     )
     ours = load_vae(tmp_path / "out").autoencoder
     assert ours.bn.running_mean.abs().min() > 0

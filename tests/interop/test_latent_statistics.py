@@ -1,4 +1,4 @@
-"""Statistics of latents are those of the samples, per channel and over all."""
+"""Latent statistics equal those of samples, per channel and over all channels."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def sums_of(parts) -> LatentSums:
     return sums
 
 
-def test_they_are_those_of_many_samples():
+def test_statistics_match_many_samples():
     parts = posteriors(4)
     found = sums_of(parts).statistics()
     generator = torch.Generator().manual_seed(1)
@@ -40,7 +40,7 @@ def test_they_are_those_of_many_samples():
     assert found.scaling == pytest.approx(1 / samples.std().item(), rel=0.01)
 
 
-def test_they_do_not_depend_on_how_images_are_batched():
+def test_statistics_do_not_depend_on_batching():
     parts = posteriors(4)
     whole = Posterior(torch.cat([p.mean for p in parts]), torch.cat([p.logvar for p in parts]))
     one, other = sums_of(parts).statistics(), sums_of([whole]).statistics()
@@ -49,15 +49,17 @@ def test_they_do_not_depend_on_how_images_are_batched():
     assert one.count == other.count == 4 * 2 * 6 * 4
 
 
-def test_a_large_mean_does_not_drown_the_spread():
+def test_large_mean_does_not_hide_small_std():
     generator = torch.Generator().manual_seed(0)
     mean = 1000 + 0.01 * torch.randn(1, 1, 100, 100, generator=generator, dtype=torch.float64)
     sums = LatentSums()
     sums.add(mean, torch.full_like(mean, -30.0))
-    assert sums.statistics().std.item() == pytest.approx(0.01, rel=0.02)  # fp32 sums would give noise
+    assert sums.statistics().std.item() == pytest.approx(
+        0.01, rel=0.02
+    )  # fp32 sums would give only rounding noise
 
 
-def test_patches_leave_an_odd_border_out():
+def test_patches_exclude_an_odd_border():
     part = Posterior(torch.randn(1, 2, 5, 7), torch.zeros(1, 2, 5, 7))
     sums = LatentSums()
     add_patches(sums, part)

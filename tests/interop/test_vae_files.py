@@ -1,4 +1,4 @@
-"""Any VAE file is recognised, and one that cannot be used is named in one line with its likely cause."""
+"""Every supported VAE file is recognised; an unusable one is a one-line error with its likely cause."""
 
 import json
 import os
@@ -28,14 +28,14 @@ def error_of(path, **options) -> str:
     return text
 
 
-# --- recognised ---------------------------------------------------------------------------------
+# --- recognised files ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_folder_says_everything(family, tmp_path):
+def test_diffusers_folder_is_read_completely(family, tmp_path):
     theirs = diffusers_model(family, *SMALL)
     theirs.save_pretrained(tmp_path / "vae")
-    loaded = load_vae(tmp_path)  # a pipeline's folder
+    loaded = load_vae(tmp_path)  # the folder of a pipeline
     z, quant, scaling, shift = FAMILIES[family]
     config = loaded.autoencoder.config
     assert (config.z_channels, config.use_quant_conv, config.latent_norm) == (
@@ -52,7 +52,7 @@ def test_a_folder_says_everything(family, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
-def test_prefixes_and_what_stands_beside_are_passed_over(prefix, tmp_path):
+def test_prefix_is_removed_and_other_tensors_are_ignored(prefix, tmp_path):
     theirs = research_model("sd", *SMALL)
     more = {
         f"{prefix}loss.discriminator.main.0.weight": torch.zeros(3),
@@ -69,7 +69,7 @@ def test_prefixes_and_what_stands_beside_are_passed_over(prefix, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("neighbour", "scaling"),
+    ("other_name", "scaling"),
     [
         ("conditioner.embedders.0.weight", (0.13025, 0.0)),
         ("cond_stage_model.transformer.weight", (0.18215, 0.0)),
@@ -78,8 +78,8 @@ def test_prefixes_and_what_stands_beside_are_passed_over(prefix, tmp_path):
         ("model.diffusion_model.something.weight", (None, None)),
     ],
 )
-def test_a_whole_checkpoint_says_its_scaling_by_what_else_it_holds(neighbour, scaling, tmp_path):
-    more = {neighbour: torch.zeros(1)}
+def test_scaling_follows_from_other_networks_in_the_file(other_name, scaling, tmp_path):
+    more = {other_name: torch.zeros(1)}
     path = save_research(
         tmp_path / "model.safetensors", research_model("sd", *SMALL), "first_stage_model.", more
     )
@@ -87,7 +87,7 @@ def test_a_whole_checkpoint_says_its_scaling_by_what_else_it_holds(neighbour, sc
     assert (loaded.scaling_factor, loaded.shift_factor) == scaling
 
 
-def test_a_variant_of_the_weights_is_found(tmp_path):
+def test_fp16_variant_of_weights_is_found(tmp_path):
     diffusers_model("sd", *SMALL).half().save_pretrained(tmp_path, variant="fp16")
     loaded = load_vae(tmp_path)
     assert loaded.file.dtype == torch.float16
@@ -96,7 +96,7 @@ def test_a_variant_of_the_weights_is_found(tmp_path):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """A checkpoint with different raw and averaged weights."""
+    """A checkpoint with different raw weights and EMA weights."""
     values = {"channels": [8, 16], "layers_per_block": 1, "norm_groups": 4, "z_channels": 4}
     shape = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     raw, ema = (AutoencoderKL(type(Config().model)(**shape)) for _ in range(2))
@@ -112,7 +112,7 @@ def checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("which", ["ema", "raw"])
-def test_a_checkpoint_gives_the_weights_that_are_asked_for(checkpoint, which):
+def test_weights_option_selects_ema_or_raw(checkpoint, which):
     path, raw, ema = checkpoint
     loaded = load_vae(path, weights=which)
     expected = {"raw": raw, "ema": ema}[which].state_dict()
@@ -122,7 +122,7 @@ def test_a_checkpoint_gives_the_weights_that_are_asked_for(checkpoint, which):
     assert loaded.scaling_factor is None
 
 
-def test_a_checkpoint_without_averages_gives_its_raw_weights(checkpoint):
+def test_checkpoint_without_ema_gives_raw_weights(checkpoint):
     path, raw, _ = checkpoint
     content = torch.load(path, weights_only=True)
     save_checkpoint(path, {**content, "ema": None, "latent_scaling": [0.5, 0.25]})
@@ -131,7 +131,7 @@ def test_a_checkpoint_without_averages_gives_its_raw_weights(checkpoint):
     assert (loaded.scaling_factor, loaded.shift_factor) == (0.5, 0.25)
 
 
-# --- refused ------------------------------------------------------------------------------------
+# --- refused files ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_a_checkpoint_without_averages_gives_its_raw_weights(checkpoint):
         ("model.diffusion_model.input_blocks.0.0.weight", "diffusion model without its VAE"),
         ("double_blocks.0.img_attn.weight", "diffusion model without its VAE"),
         ("text_model.embeddings.weight", "text encoder"),
-        ("something.weight", "it begins something.weight"),
+        ("something.weight", "first names: something.weight"),
     ],
 )
-def test_another_network_is_recognised(name, kind, tmp_path):
+def test_other_network_is_reported_by_its_kind(name, kind, tmp_path):
     save_file({name: torch.zeros(2)}, tmp_path / "model.safetensors")
     assert kind in error_of(tmp_path / "model.safetensors")
 
@@ -171,39 +171,45 @@ def four_channels(tensors):
     tensors["encoder.conv_in.weight"] = torch.zeros(32, 4, 3, 3)
 
 
+def four_output_channels(tensors):
+    tensors["decoder.conv_out.weight"] = torch.zeros(4, 32, 3, 3)
+    tensors["decoder.conv_out.bias"] = torch.zeros(4)
+
+
 def other_decoder(tensors):
     tensors["decoder.conv_in.weight"] = torch.zeros(96, 4, 3, 3)
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "message"),
     [
-        (drop("decoder."), r"lacks decoder.\* \(\d+\).*it is an encoder alone"),
-        (drop("encoder."), "lacks the encoder: a decoder alone"),
+        (drop("decoder."), r"lacks decoder.\* \(\d+\).*it contains only an encoder"),
+        (drop("encoder."), "has no encoder: a decoder alone"),
         (drop("decoder.up.1"), r"lacks decoder.up_blocks.0.\* \(18\): part of it is missing"),
         (drop("post_quant_conv"), "only one of the two quant convolutions"),
-        (drop("mid.attn_1"), r"lacks .*mid_block.attentions.* \(10\).*without attention"),
+        (drop("mid.attn_1"), r"lacks .*mid_block.attentions.* \(10\).*no attention in its middle block"),
         (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), "attention inside its levels"),
         (put("encoder.extra.weight", torch.zeros(1)), "has the unknown encoder.extra.weight"),
         (time_axis, "video VAE"),
         (four_channels, "another shape of encoder.conv_in.weight: its images have 4 channels"),
-        (other_decoder, "its decoder begins 96 wide, its encoder ends 32 wide"),
-        (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite, in decoder.conv_out"),
-        (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "fp8 weights .decoder"),
+        (four_output_channels, "another shape of decoder.conv_out.*: its images have 4 channels"),
+        (other_decoder, "its decoder starts with 96 channels, its encoder ends with 32"),
+        (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite .*decoder.conv_out"),
+        (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "fp8 weights .*decoder"),
         (put("decoder.conv_out.bias", torch.zeros(3, dtype=torch.int8)), "I8 weights"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_its_likely_cause(edit, said, tmp_path):
+def test_unusable_tensors_are_reported_with_likely_cause(edit, message, tmp_path):
     tensors = {name: value.contiguous() for name, value in research_model("sd", *SMALL).state_dict().items()}
     edit(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
     text = error_of(tmp_path / "model.safetensors")
-    assert re.search(said, text), text
+    assert re.search(message, text), text
     assert len(text) < 400
 
 
-def test_a_truncated_file_says_so(tmp_path):
+def test_truncated_file_is_reported(tmp_path):
     path = save_research(tmp_path / "model.safetensors", research_model("sd", *SMALL))
     whole = path.read_bytes()
     for size in (len(whole) - 1, len(whole) // 2, 100, 4, 0):
@@ -211,7 +217,7 @@ def test_a_truncated_file_says_so(tmp_path):
         assert "truncated" in error_of(path), size
 
 
-def test_damage_in_the_header_is_one_line(tmp_path):
+def test_damaged_header_is_a_one_line_error(tmp_path):
     path = tmp_path / "model.safetensors"
     for header in (
         b"{",
@@ -224,24 +230,24 @@ def test_damage_in_the_header_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.ckpt", "model.bin", "model.pth", "model.pt"])
-def test_a_pickle_is_refused_with_the_way_out(name, tmp_path):
+def test_pickle_is_refused_with_remedy(name, tmp_path):
     torch.save({"state_dict": research_model("sd", *SMALL).state_dict()}, tmp_path / name)
     text = error_of(tmp_path / name)
     assert "pickle" in text
     assert "docs/export.md" in text
 
 
-def test_a_hostile_pickle_runs_nothing(tmp_path):
-    class Hostile:
+def test_malicious_pickle_is_not_executed(tmp_path):
+    class Malicious:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "ran"),)
 
-    torch.save(Hostile(), tmp_path / "model.pt")
+    torch.save(Malicious(), tmp_path / "model.pt")
     assert "pickle" in error_of(tmp_path / "model.pt")
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_damaged_checkpoint_is_named(checkpoint):
+def test_damaged_checkpoint_is_reported(checkpoint):
     path, _, _ = checkpoint
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -250,19 +256,19 @@ def test_a_damaged_checkpoint_is_named(checkpoint):
 
 
 @pytest.mark.parametrize("name", ["nothing", "model.gguf", "image.png"])
-def test_other_paths(name, tmp_path):
+def test_unsupported_path_is_an_error(name, tmp_path):
     if name != "nothing":
         (tmp_path / name).write_bytes(b"GGUF")
     text = error_of(tmp_path / name)
     assert {"nothing": "no such file", "model.gguf": "GGUF", "image.png": "not a .safetensors"}[name] in text
 
 
-def test_a_run_that_has_shipped_nothing_names_its_checkpoints(checkpoint):
+def test_run_without_export_suggests_its_checkpoints(checkpoint):
     path, _, _ = checkpoint
-    assert "name one of the checkpoints" in error_of(path.parent)
+    assert "give one of the checkpoints" in error_of(path.parent)
 
 
-def test_widths_that_32_groups_do_not_divide_need_a_config(tmp_path):
+def test_channels_that_32_groups_do_not_divide_need_a_config(tmp_path):
     theirs = diffusers_model("sd", *SMALL)
     theirs.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / WEIGHTS_NAME)
@@ -270,7 +276,7 @@ def test_widths_that_32_groups_do_not_divide_need_a_config(tmp_path):
     assert config["norm_num_groups"] == 32
     small = {name: value[:8] if value.dim() == 1 else value[:8, :8] for name, value in tensors.items()}
     save_file({n: v.contiguous() for n, v in small.items()}, tmp_path / "small.safetensors")
-    assert "does not say its own groups" in error_of(tmp_path / "small.safetensors")
+    assert "give a folder with config.json" in error_of(tmp_path / "small.safetensors")
 
 
 def edited_config(tmp_path, **values):
@@ -291,16 +297,16 @@ def edited_config(tmp_path, **values):
         {"_class_name": ["AutoencoderKL"]},
     ],
 )
-def test_a_config_with_another_kind_of_value_is_one_line(values, tmp_path):
+def test_invalid_config_value_is_a_one_line_error(values, tmp_path):
     assert "config.json" in error_of(edited_config(tmp_path, **values))
 
 
 @pytest.mark.parametrize("values", [{"sample_size": [64, 64]}, {"sample_size": -1}, {"sample_size": None}])
-def test_another_sample_size_is_as_if_it_were_not_said(values, tmp_path):
+def test_invalid_sample_size_is_ignored(values, tmp_path):
     assert load_vae(edited_config(tmp_path, **values)).file.sample_size is None
 
 
-def test_metadata_that_is_no_config_is_one_line(tmp_path):
+def test_invalid_config_in_metadata_is_a_one_line_error(tmp_path):
     tensors = {name: value.contiguous() for name, value in research_model("sd", *SMALL).state_dict().items()}
     for text in ("{", "[" * 100_000, '{"_class_name": "VQModel"}'):
         save_file(tensors, tmp_path / "model.safetensors", metadata={"vae_config": text})
@@ -311,7 +317,7 @@ def test_metadata_that_is_no_config_is_one_line(tmp_path):
     "name",
     ["encoder.down_blocks.999999999.resnets.0.conv1.weight", "encoder.down.2.block.99999999.conv1.weight"],
 )
-def test_a_small_file_cannot_ask_for_a_large_network(name, tmp_path):
+def test_small_file_cannot_cause_a_large_allocation(name, tmp_path):
     tensors = {name: value.contiguous() for name, value in research_model("sd", *SMALL).state_dict().items()}
     save_file({**tensors, name: torch.zeros(32, 32, 3, 3)}, tmp_path / "model.safetensors")
     assert "lacks encoder.down_blocks." in error_of(tmp_path / "model.safetensors")

@@ -1,1 +1,1 @@
-"""Reading and writing VAE files: the checkpoints of a run, and other programs' formats."""
+"""Reading and writing VAE files: checkpoints of training runs and formats of other programs."""

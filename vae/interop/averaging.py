@@ -1,7 +1,7 @@
-"""Several checkpoints averaged into one: equally, or by their score in validation.
+"""Averages of several checkpoints, with equal weights or weights from their validation scores.
 
-Checkpoints of one run lie in one basin, and their mean often validates better than each (Wortsman et al.
-2022, "Model soups"). VAEs of different beginnings do not: their mean is no VAE.
+Checkpoints of one run are in the same loss basin, and their mean often validates better than each of them
+(Wortsman et al. 2022, "Model soups"). The mean of independently trained VAEs is not a usable VAE.
 """
 
 import json
@@ -14,15 +14,15 @@ import torch
 from vae.config.errors import UserError
 
 
-def softmax_shares(scores: Sequence[float], temperature: float) -> list[float]:
-    """Shares that sum to 1 and fall by 1/e for each `temperature` below the best score."""
+def softmax_weights(scores: Sequence[float], temperature: float) -> list[float]:
+    """Weights that sum to 1 and scale by 1/e for each `temperature` below the best score."""
     best = max(scores)
     powers = [math.exp((score - best) / temperature) for score in scores]
     return [power / sum(powers) for power in powers]
 
 
 def recorded_score(checkpoint: Path, step: int) -> float:
-    """PSNR, dB, of the validation at `step` in the metrics.jsonl beside a checkpoint; UserError without."""
+    """PSNR in dB of the validation at `step`, from metrics.jsonl beside the checkpoint; else UserError."""
     metrics = checkpoint.parent / "metrics.jsonl"
     found = None
     if metrics.is_file():
@@ -32,21 +32,23 @@ def recorded_score(checkpoint: Path, step: int) -> float:
                 found = record.get("psnr", found)
     if found is None:
         raise UserError(
-            f"--average_by score: {metrics} has no validation at step {step}, at which {checkpoint.name} "
-            "was saved: give --scores, one for each --vae"
+            f"--average_by score: {metrics} has no validation at step {step}, when {checkpoint.name} was "
+            "saved: give --scores, one for each --vae"
         )
     return found
 
 
-def average(weights: Sequence[dict[str, torch.Tensor]], shares: Sequence[float]) -> dict[str, torch.Tensor]:
-    """Weighted mean of tensors by name, summed in fp64; counters are the first one's."""
+def average(
+    state_dicts: Sequence[dict[str, torch.Tensor]], weights: Sequence[float]
+) -> dict[str, torch.Tensor]:
+    """Weighted mean of tensors by name, summed in fp64; integer tensors are copied from the first."""
     mean = {}
-    for name, first in weights[0].items():
+    for name, first in state_dicts[0].items():
         if not first.is_floating_point():
             mean[name] = first
             continue
         total = torch.zeros_like(first, dtype=torch.float64)
-        for part, share in zip(weights, shares, strict=True):
-            total.add_(part[name].double(), alpha=share)
+        for tensors, weight in zip(state_dicts, weights, strict=True):
+            total.add_(tensors[name].double(), alpha=weight)
         mean[name] = total.to(first.dtype)
     return mean

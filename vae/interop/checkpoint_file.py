@@ -8,7 +8,7 @@ import hashlib
 import os
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
@@ -67,7 +67,7 @@ def _write(path: Path, content: dict[str, Any]) -> str:
     try:
         with path.open("wb") as file:
             hashed = _HashedFile(file)
-            torch.save(content, hashed)
+            torch.save(content, cast(IO[bytes], hashed))  # calls only write and flush
             file.flush()
             os.fsync(file.fileno())
             return hashed.digest.hexdigest()

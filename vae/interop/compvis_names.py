@@ -1,7 +1,8 @@
-"""Parameter names of the original research code (CompVis), which ComfyUI reads too, and this project's.
+"""Conversion between this project's parameter names and those of the research code (CompVis) and ComfyUI.
 
-Ours are diffusers' own. Levels of the decoder are numbered from the image there and from the latent here;
-attention is four 1x1 convolutions there and four linears here. Source: the two published model definitions.
+This project uses the names of diffusers. CompVis numbers the decoder levels from the image, diffusers from
+the latents. CompVis attention has four 1x1 convolutions, diffusers attention four linear layers. Source: the
+two published model definitions.
 """
 
 import re
@@ -15,12 +16,12 @@ _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": 
 
 
 def is_compvis(name: str) -> bool:
-    """Whether only the original research code calls a parameter so."""
+    """Whether a parameter name is used by CompVis but not by diffusers."""
     return re.match(r"encoder\.down\.\d|decoder\.up\.\d|(en|de)coder\.(mid\.|norm_out)", name) is not None
 
 
 def from_compvis(name: str, levels: int) -> str:
-    """Our name of a CompVis parameter of an autoencoder with `levels` levels; an unknown name stays."""
+    """Diffusers name of a CompVis parameter in an autoencoder of `levels` levels, or `name` if unknown."""
     name = re.sub(
         r"^(encoder\.quant_conv|decoder\.post_quant_conv)\.", lambda m: m[1].split(".")[1] + ".", name
     )
@@ -41,9 +42,9 @@ def from_compvis(name: str, levels: int) -> str:
 
 
 def to_compvis(weights: dict[str, torch.Tensor], quant_conv_inside: bool) -> dict[str, torch.Tensor]:
-    """Our weights under CompVis' names and in its shapes.
+    """Convert weights to CompVis names and shapes.
 
-    `quant_conv_inside`: FLUX.2 keeps the 1x1 convolutions in the encoder and the decoder.
+    `quant_conv_inside`: the 1x1 convolutions are part of encoder and decoder, as in FLUX.2.
     """
     levels = 1 + max(int(m[1]) for m in (re.match(r"encoder\.down_blocks\.(\d+)\.", n) for n in weights) if m)
     renamed = {}
@@ -75,7 +76,7 @@ def _to_compvis_name(name: str, levels: int, quant_conv_inside: bool) -> str:
 
 
 def current_name(name: str) -> str:
-    """Today's diffusers name of a parameter; its first releases named the attention's differently."""
+    """Current diffusers name of a parameter: its first releases had other names in attention."""
     for old, new in _OLD_ATTENTION.items():
         name = re.sub(rf"(mid_block\.attentions\.0\.){old}\.", rf"\g<1>{new}.", name)
     return name

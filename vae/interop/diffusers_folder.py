@@ -1,6 +1,6 @@
-"""The diffusers form of a VAE: a folder with config.json and diffusion_pytorch_model.safetensors.
+"""The diffusers format of a VAE: a folder with config.json and diffusion_pytorch_model.safetensors.
 
-Our parameter names are diffusers' own, so the model's state_dict is the file.
+The model uses diffusers' parameter names, so the file contains its state_dict unchanged.
 """
 
 import json
@@ -16,7 +16,7 @@ from vae.interop.safetensors_file import write_safetensors
 from vae.model.autoencoder import LatentNorm
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-PICKLE_ADVICE = "which can run code when it is read: save it as .safetensors first (docs/export.md shows how)"
+PICKLE_REMEDY = "which can run code when loaded: convert it to .safetensors first (docs/export.md shows how)"
 CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")  # without and with a latent norm
 
 
@@ -27,9 +27,9 @@ def diffusers_config(
     shift_factor: float,
     force_upcast: bool = False,
 ) -> dict[str, Any]:
-    """What diffusers' AutoencoderKL.from_pretrained, or AutoencoderKLFlux2's, reads from config.json.
+    """Content of config.json for from_pretrained of diffusers' AutoencoderKL or AutoencoderKLFlux2.
 
-    `force_upcast` makes pipelines that run in fp16 run the VAE in fp32.
+    With `force_upcast`, fp16 pipelines run the VAE in fp32.
     """
     levels = len(model.channels)
     shape = {
@@ -49,7 +49,7 @@ def diffusers_config(
         "use_post_quant_conv": model.use_quant_conv,
         "use_quant_conv": model.use_quant_conv,
     }
-    if model.latent_norm:  # which takes the place of scaling and shift
+    if model.latent_norm:  # replaces scaling and shift
         return shape | {"batch_norm_eps": LatentNorm.EPS, "patch_size": [2, 2]}
     return shape | {
         "force_upcast": force_upcast,
@@ -64,16 +64,16 @@ def save_diffusers_folder(
     config: dict[str, Any],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write weights, by our names, and what diffusers_config gave; each file appears whole or not at all."""
+    """Write weights, with diffusers names, and a config from diffusers_config; each file atomically."""
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
     with atomic_path(folder / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def locate_weights(path: Path, where: str) -> tuple[Path, Path | None]:
-    """The weights and the config.json of a diffusers folder, or of the weights file itself in one.
+    """Paths of weights and config.json, from a diffusers folder or from the weights file in it.
 
-    `where` (flag and path) begins what a UserError says.
+    A UserError starts with `where` (flag and path).
     """
     if path.is_file():
         config = path.with_name("config.json")
@@ -81,48 +81,50 @@ def locate_weights(path: Path, where: str) -> tuple[Path, Path | None]:
     if not path.is_dir():
         raise UserError(f"{where}: there is no such file or folder")
     if (path / "vae" / "config.json").is_file() and _weights_in(path) is None:
-        path = path / "vae"  # a whole pipeline, or the output folder of a run
+        path = path / "vae"  # a complete pipeline, or the output folder of a run
     weights = _weights_in(path)
     if weights is None:
-        raise UserError(f"{where} has no {WEIGHTS_NAME}{_what_instead(path)}")
+        raise UserError(f"{where} has no {WEIGHTS_NAME}{_alternatives(path)}")
     if not (path / "config.json").is_file():
         raise UserError(
-            f"{where} is no diffusers folder: it has no config.json; name {weights.name} in it instead"
+            f"{where} is not a diffusers folder, because it has no config.json: give {weights.name} in it"
         )
     return weights, path / "config.json"
 
 
 def _weights_in(folder: Path) -> Path | None:
-    """The weights of a diffusers folder: the plain file, else a variant such as .fp16.safetensors."""
+    """The weights file in a diffusers folder: the default one, else a variant such as .fp16.safetensors."""
     if (folder / WEIGHTS_NAME).is_file():
         return folder / WEIGHTS_NAME
     return next(iter(sorted(folder.glob("diffusion_pytorch_model.*.safetensors"))), None)
 
 
-def _what_instead(folder: Path) -> str:
+def _alternatives(folder: Path) -> str:
     if any(folder.glob("diffusion_pytorch_model*.bin")):
-        return f", only a pickle (.bin), {PICKLE_ADVICE}"
+        return f", only a pickle (.bin), {PICKLE_REMEDY}"
     if any(folder.glob("checkpoint_*.pt")):
-        return " yet: name one of the checkpoints in it"
-    return ": name a diffusers folder, a checkpoint or a .safetensors file"
+        return " yet: give one of the checkpoints in it"
+    return ": give a diffusers folder, a checkpoint or a .safetensors file"
 
 
 def read_config(config_path: Path, where: str) -> dict[str, Any]:
-    """The content of a config.json; UserError where it is of another class."""
+    """Content of a config.json; UserError if it is for another class."""
     try:
         text = config_path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"{where} is no diffusers folder: config.json: {error}") from None
+        raise UserError(f"{where}: its config.json cannot be read: {error}") from None
     return parse_config(text, where, "config.json")
 
 
 def parse_config(text: str, where: str, source: str) -> dict[str, Any]:
-    """The object that `text` is in JSON; UserError that names its `source` where it is of another class."""
+    """The JSON object in `text`; UserError with the name `source` if it is invalid or for another class."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: its {source} is not valid JSON: {error}") from None
     name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
     if name not in CLASSES:
-        raise UserError(f"{where}: its {source} is of {name}: only {' and '.join(CLASSES)} are handled here")
+        raise UserError(
+            f"{where}: its {source} is for {name}, but only {' and '.join(CLASSES)} are supported"
+        )
     return config

@@ -1,4 +1,4 @@
-"""Whether tensors fit the architecture: its shape read off them, and what is wrong with its likely cause."""
+"""Whether tensors fit the architecture: the model config from their shapes, and clear errors if not."""
 
 import re
 from collections.abc import Collection
@@ -10,36 +10,36 @@ from vae.config.errors import UserError
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import AutoencoderKL
 
-_GROUPS_SHOWN = 3
+_MAX_GROUPS_SHOWN = 3
 
 
-def shape_of(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
-    """ModelConfig values that the tensors show; UserError where they are not of this family.
+def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
+    """ModelConfig values that follow from tensor names and shapes; UserError for another architecture.
 
-    The number of norm groups is not among them: no tensor shows it.
+    The number of norm groups is missing, because it does not follow from any tensor.
     """
     down = [re.match(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.weight", name) for name in weights]
     blocks = [(int(m[1]), int(m[2])) for m in down if m]
     if not blocks or "encoder.conv_out.weight" not in weights:
         if any(name.startswith("decoder.") for name in weights) and not blocks:
-            raise UserError(f"{where} lacks the encoder: a decoder alone cannot be used here")
+            raise UserError(f"{where} has no encoder: a decoder alone cannot be used here")
         some = ", ".join(sorted(weights)[:3])
-        raise UserError(f"{where} has not the parameter names of an AutoencoderKL (it begins {some})")
+        raise UserError(
+            f"{where} does not have the parameter names of an AutoencoderKL (first names: {some})"
+        )
     levels, per_level = 1 + max(level for level, _ in blocks), 1 + max(block for _, block in blocks)
     if levels * per_level != len(blocks):
         grid = ((level, block) for level in range(levels) for block in range(per_level))
-        level, block = next(place for place in grid if place not in blocks)
+        level, block = next(pair for pair in grid if pair not in blocks)
         raise UserError(f"{where} lacks encoder.down_blocks.{level}.resnets.{block}.conv1.weight")
     widths = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
     for name in (*widths, "encoder.conv_out.weight"):
         if name not in weights:
             raise UserError(f"{where} lacks {name}")
         if weights[name].dim() == 5:
-            raise UserError(
-                f"{where} is a video VAE: {name} has a time axis, and only images are handled here"
-            )
+            raise UserError(f"{where} is a video VAE: {name} has a time axis, but only images are supported")
         if weights[name].dim() != 4 or 0 in weights[name].shape:
-            raise UserError(f"{where} has another shape of {name}: it is no convolution")
+            raise UserError(f"{where} has another shape of {name}: it is not a convolution")
     return {
         "channels": [weights[name].shape[0] for name in widths],
         "layers_per_block": per_level,
@@ -50,76 +50,85 @@ def shape_of(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
 
 
 def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str) -> None:
-    """UserError that groups what is missing, surplus or of another shape; nothing is allocated before it."""
+    """Raise UserError that groups missing, unknown and misshaped tensors; no network is allocated."""
     with torch.device("meta"):
         own = AutoencoderKL(config).state_dict()
     missing = sorted(own.keys() - weights.keys())
-    surplus = sorted(weights.keys() - own.keys())
+    unknown = sorted(weights.keys() - own.keys())
     unequal = sorted(
         name
         for name in own.keys() & weights.keys()
         if weights[name].shape
-        not in (own[name].shape, (*own[name].shape, 1, 1))  # linears as 1x1 convolutions
+        not in (own[name].shape, (*own[name].shape, 1, 1))  # linear layers stored as 1x1 convolutions
     )
     found = []
-    for what, names, among in (
+    for problem, names, among in (
         ("lacks", missing, own),
-        ("has the unknown", surplus, weights),
+        ("has the unknown", unknown, weights),
         ("has another shape of", unequal, own),
     ):
         if names:
-            found.append(f"{what} {grouped(names, among)}")
+            found.append(f"{problem} {group_names(names, among)}")
     if found:
-        cause = _likely_cause(own, weights, missing, surplus, unequal)
+        cause = _likely_cause(own, weights, missing, unknown, unequal)
         raise UserError(f"{where} {' and '.join(found)}{f': {cause}' if cause else ''}")
 
 
 def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None:
-    """Copy weights that fit into `model`."""
+    """Copy weights that passed check_fit into `model`."""
     own = model.state_dict()
     model.load_state_dict({name: value.reshape(own[name].shape) for name, value in weights.items()})
 
 
-def grouped(names: Collection[str], among: Collection[str]) -> str:
-    """`names` in one line: all of `among` that begin alike are said by that beginning and their number."""
-    left = set(names)
+def group_names(names: Collection[str], among: Collection[str]) -> str:
+    """`names` in one line; a prefix with all its names of `among` is printed as `prefix.* (count)`."""
+    remaining = set(names)
     shown = []
     for name in sorted(names):
-        if name not in left:
+        if name not in remaining:
             continue
         parts = name.split(".")
         for depth in range(1, len(parts)):
-            start = ".".join(parts[:depth]) + "."
-            alike = {other for other in among if other.startswith(start)}
-            if len(alike) > 1 and alike <= left:
-                shown.append(f"{start}* ({len(alike)})")
-                left -= alike
+            prefix = ".".join(parts[:depth]) + "."
+            group = {other for other in among if other.startswith(prefix)}
+            if len(group) > 1 and group <= remaining:
+                shown.append(f"{prefix}* ({len(group)})")
+                remaining -= group
                 break
         else:
             shown.append(name)
-    more = f" and {len(shown) - _GROUPS_SHOWN} more" if len(shown) > _GROUPS_SHOWN else ""
-    return ", ".join(shown[:_GROUPS_SHOWN]) + more
+    more = f" and {len(shown) - _MAX_GROUPS_SHOWN} more" if len(shown) > _MAX_GROUPS_SHOWN else ""
+    return ", ".join(shown[:_MAX_GROUPS_SHOWN]) + more
 
 
-def _likely_cause(own, weights, missing: list[str], surplus: list[str], unequal: list[str]) -> str:
-    """Why a file differs, where its names or shapes show it; '' where they do not."""
+def _likely_cause(
+    own: dict[str, torch.Tensor],
+    weights: dict[str, torch.Tensor],
+    missing: list[str],
+    unknown: list[str],
+    unequal: list[str],
+) -> str:
+    """Why a file does not fit, if names or shapes show it, else ''."""
     if not any(name.startswith("decoder.") for name in weights):
-        return "it is an encoder alone"
+        return "it contains only an encoder"
     if any("mid_block.attentions" in name for name in missing):
-        return "it is a VAE without attention in its middle block, which is another architecture"
-    if any(re.search(r"\.attn\.|\.attentions\.[1-9]|_blocks\.\d+\.attentions", name) for name in surplus):
+        return "it has no attention in its middle block, which is another architecture"
+    if any(re.search(r"\.attn\.|\.attentions\.[1-9]|_blocks\.\d+\.attentions", name) for name in unknown):
         return "it has attention inside its levels, which is another architecture"
     if any("quant_conv" in name for name in missing):
-        return "it has only one of the two quant convolutions: part of it is missing"
-    if unequal in (["encoder.conv_in.weight"], ["decoder.conv_out.bias", "decoder.conv_out.weight"]) or (
-        set(unequal) == {"encoder.conv_in.weight", "decoder.conv_out.bias", "decoder.conv_out.weight"}
-    ):
-        channels = weights["encoder.conv_in.weight"].shape[1]
-        return f"its images have {channels} channels, and only RGB is handled"
+        return "it has only one of the two quant convolutions, so part of it is missing"
+    image_in, image_out = {"encoder.conv_in.weight"}, {"decoder.conv_out.bias", "decoder.conv_out.weight"}
+    if set(unequal) in (image_in, image_out, image_in | image_out):
+        channels_in, channels_out = (
+            weights["encoder.conv_in.weight"].shape[1],
+            len(weights["decoder.conv_out.bias"]),
+        )
+        channels = channels_in if image_in <= set(unequal) else channels_out
+        return f"its images have {channels} channels, but only RGB is supported"
     if unequal and all(name.startswith("decoder.") for name in unequal):
-        begins, ends = weights["decoder.conv_in.weight"], own["decoder.conv_in.weight"]
-        if begins.dim() == 4 and len(begins) != len(ends):
-            return f"its decoder begins {len(begins)} wide, its encoder ends {len(ends)} wide"
-    if missing and not surplus and not unequal:
+        first, expected = weights["decoder.conv_in.weight"], own["decoder.conv_in.weight"]
+        if first.dim() == 4 and len(first) != len(expected):
+            return f"its decoder starts with {len(first)} channels, its encoder ends with {len(expected)}"
+    if missing and not unknown and not unequal:
         return "part of it is missing"
     return ""

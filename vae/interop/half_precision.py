@@ -1,45 +1,46 @@
-"""Whether a VAE can run in fp16: its largest activation on sample images, beside fp16's largest number."""
+"""Whether a VAE can run in fp16: its largest activation on sample images, compared with fp16's maximum."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
 from vae.model.autoencoder import AutoencoderKL
 
-FP16_LARGEST = 65504.0
-NEAR = 0.5  # of the largest: other images, and sums before the next rounding, need the rest
+FP16_MAX = 65504.0
+SAFE_FRACTION = 0.5  # of FP16_MAX: other images, and sums before the next rounding, need the rest
 
 
 @dataclass
 class LargestActivation:
-    """The largest magnitude that any module put out, and which module it was."""
+    """The largest absolute value in the output of any module, and the name of that module."""
 
     value: float = 0.0
     module: str = ""
 
     @property
-    def is_near(self) -> bool:
-        """Whether fp16 may overflow."""
-        return self.value >= NEAR * FP16_LARGEST
+    def may_overflow_fp16(self) -> bool:
+        """Whether fp16 may overflow on other images."""
+        return self.value >= SAFE_FRACTION * FP16_MAX
 
-    def line(self) -> str:
-        """What to tell."""
-        share = f"{self.value:,.0f} ({self.value / FP16_LARGEST:.2%} of fp16's 65,504) in {self.module}"
-        if self.is_near:
-            return (
-                f"WARNING: the largest activation is {share}: run this VAE in bf16 or fp32, fp16 may overflow"
-            )
-        return f"the largest activation is {share}: fp16 bears it"
+    def summary(self) -> str:
+        """One line with the value, the module and the advice."""
+        value = f"{self.value:,.0f} ({self.value / FP16_MAX:.2%} of fp16's maximum 65,504) in {self.module}"
+        advice = (
+            "run this VAE in bf16 or fp32, because fp16 may overflow"
+            if self.may_overflow_fp16
+            else "fp16 is safe"
+        )
+        return f"the largest activation is {value}: {advice}"
 
 
 @torch.no_grad()
 def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) -> LargestActivation:
-    """Over encoding and decoding images (B, 3, H, W) in [-1, 1], in the dtype of the images."""
+    """Largest activation while images (B, 3, H, W) in [-1, 1] are encoded and decoded in their dtype."""
     found = LargestActivation()
 
-    def watch(name: str):
-        def hook(_module, _inputs, output):
+    def recording_hook(name: str) -> Callable[[torch.nn.Module, object, object], None]:
+        def hook(_module: torch.nn.Module, _inputs: object, output: object) -> None:
             if isinstance(output, torch.Tensor):
                 value = output.abs().max().item()
                 if value > found.value:
@@ -47,7 +48,9 @@ def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) ->
 
         return hook
 
-    handles = [part.register_forward_hook(watch(name)) for name, part in model.named_modules() if name]
+    handles = [
+        part.register_forward_hook(recording_hook(name)) for name, part in model.named_modules() if name
+    ]
     try:
         for images in batches:
             model.decode(model.encode(images).mode().to(images.dtype))
