@@ -113,7 +113,7 @@ class Decoder(nn.Module):
 
 
 class ResearchVAE(nn.Module):
-    """`quant`: "outer" as in SD 1.x, "inner" as in FLUX.2 with its batch norm over latent patches, or None."""
+    """`quant`: "outer" as in SD 1.x, "inner" as in FLUX.2 (with batch norm over latent patches), or None."""
 
     def __init__(self, channels: tuple[int, ...], z: int, quant: str | None, blocks: int = 2):
         super().__init__()

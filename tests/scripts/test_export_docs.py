@@ -1,4 +1,4 @@
-"""Every line of docs/export.md runs as it is typed."""
+"""Every command of docs/export.md runs unchanged."""
 
 import re
 import shlex
@@ -16,22 +16,22 @@ from vae.interop.vae_files import load_vae
 from vae.training.run import train
 
 TEXT = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
-LOWERED = "--image_size 32 --batch_size 2 --device cpu --num_workers 0 --perceptual_weight 0 --max_steps 1"
+TINY_FLAGS = "--image_size 32 --batch_size 2 --device cpu --num_workers 0 --perceptual_weight 0 --max_steps 1"
 
 
-def blocks(language: str) -> list[str]:
+def code_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.S | re.M)
 
 
-def lines() -> list[list[str]]:
-    """The words of every command, comments left out."""
-    text = "\n".join(blocks("bash")).replace("\\\n", " ")
+def commands() -> list[list[str]]:
+    """The words of every command, without comments."""
+    text = "\n".join(code_blocks("bash")).replace("\\\n", " ")
     return [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
 
 
 @pytest.fixture
-def workplace(image_folder, tmp_path, monkeypatch) -> Path:
-    """A folder with images in data/train and a run in outputs/first."""
+def run_folder(image_folder, tmp_path, monkeypatch) -> Path:
+    """A working directory with images in data/train and a run in outputs/first."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data/train").symlink_to(image_folder, target_is_directory=True)
@@ -40,31 +40,31 @@ def workplace(image_folder, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.slow
-def test_every_line_runs(workplace):
-    assert len(lines()) == 8
-    for python, script, *words in lines():
+def test_every_command_runs(run_folder):
+    assert len(commands()) == 8
+    for python, script, *words in commands():
         assert python == "python"
         if script == "train_vae.py":
-            assert train_vae.main([*words, *shlex.split(LOWERED)]) == 0, words
+            assert train_vae.main([*words, *shlex.split(TINY_FLAGS)]) == 0, words
         else:
             assert script == "export_vae.py"
             assert export_vae.main(words) == 0, words
         output = words[words.index("--output_dir" if "train" in script else "--output") + 1]
-        load_vae(Path(output))  # a run's folder counts too
+        load_vae(Path(output))  # also accepts the folder of a run
     assert load_vae(Path("exported/for_flux.safetensors")).scaling_factor == PUBLISHED_SCALING["flux"][0]
 
 
-def test_the_way_out_of_a_pickle(tmp_path, monkeypatch):
+def test_conversion_of_a_pickle(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     theirs = research_model("sd", *SMALL)
     torch.save({"state_dict": theirs.state_dict(), "epoch": 3}, "model.ckpt")
-    (code,) = blocks("python")
+    (code,) = code_blocks("python")
     exec(compile(code, "docs/export.md", "exec"), {})
     loaded = load_vae(Path("model.safetensors"))
     assert torch.equal(loaded.autoencoder.decoder.conv_in.weight, theirs.decoder.conv_in.weight)
 
 
-def test_the_published_constants_are_those_of_the_code():
+def test_published_constants_match_the_code():
     for name, (scaling, shift) in zip(
         ("SD 1.x", "SDXL", "SD3", "FLUX.1"), PUBLISHED_SCALING.values(), strict=True
     ):

@@ -1,4 +1,4 @@
-"""export_vae.py as it is typed: its help, its mistakes in one line, and nothing half-written."""
+"""The command line of export_vae.py: help, one-line errors, and complete files."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import export_vae
-from tests.harness.runs import TINY, run_script
+from tests.harness.runs import ROOT, TINY, run_script
 from tests.harness.vae_families import SMALL, diffusers_model, research_model, save_research
 from tests.test_layers import without_libraries
 from vae.interop.diffusers_folder import WEIGHTS_NAME
@@ -18,11 +18,11 @@ from vae.script import exit_code
 from vae.training.run import train
 
 
-def type_line(capsys, *words) -> tuple[int, str, str]:
-    """Exit code, output and errors of the script."""
+def run_export(capsys, *words) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the script."""
     code = exit_code("export_vae.py", export_vae.main, [str(word) for word in words])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +44,14 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_help_answers_without_pytorch():
+def test_help_needs_no_pytorch():
     found = without_libraries("export_vae.py", "--help")
     assert found.returncode == 0, found.stderr
     for word in ("--vae", "--fold_scaling", "required", "examples:"):
         assert word in found.stdout
 
 
-def test_a_missing_pytorch_is_named():
+def test_missing_pytorch_is_reported():
     found = without_libraries("export_vae.py", "--vae", "a", "--output", "b")
     assert found.returncode == 1
     assert len(found.stderr.splitlines()) == 1
@@ -59,7 +59,7 @@ def test_a_missing_pytorch_is_named():
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_exports_a_checkpoint(run, image_folder, tmp_path):
+def test_script_exports_a_checkpoint(run, image_folder, tmp_path):
     found = run_script(
         *("export_vae.py", "--vae", str(run / "checkpoint_epoch_2.pt"), "--output", str(tmp_path / "out")),
         *("--data_path", str(image_folder)),
@@ -72,7 +72,7 @@ def test_a_process_of_its_own_exports_a_checkpoint(run, image_folder, tmp_path):
         assert torch.equal(value, saved["ema"][name]), name
 
 
-def test_a_checkpoint_gives_what_the_run_shipped(run, image_folder, tmp_path, capsys):
+def test_checkpoint_gives_the_same_vae_as_the_export_of_the_run(run, image_folder, tmp_path, capsys):
     words = (
         "--vae",
         run / "checkpoint_epoch_2.pt",
@@ -81,60 +81,60 @@ def test_a_checkpoint_gives_what_the_run_shipped(run, image_folder, tmp_path, ca
         "--output",
         tmp_path / "out",
     )
-    assert type_line(capsys, *words)[0] == 0
-    shipped, exported = (load_vae(path) for path in (run / "vae", tmp_path / "out"))
-    for name, value in shipped.autoencoder.state_dict().items():
+    assert run_export(capsys, *words)[0] == 0
+    final, exported = (load_vae(path) for path in (run / "vae", tmp_path / "out"))
+    for name, value in final.autoencoder.state_dict().items():
         assert torch.equal(value, exported.autoencoder.state_dict()[name]), name
-    assert exported.scaling_factor == pytest.approx(shipped.scaling_factor, rel=0.1)  # of other crops
+    assert exported.scaling_factor == pytest.approx(final.scaling_factor, rel=0.1)  # from other crops
     assert exported.file.sample_size == 32
 
 
-def test_raw_weights_are_the_raw_ones(run, tmp_path, capsys):
+def test_raw_weights_are_exported_on_request(run, tmp_path, capsys):
     words = ("--vae", run / "checkpoint_epoch_2.pt", "--weights", "raw", "--scaling_factor", 1)
-    assert type_line(capsys, *words, "--output", tmp_path / "out")[0] == 0
+    assert run_export(capsys, *words, "--output", tmp_path / "out")[0] == 0
     saved = torch.load(run / "checkpoint_epoch_2.pt", weights_only=True)["model"]
     for name, value in load_file(tmp_path / "out" / WEIGHTS_NAME).items():
         assert torch.equal(value, saved[name]), name
 
 
-def test_averages_by_score_follow_the_records_of_the_run(run, tmp_path, capsys):
+def test_average_by_score_uses_recorded_psnr(run, tmp_path, capsys):
     paths = [run / f"checkpoint_epoch_{epoch}.pt" for epoch in (1, 2)]
     words = ("--vae", *paths, "--average_by", "score", "--temperature", 1, "--scaling_factor", 1)
-    code, out, _ = type_line(capsys, *words, "--output", tmp_path / "out")
+    code, out, _ = run_export(capsys, *words, "--output", tmp_path / "out")
     assert code == 0
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     psnr = [r["psnr"] for r in records if r["kind"] == "validation" and r["step"] > 0]
-    shares = torch.softmax(torch.tensor(psnr, dtype=torch.float64), 0)
-    assert f"averaged: {shares[1]:.1%} of" in out
+    weights = torch.softmax(torch.tensor(psnr, dtype=torch.float64), 0)
+    assert f"averaged: {weights[1]:.1%} of" in out
     saved = [torch.load(path, weights_only=True)["ema"] for path in paths]
     for name, value in load_file(tmp_path / "out" / WEIGHTS_NAME).items():
-        expected = shares[0] * saved[0][name].double() + shares[1] * saved[1][name].double()
+        expected = weights[0] * saved[0][name].double() + weights[1] * saved[1][name].double()
         assert torch.allclose(value, expected.float(), rtol=1e-6, atol=1e-9), name
 
 
-def test_what_exists_is_kept_unless_overwritten(source, tmp_path, capsys):
+def test_existing_output_is_kept_without_overwrite(source, tmp_path, capsys):
     (tmp_path / "one.safetensors").write_bytes(b"mine")
     words = ("--vae", source, "--output", tmp_path / "one.safetensors", "--format", "single")
-    code, _, err = type_line(capsys, *words)
+    code, _, err = run_export(capsys, *words)
     assert code == 78
     assert "--overwrite" in err
     assert (tmp_path / "one.safetensors").read_bytes() == b"mine"
-    assert type_line(capsys, *words, "--overwrite")[0] == 0
+    assert run_export(capsys, *words, "--overwrite")[0] == 0
     assert load_vae(tmp_path / "one.safetensors").kind == "compvis"
-    assert type_line(capsys, "--vae", source, "--output", source)[0] == 78  # onto itself
-    assert type_line(capsys, "--vae", source, "--output", source, "--overwrite")[0] == 0
+    assert run_export(capsys, "--vae", source, "--output", source)[0] == 78  # onto itself
+    assert run_export(capsys, "--vae", source, "--output", source, "--overwrite")[0] == 0
 
 
-def test_an_export_onto_itself_loses_nothing(source, capsys):
+def test_export_onto_itself_keeps_weights(source, capsys):
     before = load_file(source / WEIGHTS_NAME)
     before = {name: value.clone() for name, value in before.items()}
-    assert type_line(capsys, "--vae", source, "--output", source, "--overwrite")[0] == 0
+    assert run_export(capsys, "--vae", source, "--output", source, "--overwrite")[0] == 0
     for name, value in load_file(source / WEIGHTS_NAME).items():
         assert torch.equal(value, before[name])
 
 
 def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
-    """Words after --vae SOURCE --output OUT, and what is to be said."""
+    """Words after --vae SOURCE --output OUT, and a part of the expected message."""
     (tmp_path / "file").write_text("text")
     (tmp_path / "no_images").mkdir()
     (tmp_path / "broken").mkdir()
@@ -150,21 +150,24 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
         "another network": (["--vae", tmp_path / "flux.safetensors"], "diffusion model"),
         "truncated": (["--vae", tmp_path / "cut.safetensors"], "truncated"),
         "pickle": (["--vae", tmp_path / "model.ckpt"], "pickle"),
-        "no scaling": (["--vae", research], "does not say the scaling"),
+        "no scaling": (["--vae", research], "does not contain the scaling"),
         "other shapes": (["--vae", tmp_path / "source", tmp_path / "other"], "cannot be averaged"),
         "no scores": (
             ["--vae", tmp_path / "source", tmp_path / "source", "--average_by", "score"],
-            "no checkpoint of a run",
+            "is not a checkpoint of a run: give --scores",
         ),
-        "output in a file": (["--output", tmp_path / "file" / "out"], "which is a file: name another"),
-        "output a file": (["--output", tmp_path / "file"], "is a file: name a folder"),
+        "output in a file": (
+            ["--output", tmp_path / "file" / "out"],
+            "is a file, not a folder: give another path",
+        ),
+        "output a file": (["--output", tmp_path / "file"], "is a file: give a folder"),
         "output a folder": (
             ["--output", tmp_path / "d.safetensors", "--format", "single"],
-            "is a folder: name a file",
+            "is a folder: give a file",
         ),
         "no cuda": (["--device", "cuda"], "--device cuda"),
         "no data": (["--data_path", tmp_path / "nothing"], "--data_path"),
-        "no images": (["--data_path", tmp_path / "no_images"], "holds no images"),
+        "no images": (["--data_path", tmp_path / "no_images"], "contains no images"),
         "broken images": (["--data_path", tmp_path / "broken"], "none of 1 images gives a crop"),
         "odd size": (["--data_path", tmp_path / "broken", "--image_size", 33], "not a multiple of 2: try 34"),
     }
@@ -179,25 +182,25 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
         pytest.param("no cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(case, source, tmp_path, capsys):
+def test_invalid_input_is_a_one_line_error_and_writes_nothing(case, source, tmp_path, capsys):
     (tmp_path / "d.safetensors").mkdir()
-    words, said = bad_inputs(tmp_path)[case]
+    words, message = bad_inputs(tmp_path)[case]
     before = files_in(tmp_path)
-    code, _, err = type_line(capsys, "--vae", source, "--output", tmp_path / "out", *words)
+    code, _, err = run_export(capsys, "--vae", source, "--output", tmp_path / "out", *words)
     assert code == (77 if "images" in case or case == "no data" else 78)
     assert len(err.splitlines()) == 1, err
     assert err.startswith("export_vae.py: ")
-    assert said in err
+    assert message in err
     assert files_in(tmp_path) == before
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs a limit on file sizes")
 @pytest.mark.parametrize("form", ["diffusers", pytest.param("single", marks=pytest.mark.slow)])
-def test_a_full_disk_leaves_the_old_file_and_no_rest(form, source, tmp_path, capsys):
+def test_full_disk_leaves_old_file_and_no_temporary_file(form, source, tmp_path, capsys):
     output = tmp_path / ("out.safetensors" if form == "single" else "out")
     words = ["--vae", str(source), "--output", str(output), "--format", form, "--overwrite"]
-    assert type_line(capsys, *words)[0] == 0
+    assert run_export(capsys, *words)[0] == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     script = tmp_path.parent / "limited.py"
     script.write_text(
@@ -207,8 +210,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_rest(form, source, tmp_path, cap
         "sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[2:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    root = Path(__file__).parents[2]
-    found = run_script(str(script), str(root), str(root / "export_vae.py"), *words)
+    found = run_script(str(script), str(ROOT), str(ROOT / "export_vae.py"), *words)
     assert found.returncode == 1, found.stdout + found.stderr
     assert len(found.stderr.splitlines()) == 1, found.stderr
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
