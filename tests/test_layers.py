@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import ROOT
 
 # Lines of the house from the ground up; rooms of one line do not know each other.
@@ -89,24 +90,6 @@ def test_scripts_define_little_and_import_no_library():
         for name in imports_of(path, top_level_only=True):
             allowed = name.startswith(("vae.config", "vae.gpus", "vae.script", "vae.console"))
             assert allowed or not name.startswith("vae"), f"{path} imports {name} before --help could answer"
-
-
-BLOCKED = """
-import builtins, runpy, sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        packages = "torch torchvision numpy PIL safetensors tqdm lpips jinja2".split()
-        if name.split(".")[0] in packages:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
-sys.meta_path.insert(0, Block())
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def without_libraries(*words):
-    """A script of the project run where no library is installed."""
-    return subprocess.run([sys.executable, "-c", BLOCKED, *words], cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("flag", ["--help", "--list_profiles"])

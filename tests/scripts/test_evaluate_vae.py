@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vae.evaluation.comparing import read_curves, short_names
 
 import evaluate_vae
+from tests.harness.blocked_imports import without_libraries
 from tests.harness.small_vae import write_vae
-from tests.test_layers import without_libraries
-from vae.evaluation.comparing import read_curves, short_names
 from vae.evaluation.metrics import psnr, ssim
 from vae.inference.codec import reconstruct
 from vae.interop.vae_files import load_vae

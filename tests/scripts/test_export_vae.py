@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import export_vae
+from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import ROOT, TINY, run_script
 from tests.harness.vae_families import SMALL, diffusers_model, research_model, save_research
-from tests.test_layers import without_libraries
 from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.vae_files import load_vae
 from vae.script import exit_code

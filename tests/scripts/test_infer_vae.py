@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 import infer_vae
+from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import ROOT, run_script
 from tests.harness.small_vae import write_vae
-from tests.test_layers import without_libraries
 from vae.script import exit_code
 
 
