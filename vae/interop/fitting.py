@@ -32,8 +32,8 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
         grid = ((level, block) for level in range(levels) for block in range(per_level))
         level, block = next(pair for pair in grid if pair not in blocks)
         raise UserError(f"{where} lacks encoder.down_blocks.{level}.resnets.{block}.conv1.weight")
-    widths = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
-    for name in (*widths, "encoder.conv_out.weight"):
+    conv_names = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
+    for name in (*conv_names, "encoder.conv_out.weight"):
         if name not in weights:
             raise UserError(f"{where} lacks {name}")
         if weights[name].dim() == 5:
@@ -41,7 +41,7 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
         if weights[name].dim() != 4 or 0 in weights[name].shape:
             raise UserError(f"{where} has another shape of {name}: it is not a convolution")
     return {
-        "channels": [weights[name].shape[0] for name in widths],
+        "channels": [weights[name].shape[0] for name in conv_names],
         "layers_per_block": per_level,
         "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,
         "use_quant_conv": "quant_conv.weight" in weights,
