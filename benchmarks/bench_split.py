@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from vae.config.prepare_flags import SplitConfig  # noqa: E402
 from vae.data.manifest import format_row, read_rows  # noqa: E402
 from vae.prepare.split.run import split_manifest  # noqa: E402
 
@@ -51,7 +52,7 @@ def main() -> None:
             file.writelines(format_row(row) for row in read_rows(manifest))
         copied = time.perf_counter() - began
         began = time.perf_counter()
-        split_manifest(Path(name), val_split=0.05)
+        split_manifest(SplitConfig(input_dir=name, val_split=0.05))
         split = time.perf_counter() - began
     found = {"rows": options.rows, "labels": options.labels, "split_seconds": round(split, 2)}
     print(json.dumps({**found, "copy_seconds": round(copied, 2), "ratio": round(split / copied, 2)}))

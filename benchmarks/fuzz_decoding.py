@@ -16,9 +16,10 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from vae.prepare.check_file import Rules, limits_for
+from vae.config.prepare_flags import ReadingConfig
+from vae.prepare.check_file import decode_each
 from vae.prepare.demo.draw import draw_image
-from vae.prepare.pool import Failure, run_each
+from vae.prepare.pool import Failure
 from vae.prepare.validate.run import check_file
 
 KINDS = {
@@ -78,15 +79,15 @@ def fuzz(count: int, seed: int, num_workers: int, folder: Path) -> dict:
         other = files[names[int(chance.integers(len(names)))]]
         damaged = mutate(files[name], other, index // len(names), chance)
         (folder / f"{index:05d}_{name}").write_bytes(damaged)
-    rules = Rules(max_pixels=20_000_000)
+    config = ReadingConfig(
+        input_dir=str(folder), max_pixels=20_000_000, time_limit=10, num_workers=str(num_workers)
+    )
     outcomes: Counter[str] = Counter()
     slowest, last = 0.0, time.perf_counter()
     began = last
-    check = partial(check_file, str(folder), rules)
+    check = partial(check_file, config)
     listed = sorted(path.name for path in folder.iterdir())
-    with closing(
-        run_each(check, listed, num_workers=num_workers, limits=limits_for(rules, 10, None))
-    ) as results:
+    with closing(decode_each(check, listed, config)) as results:
         for _, result in results:
             now = time.perf_counter()
             slowest, last = max(slowest, now - last), now

@@ -1,4 +1,4 @@
-"""Writes each kind of file people have in their folders, for real, and says what must become of it."""
+"""Writes real files of every kind that occurs in image folders, with the expected result for each."""
 
 import io
 import os
@@ -6,30 +6,32 @@ import socket
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from tests.data.test_decoding import adobe_rgb_profile, cmyk_profile, png, smooth
+from tests.harness.image_bytes import adobe_rgb_profile, cmyk_profile, png, smooth
 
-# status, then reason or flag: what `validate --max_pixels 1000000 --min_size 16 --max_aspect 8` must say
+# By name: status, then reason or flag, of `validate --max_pixels 1000000 --min_size 16 --max_aspect 8`.
 Expected = dict[str, tuple[str, str]]
 
 
-def detailed(seed=0, height=64, width=64):
-    """An image without two equal pixels side by side; no two seeds give the same."""
+def detailed(seed: int = 0, height: int = 64, width: int = 64) -> Image.Image:
+    """An image without equal neighbouring pixels; every seed gives a different image."""
     noise = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def encoded(image, kind, **options):
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """The image as a file of a Pillow format."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
-def flipped_scan(whole):
-    """One byte of the scan changed so that libjpeg complains, though Pillow gives an image all the same."""
+def flipped_scan(whole: bytes) -> bytes:
+    """A JPEG with one changed byte in its scan: libjpeg reports damage, but Pillow still returns an image."""
     import simplejpeg
 
     start = whole.index(b"\xff\xda") + 20
@@ -40,24 +42,26 @@ def flipped_scan(whole):
         except ValueError:
             Image.open(io.BytesIO(damaged)).load()
             return damaged
-    raise AssertionError("no such byte")
+    raise AssertionError("no byte of the scan has this effect")
 
 
-def many_scans(image):
+def many_scans(image: Image.Image) -> bytes:
+    """A progressive JPEG whose last scan is repeated 2000 times."""
     whole = encoded(image, "JPEG", progressive=True)
     last = whole.rindex(b"\xff\xda")
     return whole[:last] + whole[last:-2] * 2000 + b"\xff\xd9"
 
 
-def text_bomb():
+def text_bomb() -> bytes:
+    """A small PNG with a comment that decompresses to 50 MB."""
     text = b"zTXt"
     body = b"Comment\0\0" + zlib.compress(bytes(50_000_000))
     chunk = struct.pack(">I", len(body)) + text + body + struct.pack(">I", zlib.crc32(text + body))
     return png(32, 32, 8, 2, bytes(32 * (1 + 32 * 3)), extra=chunk)
 
 
-def recoded(whole, marker, bits=8):
-    """A JPEG whose frame header claims another coding."""
+def recoded(whole: bytes, marker: int, bits: int = 8) -> bytes:
+    """A JPEG whose frame header names another coding."""
     at = whole.index(b"\xff\xc0")
     return whole[: at + 1] + bytes([marker]) + whole[at + 2 : at + 4] + bytes([bits]) + whole[at + 5 :]
 
@@ -109,7 +113,7 @@ def _rejected(folder: Path) -> Expected:
     }
 
 
-def _put_right(folder: Path) -> Expected:
+def _corrected(folder: Path) -> Expected:
     expected = {}
     for orientation in range(2, 9):
         exif = Image.Exif()
@@ -172,7 +176,7 @@ def _flagged(folder: Path) -> Expected:
     return {name: ("accepted", flag) for name, flag in flags.items()}
 
 
-def _passed_over(folder: Path) -> Expected:
+def _skipped(folder: Path) -> Expected:
     twin = encoded(detailed(50), "PNG")
     (folder / "twin_a.png").write_bytes(twin)
     (folder / "twin_b.png").write_bytes(twin)
@@ -181,7 +185,7 @@ def _passed_over(folder: Path) -> Expected:
     os.mkfifo(folder / "pipe.jpg")
     with socket.socket(socket.AF_UNIX) as plug:
         here = os.getcwd()
-        os.chdir(folder)  # a socket's path may be 108 bytes long
+        os.chdir(folder)  # the path of a socket is limited to 108 bytes
         plug.bind("socket.png")
         os.chdir(here)
     for name in ("._a.jpg", "Thumbs.db", ".DS_Store"):
@@ -204,7 +208,7 @@ SKIPPED = {
 }
 
 
-def _strangely_named(folder: Path) -> Expected:
+def _unusual_names(folder: Path) -> Expected:
     names = [b"caf\xe9.png", "😀 emoji.png".encode(), b"line\nbreak.png", b"x" * 251 + b".png", b"-rf.png"]
     for seed, name in enumerate(names):
         with open(os.path.join(os.fsencode(folder), name), "wb") as file:
@@ -213,10 +217,10 @@ def _strangely_named(folder: Path) -> Expected:
 
 
 def write_all(folder: Path) -> Expected:
-    """Every kind, and what must become of each; SKIPPED says what is passed over."""
+    """Write every kind of file and return the expected results; SKIPPED counts the skipped entries."""
     folder.mkdir()
     Image.fromarray(smooth()).save(folder / "plain.png")
     expected = {"plain.png": ("accepted", "")}
-    for write in (_rejected, _put_right, _flagged, _passed_over, _strangely_named):
+    for write in (_rejected, _corrected, _flagged, _skipped, _unusual_names):
         expected |= write(folder)
     return expected

@@ -1,4 +1,4 @@
-"""Numbers of an analysis against values computed by hand, and a page that holds what it should, escaped."""
+"""The statistics of an analysis equal values computed by hand; its page is complete and escaped."""
 
 import html
 import json
@@ -10,21 +10,25 @@ from PIL import Image, ImageFilter
 
 from tests.harness.runs import ROOT, run_script
 from vae.config.errors import DataError, UserError
+from vae.config.prepare_flags import AnalyzeConfig, ReadingConfig
 from vae.data.manifest import write_manifest
 from vae.files import sha256_of_file
 from vae.prepare.analyze.dataset_stats import histogram
 from vae.prepare.analyze.measure_file import colorfulness, estimate_jpeg_quality, measure_file, sharpness
-from vae.prepare.analyze.run import AnalyzeOptions, analyze
-from vae.prepare.check_file import Rules
+from vae.prepare.analyze.run import analyze
 from vae.prepare.demo.draw import draw_image
-from vae.prepare.split.grouping import HASHES_NAME
+from vae.prepare.perceptual_hash import HASHES_NAME
 
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 
 
+def config(folder, output, num_workers="1"):
+    return AnalyzeConfig(input_dir=str(folder), output_file=str(output), num_workers=num_workers)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Images of known sizes and kinds, twins, and two that cannot be read."""
+    """Images of known sizes and kinds, duplicates, and two files that cannot be read."""
     root = tmp_path_factory.mktemp("set")
     drawn = [Image.fromarray(draw_image(128, 1, index)) for index in range(4)]
     drawn[0].resize((1600, 1100)).save(root / "large.jpg", quality=60)
@@ -43,12 +47,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def analysis(folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("out") / "dataset_stats.json"
-    stats = analyze(AnalyzeOptions(str(folder), str(output), num_workers="1"))
+    stats = analyze(config(folder, output))
     assert json.loads(output.read_text()) == stats
     return stats, output.with_suffix(".html").read_text(encoding="utf-8")
 
 
-def test_numbers_of_the_set(analysis, folder):
+def test_statistics_of_the_set(analysis, folder):
     stats, _ = analysis
     assert stats["images"] == 7
     assert {reason: one["count"] for reason, one in stats["rejected"].items()} == {"truncated": 1, "empty": 1}
@@ -75,12 +79,20 @@ def test_numbers_of_the_set(analysis, folder):
         assert sum(plot["counts"]) + plot["left_out"] == 7
 
 
-def test_the_page_is_whole_and_safe(analysis):
+def test_page_is_complete_and_safe(analysis):
     _, page = analysis
     assert EVIL not in page
-    assert html.escape(EVIL) in page
-    assert not re.search(r"(src|href)=\"(?!data:)", page)  # nothing is fetched
+    assert EVIL in html.unescape(page)
+    assert "<img src=x" not in page
+    assert not re.search(r"(src|href)=\"(?!data:)", page)  # the page loads no other file
     assert "<script" not in page
+    policy = html.unescape(
+        re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page).group(1)
+    )
+    assert "default-src 'none'" in policy
+    assert "script-src 'none'" in policy
+    without_values = re.sub(r'"[^"]*"', '""', page)
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", without_values)  # the policy forbids these attributes
     for text in (
         "512",
         "2560",
@@ -93,7 +105,7 @@ def test_the_page_is_whole_and_safe(analysis):
     ):
         assert text in page
     blurred = page[page.index("<h2>Most blurred") : page.index("<h2>Blank")]
-    assert re.search(r"<figcaption>([^<]*)", blurred).group(1) == "soft.png"
+    assert re.search(r"<figcaption><bdi>([^<]*)", blurred).group(1) == "soft.png"
     blank = page[page.index("<h2>Blank") : page.index("<h2>Most compressed")]
     assert blank.count("<figure>") == 1
     assert "blank.png" in blank
@@ -101,17 +113,17 @@ def test_the_page_is_whole_and_safe(analysis):
         assert len(re.findall(rf"<{tag}[ >]", page)) == page.count(f"</{tag}>")
 
 
-def test_two_workers_give_the_same_files(folder, analysis, tmp_path):
+def test_two_workers_write_the_same_files(folder, analysis, tmp_path):
     stats, page = analysis
-    again = analyze(AnalyzeOptions(str(folder), str(tmp_path / "s.json"), num_workers="2"))
+    again = analyze(config(folder, tmp_path / "s.json", num_workers="2"))
     for found in (stats, again):
         found["space"]["free_bytes"] = 0
     assert again == stats
-    free = r"<b>[^<]*</b><span>free there"
+    free = r"<b>[^<]*</b><span>free on that disk"
     assert re.sub(free, "", (tmp_path / "s.html").read_text(encoding="utf-8")) == re.sub(free, "", page)
 
 
-def test_measures_against_values_by_hand(tmp_path):
+def test_measurements_equal_values_by_hand(tmp_path):
     random = np.random.default_rng(0)
     noise = random.normal(128, 20, (400, 400, 1)).repeat(3, axis=2).clip(0, 255).astype(np.uint8)
     assert sharpness(noise) == pytest.approx(20, rel=0.1)  # 1 + 1 + 1 + 1 + 16
@@ -125,22 +137,22 @@ def test_measures_against_values_by_hand(tmp_path):
     pixels = np.zeros((64, 64, 3), np.uint8)
     pixels[:32] = (200, 100, 50)
     Image.fromarray(pixels).save(tmp_path / "half.png")
-    found = measure_file(str(tmp_path), Rules(), "half.png")
-    assert found.channel_means == pytest.approx((100, 50, 25))
+    found = measure_file(ReadingConfig(input_dir=str(tmp_path)), "half.png")
+    assert found.pixel_stats.channel_means == pytest.approx((100, 50, 25))
     luma = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
-    assert found.brightness == pytest.approx(luma / 2, rel=1e-5)
-    assert found.contrast == pytest.approx(luma / 2, rel=1e-5)
-    assert found.clipped == 0.5
+    assert found.pixel_stats.brightness == pytest.approx(luma / 2, rel=1e-5)
+    assert found.pixel_stats.contrast == pytest.approx(luma / 2, rel=1e-5)
+    assert found.pixel_stats.clipped == 0.5
     assert (found.width, found.height, found.sha256) == (64, 64, sha256_of_file(tmp_path / "half.png"))
 
 
 @pytest.mark.parametrize("quality", [1, 10, 35, 50, 75, 90, 95, 100])
-def test_jpeg_quality_is_found(tmp_path, quality):
+def test_jpeg_quality_is_estimated(tmp_path, quality):
     Image.fromarray(draw_image(64, 0, 0)).save(tmp_path / "a.jpg", quality=quality)
     assert abs(estimate_jpeg_quality(tmp_path / "a.jpg") - quality) <= 1
 
 
-def test_histograms_lose_no_value():
+def test_histograms_count_every_value():
     random = np.random.default_rng(0)
     for values in (random.lognormal(6, 1, 5000), np.full(3, 7.0), np.array([1.0, np.nan, 3.0]), np.zeros(2)):
         for log in (False, True):
@@ -150,17 +162,17 @@ def test_histograms_lose_no_value():
             assert len(plot["edges"]) == len(plot["counts"]) + 1 or not counted.any()
 
 
-def test_a_prepared_set_keeps_its_hashes_and_others_are_left_alone(folder, tmp_path):
+def test_hashes_are_stored_only_beside_a_manifest(folder, tmp_path):
     assert not (folder / HASHES_NAME).exists()
     (tmp_path / "one.png").write_bytes((folder / "one.png").read_bytes())
     write_manifest(tmp_path / "manifest.jsonl", [])
     for _ in range(2):
-        analyze(AnalyzeOptions(str(tmp_path), str(tmp_path / "s.json"), num_workers="1"))
+        analyze(config(tmp_path, tmp_path / "s.json"))
         assert (tmp_path / HASHES_NAME).read_text().startswith(sha256_of_file(tmp_path / "one.png"))
         assert len((tmp_path / HASHES_NAME).read_text().splitlines()) == 1
 
 
-def test_mistakes_are_told(folder, tmp_path):
+def test_mistakes_are_errors(folder, tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/a.png").write_bytes(b"nothing")
     for options, kind, word in (
@@ -168,10 +180,10 @@ def test_mistakes_are_told(folder, tmp_path):
         (
             {"input_dir": str(tmp_path / "bad")},
             DataError,
-            "none of 1 images can be read, for example a.png",
+            "--input_dir .*none of 1 images .* a.png .*--mode validate",
         ),
-        ({"output_file": str(tmp_path / "x/s.json")}, UserError, "folder .* is missing"),
-        ({"output_file": str(tmp_path / "s.html")}, UserError, "ending in .json"),
+        ({"output_file": str(tmp_path / "x/s.json")}, UserError, "--output_file .*is missing: create it"),
+        ({"output_file": str(tmp_path / "s.html")}, UserError, "--output_file .*s.html.*.json"),
     ):
         given = {
             "input_dir": str(folder),
@@ -179,11 +191,11 @@ def test_mistakes_are_told(folder, tmp_path):
             "num_workers": "1",
         } | options
         with pytest.raises(kind, match=word):
-            analyze(AnalyzeOptions(**given))
+            analyze(AnalyzeConfig(**given))
     assert not (tmp_path / "s.json").exists()
 
 
-def test_the_command_line(folder, tmp_path):
+def test_command_line(folder, tmp_path):
     words = ["--mode", "analyze", "--input_dir", str(folder), "--num_workers", "1", "--limit", "4"]
     done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_file", str(tmp_path / "s.json"))
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Demo images: the same everywhere, varied, with detail worth learning; and the script that writes them."""
+"""Demo images are reproducible, varied and detailed; the script writes complete files only."""
 
 import hashlib
 import os
@@ -29,25 +29,25 @@ def psnr(left, right):
     return 10 * np.log10(255**2 / np.mean((left.astype(float) - right) ** 2))
 
 
-def test_the_same_pixels_on_every_machine():
+def test_pixels_equal_the_recorded_hash():
     assert hashlib.sha256(draw_image(96, 0, 0).tobytes()).hexdigest() == GOLDEN
 
 
-def test_seed_and_index_choose_the_image():
+def test_seed_and_index_select_the_image():
     images = [draw_image(48, seed, index) for seed in (0, 1) for index in (0, 1)]
     assert len({image.tobytes() for image in images}) == 4
     assert np.array_equal(images[3], draw_image(48, 1, 1))
 
 
 @pytest.mark.parametrize("size", [1, 8, 33, 200])
-def test_any_size(size):
+def test_every_size_can_be_drawn(size):
     image = draw_image(size, 0, 2)
     assert image.shape == (size, size, 3)
     assert image.dtype == np.uint8
 
 
-def test_images_hold_detail_that_eightfold_reduction_loses():
-    """Bicubic from 1/8 of the side stays near 21 dB; 16 numbers per 8x8 block, well chosen, reach 28 dB."""
+def test_images_have_detail_that_eightfold_reduction_loses():
+    """Bicubic from 1/8 of the side reaches about 21 dB; the best 16 numbers per 8x8 block reach 28 dB."""
     images = np.stack([draw_image(128, 0, index) for index in range(8)])
     reduced = [
         np.asarray(Image.fromarray(p).resize((16, 16), Image.BOX).resize((128, 128), Image.BICUBIC))
@@ -65,7 +65,7 @@ def test_images_hold_detail_that_eightfold_reduction_loses():
     assert all(image.std() > 15 for image in images)
 
 
-def test_script_writes_the_set_and_then_only_what_is_missing(tmp_path):
+def test_script_draws_only_missing_images(tmp_path):
     line = ("--mode", "demo", "--output_dir", tmp_path / "demo", "--count", 3, "--target_size", 64)
     first = prepare(*line, "--num_workers", 0)
     assert first.returncode == 0, first.stderr
@@ -87,7 +87,7 @@ def test_script_writes_the_set_and_then_only_what_is_missing(tmp_path):
     )
 
 
-def test_script_in_parallel_and_as_jpeg(tmp_path):
+def test_parallel_workers_and_jpeg(tmp_path):
     line = ("--mode", "demo", "--output_dir", tmp_path, "--count", 4, "--target_size", 64, "--num_workers", 2)
     done = prepare(*line, "--format", "jpeg")
     assert done.returncode == 0, done.stderr
@@ -117,9 +117,9 @@ def test_mistakes_are_one_line(tmp_path, arguments, code, word):
     assert [path.name for path in tmp_path.iterdir()] == ["taken.txt"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a process group's Ctrl-C")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs Ctrl-C to a process group")
 @pytest.mark.parametrize(("workers", "number"), [(0, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)])
-def test_signals_leave_whole_images_only(tmp_path, workers, number):
+def test_signals_leave_only_complete_images(tmp_path, workers, number):
     command = [sys.executable, str(ROOT / "prepare_data.py"), "--mode", "demo", "--output_dir", str(tmp_path)]
     process = subprocess.Popen(
         [*command, "--count", "5000", "--target_size", "64", "--num_workers", str(workers)],

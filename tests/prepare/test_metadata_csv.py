@@ -1,4 +1,4 @@
-"""Features and labels are joined by id, and what does not fit is told in one line."""
+"""Features and labels are joined by id; every mistake in them is an error of one line."""
 
 import pytest
 
@@ -25,10 +25,10 @@ def tables(tmp_path):
     [
         "id,label\nz3,cat\nz1,dog\nz2,cat\n",  # by name, in another order
         "id,cat,dog\nz1,0,1\nz2,1.0,0.0\nz3,1,0\n",  # one-hot
-        "\ufeffid;cat;dog\r\nz1;0;1\r\nz2;1;0\r\n\r\nz3;1;0\r\n",  # as a spreadsheet saves it
+        "\ufeffid;cat;dog\r\nz1;0;1\r\nz2;1;0\r\n\r\nz3;1;0\r\n",  # as spreadsheet programs save it
     ],
 )
-def test_labels_by_name_or_one_hot(tables, labels):
+def test_labels_by_name_and_one_hot(tables, labels):
     found = read_metadata(*tables(FEATURES, labels))
     assert found.labels == ["dog", "cat", "cat"]
     assert found.column("site", "--group_by") == ["S1", "S2", "S1"]
@@ -50,7 +50,7 @@ def test_labels_by_number(tables):
         (FEATURES + "z4,b.jpg\n", None, ["line 5", "2 values for 3 columns"]),
         ("id,filepath,id\n", None, ["column id twice"]),
         (FEATURES, "label\ncat\n", ["--labels", "column id"]),
-        (FEATURES, "id\nz1\n", ["no column beside id"]),
+        (FEATURES, "id\nz1\n", ["no column besides id"]),
         (FEATURES, "id,label\nz1,a\nz1,b\n", ["id z1", "twice"]),
         (FEATURES, "id,label\nz1,a\n", ["lacks 2 ids", "z2"]),
         (FEATURES, "id,label\nz1,a\nz2,a\nz3,\n", ["id z3", "no label"]),
@@ -60,7 +60,7 @@ def test_labels_by_number(tables):
         (FEATURES, "id,a,b\nz1,cat,0\nz2,1,0\nz3,0,1\n", ["id z1", "one-hot"]),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(tables, features, labels, words):
+def test_invalid_tables_are_errors_of_one_line(tables, features, labels, words):
     with pytest.raises(UserError) as caught:
         read_metadata(*tables(features, labels))
     message = str(caught.value)
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_told_in_one_line(tables, features, labels, words):
         assert word in message
 
 
-def test_unknown_columns_and_empty_values_are_named(tables):
+def test_errors_name_unknown_columns_and_empty_values(tables):
     found = read_metadata(*tables("id,filepath,site\n1,a.jpg,\n2,b.jpg,S\n"))
     with pytest.raises(UserError, match=r"--group_by sit: .*did you mean site"):
         found.column("sit", "--group_by")
@@ -77,8 +77,8 @@ def test_unknown_columns_and_empty_values_are_named(tables):
         found.column("site", "--group_by")
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match=r"--features .*No such file"):
+def test_unreadable_files_are_errors(tmp_path):
+    with pytest.raises(UserError, match=r"--features .*none.csv cannot be read"):
         read_metadata(tmp_path / "none.csv")
     (tmp_path / "utf16.csv").write_text("id,filepath\n", encoding="utf-16")
     with pytest.raises(UserError, match="not UTF-8"):

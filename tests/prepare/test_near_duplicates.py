@@ -1,4 +1,4 @@
-"""Copies that were changed are found, other images are not, and clusters are what pairs connect."""
+"""Changed copies are found, other images are not, and clusters are the connected components of pairs."""
 
 import io
 
@@ -7,14 +7,8 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vae.prepare.demo.draw import draw_image
-from vae.prepare.near_duplicates import (
-    MIRROR,
-    find_clusters,
-    hash_image_file,
-    hash_of_text,
-    hash_pixels,
-    hash_text,
-)
+from vae.prepare.near_duplicates import find_clusters
+from vae.prepare.perceptual_hash import MIRROR, hash_image_file, hash_of_text, hash_pixels, hash_text
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +35,21 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_copies_are_found_and_others_are_not(drawn, change):
+def test_changed_copies_are_clustered_and_others_are_not(drawn, change):
     hashes = np.array([hash_pixels(p) for p in drawn] + [hash_pixels(CHANGES[change](p)) for p in drawn])
     clusters = find_clusters(hashes)
     count = len(drawn)
-    assert (clusters[:count] == np.arange(count)).all()  # no two different ones are joined
+    assert (clusters[:count] == np.arange(count)).all()  # no two different images are joined
     assert (clusters[count:] == np.arange(count)).mean() >= 0.95
 
 
-def test_a_mirror_image_has_the_mirrored_hash(drawn):
+def test_mirrored_image_has_the_mirrored_hash(drawn):
     for image in drawn[:5]:
         apart = hash_pixels(image) ^ MIRROR ^ hash_pixels(ImageOps.mirror(image))
         assert sum(int(word).bit_count() for word in apart) <= 4  # rounding flips signs near zero
 
 
-def test_clusters_equal_those_of_comparing_all_pairs():
+def test_clusters_equal_those_from_all_pairs():
     random = np.random.default_rng(1)
     hashes = random.integers(0, 2**63, (300, 2), dtype=np.uint64)
     for row in range(100, 300):  # chains: each differs from an earlier one in up to 7 bits
@@ -78,12 +72,12 @@ def test_clusters_equal_those_of_comparing_all_pairs():
     assert len(set(expected)) > 100
 
 
-def test_no_images_and_thousands_of_equal_ones_are_no_trouble():
+def test_no_hashes_and_thousands_of_equal_hashes():
     assert find_clusters(np.zeros((0, 2), np.uint64)).tolist() == []
     assert set(find_clusters(np.zeros((50_000, 2), np.uint64)).tolist()) == {0}
 
 
-def test_files_hash_as_their_pixels_do_turned_by_exif(drawn, tmp_path):
+def test_file_hash_is_near_the_hash_of_its_pixels_after_exif_rotation(drawn, tmp_path):
     large = drawn[0].resize((1200, 900))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -91,5 +85,5 @@ def test_files_hash_as_their_pixels_do_turned_by_exif(drawn, tmp_path):
     large.save(tmp_path / "plain.png")
     found = [hash_image_file(tmp_path / "turned.jpg"), hash_image_file(tmp_path / "plain.png")]
     assert hash_pixels(large).tolist() == found[1].tolist()
-    assert set(find_clusters(np.array(found)).tolist()) == {0}  # the draft of 64 px is near enough
+    assert set(find_clusters(np.array(found)).tolist()) == {0}  # the 64 px draft has a near hash
     assert hash_of_text(hash_text(found[0])) == tuple(map(int, found[0]))

@@ -1,4 +1,4 @@
-"""Processes that die, hang or eat memory cost one item each."""
+"""A process that dies, hangs or uses too much memory costs one item only."""
 
 import os
 import signal
@@ -36,14 +36,14 @@ def outcomes(items, num_workers=2):
     return dict(run_each(work, items, num_workers=num_workers, limits=LIMITS))
 
 
-def test_every_item_comes_back_once():
+def test_every_item_is_returned_once():
     items = [("double", number) for number in range(300)]
     assert outcomes(items) == {item: item[1] * 2 for item in items}
     assert outcomes([]) == {}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither such signals nor a memory limit")
-def test_a_death_a_hang_and_a_glutton_cost_one_item_each():
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither these signals nor a memory limit")
+def test_dead_hung_and_oversized_items_cost_one_item_each():
     trouble = {
         ("die", signal.SIGSEGV): "crashed",
         ("exit", 3): "crashed",
@@ -63,7 +63,7 @@ def test_a_death_a_hang_and_a_glutton_cost_one_item_each():
     assert all(isinstance(found[item], Failure) and found[item].detail for item in trouble)
 
 
-def test_an_endless_list_is_taken_as_needed_and_left_at_will():
+def test_endless_items_are_read_as_needed():
     taken = []
 
     def items():
@@ -77,13 +77,13 @@ def test_an_endless_list_is_taken_as_needed_and_left_at_will():
     assert len(taken) < 30
 
 
-def test_what_the_function_raises_is_raised_here():
+def test_exceptions_of_the_function_are_raised():
     with pytest.raises(OSError, match="No space left"):
         outcomes([("double", 1), ("raise", 0), ("double", 2)])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_processes_end_when_their_parent_is_killed():
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_end_if_their_parent_is_killed():
     code = (
         "from tests.prepare.test_pool import *\n"
         "items = [('double', 1)] + [('sleep', 0.9)] * 99\n"
@@ -98,19 +98,19 @@ def test_processes_end_when_their_parent_is_killed():
     parent.kill()
     parent.communicate()
     deadline = time.monotonic() + 15
-    while any(_lives(child) for child in children):
+    while any(_is_alive(child) for child in children):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def _lives(pid):
+def _is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
 
 
-def test_count_workers():
+def test_number_of_workers():
     assert count_workers("auto") >= 1
     assert [count_workers(number) for number in (0, "1", 5)] == [1, 1, 5]
     with pytest.raises(UserError, match="--num_workers many"):

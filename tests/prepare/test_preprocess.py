@@ -1,4 +1,4 @@
-"""Preprocessing: sizes and names, what a rerun does, and that no interruption shows in the output."""
+"""Preprocessing: sizes, names and repeated runs; interruptions do not change the output."""
 
 import json
 import os
@@ -13,22 +13,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_decoding import adobe_rgb_profile, cmyk_profile
+from tests.harness.image_bytes import adobe_rgb_profile, cmyk_profile
 from tests.harness.image_kinds import detailed, encoded, write_all
 from tests.harness.runs import ROOT, run_script
+from vae.config.prepare_flags import PreprocessConfig
 from vae.data.decoding import decode_image
 from vae.data.formats import BadImageError
 from vae.data.manifest import read_rows
 from vae.prepare.preprocess.naming import output_name
 from vae.prepare.preprocess.resize import plan_shape, resize, resize_to_shapes
 
-posix = pytest.mark.skipif(sys.platform == "win32", reason="signals, links and names of Unix")
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals, links and file names of Unix")
 
 
 def command(source, output, *flags):
     line = ["prepare_data.py", "--mode", "preprocess", "--input_dir", source, "--output_dir", output]
     workers = [] if "--num_workers" in flags else ["--num_workers", "1"]
     return [*map(str, line), *map(str, flags), *workers]
+
+
+def settings(**given):
+    """A configuration for functions that do not read the folders."""
+    return PreprocessConfig(input_dir="in", output_dir="out", **{"format": "png", **given})
 
 
 def preprocess(source, output, *flags, code=0):
@@ -51,7 +57,7 @@ def manifest(folder):
 
 @pytest.fixture
 def raw(tmp_path):
-    """Six images of different kinds and sizes, one of them bad, one twice."""
+    """Six images of different formats and sizes; one is bad and one is a duplicate."""
     folder = tmp_path / "raw"
     (folder / "sub").mkdir(parents=True)
     detailed(0, 96, 128).save(folder / "wide.jpg", quality=95)
@@ -64,7 +70,7 @@ def raw(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),  # of an image of 400 x 300 at 200, and of one of 100 x 50; None: rejected
+    ("mode", "expected"),  # of 400 x 300 and of 100 x 50 at size 200; None: rejected
     [
         ("cover", ((267, 200), None)),
         ("longest", ((200, 150), None)),
@@ -74,43 +80,42 @@ def raw(tmp_path):
         ("stretch", ((200, 200), None)),
     ],
 )
-def test_sizes_of_each_mode(mode, expected):
+def test_output_sizes_of_each_mode(mode, expected):
     for (width, height), size in zip(((400, 300), (100, 50)), expected, strict=True):
         pixels = np.zeros((height, width, 3), dtype=np.uint8)
-        options = {"max_pixels": 10**6, "file_format": "png"}
         if size is None:
             with pytest.raises(BadImageError, match="too_small"):
-                plan_shape(width, height, 200, mode, upscale=False, **options)
-            assert plan_shape(width, height, 200, mode, upscale=True, **options).upscaled
+                plan_shape(width, height, 200, settings(resize_mode=mode))
+            assert plan_shape(width, height, 200, settings(resize_mode=mode, upscale=True)).upscaled
             continue
-        shape = plan_shape(width, height, 200, mode, upscale=False, **options)
+        shape = plan_shape(width, height, 200, settings(resize_mode=mode))
         assert not shape.upscaled
         assert resize_to_shapes(pixels, [shape], "white")[0].shape == (size[1], size[0], 3)
 
 
-def test_padding_is_centred_and_of_the_background():
-    shape = plan_shape(80, 40, 40, "pad", upscale=False, max_pixels=10**6, file_format="png")
+def test_padding_is_centred_and_has_the_background_colour():
+    shape = plan_shape(80, 40, 40, settings(resize_mode="pad"))
     padded = resize_to_shapes(np.zeros((40, 80, 3), dtype=np.uint8), [shape], "#102030")[0]
     assert padded[:10].reshape(-1, 3).tolist() == [[16, 32, 48]] * 400
     assert padded[30:].reshape(-1, 3).tolist() == [[16, 32, 48]] * 400
     assert padded[10:30].max() == 0
 
 
-def test_outputs_beyond_the_formats_limits_are_refused():
+def test_outputs_beyond_the_limits_are_rejected():
     with pytest.raises(BadImageError, match="too_large_for_format"):
-        plan_shape(200_000, 1000, 1000, "cover", upscale=False, max_pixels=10**9, file_format="jpeg")
+        plan_shape(200_000, 1000, 1000, settings(max_pixels=10**9, format="jpeg"))
     with pytest.raises(BadImageError, match="too_many_pixels"):
-        plan_shape(200_000, 10, 1000, "cover", upscale=True, max_pixels=10**9, file_format="png")
+        plan_shape(200_000, 10, 1000, settings(max_pixels=10**9, upscale=True))
 
 
 def fine_detail(pixels):
-    """Energy of the finest scale: what neighbouring pixels differ by."""
+    """Energy of the finest scale: mean squared difference of neighbouring pixels."""
     grey = pixels.astype(float).mean(-1)
     return float((np.diff(grey, axis=0)[:, :-1] ** 2 + np.diff(grey, axis=1)[:-1] ** 2).mean())
 
 
 @pytest.mark.parametrize("size", [(333, 250), (171, 128), (500, 400), (80, 60)])
-def test_resizing_agrees_with_pillows_lanczos(size):
+def test_resizing_agrees_with_lanczos_of_pillow(size):
     noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
     image = Image.fromarray(noise).resize((800, 600), Image.Resampling.BICUBIC)
     reference = np.asarray(image.resize(size, Image.Resampling.LANCZOS))
@@ -119,8 +124,8 @@ def test_resizing_agrees_with_pillows_lanczos(size):
     assert 0.98 < fine_detail(ours) / fine_detail(reference) < 1.05
 
 
-def test_the_guides_lines(raw, tmp_path):
-    """As they stand there, but for the size that such small images have."""
+def test_commands_of_the_guide(raw, tmp_path):
+    """The documented commands, except for the size, because these images are small."""
     line = (
         "prepare_data.py --mode preprocess --input_dir ./raw --output_dir ./data/train "
         "--target_size 32 --resize_mode cover --num_workers 8"
@@ -140,7 +145,7 @@ def test_the_guides_lines(raw, tmp_path):
     assert list(rows[0]) == ["path", "sha256", "width", "height", "source", "flags", "group", "label"]
 
 
-def test_several_sizes_in_one_pass(raw, tmp_path):
+def test_several_sizes_are_made_in_one_pass(raw, tmp_path):
     preprocess(raw, tmp_path / "out", "--target_size", 64, 32, "--format", "png")
     assert [row["path"] for row in manifest(tmp_path / "out/32")] == [
         "little.png", "square.png", "sub/tall.png", "wide.png",
@@ -161,14 +166,14 @@ def test_several_sizes_in_one_pass(raw, tmp_path):
         assert decode_image(tmp_path / "out/64" / row["path"]).shape == (row["height"], row["width"], 3)
 
 
-def test_upscaling_is_flagged(raw, tmp_path):
+def test_upscaled_images_are_flagged(raw, tmp_path):
     preprocess(raw, tmp_path / "out", "--target_size", 64, "--upscale")
     assert {row["source"]: "upscaled" in row["flags"] for row in manifest(tmp_path / "out")} == {
         "little.png": True, "square.webp": False, "sub/tall.png": False, "wide.jpg": False,
     }  # fmt: skip
 
 
-def test_a_rerun_does_only_what_is_missing_or_changed(raw, tmp_path):
+def test_second_run_converts_only_missing_and_changed_images(raw, tmp_path):
     out = tmp_path / "out"
     flags = ("--target_size", 32)
     preprocess(raw, out, *flags)
@@ -186,12 +191,12 @@ def test_a_rerun_does_only_what_is_missing_or_changed(raw, tmp_path):
     (raw / "wide.jpg").unlink()
     done = preprocess(raw, out, *flags)
     assert "1 converted now" in done.stdout
-    assert "1 sources are gone" in done.stdout
+    assert "1 sources no longer exist" in done.stdout
     assert "wide.jpg" not in [row["path"] for row in manifest(out)]
     assert (out / "wide.jpg").exists()  # nothing is deleted
 
 
-def test_a_duplicate_takes_the_place_of_its_lost_first(raw, tmp_path):
+def test_duplicate_replaces_a_deleted_first_file(raw, tmp_path):
     out = tmp_path / "out"
     preprocess(raw, out, "--target_size", 32)
     (raw / "sub" / "tall.png").unlink()
@@ -199,7 +204,7 @@ def test_a_duplicate_takes_the_place_of_its_lost_first(raw, tmp_path):
     assert [row["path"] for row in manifest(out)] == ["little.jpg", "square.jpg", "twin.jpg", "wide.jpg"]
 
 
-def test_what_others_wrote_into_the_manifest_stays(raw, tmp_path):
+def test_foreign_values_in_the_manifest_are_kept(raw, tmp_path):
     out = tmp_path / "out"
     preprocess(raw, out, "--target_size", 32)
     rows = manifest(out)
@@ -210,7 +215,7 @@ def test_what_others_wrote_into_the_manifest_stays(raw, tmp_path):
     assert manifest(out)[1:] == rows
 
 
-def test_colliding_names_stay_distinct_and_stable(tmp_path):
+def test_colliding_names_are_distinct_and_stable(tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()
     for seed, name in enumerate(("a.png", "a.jpg", "A.webp", "b.png")):
@@ -219,7 +224,7 @@ def test_colliding_names_stay_distinct_and_stable(tmp_path):
     names = {row["source"]: row["path"] for row in manifest(tmp_path / "out")}
     assert names["b.png"] == "b.jpg"
     assert len({name.lower() for name in names.values()}) == 4
-    assert names["A.webp"] == "A.jpg"  # the first by name keeps the plain one
+    assert names["A.webp"] == "A.jpg"  # the first by name has the plain name
     assert names["a.png"] == output_name("a.png", ".jpg", 8)
     detailed(7).save(raw / "a.bmp")
     preprocess(raw, tmp_path / "out", "--target_size", 32)
@@ -228,7 +233,7 @@ def test_colliding_names_stay_distinct_and_stable(tmp_path):
 
 
 @posix
-def test_every_kind_and_every_name_goes_through(tmp_path):
+def test_every_kind_of_file_and_name_is_processed(tmp_path):
     write_all(tmp_path / "raw")
     preprocess(
         tmp_path / "raw", tmp_path / "out", "--target_size", 16, "--format", "webp", "--num_workers", 2
@@ -246,9 +251,9 @@ def srgb_of(linear):
     return np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055) * 255
 
 
-def test_colour_truth(tmp_path):
-    """Flat colours whose sRGB values are computed here from the standards, through the whole command."""
-    from tests.data.test_decoding import ADOBE_RGB_TO_XYZ_D50, SRGB_TO_XYZ_D50
+def test_colours_match_the_standards(tmp_path):
+    """The command converts flat colours to the sRGB values that are computed here from the standards."""
+    from tests.harness.image_bytes import ADOBE_RGB_TO_XYZ_D50, SRGB_TO_XYZ_D50
 
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -258,8 +263,8 @@ def test_colour_truth(tmp_path):
     expected = {"wide.png": srgb_of(linear)}
 
     Image.new("CMYK", (64, 64), (255, 200, 10, 0)).save(raw / "press.tif", icc_profile=cmyk_profile())
-    # This made-up press prints full cyan as L* = 54 and nothing of the other inks; CIE 15: Y of L*. Its
-    # profile has no way back to inks, without which there is no black point to compensate for.
+    # This artificial press prints full cyan as L* = 54 and does not print the other inks; CIE 15: Y from L*.
+    # Its profile has no conversion to inks, so there is no black point to compensate for.
     expected["press.tif"] = srgb_of(np.full(3, ((54 + 16) / 116) ** 3))
     deep = np.full((64, 64), 40000, dtype=np.uint16)
     Image.fromarray(deep).save(raw / "deep.png")
@@ -267,7 +272,7 @@ def test_colour_truth(tmp_path):
     turned = Image.new("RGB", (64, 32), (200, 40, 40))
     turned.paste((40, 40, 200), (0, 0, 32, 32))
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise: what lies left comes up
+    exif[0x0112] = 6  # shown after a clockwise rotation by 90 degrees: the left side becomes the top
     turned.save(raw / "turned.png", exif=exif)
     clear = Image.new("RGBA", (64, 64), (250, 10, 10, 128))
     clear.save(raw / "clear.png")
@@ -288,17 +293,25 @@ def test_colour_truth(tmp_path):
     ("flags", "code", "word"),
     [
         (["--input_dir", "raw", "--output_dir", "raw"], 78, "--output_dir raw is --input_dir"),
-        (["--input_dir", "raw/sub", "--output_dir", "raw"], 78, "lies inside --output_dir"),
-        (["--input_dir", "raw", "--output_dir", "raw/sub/out"], 78, "lies inside --input_dir"),
+        (["--input_dir", "raw/sub", "--output_dir", "raw"], 78, "inside --output_dir raw"),
+        (["--input_dir", "raw", "--output_dir", "raw/sub/out"], 78, "inside --input_dir raw"),
         (["--input_dir", "nothing", "--output_dir", "out"], 77, "--input_dir nothing"),
         (["--input_dir", "empty", "--output_dir", "out"], 77, "no images"),
         (["--input_dir", "raw", "--output_dir", "taken.txt"], 78, "taken.txt is a file"),
-        (["--input_dir", "raw", "--output_dir", "foreign"], 78, "something else"),
-        (["--input_dir", "raw", "--output_dir", "out", "--format", "png", "--quality", "90"], 2, "--quality"),
-        (["--input_dir", "raw", "--output_dir", "out", "--target_size", "32", "32"], 2, "twice"),
+        (["--input_dir", "raw", "--output_dir", "foreign"], 78, "--output_dir foreign"),
+        (
+            ["--input_dir", "raw", "--output_dir", "out", "--format", "png", "--quality", "90"],
+            2,
+            "--quality 90",
+        ),
+        (
+            ["--input_dir", "raw", "--output_dir", "out", "--target_size", "32", "32"],
+            2,
+            "--target_size 32 32",
+        ),
         (["--input_dir", "raw", "--output_dir", "out", "--quality", "101"], 2, "--quality 101"),
         (["--input_dir", "raw", "--output_dir", "out", "--target_size", "4"], 2, "--target_size 4"),
-        (["--input_dir", "raw", "--output_dir", "out", "--time_limit", "0"], 2, "--time_limit"),
+        (["--input_dir", "raw", "--output_dir", "out", "--time_limit", "0"], 2, "--time_limit 0"),
         (["--input_dir", "raw", "--output_dir", "out", "--strict"], 2, "belongs to --mode validate"),
         (["--input_dir", "raw"], 2, "--output_dir"),
     ],
@@ -316,17 +329,17 @@ def test_mistakes_are_one_line(raw, tmp_path, flags, code, word):
     assert tree(tmp_path) == before
 
 
-def test_other_settings_or_sources_are_refused(raw, tmp_path):
+def test_other_settings_and_other_sources_are_errors(raw, tmp_path):
     preprocess(raw, tmp_path / "out", "--target_size", 32)
     before = tree(tmp_path / "out")
     done = preprocess(raw, tmp_path / "out", "--target_size", 48, code=78)
-    assert "target_sizes [32]" in done.stderr
+    assert "target_size [32]" in done.stderr
     done = preprocess(raw / "sub", tmp_path / "out", "--target_size", 32, code=78)
     assert str(raw) in done.stderr
     assert tree(tmp_path / "out") == before
 
 
-def test_without_pyvips_and_simplejpeg_all_works_and_says_so(raw, tmp_path):
+def test_without_pyvips_and_simplejpeg_it_works_and_warns(raw, tmp_path):
     blocked = tmp_path / "blocked"
     blocked.mkdir()
     for name in ("pyvips", "simplejpeg"):
@@ -349,7 +362,7 @@ def test_without_pyvips_and_simplejpeg_all_works_and_says_so(raw, tmp_path):
 
 
 def many(folder, count):
-    """Images of about 10 ms each, with folders, duplicates, collisions and bad ones among them."""
+    """Images of about 10 ms each, with folders, duplicates, name collisions and bad files."""
     folder.mkdir()
     base = np.asarray(detailed(0, 480, 640))
     for index in range(count):
@@ -361,8 +374,8 @@ def many(folder, count):
             (place / f"bad{index}.jpg").write_bytes(b"\xff\xd8\xff")
 
 
-def kill_after(line, moment, number=signal.SIGKILL):
-    """Run a command and signal it after so many seconds, or as soon as `moment()` is true."""
+def kill_when(moment, line, number=signal.SIGKILL):
+    """Run a command and signal it as soon as `moment()` is true; returns its exit code and stderr."""
     process = subprocess.Popen(
         [sys.executable, *line],
         cwd=ROOT,
@@ -372,10 +385,7 @@ def kill_after(line, moment, number=signal.SIGKILL):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
-    began = time.monotonic()
-    while process.poll() is None and not (
-        moment() if callable(moment) else time.monotonic() - began > moment
-    ):
+    while process.poll() is None and not moment():
         time.sleep(0.01)
     if process.poll() is None:
         process.send_signal(number)
@@ -390,54 +400,56 @@ def images_in(folder):
 
 
 def check_kills(tmp_path, count, kills):
-    """Kill a run at random shares of its work, go on each time, and compare with a run nobody disturbed."""
+    """Kill a run at random shares of its work, continue each time, and compare with an undisturbed run."""
     many(tmp_path / "raw", count)
     flags = ("--target_size", 256, 128, "--num_workers", 2)
-    preprocess(tmp_path / "raw", tmp_path / "calm", *flags)
-    total = len(images_in(tmp_path / "calm"))
+    preprocess(tmp_path / "raw", tmp_path / "undisturbed", *flags)
+    total = len(images_in(tmp_path / "undisturbed"))
     chance, line = random.Random(1), command(tmp_path / "raw", tmp_path / "out", *flags)
     finished: dict[Path, int] = {}
     for target in sorted(chance.sample(range(1, total - 4), kills)):
-        code, _ = kill_after(line, lambda least=target: len(images_in(tmp_path / "out")) >= least)
-        assert code == -signal.SIGKILL  # it was in the middle of its work
+        code, _ = kill_when(lambda least=target: len(images_in(tmp_path / "out")) >= least, line)
+        assert code == -signal.SIGKILL  # it was still running
         now = images_in(tmp_path / "out")
-        assert {path: now.get(path) for path in finished} == finished  # finished work is not done again
+        assert {path: now.get(path) for path in finished} == finished  # finished files are not written again
         finished = now
     preprocess(tmp_path / "raw", tmp_path / "out", *flags)
     now = images_in(tmp_path / "out")
-    assert all(now[path] == stamp for path, stamp in finished.items() if path in now)  # duplicates go
-    assert tree(tmp_path / "out") == tree(tmp_path / "calm")
+    assert all(
+        now[path] == stamp for path, stamp in finished.items() if path in now
+    )  # duplicates are removed
+    assert tree(tmp_path / "out") == tree(tmp_path / "undisturbed")
 
 
 @pytest.mark.slow
 @posix
-def test_killed_twice_the_output_is_that_of_a_calm_run(tmp_path):
+def test_output_after_two_kills_equals_an_undisturbed_run(tmp_path):
     check_kills(tmp_path, count=24, kills=2)
 
 
 @posix
 @pytest.mark.slow
-def test_killed_at_ten_random_moments(tmp_path):
+def test_output_after_ten_kills_equals_an_undisturbed_run(tmp_path):
     check_kills(tmp_path, count=120, kills=10)
 
 
 @pytest.mark.slow
 @posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_it_cleanly(tmp_path, number):
+def test_signals_stop_with_one_line_and_no_temporary_files(tmp_path, number):
     many(tmp_path / "raw", 60)
     line = command(tmp_path / "raw", tmp_path / "out", "--target_size", 256, "--num_workers", 2)
-    code, err = kill_after(line, lambda: any((tmp_path / "out").glob("part0/*.jpg")), number)
+    code, err = kill_when(lambda: any((tmp_path / "out").glob("part0/*.jpg")), line, number)
     assert code == 130
-    assert err.strip().splitlines()[-1] == "stopped: the same command goes on from here"
+    assert err.strip().splitlines()[-1] == "stopped: the same command continues from here"
     assert "Traceback" not in err
     assert not (tmp_path / "out/.prepare/scratch").exists()
     assert not (tmp_path / "out/manifest.jsonl").exists()
 
 
 @posix
-def test_a_full_disk_stops_it_cleanly(tmp_path):
-    """A limit on file sizes makes writing fail as a full disk does."""
+def test_full_disk_is_an_error_of_one_line(tmp_path):
+    """A limit on file sizes makes writes fail as on a full disk."""
     many(tmp_path / "raw", 4)
     line = command(tmp_path / "raw", tmp_path / "out", "--target_size", 400, "--format", "png")
     code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "

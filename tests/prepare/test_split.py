@@ -1,9 +1,10 @@
-"""No group on two sides, labels in proportion, sides that stay, and mistakes told in one line."""
+"""No group is on two sides, labels keep their share, sides are stable, and mistakes are one-line errors."""
 
 import importlib.util
 import json
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,20 +12,21 @@ from PIL import Image
 
 from tests.harness.runs import ROOT, run_script
 from vae.config.errors import DataError, UserError
+from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows, write_manifest
 from vae.files import sha256_of_file
 from vae.prepare.demo.draw import draw_image
-from vae.prepare.split.grouping import HASHES_NAME
-from vae.prepare.split.run import split_manifest
+from vae.prepare.perceptual_hash import HASHES_NAME
+from vae.prepare.split.run import SplitReport, split_manifest
 from vae.prepare.split.sides import NONE, TRAIN, VAL, deal_folds, earlier_choice, gather, hold_out
 
 needs_scikit = pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn, which is optional"
+    importlib.util.find_spec("sklearn") is None, reason="needs the optional scikit-learn"
 )
 
 
 def make_rows(count, *, seed=0, groups=True, labels=0, first=0):
-    """Rows as preprocess writes them: groups of one to five, labels of unequal frequency."""
+    """Rows as preprocess writes them: groups of one to five, labels with unequal frequencies."""
     chance = random.Random(seed)
     rows, group, left = [], 0, 0
     for number in range(first, first + count):
@@ -46,6 +48,11 @@ def make_rows(count, *, seed=0, groups=True, labels=0, first=0):
     return rows
 
 
+def split(folder, **options) -> SplitReport:
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return split_manifest(SplitConfig(input_dir=str(folder), num_workers="1", **given))
+
+
 def sides_of(folder):
     return {row["path"]: (row["split"], row["fold"]) for row in read_rows(folder / "manifest.jsonl")}
 
@@ -64,76 +71,76 @@ def append(folder, rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", [0, 8])
-def test_groups_labels_and_stability_at_20000_rows(tmp_path, labels):
+def test_groups_labels_and_stable_sides_at_20000_rows(tmp_path, labels):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(20_000, labels=labels))
-    report = split_manifest(tmp_path, val_split=0.1)
+    report = split(tmp_path, val_split=0.1)
     check_groups(tmp_path)
-    counts, held = {}, {}
+    counts, in_val = {}, {}
     for row in read_rows(tmp_path / "manifest.jsonl"):
         counts[row["label"]] = counts.get(row["label"], 0) + 1
-        held[row["label"]] = held.get(row["label"], 0) + (row["split"] == "val")
+        in_val[row["label"]] = in_val.get(row["label"], 0) + (row["split"] == "val")
     for label, count in counts.items():
-        assert abs(held[label] / count - 0.1) <= 0.01, label
+        assert abs(in_val[label] / count - 0.1) <= 0.01, label
     assert len(counts) == max(labels, 1)
     before = sides_of(tmp_path)
     append(tmp_path, make_rows(2_000, seed=5, labels=labels, first=20_000))
-    again = split_manifest(tmp_path, val_split=0.1)
+    again = split(tmp_path, val_split=0.1)
     after = sides_of(tmp_path)
     assert {name: after[name] for name in before} == before
-    assert (again.new, again.moved, again.chosen_anew) == (2_000, 0, False)
+    assert (again.new, again.moved, again.reassigned) == (2_000, 0, False)
     assert (report.version, again.version) == (1, 2)
     assert abs(again.val / again.images - 0.1) <= 0.01
     check_groups(tmp_path)
 
 
-def test_without_labels_a_side_needs_no_memory(tmp_path):
+def test_without_labels_sides_do_not_depend_on_the_record(tmp_path):
     rows = make_rows(6_000)
     write_manifest(tmp_path / "manifest.jsonl", rows)
-    split_manifest(tmp_path, val_split=0.05, num_folds=4)
+    split(tmp_path, val_split=0.05, num_folds=4)
     before = sides_of(tmp_path)
     (tmp_path / "manifest_split.json").unlink()
     more = rows + make_rows(600, seed=5, first=6_000)
     random.Random(1).shuffle(more)
     write_manifest(tmp_path / "manifest.jsonl", more)
-    split_manifest(tmp_path, val_split=0.05, num_folds=4)
+    split(tmp_path, val_split=0.05, num_folds=4)
     after = sides_of(tmp_path)
     assert {name: after[name] for name in before} == before
 
 
-def test_running_again_changes_no_byte_and_other_settings_begin_anew(tmp_path):
+def test_second_run_changes_no_byte_and_other_settings_reassign(tmp_path):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(300, labels=3))
-    split_manifest(tmp_path, val_split=0.2, seed=3)
+    split(tmp_path, val_split=0.2, seed=3)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    again = split_manifest(tmp_path)  # goes on with share and seed
+    again = split(tmp_path)  # with the previous share and seed
     assert files == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert (again.version, again.new) == (1, 0)
-    other = split_manifest(tmp_path, val_split=0.3)
+    other = split(tmp_path, val_split=0.3)
     assert other.version == 2
-    assert other.chosen_anew
+    assert other.reassigned
     assert abs(other.val / 300 - 0.3) < 0.02
     record = json.loads((tmp_path / "manifest_split.json").read_text())
     assert record["settings"]["seed"] == 3
     assert [one["version"] for one in record["earlier"]] == [1]
-    assert split_manifest(tmp_path, val_split=0.2, seed=3).version == 3
+    assert split(tmp_path, val_split=0.2, seed=3).version == 3
     assert files["manifest.jsonl"] == (tmp_path / "manifest.jsonl").read_bytes()
 
 
-def test_lines_of_any_layout_come_out_the_same(tmp_path):
+def test_every_layout_of_lines_gives_the_same_manifest(tmp_path):
     rows = make_rows(50)
     write_manifest(tmp_path / "manifest.jsonl", rows)
-    split_manifest(tmp_path)
+    split(tmp_path)
     plain = (tmp_path / "manifest.jsonl").read_text()
     tricky = [dict(reversed(row.items())) for row in rows]  # another order of keys
     text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in tricky)
     (tmp_path / "manifest.jsonl").write_text(text.rstrip("\n"))  # and no last line break
-    split_manifest(tmp_path)
+    split(tmp_path)
     assert (tmp_path / "manifest.jsonl").read_text() == plain
     rows[0]["source"] = '", "group": ", "split": "x'
     rows[0]["path"] = 'a, "split": b.jpg'
     rows[1]["camera"] = "kept"
     write_manifest(tmp_path / "manifest.jsonl", rows)
-    split_manifest(tmp_path)
-    split_manifest(tmp_path)
+    split(tmp_path)
+    split(tmp_path)
     found = list(read_rows(tmp_path / "manifest.jsonl"))
     assert [{key: row[key] for key in rows[0]} for row in found] == [
         {key: row[key] for key in rows[0]} for row in rows
@@ -141,13 +148,13 @@ def test_lines_of_any_layout_come_out_the_same(tmp_path):
     assert found[1]["camera"] == "kept"
 
 
-def test_folds_share_out_all_that_is_not_held_out(tmp_path):
+def test_folds_contain_every_image_outside_the_validation_set(tmp_path):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(5_000))
-    report = split_manifest(tmp_path, num_folds=5)
+    report = split(tmp_path, num_folds=5)
     assert sum(report.folds) == 5_000
     assert all(abs(count - 1000) < 150 for count in report.folds)
     assert all((fold == 0) == (side == "val") for side, fold in sides_of(tmp_path).values())
-    report = split_manifest(tmp_path, num_folds=5, val_split=0.1)
+    report = split(tmp_path, num_folds=5, val_split=0.1)
     assert sum(report.folds) == report.train
     assert all((fold is None) == (side == "val") for side, fold in sides_of(tmp_path).values())
     check_groups(tmp_path)
@@ -155,46 +162,46 @@ def test_folds_share_out_all_that_is_not_held_out(tmp_path):
 
 @needs_scikit
 @pytest.mark.parametrize("labels", [0, 6])
-def test_folds_of_small_sets_are_even_and_stay(tmp_path, labels):
+def test_folds_of_small_sets_are_even_and_stable(tmp_path, labels):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(900, labels=labels))
-    report = split_manifest(tmp_path, num_folds=3)
+    report = split(tmp_path, num_folds=3)
     assert max(report.folds) - min(report.folds) <= 10
     check_groups(tmp_path)
     before = sides_of(tmp_path)
     append(tmp_path, make_rows(90, seed=5, labels=labels, first=900))
-    report = split_manifest(tmp_path)
+    report = split(tmp_path)
     after = sides_of(tmp_path)
     assert {name: after[name] for name in before} == before
     assert max(report.folds) - min(report.folds) <= 20
     check_groups(tmp_path)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is not None, reason="scikit-learn is there")
-def test_labelled_folds_name_the_extra_they_need(tmp_path):
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is not None, reason="scikit-learn is installed")
+def test_labelled_folds_without_scikit_learn_name_its_command(tmp_path):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(90, labels=3))
     with pytest.raises(UserError, match="python -m pip install scikit-learn"):
-        split_manifest(tmp_path, num_folds=3)
+        split(tmp_path, num_folds=3)
     assert "split" not in (tmp_path / "manifest.jsonl").read_text()  # nothing was written
 
 
-def test_few_images_hold_out_at_least_one_and_never_all():
+def test_small_sets_validate_on_at_least_one_image_and_never_all():
     for count, share in ((2, 0.01), (2, 0.9), (10, 0.1), (40, 0.05)):
         keys = np.random.default_rng(count).integers(0, 2**63, count, dtype=np.uint64)
         groups = gather(keys, np.zeros(count, int))
-        held = hold_out(groups, share, np.full(count, NONE))
-        assert held.sum() == min(max(1, round(count * share)), count - 1)
-        assert held[: held.sum()].all()  # the lowest hashes
+        in_val = hold_out(groups, share, np.full(count, NONE))
+        assert in_val.sum() == min(max(1, round(count * share)), count - 1)
+        assert in_val[: in_val.sum()].all()  # the lowest hashes
 
 
-def test_many_small_labels_still_hold_out_the_share():
+def test_many_small_labels_still_give_the_share():
     labels = np.repeat(np.arange(500), 4)
     groups = gather(np.random.default_rng(0).permutation(2000).astype(np.uint64), labels)
-    held = hold_out(groups, 0.1, np.full(2000, NONE))[groups.of_image]
-    assert abs(held.mean() - 0.1) < 0.005
-    assert np.bincount(labels, weights=held).max() <= 1
+    in_val = hold_out(groups, 0.1, np.full(2000, NONE))[groups.of_image]
+    assert abs(in_val.mean() - 0.1) < 0.005
+    assert np.bincount(labels, weights=in_val).max() <= 1
 
 
-def test_joined_groups_go_to_training():
+def test_joined_groups_become_training_groups():
     keys, before = np.array([5, 5, 5, 9, 9], np.uint64), np.array([TRAIN, VAL, NONE, VAL, NONE])
     earlier = earlier_choice(gather(keys, np.zeros(5, int)), before)
     assert earlier.tolist() == [TRAIN, VAL]
@@ -202,34 +209,34 @@ def test_joined_groups_go_to_training():
     assert folds.tolist() == [1, NONE]
 
 
-def test_impossible_numbers(tmp_path):
+def test_impossible_numbers_are_errors(tmp_path):
     write_manifest(tmp_path / "manifest.jsonl", [row | {"group": "one"} for row in make_rows(9)])
     for options, word in (
         ({"val_split": 1.5}, "--val_split 1.5"),
         ({"num_folds": 1}, "--num_folds 1"),
-        ({"val_split": 0.1}, "all images are one group"),
-        ({"num_folds": 2}, "more than the 1 groups"),
+        ({"val_split": 0.1}, "--val_split 0.1: all images are one group"),
+        ({"num_folds": 2}, "--num_folds 2 is more than the 1 groups"),
     ):
         with pytest.raises(UserError, match=word):
-            split_manifest(tmp_path, **options)
+            split(tmp_path, **options)
     with pytest.raises(UserError, match="more than the 2 groups"):
         deal_folds(
             gather(np.array([1, 2], np.uint64), np.zeros(2, int)), 3, np.full(2, NONE), np.zeros(2, bool), 0
         )
 
 
-def test_folders_and_columns_are_groups(tmp_path):
+def test_folders_and_columns_as_groups(tmp_path):
     rows = make_rows(700, groups=False)
     write_manifest(tmp_path / "manifest.jsonl", rows)
-    split_manifest(tmp_path, group_by="folder:1", val_split=0.2)
+    split(tmp_path, group_by="folder:1", val_split=0.2)
     sides = sides_of(tmp_path)
     assert len({(name.split("/")[0], side) for name, side in sides.items()}) == 7
     features = ["id,filepath,site"] + [f"z{i},{row['source']},site {i % 20}" for i, row in enumerate(rows)]
     (tmp_path / "features.csv").write_text("\n".join(features))
     labels = ["id,cat,dog"] + [f"z{i},{i // 20 % 2},{1 - i // 20 % 2}" for i in range(700)]
     (tmp_path / "labels.csv").write_text("\n".join(labels))
-    tables = {"features_file": tmp_path / "features.csv", "labels_file": tmp_path / "labels.csv"}
-    report = split_manifest(tmp_path, group_by="site", val_split=0.2, **tables)
+    tables = {"features": tmp_path / "features.csv", "labels": tmp_path / "labels.csv"}
+    report = split(tmp_path, group_by="site", val_split=0.2, **tables)
     found = list(read_rows(tmp_path / "manifest.jsonl"))
     assert [row["group"] for row in found] == [f"site {i % 20}" for i in range(700)]
     assert [row["label"] for row in found] == ["dog" if i // 20 % 2 == 0 else "cat" for i in range(700)]
@@ -237,27 +244,27 @@ def test_folders_and_columns_are_groups(tmp_path):
     check_groups(tmp_path)
     (tmp_path / "features.csv").write_text("\n".join(features[:-1]))
     with pytest.raises(DataError, match=rf"has no row for {rows[-1]['path']}"):
-        split_manifest(tmp_path, group_by="site", features_file=tmp_path / "features.csv")
+        split(tmp_path, group_by="site", features=tmp_path / "features.csv")
 
 
 @pytest.mark.parametrize(
     ("options", "word"),
     [
         ({"group_by": "site"}, "--group_by site is a column.*--features"),
-        ({"group_by": "folder:x"}, "no number of levels"),
-        ({"group_by": "folder:2"}, "lies in 1 folders"),
-        ({"labels_file": "labels.csv"}, "--labels labels.csv needs --features"),
+        ({"group_by": "folder:x"}, "--group_by folder:x.*folder:1"),
+        ({"group_by": "folder:2"}, "--group_by folder:2.*fewer levels"),
+        ({"labels": "labels.csv"}, "--labels labels.csv needs --features"),
     ],
 )
-def test_rules_that_cannot_be_followed(tmp_path, options, word):
+def test_unusable_rules_are_errors(tmp_path, options, word):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(9))
     with pytest.raises(UserError, match=word):
-        split_manifest(tmp_path, **options)
+        split(tmp_path, **options)
 
 
 @pytest.fixture
 def twins(tmp_path):
-    """Eight images, four of which have a smaller copy each; a manifest without groups."""
+    """Eight images, and a smaller copy of four of them, in a manifest without groups."""
     for number in range(8):
         image = Image.fromarray(draw_image(96, 3, number))
         image.save(tmp_path / f"{number}.png")
@@ -272,8 +279,8 @@ def twins(tmp_path):
     return tmp_path
 
 
-def test_near_duplicates_are_the_usual_groups_and_are_hashed_once(twins):
-    report = split_manifest(twins, val_split=0.4)
+def test_near_duplicates_are_the_default_groups_and_are_hashed_once(twins):
+    report = split(twins, val_split=0.4)
     assert report.groups == 8
     sides = sides_of(twins)
     assert all(sides[f"{number}.png"] == sides[f"copy_{number}.jpg"] for number in range(4))
@@ -283,36 +290,36 @@ def test_near_duplicates_are_the_usual_groups_and_are_hashed_once(twins):
     for path in twins.glob("*.png"):
         os.utime(path)
     (twins / HASHES_NAME).write_text(hashes + "torn")
-    split_manifest(twins)
+    split(twins)
     assert (twins / HASHES_NAME).read_text() == hashes + "torn"
     (twins / "7.png").write_bytes(b"no image")
     (twins / HASHES_NAME).unlink()
     with pytest.raises(DataError, match=r"7.png cannot be compared.*not_an_image"):
-        split_manifest(twins)
+        split(twins)
 
 
-def test_the_command_line(twins):
+def test_command_line(twins):
     script = str(ROOT / "prepare_data.py")
     common = [script, "--mode", "split", "--input_dir", str(twins), "--num_workers", "1"]
     done = run_script(*common, "--val_split", "0.25")
     assert done.returncode == 0, done.stderr
     assert "12 images in 8 groups by near_duplicates" in done.stdout
-    for words, code, told in (
+    for words, code, expected in (
         (["--group_by", "site"], 78, "--group_by site is a column"),
         (["--num_folds", "1"], 78, "--num_folds 1"),
-        (["--input_dir", str(twins / "none")], 77, "holds no manifest.jsonl"),
+        (["--input_dir", str(twins / "none")], 77, "contains no manifest.jsonl"),
     ):
         done = run_script(*common, *words)
         assert done.returncode == code
         assert len(done.stderr.splitlines()) == 1
-        assert told in done.stderr
+        assert expected in done.stderr
 
 
 @pytest.mark.slow
-def test_the_shares_of_many_rows(tmp_path):
+def test_label_shares_of_200000_rows(tmp_path):
     with open(tmp_path / "manifest.jsonl", "w") as file:
         rows = make_rows(200_000, labels=10)
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    report = split_manifest(tmp_path, val_split=0.05)
+    report = split(tmp_path, val_split=0.05)
     assert report.images == 200_000
     assert all(abs(one["val"] - 0.05) < 0.001 for one in report.labels.values())

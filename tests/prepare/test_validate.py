@@ -1,4 +1,4 @@
-"""Validation finds what each kind of file is, reports it in three ways, and moves files only when told to."""
+"""Validation recognizes every kind of file, reports in three formats, and moves files only on request."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from tests.harness.runs import run_script
 from vae.data.decoding import decode_image, read_image
 from vae.data.formats import BadImageError
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links, FIFOs and names of Unix")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs links, FIFOs and file names of Unix")
 RULES = ("--max_pixels", "1000000", "--min_size", "16", "--max_aspect", "8", "--num_workers", "2")
 
 
@@ -33,8 +33,8 @@ def validate(folder, output, *flags):
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
-    """All kinds, validated once: (folder, what is expected, the finished process, folder of the reports)."""
+def validated(tmp_path_factory):
+    """All kinds, validated once: (folder, expected results, finished process, folder of the reports)."""
     root = tmp_path_factory.mktemp("kinds")
     expected = write_all(root / "raw")
     done = validate(root / "raw", root / "report.json", *RULES)
@@ -43,11 +43,12 @@ def judged(tmp_path_factory):
 
 
 def shown(name):
-    return name.encode("utf-8", "backslashreplace").decode()
+    """The name as one line of UTF-8: other bytes and line breaks are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
 
 
-def test_every_kind_gets_its_code(judged):
-    _, expected, _, root = judged
+def test_every_kind_has_its_reason_or_flag(validated):
+    _, expected, _, root = validated
     with open(root / "report.csv", encoding="utf-8", newline="") as file:
         rows = {row["path"]: row for row in csv.DictReader(file)}
     assert set(rows) == {shown(name) for name in expected}
@@ -63,8 +64,8 @@ def test_every_kind_gets_its_code(judged):
             assert row["detail"]
 
 
-def test_the_json_report_counts_and_names(judged):
-    folder, expected, _, root = judged
+def test_json_report_has_counts_and_names(validated):
+    folder, expected, _, root = validated
     report = json.loads((root / "report.json").read_text())
     statuses = [status for status, _ in expected.values()]
     assert report["files_checked"] == len(expected)
@@ -79,8 +80,8 @@ def test_the_json_report_counts_and_names(judged):
     assert any("\udce9" in entry for entry in os.listdir(folder))
 
 
-def test_the_terminal_groups_by_reason(judged):
-    _, expected, done, _ = judged
+def test_summary_is_grouped_by_reason(validated):
+    _, expected, done, _ = validated
     lines = done.stdout.splitlines()
     assert f"{sum(status == 'rejected' for status, _ in expected.values())} rejected" in done.stdout
     assert any(line.split()[:3] == ["rejected", "4", "truncated:"] for line in lines)
@@ -88,19 +89,19 @@ def test_the_terminal_groups_by_reason(judged):
     assert "bad=" in done.stderr
 
 
-def test_what_is_accepted_the_trainer_reads_and_what_is_rejected_it_does_not(judged):
-    folder, expected, _, _ = judged
-    ruled = {"too_small", "aspect"}  # the user's rules, not the reader's
+def test_trainer_reads_exactly_the_accepted_files(validated):
+    folder, expected, _, _ = validated
+    user_rules = {"too_small", "aspect"}  # the reader does not apply them
     for name, (status, code) in expected.items():
-        if status == "rejected" and code not in ruled:
+        if status == "rejected" and code not in user_rules:
             with pytest.raises(BadImageError):
                 decode_image(folder / name, max_pixels=1_000_000)
         else:
             assert decode_image(folder / name, max_pixels=1_000_000).shape[2] == 3
 
 
-def test_first_frames_are_taken_when_asked_for(judged, tmp_path):
-    folder, *_ = judged
+def test_first_frame_accepts_animations(validated, tmp_path):
+    folder, *_ = validated
     (tmp_path / "films").mkdir()
     for name in ("film.gif", "film.webp", "film.png", "pages.tif"):
         shutil.copy(folder / name, tmp_path / "films")
@@ -112,7 +113,7 @@ def test_first_frames_are_taken_when_asked_for(judged, tmp_path):
 
 @pytest.fixture
 def mixed(tmp_path):
-    """Two good images and two bad ones, one of them deeper."""
+    """Two good images and two bad ones, one of each in a sub-folder."""
     folder = tmp_path / "raw"
     (folder / "sub").mkdir(parents=True)
     detailed(0).save(folder / "good.png")
@@ -128,14 +129,14 @@ def files_below(folder):
     }
 
 
-def test_quarantine_moves_the_rejected_and_moves_them_back(mixed, tmp_path):
+def test_quarantine_moves_rejected_files_and_undo_moves_them_back(mixed, tmp_path):
     before = files_below(mixed)
     done = validate(mixed, tmp_path / "r.json", "--strict", "--quarantine_dir", str(tmp_path / "aside"))
     assert done.returncode == 77
     assert set(files_below(mixed)) == {"good.png", "sub/good.jpg"}
     assert set(files_below(tmp_path / "aside")) == {"bad.png", "sub/bad.jpg", "quarantine.jsonl"}
     assert validate(mixed, tmp_path / "r.json", "--strict").returncode == 0
-    (mixed / "bad.png").write_bytes(b"another one came")  # its place is taken
+    (mixed / "bad.png").write_bytes(b"another file")  # it has the original path of a moved file
     undo = (
         "prepare_data.py",
         "--mode",
@@ -150,17 +151,17 @@ def test_quarantine_moves_the_rejected_and_moves_them_back(mixed, tmp_path):
     (mixed / "bad.png").unlink()
     assert run_script(*undo).returncode == 0
     assert files_below(mixed) == before
-    assert run_script(*undo).returncode == 77  # there is no record any more
+    assert run_script(*undo).returncode == 77  # the record no longer exists
 
 
-def test_without_quarantine_nothing_is_touched(mixed, tmp_path):
+def test_without_quarantine_no_file_changes(mixed, tmp_path):
     before = files_below(mixed)
     assert validate(mixed, tmp_path / "r.json").returncode == 0
     assert validate(mixed, tmp_path / "r.json", "--strict").returncode == 77
     assert files_below(mixed) == before
 
 
-def test_a_manifest_is_held_against_its_files(mixed, tmp_path):
+def test_files_are_compared_with_their_manifest(mixed, tmp_path):
     out = tmp_path / "out"
     flags = ("--output_dir", str(out), "--target_size", "32", "--format", "png")
     assert (
@@ -182,7 +183,7 @@ def test_a_manifest_is_held_against_its_files(mixed, tmp_path):
     ("flags", "code", "word"),
     [
         (["--input_dir", "nothing"], 77, "--input_dir nothing does not exist"),
-        (["--input_dir", "empty"], 77, "holds no images"),
+        (["--input_dir", "empty"], 77, "contains no images"),
         (["--input_dir", "raw", "--quarantine_dir", "raw/aside"], 78, "--quarantine_dir raw/aside"),
         (["--input_dir", "raw", "--quarantine_dir", "aside", "--limit", "1"], 2, "--limit"),
         (["--input_dir", "raw", "--output_file", "no/such/report.json"], 78, "--output_file"),
@@ -206,7 +207,7 @@ def test_mistakes_are_one_line(mixed, tmp_path, flags, code, word):
     assert files_below(tmp_path) == before
 
 
-def test_limit_takes_the_first_by_name(mixed, tmp_path):
+def test_limit_uses_the_first_files_by_name(mixed, tmp_path):
     assert validate(mixed, tmp_path / "r.json", "--limit", "2", "--no-csv").returncode == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["files_found"], report["files_checked"]) == (4, 2)
@@ -214,7 +215,7 @@ def test_limit_takes_the_first_by_name(mixed, tmp_path):
     assert not (tmp_path / "r.csv").exists()
 
 
-def test_a_file_that_may_not_be_read(tmp_path):
+def test_file_without_permission_is_rejected(tmp_path):
     path = tmp_path / "a.png"
     detailed(0).save(path)
     path.chmod(0)
@@ -230,7 +231,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
     assert caught.value.reason == "no_permission"
 
 
-def test_a_file_that_changes_while_it_is_read(tmp_path):
+def test_file_that_changes_while_it_is_read_is_rejected(tmp_path):
     path = tmp_path / "a.png"
     detailed(0, 1600, 1600).save(path)
     done = threading.Event()

@@ -11,7 +11,7 @@ import pytest
 
 import train_vae
 from tests.harness.runs import ROOT, as_flags
-from vae.config.prepare_flags import FLAGS_OF
+from vae.config.prepare_flags import CONFIG_OF
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not the `--no-` of a sentence about all of them
@@ -43,7 +43,7 @@ def flags_of(program: str) -> frozenset[str]:
     if program in LAUNCHERS:
         start = ["-m", LAUNCHERS[program]]
     elif program == "prepare_data.py":
-        start, calls = [program], [["--mode", mode, "--help"] for mode in FLAGS_OF]
+        start, calls = [program], [["--mode", mode, "--help"] for mode in CONFIG_OF]
     else:
         start = ["-m", program] if not program.endswith(".py") else [program]
     found = {"--help"}

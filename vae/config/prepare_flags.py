@@ -1,202 +1,226 @@
-"""The command line of prepare_data.py: each mode knows its own flags, and whose a foreign flag is."""
+"""The options of prepare_data.py, each declared once: one dataclass per mode."""
 
-import argparse
+import os
 import sys
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
 
-from vae.config.errors import EXIT_DATA, UsageError
-from vae.config.flags import OneLineParser
-from vae.config.options import MAX_PIXELS
-
-# Values that are too small or too large wherever such a flag is known.
-LEAST = {"count": 1, "seed": 0, "min_size": 1, "max_pixels": 1, "limit": 1, "target_size": 8, "quality": 1}
-ABOVE_ZERO = ("time_limit", "memory_gib")
-
-
-def _switch(parser: argparse.ArgumentParser, name: str, default: bool, text: str) -> None:
-    parser.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=text)
+from vae import console
+from vae.config.errors import EXIT_DATA, UsageError, UserError
+from vae.config.flags import OneLineParser, parse_section
+from vae.config.options import MAX_PIXELS, background_option, option
 
 
-def _flags_of_reading(parser: argparse.ArgumentParser) -> None:
-    """Flags of every mode that decodes images."""
-    parser.add_argument("--input_dir", required=True, metavar="DIR", help="folder of images, of any depth")
-    parser.add_argument(
-        "--min_size", type=int, default=1, metavar="PX", help="reject a shorter side below this"
-    )
-    parser.add_argument(
-        "--max_aspect",
-        type=float,
-        default=0.0,
+@dataclass(frozen=True, kw_only=True)
+class ReadingConfig:
+    """Options of every mode that decodes images."""
+
+    input_dir: str = option(MISSING, "folder of image files, of any depth", metavar="DIR")
+    min_size: int = option(1, "reject images whose shorter side is below this", metavar="PX", at_least=1)
+    max_aspect: float = option(
+        0.0,
+        "reject images whose longer side exceeds X times the shorter side; 0: any",
         metavar="X",
-        help="reject a longer side beyond X times the shorter; 0: any",
+        at_least=0,
     )
-    parser.add_argument(
-        "--max_pixels",
-        type=int,
-        default=MAX_PIXELS,
-        metavar="N",
-        help="reject more pixels, before decoding them",
+    max_pixels: int = option(
+        MAX_PIXELS, "reject images with more pixels, before decoding them", metavar="N", at_least=1
     )
-    parser.add_argument(
-        "--background", default="white", metavar="COLOR", help="colour laid under transparent pixels"
+    background: str = background_option()
+    first_frame: bool = option(
+        False, "use the first frame of animations and multi-page files instead of rejecting them"
     )
-    _switch(
-        parser,
-        "--first_frame",
-        False,
-        "take the first frame of animations and pages instead of rejecting them",
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N files by name")
-    _flags_of_workers(parser)
-
-
-def _flags_of_workers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--num_workers", default="auto", metavar="N", help="processes; auto: one per usable core"
-    )
-    parser.add_argument("--time_limit", type=float, default=60.0, metavar="SECONDS", help="of one image")
-    parser.add_argument(
-        "--memory_gib",
-        type=float,
+    limit: int | None = option(None, "process only the first N files by name", metavar="N", at_least=1)
+    num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
+    time_limit: float = option(60.0, "time limit for one image", metavar="SECONDS")
+    memory_gib: float | None = option(
+        None,
+        "memory limit for one image; not on Windows; none: 16 bytes per pixel of --max_pixels, plus 1 GiB",
         metavar="GIB",
-        help="of one image; default: 16 bytes for each of --max_pixels, and 1 GiB",
     )
 
 
-def _flags_of_preprocess(parser: argparse.ArgumentParser) -> None:
-    _flags_of_reading(parser)
-    parser.add_argument("--output_dir", required=True, metavar="DIR", help="new, or begun by this command")
-    parser.add_argument(
-        "--target_size",
-        type=int,
-        nargs="+",
-        default=[1024],
+@dataclass(frozen=True, kw_only=True)
+class PreprocessConfig(ReadingConfig):
+    """Convert raw image files to a training set with a manifest."""
+
+    output_dir: str = option(
+        MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
+    )
+    target_size: tuple[int, ...] = option(
+        (1024,),
+        "one or several sizes; several are written to a sub-folder each",
         metavar="PX",
-        help="one or several; several get a sub-folder each",
+        at_least=8,
     )
-    parser.add_argument(
-        "--resize_mode",
+    resize_mode: str = option(
+        "cover",
+        "cover: scale the shorter side; longest: scale the longer side; contain: as longest, but never "
+        "enlarge; crop: cover, then crop the centre square; pad: longest, then pad to a square with "
+        "--background; stretch: scale both sides to a square",
         choices=("cover", "contain", "crop", "pad", "stretch", "longest"),
-        default="cover",
-        help="cover: shorter side; longest: longer side; contain: longer side, never larger than it was; "
-        "crop: cover, then the middle square; pad: longest, then squared by --background; stretch: a square",
     )
-    parser.add_argument("--format", choices=("jpeg", "png", "webp"), default="jpeg", help="of the output")
-    parser.add_argument("--quality", type=int, metavar="1-100", help="of jpeg and webp; default 95")
-    _switch(parser, "--upscale", False, "enlarge images that are too small instead of rejecting them")
+    format: str = option("jpeg", "format of the output files", choices=("jpeg", "png", "webp"))
+    quality: int = option(95, "quality of jpeg and webp", metavar="1-100", at_least=1, at_most=100)
+    upscale: bool = option(False, "enlarge images that are too small instead of rejecting them")
 
 
-def _flags_of_validate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output_file", default="validation_report.json", metavar="FILE", help="report as JSON"
+@dataclass(frozen=True, kw_only=True)
+class ValidateConfig(ReadingConfig):
+    """Decode every image file as the trainer does, and report the files that cannot be used."""
+
+    output_file: str = option("validation_report.json", "report as JSON", metavar="FILE")
+    csv: bool = option(True, "also write a table of all files beside the report")
+    strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
+    quarantine_dir: str | None = option(None, "move rejected files to this folder", metavar="DIR")
+    undo_quarantine: bool = option(
+        False, "move every file in --quarantine_dir back, and do nothing else; needs no --input_dir"
     )
-    _switch(parser, "--csv", True, "also a table of all files beside the report")
-    _switch(parser, "--strict", False, f"exit with {EXIT_DATA} when anything was rejected")
-    parser.add_argument("--quarantine_dir", metavar="DIR", help="move rejected files there")
-    _switch(
-        parser, "--undo_quarantine", False, "move everything in --quarantine_dir back, and do nothing else"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeConfig(ReadingConfig):
+    """Measure a set of images; write the statistics as JSON and as an HTML page."""
+
+    output_file: str = option(
+        "dataset_stats.json", "statistics as JSON; the HTML page is written beside it", metavar="FILE"
     )
-    _flags_of_reading(parser)
 
 
-def _flags_of_analyze(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output_file",
-        default="dataset_stats.json",
-        metavar="FILE",
-        help="JSON; the page lies beside it",
-    )
-    _flags_of_reading(parser)
+@dataclass(frozen=True, kw_only=True)
+class SplitConfig:
+    """Assign the images of a manifest to training and validation."""
 
-
-def _flags_of_split(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input_dir", required=True, metavar="DIR", help="folder that holds a manifest")
-    parser.add_argument(
-        "--val_split",
-        type=float,
+    input_dir: str = option(MISSING, "folder with a manifest, or the manifest itself", metavar="DIR")
+    val_split: float | None = option(
+        None,
+        "share of the validation set; none: as in the previous split, at first 0.1, or 0 with --num_folds",
         metavar="SHARE",
-        help="share held out; first 0.1, unless --num_folds is given",
     )
-    parser.add_argument("--num_folds", type=int, metavar="K", help="folds of the rest; first none")
-    parser.add_argument(
-        "--group_by",
+    num_folds: int | None = option(
+        None,
+        "folds that the other images are divided into; none: as in the previous split, at first no folds",
+        metavar="K",
+    )
+    group_by: str | None = option(
+        None,
+        "images to keep together: near_duplicates (used at first), manifest (the groups in it), folder:N "
+        "(the N outermost folders) or a column of --features; none: as in the previous split",
         metavar="RULE",
-        help="what must stay together: near_duplicates (default), manifest (its own groups), folder:N (the N "
-        "outermost folders) or a column of --features",
     )
-    parser.add_argument(
-        "--label_by", metavar="RULE", help="balance by this: manifest, folder:N or a column of --features"
+    label_by: str | None = option(
+        None,
+        "label to balance by: manifest, folder:N or a column of --features; none: as in the previous split",
+        metavar="RULE",
     )
-    parser.add_argument("--features", metavar="FILE", help="CSV with the columns id, filepath and others")
-    parser.add_argument("--labels", metavar="FILE", help="CSV with id and a label, or one-hot columns")
-    parser.add_argument("--seed", type=int, metavar="N", help="another seed gives other sides; first 0")
-    parser.add_argument("--num_workers", default="auto", metavar="N", help="processes; auto: one a core")
+    features: str | None = option(None, "CSV file with the columns id, filepath and others", metavar="FILE")
+    labels: str | None = option(None, "CSV file with id and a label, or one-hot columns", metavar="FILE")
+    seed: int | None = option(
+        None,
+        "another seed gives another split; none: as in the previous split, at first 0",
+        metavar="N",
+        at_least=0,
+    )
+    num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
 
 
-def _flags_of_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output_dir", default="./data/demo", metavar="DIR", help="folder for the images")
-    parser.add_argument("--count", type=int, default=64, help="number of images")
-    parser.add_argument("--target_size", type=int, default=256, metavar="PX", help="side of the images")
-    parser.add_argument("--seed", type=int, default=0, help="another seed draws other images")
-    parser.add_argument("--format", choices=("png", "jpeg"), default="png", help="jpeg: quality 95, 4:4:4")
-    parser.add_argument("--num_workers", default="auto", metavar="N", help="drawing processes")
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """Draw synthetic images to try the trainer with."""
+
+    output_dir: str = option("./data/demo", "folder for the images", metavar="DIR")
+    count: int = option(64, "number of images", metavar="N", at_least=1)
+    target_size: int = option(256, "side of the images", metavar="PX", at_least=8)
+    seed: int = option(0, "another seed draws other images", metavar="N", at_least=0)
+    format: str = option("png", "file format; jpeg: quality 95, 4:4:4", choices=("png", "jpeg"))
+    num_workers: str = option(
+        "auto", "drawing processes; auto: usable cores minus 2, between 1 and 12", metavar="N"
+    )
 
 
-FLAGS_OF = {
-    "preprocess": _flags_of_preprocess,
-    "validate": _flags_of_validate,
-    "analyze": _flags_of_analyze,
-    "split": _flags_of_split,
-    "demo": _flags_of_demo,
+PrepareConfig = PreprocessConfig | ValidateConfig | AnalyzeConfig | SplitConfig | DemoConfig
+CONFIG_OF: dict[str, type[PrepareConfig]] = {
+    "preprocess": PreprocessConfig,
+    "validate": ValidateConfig,
+    "analyze": AnalyzeConfig,
+    "split": SplitConfig,
+    "demo": DemoConfig,
 }
+DESCRIPTION = "Prepare a training set from raw image files, in five modes. Each mode has its own flags."
 
 
-def parser_of(mode: str) -> argparse.ArgumentParser:
-    """The flags of one mode."""
-    parser = OneLineParser(
-        prog=f"prepare_data.py --mode {mode}",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    FLAGS_OF[mode](parser)
-    return parser
-
-
-def read_arguments(description: str, argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line, its mode in `mode`; raises UsageError where it cannot be read."""
+def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
+    """The options of the mode that --mode names; raises UsageError for every mistake."""
     first = OneLineParser(allow_abbrev=False, add_help=False)
-    first.add_argument("--mode", choices=FLAGS_OF)
-    known, others = first.parse_known_args(argv)
+    first.add_argument("--mode", choices=tuple(CONFIG_OF))
+    known, words = first.parse_known_args(argv)
     if known.mode is None:
-        if not {"-h", "--help"} & set(others):
+        if not {"-h", "--help"} & set(words):
             raise UsageError(
-                f"--mode is missing: give one of {', '.join(FLAGS_OF)} (--help lists every flag)"
+                f"--mode is missing: give one of {', '.join(CONFIG_OF)} (--help lists every flag)"
             )
-        print(description, *(parser_of(mode).format_help() for mode in FLAGS_OF), sep="\n\n")
+        _print_help_of_every_mode()
         sys.exit(0)
-    parser = parser_of(known.mode)
-    others = ["--input_dir=", *others] if "--undo_quarantine" in others else others  # needs no input
-    arguments, unknown = parser.parse_known_args(others)
-    for flag in unknown:
-        owners = [mode for mode in FLAGS_OF if flag.split("=")[0] in parser_of(mode)._option_string_actions]
-        if owners:
-            raise UsageError(f"{flag} belongs to --mode {' and '.join(owners)}, not to --mode {known.mode}")
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    _check_values(arguments)
-    arguments.mode = known.mode
-    return arguments
+    given = {word.split("=")[0] for word in words if word.startswith("--")}
+    _refuse_flags_of_other_modes(known.mode, given)
+    if "--undo_quarantine" in given:  # the only command without an input folder
+        words = ["--input_dir", os.devnull, *words]
+    config = _parse_mode(known.mode, words)
+    _check_together(config, given)
+    return config
 
 
-def _check_values(arguments: argparse.Namespace) -> None:
-    for name, value in vars(arguments).items():
-        for part in value if isinstance(value, list) else [value]:
-            if part is None:
-                continue
-            if name in LEAST and part < LEAST[name]:
-                raise UsageError(f"--{name} {part} is too small: the least is {LEAST[name]}")
-            if name in ABOVE_ZERO and not 0 < part < float("inf"):
-                raise UsageError(f"--{name} {part} is no limit: give a number above 0")
-            if name == "quality" and part > 100:
-                raise UsageError(f"--quality {part} is too large: the most is 100")
-            if name == "max_aspect" and not (part == 0 or 1 <= part < float("inf")):
-                raise UsageError(f"--max_aspect {part} is no ratio: give 1 or more, or 0 for any")
+def _parse_mode(mode: str, words: list[str]) -> PrepareConfig:
+    section = CONFIG_OF[mode]
+    try:
+        return parse_section(section, f"prepare_data.py --mode {mode}", section.__doc__ or "", "", words)
+    except UserError as error:  # a value outside its limits
+        raise UsageError(str(error)) from None
+
+
+def _print_help_of_every_mode() -> None:
+    console.info(DESCRIPTION)
+    for mode in CONFIG_OF:
+        console.info("")
+        with suppress(SystemExit):  # argparse exits after it prints the help
+            _parse_mode(mode, ["--help"])
+
+
+def _refuse_flags_of_other_modes(mode: str, given: set[str]) -> None:
+    for flag in sorted(given):
+        name = flag.removeprefix("--").removeprefix("no-")
+        owners = [other for other in CONFIG_OF if name in {item.name for item in fields(CONFIG_OF[other])}]
+        if owners and mode not in owners:
+            raise UsageError(
+                f"{flag} belongs to --mode {' and '.join(owners)}, not to --mode {mode}: leave it out"
+            )
+
+
+def _check_together(config: PrepareConfig, given: set[str]) -> None:
+    if isinstance(config, ReadingConfig):
+        _check_limits(config)
+    if isinstance(config, PreprocessConfig):
+        if "--quality" in given and config.format == "png":
+            raise UsageError(
+                f"--quality {config.quality} has no effect with --format png, which is lossless: leave it out"
+            )
+        if len(set(config.target_size)) < len(config.target_size):
+            sizes = " ".join(map(str, config.target_size))
+            raise UsageError(f"--target_size {sizes} names one size twice: give each size once")
+    if isinstance(config, ValidateConfig):
+        if config.undo_quarantine and not config.quarantine_dir:
+            raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")
+        if config.quarantine_dir and config.limit is not None and not config.undo_quarantine:
+            raise UsageError(
+                f"--quarantine_dir with --limit {config.limit} would leave the other files unchecked: "
+                "leave one of the two out"
+            )
+
+
+def _check_limits(config: ReadingConfig) -> None:
+    for name in ("time_limit", "memory_gib"):
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
+    if 0 < config.max_aspect < 1:
+        raise UsageError(f"--max_aspect {config.max_aspect} is not a ratio: give 1 or more, or 0 for any")

@@ -1,1 +1,1 @@
-"""The verbs of prepare_data.py."""
+"""The modes of prepare_data.py, one folder each, over shared files."""

@@ -1,6 +1,7 @@
-"""Names of files and what became of each, in a database on disk, so that millions take no more memory.
+"""A database on disk with the names of all files and the result for each, so that memory does not grow.
 
-Names are kept as the bytes they have on disk, so any name fits, and come in the order of these bytes.
+Names are stored as the bytes they have on disk, so every name is allowed. They are returned in the order of
+these bytes.
 """
 
 import json
@@ -16,7 +17,7 @@ from vae.config.errors import UserError
 from vae.console import printable
 
 ACCEPTED, REJECTED, DUPLICATE = "accepted", "rejected", "duplicate"
-PAGE = 1000  # rows read at a time, so that writing may go on between
+PAGE = 1000  # rows read at a time, so that the caller can write in between
 EXAMPLES = 5
 
 TABLES = """
@@ -31,7 +32,7 @@ CREATE TABLE IF NOT EXISTS notes (key BLOB PRIMARY KEY, value TEXT) WITHOUT ROWI
 
 
 class Result(NamedTuple):
-    """What became of one file."""
+    """The outcome for one file."""
 
     name: str
     status: str
@@ -40,45 +41,47 @@ class Result(NamedTuple):
     size: int = 0  # of the file, bytes
     mtime_ns: int = 0
     sha256: str | None = None  # of the file
-    record: dict[str, Any] = {}  # noqa: RUF012 - never changed; what else a verb wants to keep
+    record: dict[str, Any] = {}  # noqa: RUF012 - never modified; further values of the mode
 
 
 class Skips:
-    """Counts and a few examples of what a walk passes over; hand `add` to walk_images."""
+    """Counts and a few examples of entries that a walk skips; pass `add` to walk_images."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = defaultdict(list)
 
     def add(self, name: str, code: str) -> None:
-        """Count one."""
+        """Count one entry."""
         self.counts[code] += 1
         if len(self.examples[code]) < EXAMPLES:
             self.examples[code].append(name)
 
 
 class Ledger:
-    """A listing of files and a result for each that has one. Every change is kept at once, come what may."""
+    """A listing of files and their results. Every change is on disk at once and survives a killed process."""
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike[str]):
         self._db = sqlite3.connect(path, timeout=2, isolation_level=None)  # each statement is a transaction
         self._db.create_function("of", 1, lambda name: f"of {printable(os.fsdecode(name))}")
         try:
-            # one writer; what is written outlives the process, though not always a power cut
+            # one writer; committed changes survive the end of the process, but not always a power cut
             self._db.executescript("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL;")
             self._db.executescript("PRAGMA synchronous=NORMAL; PRAGMA cache_size=-8000;" + TABLES)
         except sqlite3.OperationalError as error:
             self._db.close()
             if "locked" in str(error):
-                raise UserError(f"{Path(path).parent} is in use by another run: wait until it ends") from None
+                raise UserError(
+                    f"{Path(path).parent} is in use by another run: wait until that run ends"
+                ) from None
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database file."""
         self._db.close()
 
     def list_files(self, names: Iterable[str]) -> int:
-        """Replace the listing; returns how many names there are."""
+        """Replace the listing; returns the number of names."""
         with self.transaction():
             self._db.execute("DELETE FROM files")
             self._db.executemany(
@@ -95,14 +98,14 @@ class Ledger:
         return self._db.execute("SELECT count(*) FROM files").fetchone()[0]
 
     def files(self) -> Iterator[tuple[str, str | None]]:
-        """(name, output) in order of names; results and outputs may be written meanwhile."""
+        """(name, output) in the order of names; results and outputs may be written in between."""
         for name, output in self._pages(
             "SELECT name, output FROM files WHERE name > ? ORDER BY name LIMIT ?"
         ):
             yield os.fsdecode(name), None if output is None else os.fsdecode(output)
 
     def claim(self, name: str, output: str, key: str) -> bool:
-        """Give a listed file its output's name, unless another has one of the same key."""
+        """Assign an output name to a listed file; returns False if another file has the same key."""
         try:
             self._db.execute(
                 "UPDATE files SET output = ?, key = ? WHERE name = ?",
@@ -117,16 +120,16 @@ class Ledger:
         return self._db.execute("SELECT 1 FROM files WHERE key = ?", (key,)).fetchone() is not None
 
     def record(self, result: Result) -> None:
-        """Keep a file's result in place of an earlier one."""
+        """Store a file's result; it replaces an earlier one."""
         self._db.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _to_row(result))
 
     def result(self, name: str) -> Result | None:
-        """A file's result, if it has one."""
+        """A file's result, or None."""
         row = self._db.execute("SELECT * FROM results WHERE name = ?", (os.fsencode(name),)).fetchone()
         return None if row is None else _from_row(row)
 
     def results(self, *statuses: str) -> Iterator[Result]:
-        """Results of listed files in order of names, of these statuses or of all."""
+        """Results of listed files in the order of names, with one of these statuses or with any."""
         wanted = f"AND status IN ({','.join('?' * len(statuses))})" if statuses else ""
         query = (
             f"SELECT results.* FROM results JOIN files USING (name) WHERE name > ? {wanted} "
@@ -135,7 +138,7 @@ class Ledger:
         yield from map(_from_row, self._pages(query, *statuses))
 
     def counts(self, status: str) -> list[tuple[str, int]]:
-        """(reason, number) of listed files of a status, most frequent first."""
+        """(reason, number of listed files) for a status, most frequent first."""
         return self._db.execute(
             "SELECT reason, count(*) AS n FROM results JOIN files USING (name) WHERE status = ? "
             "GROUP BY reason ORDER BY n DESC, reason",
@@ -143,7 +146,7 @@ class Ledger:
         ).fetchall()
 
     def examples(self, status: str, reason: str) -> list[Result]:
-        """The first few listed files of a status and reason."""
+        """Results of the first few listed files with a status and reason."""
         rows = self._db.execute(
             "SELECT results.* FROM results JOIN files USING (name) WHERE status = ? AND reason = ? LIMIT ?",
             (status, reason, EXAMPLES),
@@ -151,13 +154,14 @@ class Ledger:
         return [_from_row(row) for row in rows]
 
     def drop_unlisted(self) -> int:
-        """Forget results of files that are not listed; returns how many there were."""
+        """Delete results of files that are not listed; returns their number."""
         return self._db.execute("DELETE FROM results WHERE name NOT IN (SELECT name FROM files)").rowcount
 
     def settle_duplicates(self) -> int:
-        """Make all accepted files of equal bytes duplicates of the first by name.
+        """Mark accepted files with equal bytes as duplicates of the first of them by name.
 
-        Returns how many former duplicates have lost their first: they are forgotten, to be looked at again.
+        If the first file of earlier duplicates no longer exists, their results are deleted, so that they are
+        processed again. Returns the number of deleted results.
         """
         first = (
             "(SELECT other.name FROM results AS other WHERE other.sha256 = results.sha256 "
@@ -173,29 +177,29 @@ class Ledger:
         return lost
 
     def note(self, key: str, value: str) -> None:
-        """Keep a text under a key."""
+        """Store a text under a key."""
         self._db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (os.fsencode(key), value))
 
     def noted(self, key: str) -> str | None:
-        """The text kept under a key."""
+        """The text stored under a key, or None."""
         row = self._db.execute("SELECT value FROM notes WHERE key = ?", (os.fsencode(key),)).fetchone()
         return None if row is None else row[0]
 
     def load(self, results: Iterable[Result]) -> None:
-        """Keep many results, all or none of them."""
+        """Store many results, all of them or none."""
         with self.transaction():
             self._db.executemany(
                 "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)", map(_to_row, results)
             )
 
-    def _pages(self, query: str, *values: str) -> Iterator[tuple]:
+    def _pages(self, query: str, *values: str) -> Iterator[tuple[Any, ...]]:
         last = b""
         while rows := self._db.execute(query, (last, *values, PAGE)).fetchall():
             yield from rows
             last = rows[-1][0]
 
     def transaction(self) -> sqlite3.Connection:
-        """As a context: what happens in it is kept at its end, or not at all where it raises."""
+        """A context manager: changes within it are committed at its end, or discarded if it raises."""
         self._db.execute("BEGIN")
         return self._db
 
@@ -205,11 +209,9 @@ def first_names(ledger: Ledger, limit: int | None) -> Iterator[tuple[str, str | 
     return islice(ledger.files(), limit)
 
 
-def _to_row(result: Result) -> tuple:
-    name, *middle, record = result
-    return (os.fsencode(name), *middle, json.dumps(record))
+def _to_row(result: Result) -> tuple[Any, ...]:
+    return (os.fsencode(result.name), *result[1:-1], json.dumps(result.record))
 
 
-def _from_row(row: tuple) -> Result:
-    name, *middle, record = row
-    return Result(os.fsdecode(name), *middle, json.loads(record))
+def _from_row(row: tuple[Any, ...]) -> Result:
+    return Result._make((os.fsdecode(row[0]), *row[1:-1], json.loads(row[-1])))

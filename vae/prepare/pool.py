@@ -1,7 +1,7 @@
-"""Work on untrusted files in processes of their own: a crash, a hang or a bomb costs one item, not the run.
+"""Worker processes for untrusted files: a crash, a hang or a decompression bomb costs one item, not the run.
 
-The standard library's pools stop for good when one of their processes dies, so the few lines that start,
-feed, watch and replace processes are here.
+The standard library's pools stop permanently when one of their processes dies. This module therefore starts,
+feeds, watches and replaces its own processes.
 """
 
 import multiprocessing
@@ -11,52 +11,55 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from vae.data.workers import resolve_num_workers, signals_held, start_worker
+from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
 from vae.host import GIB, usable_cores
 
-# Items given to a process ahead: while one is worked on, the next is there already.
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+# Items sent to a process ahead of time: the next one is already there while it works on the first.
 DEPTH = 2
-START_SECONDS = 60  # a process that has to read its libraries from a slow disk first
+START_SECONDS = 60  # for a process that first reads its libraries from a slow disk
 
 
 class Limits(NamedTuple):
-    """What one item may take; memory counts on top of what the process holds before its first item."""
+    """Limits of one item; memory is counted on top of what the process uses before its first item."""
 
     seconds: float = 60.0
-    memory_gib: float | None = None  # None: no limit; never one on Windows, which has no such setting
+    memory_gib: float | None = None  # None: no limit; ignored on Windows, which has no such setting
 
 
 class Failure(NamedTuple):
-    """An item that was not survived: `reason` is crashed, hung or out_of_memory."""
+    """An item without a result: a reason code such as crashed, hung or out_of_memory, and its detail."""
 
     reason: str
     detail: str
 
 
 def count_workers(num_workers: str | int, *, flag: str = "--num_workers") -> int:
-    """Number of processes: `auto` takes every usable core; there is at least one, for safety's sake."""
+    """Number of processes, at least 1 so that decoding is isolated; `auto`: one per usable core."""
     if str(num_workers).strip() == "auto":
         return usable_cores()
     return max(1, resolve_num_workers(num_workers, flag=flag))
 
 
 def run_each(
-    function: Callable[[Any], Any],
-    items: Iterable[Any],
+    function: Callable[[Item], Answer],
+    items: Iterable[Item],
     *,
     num_workers: int,
     limits: Limits,
-) -> Iterator[tuple[Any, Any]]:
+) -> Generator[tuple[Item, Answer | Failure], None, None]:
     """Yield (item, function(item)) for each item in the order of completion, or (item, Failure).
 
-    Items are taken from the iterable as they are needed, so it may be endless. `function` and the items must
-    be picklable. What `function` raises is raised here and ends the processes. Use contextlib.closing around
-    it, so that they end at once when the loop over the results raises.
+    Items are read from the iterable as they are needed, so it may be endless. `function` and the items must
+    be picklable. An exception from `function` is raised here and ends the processes. Wrap the generator in
+    contextlib.closing, so that the processes end at once if the loop over the results raises.
     """
     pool = _Pool(function, num_workers, limits)
     try:
@@ -66,25 +69,25 @@ def run_each(
         pool.kill()
 
 
-class _Worker:
-    """One process, its pipe and the items it holds, the one it works on first."""
+class _Worker(Generic[Item]):
+    """One process, its pipe and the items sent to it; it works on the first of them."""
 
-    def __init__(self, function: Callable[[Any], Any], limits: Limits):
-        context = multiprocessing.get_context("spawn")  # as on Windows; forking beside threads may lock up
+    def __init__(self, function: Callable[[Item], Any], limits: Limits):
+        context = multiprocessing.get_context("spawn")  # as on Windows; forking with threads can deadlock
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, function, limits), daemon=True)
-        with signals_held("spawn"):
+        with blocked_signals("spawn"):
             self.process.start()
         theirs.close()
-        self.items: deque[Any] = deque()
+        self.items: deque[Item] = deque()
         self.deadline = time.monotonic() + START_SECONDS
         self.ready = False
 
-    def give(self, item: Any, seconds: float) -> None:
+    def give(self, item: Item, seconds: float) -> None:
         if not self.items and self.ready:
             self.deadline = time.monotonic() + seconds
         self.items.append(item)
-        with suppress(ConnectionError):  # it has died: its sentinel tells
+        with suppress(ConnectionError):  # the process has died: its sentinel reports that
             self.pipe.send(item)
 
     def kill(self) -> None:
@@ -93,16 +96,16 @@ class _Worker:
         self.pipe.close()
 
 
-class _Pool:
-    def __init__(self, function: Callable[[Any], Any], num_workers: int, limits: Limits):
+class _Pool(Generic[Item, Answer]):
+    def __init__(self, function: Callable[[Item], Answer], num_workers: int, limits: Limits):
         self.function, self.limits = function, limits
         self.num_workers = num_workers
-        self.workers: list[_Worker] = []
-        self.again: deque[Any] = deque()  # items a dead process had not begun
+        self.workers: list[_Worker[Item]] = []
+        self.again: deque[Item] = deque()  # items that a dead process had not started
 
-    def run(self, items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    def run(self, items: Iterator[Item]) -> Iterator[tuple[Item, Answer | Failure]]:
         while True:
-            while self._has_room():
+            while self._has_free_slot():
                 try:
                     item = self.again.popleft() if self.again else next(items)
                 except StopIteration:
@@ -113,31 +116,31 @@ class _Pool:
                 return
             yield from self._collect(busy)
 
-    def _has_room(self) -> bool:
+    def _has_free_slot(self) -> bool:
         return sum(len(worker.items) for worker in self.workers) < self.num_workers * DEPTH
 
-    def _next_free(self) -> _Worker:
-        """An idle process, a new one where there may be another, or the one with the fewest items."""
+    def _next_free(self) -> _Worker[Item]:
+        """An idle process, else a new one if the limit allows it, else the one with the fewest items."""
         idle = min(self.workers, key=lambda worker: len(worker.items), default=None)
         if idle is not None and (not idle.items or len(self.workers) == self.num_workers):
             return idle
         self.workers.append(_Worker(self.function, self.limits))
         return self.workers[-1]
 
-    def _collect(self, busy: list[_Worker]) -> Iterator[tuple[Any, Any]]:
-        """Wait for the next answers, deaths or deadlines and yield what they settle."""
+    def _collect(self, busy: list[_Worker[Item]]) -> Iterator[tuple[Item, Answer | Failure]]:
+        """Wait for answers, dead processes or deadlines; yield the items that they complete."""
         patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-        signs = wait([sign for worker in busy for sign in (worker.pipe, worker.process.sentinel)], patience)
+        ready = wait([end for worker in busy for end in (worker.pipe, worker.process.sentinel)], patience)
         now = time.monotonic()
         for worker in busy:
-            if worker.pipe in signs:
+            if worker.pipe in ready:
                 yield from self._answers(worker)
-            elif worker.process.sentinel in signs:
+            elif worker.process.sentinel in ready:
                 yield from self._bury(worker, _cause_of_death(worker.process))
             elif now >= worker.deadline:
                 yield from self._bury(worker, Failure("hung", f"took longer than {self.limits.seconds:g} s"))
 
-    def _answers(self, worker: _Worker) -> Iterator[tuple[Any, Any]]:
+    def _answers(self, worker: _Worker[Item]) -> Iterator[tuple[Item, Answer | Failure]]:
         try:
             kind, value = worker.pipe.recv()
         except (EOFError, ConnectionError):
@@ -152,18 +155,18 @@ class _Pool:
         else:
             yield worker.items.popleft(), value
 
-    def _bury(self, worker: _Worker, failure: Failure) -> Iterator[tuple[Any, Any]]:
-        """Give up the item a process has failed on; the others it holds go to another process."""
+    def _bury(self, worker: _Worker[Item], failure: Failure) -> Iterator[tuple[Item, Answer | Failure]]:
+        """Report the item that a process failed on; give its other items to another process."""
         self.workers.remove(worker)
         worker.kill()
         if not worker.ready:
-            raise RuntimeError(f"a working process does not start: {failure.detail}")
+            raise RuntimeError(f"a worker process does not start: {failure.detail}")
         lost = worker.items.popleft()
         self.again.extend(worker.items)
         yield lost, failure
 
     def finish(self) -> None:
-        """Let idle processes end by themselves."""
+        """Close the pipes, so that idle processes exit by themselves."""
         for worker in self.workers:
             worker.pipe.close()
         for worker in self.workers:
@@ -181,21 +184,21 @@ def _cause_of_death(process: multiprocessing.process.BaseProcess) -> Failure:
     if code >= 0:
         return Failure("crashed", f"the decoding process ended with code {code}")
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    if name == "SIGKILL":  # not by us: the system does this where memory runs out
+    if name == "SIGKILL":  # not from us: the system sends it when memory runs out
         return Failure("out_of_memory", "the system ended the decoding process (SIGKILL)")
     if name == "SIGALRM":
-        return Failure("hung", "the decoding process ended itself after its time")
+        return Failure("hung", "the decoding process ended itself at its time limit")
     return Failure("crashed", f"the decoding process ended by {name}")
 
 
 def _serve(pipe: Connection, function: Callable[[Any], Any], limits: Limits) -> None:
-    """The life of a process: items come, answers go, until the pipe is closed."""
+    """Main function of a worker process: answer items until the pipe is closed."""
     start_worker(0)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with open(os.devnull, "w") as nowhere:  # C libraries write their complaints there, in between our lines
-        os.dup2(nowhere.fileno(), 2)
+    end_with_parent()
+    with open(os.devnull, "w") as null:  # C libraries print their messages to stderr, between our lines
+        os.dup2(null.fileno(), 2)
     _limit_memory(limits.memory_gib)
-    with suppress(EOFError, ConnectionError):  # the pipe is closed: there is no more to do
+    with suppress(EOFError, ConnectionError):  # the pipe is closed: no item is left
         pipe.send(("ready", None))
         while True:
             item = pipe.recv()
@@ -214,13 +217,20 @@ def _answer(function: Callable[[Any], Any], item: Any, limits: Limits) -> tuple[
         return "raised", error
 
 
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()  # returns when it was killed, too
-    os._exit(1)
+def end_with_parent() -> None:
+    """Start a thread that ends this process when its parent process ends, also if the parent was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "called in a child process only"
+
+    def wait_for_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
 def _set_alarm(seconds: float) -> None:
-    """Have the system end this process some time after its limit, should nobody be left to do it."""
+    """Let the system end this process some time after the limit, in case its parent cannot."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds * 1.5 + 5 if seconds else 0)
 
@@ -230,13 +240,13 @@ def _limit_memory(memory_gib: float | None) -> None:
         return
     import resource
 
-    held = 0
-    if os.path.exists("/proc/self/statm"):  # pages of address space: libraries take much and use little
+    used = 0
+    if os.path.exists("/proc/self/statm"):  # address space in pages: libraries reserve much and use little
         with open("/proc/self/statm") as file:
-            held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    limit = held + int(memory_gib * GIB)
+            used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limit = used + int(memory_gib * GIB)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
-    with suppress(ValueError, OSError):  # macOS refuses: there remains the limit of pixels
+    with suppress(ValueError, OSError):  # macOS refuses: only the limit of pixels remains
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

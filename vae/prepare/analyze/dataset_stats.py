@@ -1,10 +1,11 @@
-"""From measurements of all images to what is said about the set: numbers, histograms, sheets of examples.
+"""Statistics of a set from the measurements of its images: numbers, histograms and example images.
 
 Shapes: N images that could be read.
 """
 
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,22 +16,24 @@ from vae.prepare.near_duplicates import find_clusters
 
 RESOLUTIONS = (512, 768, 1024, 1536, 2048, 2560)  # image sizes of the profiles
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
-EXAMPLES = 12  # images on a sheet
-TWINS = 6  # clusters on a sheet, and images shown of each
-MOST_CLUSTERS = 1000  # listed in the JSON file; the counts are of all
+EXAMPLES = 12  # images in a section
+TWINS = 6  # clusters in a section, and images shown of each
+MOST_CLUSTERS = 1000  # listed in the JSON file; the counts include all clusters
+MOST_NAMES = 100  # listed of one cluster
 MOST_BINS = 40
-# What is drawn as a histogram, and whether on a logarithmic axis.
+# The columns with a histogram, and whether its axis is logarithmic.
 HISTOGRAMS = {
     "short_side": True, "long_side": True, "aspect": True, "megapixels": True, "bits_per_pixel": True,
     "brightness": False, "contrast": False, "colorfulness": False, "sharpness": True, "jpeg_quality": False,
     "clipped": False,
 }  # fmt: skip
-Sheets = dict[str, list[list[tuple[str, str]]]]  # rows of (name, caption) by title
+Rows = list[list[tuple[str, str]]]  # of example images: (name, caption)
+Sections = dict[str, Rows]  # by heading
 
 
 @dataclass
 class Collected:
-    """Numbers of all images that could be read, about 350 bytes for each with its name."""
+    """Measurements of all images that could be read: about 350 bytes per image with its name."""
 
     names: list[str]
     columns: dict[str, np.ndarray]  # (N,) by name, among them width, height and bytes
@@ -39,19 +42,14 @@ class Collected:
     blank: np.ndarray  # bool (N,)
     channel_means: np.ndarray  # (3,), levels
     channel_squares: np.ndarray  # (3,), levels squared
-    formats: Counter = field(default_factory=Counter)
-    flags: Counter = field(default_factory=Counter)
-    rejected: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # names by reason
+    formats: Counter[str] = field(default_factory=Counter)
+    flags: Counter[str] = field(default_factory=Counter)
+    rejected: dict[str, list[str]] = field(default_factory=dict)  # names by reason
 
 
-def summarize(collected: Collected, input_dir: str) -> tuple[dict[str, Any], Sheets]:
-    """What the JSON file holds, and the sheets of examples of the page."""
-    columns = dict(collected.columns)
-    width, height = (columns[side].astype(np.float64) for side in ("width", "height"))
-    pixels = width * height
-    columns["short_side"], columns["long_side"] = np.minimum(width, height), np.maximum(width, height)
-    columns["aspect"], columns["megapixels"] = width / height, pixels / 1e6
-    columns["bits_per_pixel"] = columns["bytes"] * 8 / pixels
+def summarize(collected: Collected, input_dir: str) -> tuple[dict[str, Any], Sections]:
+    """The contents of the JSON file, and the example images of the page."""
+    columns = _derived_columns(collected)
     exact = _clusters(_same(collected.contents))
     near = _near_clusters(collected)
     stats = {
@@ -69,18 +67,29 @@ def summarize(collected: Collected, input_dir: str) -> tuple[dict[str, Any], She
         "shapes": _shapes(columns["aspect"]),
         "quantiles": {name: _quantiles(columns[name]) for name in HISTOGRAMS},
         "histograms": {name: histogram(columns[name], log) for name, log in HISTOGRAMS.items()},
-        "exact_duplicates": _told(exact, collected.names),
-        "near_duplicates": _told(near, collected.names),
+        "exact_duplicates": _describe_clusters(exact, collected.names),
+        "near_duplicates": _describe_clusters(near, collected.names),
     }
-    return stats, _sheets(collected, columns, exact, near)
+    return stats, _sections(collected, columns, exact, near)
 
 
-def _by_count(counts: Counter) -> dict[str, int]:
+def _derived_columns(collected: Collected) -> dict[str, np.ndarray]:
+    """The measured columns and those that follow from width, height and bytes."""
+    columns = dict(collected.columns)
+    width, height = (columns[side].astype(np.float64) for side in ("width", "height"))
+    pixels = width * height
+    columns["short_side"], columns["long_side"] = np.minimum(width, height), np.maximum(width, height)
+    columns["aspect"], columns["megapixels"] = width / height, pixels / 1e6
+    columns["bits_per_pixel"] = columns["bytes"] * 8 / pixels
+    return columns
+
+
+def _by_count(counts: Counter[str]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float | None]:
-    """Mean and percentiles; None where no image has the value."""
+    """Mean and percentiles; None if no image has the value."""
     values = values[np.isfinite(values)].astype(np.float64)
     names = ["min", *(f"p{percent}" for percent in QUANTILES[1:-1]), "max"]
     if len(values) == 0:
@@ -93,7 +102,7 @@ def _quantiles(values: np.ndarray) -> dict[str, float | None]:
 
 
 def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
-    """Counts between edges; `log`: edges at equal ratios. NaN and, there, 0 are counted as left out."""
+    """Counts between edges; `log`: edges at equal ratios. NaN, and 0 if `log`, are counted as left out."""
     number = len(values)
     values = values[np.isfinite(values)].astype(np.float64)
     if log:
@@ -105,7 +114,7 @@ def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
         low, high = (low / 1.1, high * 1.1) if log else (low - 0.5, high + 0.5)
     bins = int(np.clip(2 * len(values) ** (1 / 3), 8, MOST_BINS))  # Rice's rule
     edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
-    edges[0], edges[-1] = low, high  # rounding must lose no image
+    edges[0], edges[-1] = low, high  # rounding must exclude no image
     counts, _ = np.histogram(values, edges)
     return {
         "log": log,
@@ -116,7 +125,7 @@ def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
 
 
 def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """How many images can be cropped at each image size without enlarging, and what they would take."""
+    """Images that can be cropped at each image size without enlarging, and the space they would need."""
     found = []
     bits = float(np.median(columns["bits_per_pixel"]))
     for size in RESOLUTIONS:
@@ -145,7 +154,7 @@ def _space(columns: dict[str, np.ndarray], input_dir: str) -> dict[str, Any]:
 
 
 def _channels(collected: Collected) -> dict[str, list[float]]:
-    """Mean and deviation of red, green and blue over all images, each weighing the same; levels."""
+    """Mean and standard deviation of red, green and blue, with equal weight for each image; levels."""
     spread = np.sqrt(np.maximum(collected.channel_squares - collected.channel_means**2, 0))
     return {"mean": collected.channel_means.round(3).tolist(), "std": spread.round(3).tolist()}
 
@@ -166,7 +175,7 @@ def _same(values: np.ndarray) -> np.ndarray:
 
 
 def _clusters(first: np.ndarray) -> list[np.ndarray]:
-    """Positions of those that share a first one with others, largest cluster first."""
+    """Positions of images with the same first one, for each cluster; largest cluster first."""
     order = np.argsort(first, kind="stable")
     starts = np.flatnonzero(np.diff(first[order], prepend=-1))
     parts = [part for part in np.split(order, starts[1:]) if len(part) > 1]
@@ -174,54 +183,53 @@ def _clusters(first: np.ndarray) -> list[np.ndarray]:
 
 
 def _near_clusters(collected: Collected) -> list[np.ndarray]:
-    """Clusters of images that look alike; those of exact copies alone are not among them."""
+    """Clusters of images that look alike, except clusters with exact copies only."""
     found = _clusters(find_clusters(collected.perceptual))
     return [part for part in found if len(np.unique(collected.contents[part])) > 1]
 
 
-def _told(clusters: list[np.ndarray], names: list[str]) -> dict[str, Any]:
+def _describe_clusters(clusters: list[np.ndarray], names: list[str]) -> dict[str, Any]:
     return {
         "clusters": len(clusters),
         "images": int(sum(map(len, clusters))),
         "superfluous": int(sum(len(part) - 1 for part in clusters)),
-        "names": [[printable(names[at]) for at in part[:100]] for part in clusters[:MOST_CLUSTERS]],
+        "names": [[printable(names[at]) for at in part[:MOST_NAMES]] for part in clusters[:MOST_CLUSTERS]],
     }
 
 
-def _sheets(collected: Collected, columns, exact: list[np.ndarray], near: list[np.ndarray]) -> Sheets:
+def _sections(
+    collected: Collected,
+    columns: dict[str, np.ndarray],
+    exact: list[np.ndarray],
+    near: list[np.ndarray],
+) -> Sections:
     names = collected.names
     everything = np.arange(len(names))
+    sharp, contrast, quality = columns["sharpness"], columns["contrast"], columns["jpeg_quality"]
+    elongation = np.abs(np.log(columns["aspect"]))
 
     def size(at: int) -> str:
         return f"{int(columns['width'][at])} x {int(columns['height'][at])}"
 
-    def sheet(values: np.ndarray, caption, among: np.ndarray = everything, lowest: bool = True) -> list:
+    def lowest(values: np.ndarray, among: np.ndarray, caption: Callable[[int], str]) -> Rows:
         among = among[np.isfinite(values[among])]
-        chosen = among[np.argsort(values[among] if lowest else -values[among], kind="stable")[:EXAMPLES]]
+        chosen = among[np.argsort(values[among], kind="stable")[:EXAMPLES]]
         return [[(names[at], caption(at)) for at in chosen.tolist()]] if len(chosen) else []
 
-    def twins(clusters: list[np.ndarray]) -> list:
+    def twins(clusters: list[np.ndarray]) -> Rows:
         return [[(names[at], size(at)) for at in part[:TWINS].tolist()] for part in clusters[:TWINS]]
 
     step = max(1, len(names) // EXAMPLES)
-    sharp, quality = columns["sharpness"], columns["jpeg_quality"]
-    elongated = np.abs(np.log(columns["aspect"]))
+    long, low_quality = np.flatnonzero(elongation > np.log(2)), np.flatnonzero(quality < 75)
+    blank, detailed = np.flatnonzero(collected.blank), np.flatnonzero(~collected.blank)
     return {
         "A cross-section": [[(names[at], size(at)) for at in range(0, len(names), step)][:EXAMPLES]],
-        "Largest": sheet(columns["megapixels"], size, lowest=False),
-        "Smallest": sheet(columns["short_side"], size),
-        "Most elongated": sheet(elongated, size, np.flatnonzero(elongated > np.log(2)), lowest=False),
-        "Most blurred": sheet(
-            sharp, lambda at: f"sharpness {sharp[at]:.2g}", np.flatnonzero(~collected.blank)
-        ),
-        "Blank or nearly so": sheet(
-            columns["contrast"],
-            lambda at: f"contrast {columns['contrast'][at]:.2g}",
-            np.flatnonzero(collected.blank),
-        ),
-        "Most compressed": sheet(
-            quality, lambda at: f"JPEG quality {quality[at]:.0f}", np.flatnonzero(quality < 75)
-        ),
+        "Largest": lowest(-columns["megapixels"], everything, size),
+        "Smallest": lowest(columns["short_side"], everything, size),
+        "Most elongated": lowest(-elongation, long, size),
+        "Most blurred": lowest(sharp, detailed, lambda at: f"sharpness {sharp[at]:.2g}"),
+        "Blank or nearly so": lowest(contrast, blank, lambda at: f"contrast {contrast[at]:.2g}"),
+        "Most compressed": lowest(quality, low_quality, lambda at: f"JPEG quality {quality[at]:.0f}"),
         "Exact duplicates": twins(exact),
         "Near duplicates": twins(near),
     }

@@ -1,6 +1,6 @@
-"""What one image is like: size, colours, sharpness, compression and its perceptual hash.
+"""Measurements of one image: size, colours, sharpness, compression and its perceptual hash.
 
-Shapes: H, W the image's sides; h, w those of a sample of its pixels.
+Shapes: H, W are the image's sides; h, w are those of a sample of its pixels.
 """
 
 import os
@@ -10,20 +10,21 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from vae.config.prepare_flags import ReadingConfig
 from vae.data.decoding import DECODER_ERRORS
 from vae.data.formats import BadImageError
 from vae.files import sha256_of_file
-from vae.prepare.check_file import Rules, check_image
-from vae.prepare.near_duplicates import hash_image_file, hash_pixels
+from vae.prepare.check_file import check_image
+from vae.prepare.perceptual_hash import hash_image_file, hash_pixels
 from vae.prepare.pool import Failure
 
-SAMPLE_SIDE = 256  # px: every n-th pixel, so that colours are those of the image and nothing is averaged
-TILE, TILES_A_SIDE = 128, 4  # px; sharpness is looked for in 4 x 4 tiles at full resolution
-ROUNDING = 20 / 12  # levels squared: the Laplacian's weights squared times the variance of rounding to levels
-FLAT_TILE = 4.0  # levels squared: below this variance a tile holds noise, not edges
+SAMPLE_SIDE = 256  # px: every n-th pixel is used, so that colours are exact and not averaged
+TILE, TILES_A_SIDE = 128, 4  # px; sharpness is measured in 4 x 4 tiles at full resolution
+ROUNDING = 20 / 12  # levels squared: sum of the Laplacian's squared weights times the variance of rounding
+FLAT_TILE = 4.0  # levels squared: below this variance a tile contains noise, not edges
 THUMBNAIL = 168  # px
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601
-# ITU-T T.81, table K.1: what libjpeg scales by the quality.
+# ITU-T T.81, table K.1, which libjpeg scales by the quality.
 LUMA_TABLE = np.array([
     16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55, 14, 13, 16, 24, 40, 57, 69, 56,
     14, 17, 22, 29, 51, 87, 80, 62, 18, 22, 37, 56, 68, 109, 103, 77, 24, 35, 55, 64, 81, 104, 113, 92,
@@ -31,8 +32,20 @@ LUMA_TABLE = np.array([
 ])  # fmt: skip
 
 
+class PixelStats(NamedTuple):
+    """Statistics of an image's pixels; levels are from 0 to 255."""
+
+    channel_means: tuple[float, ...]  # red, green, blue, levels
+    channel_squares: tuple[float, ...]  # means of squares
+    brightness: float  # mean of luma, levels
+    contrast: float  # standard deviation of luma, levels
+    colorfulness: float
+    sharpness: float
+    clipped: float  # share of pixels with a channel at 0 or 255
+
+
 class Measurement(NamedTuple):
-    """One image in numbers; levels go from 0 to 255."""
+    """The measurements of one image."""
 
     sha256: str
     perceptual: tuple[int, int]
@@ -41,72 +54,66 @@ class Measurement(NamedTuple):
     file_bytes: int
     width: int
     height: int
-    channel_means: tuple[float, float, float]  # red, green, blue, levels
-    channel_squares: tuple[float, float, float]  # means of squares
-    brightness: float  # mean of luma, levels
-    contrast: float  # standard deviation of luma, levels
-    colorfulness: float
-    sharpness: float
-    clipped: float  # share of pixels with a channel at 0 or 255
+    pixel_stats: PixelStats
     jpeg_quality: float  # 1 to 100; NaN for other formats
 
 
-def measure_file(input_dir: str, rules: Rules, name: str) -> Measurement | Failure:
-    """Measure one image, or say why it is rejected."""
-    path = os.path.join(input_dir, name)
+def measure_file(config: ReadingConfig, name: str) -> Measurement | Failure:
+    """Measure one image, or return the reason why it is rejected."""
+    path = os.path.join(config.input_dir, name)
     try:
-        image = check_image(path, rules)
+        image = check_image(path, config)
         is_jpeg = image.format == "JPEG"
-        # a JPEG's hash is that of its 64 px draft, the same one wherever it is made
+        # always from the 64 px draft, so that a JPEG has the same hash everywhere
         perceptual = (
-            hash_image_file(path, max_pixels=rules.max_pixels) if is_jpeg else hash_pixels(image.pixels)
+            hash_image_file(path, max_pixels=config.max_pixels) if is_jpeg else hash_pixels(image.pixels)
         )
         height, width = image.pixels.shape[:2]
         return Measurement(
-            sha256_of_file(path),
-            (int(perceptual[0]), int(perceptual[1])),
-            image.format,
-            image.flags,
-            os.path.getsize(path),
-            width,
-            height,
-            *measure_colors(image.pixels),
+            sha256=sha256_of_file(path),
+            perceptual=(int(perceptual[0]), int(perceptual[1])),
+            format=image.format,
+            flags=image.flags,
+            file_bytes=os.path.getsize(path),
+            width=width,
+            height=height,
+            pixel_stats=measure_pixels(image.pixels),
             jpeg_quality=estimate_jpeg_quality(path) if is_jpeg else float("nan"),
         )
     except BadImageError as error:
         return Failure(error.reason, error.detail)
-    except OSError as error:  # it went away between two looks
+    except OSError as error:  # it disappeared after it was decoded
         return Failure("unreadable", error.strerror or str(error))
 
 
-def measure_colors(pixels: np.ndarray) -> tuple:
-    """From channel means to the clipped share, in Measurement's order, of (H, W, 3) uint8."""
+def measure_pixels(pixels: np.ndarray) -> PixelStats:
+    """Statistics of (H, W, 3) uint8 pixels."""
     height, width = pixels.shape[:2]
     sample = pixels[:: -(-height // SAMPLE_SIDE), :: -(-width // SAMPLE_SIDE)].reshape(-1, 3)  # (h w, 3)
     values = sample.astype(np.float32)
     luma = values @ LUMA
-    return (
-        tuple(values.mean(axis=0, dtype=np.float64).tolist()),
-        tuple((values**2).mean(axis=0, dtype=np.float64).tolist()),
-        float(luma.mean()),
-        float(luma.std()),
-        colorfulness(values),
-        sharpness(pixels),
-        float(((sample == 0) | (sample == 255)).any(axis=1).mean()),
+    return PixelStats(
+        channel_means=tuple(values.mean(axis=0, dtype=np.float64).tolist()),
+        channel_squares=tuple((values**2).mean(axis=0, dtype=np.float64).tolist()),
+        brightness=float(luma.mean()),
+        contrast=float(luma.std()),
+        colorfulness=colorfulness(values),
+        sharpness=sharpness(pixels),
+        clipped=float(((sample == 0) | (sample == 255)).any(axis=1).mean()),
     )
 
 
 def colorfulness(values: np.ndarray) -> float:
-    """Hasler and Suesstrunk 2003, M3, of (n, 3): 0 is grey, 33 moderately and 82 highly colourful."""
+    """M3 of Hasler and Suesstrunk 2003, for (n, 3): 0 is grey, 33 moderately and 82 highly colourful."""
     red, green, blue = values.T
     one, other = red - green, (red + green) / 2 - blue
     return float(np.hypot(one.std(), other.std()) + 0.3 * np.hypot(one.mean(), other.mean()))
 
 
 def sharpness(pixels: np.ndarray) -> float:
-    """Variance of the Laplacian over that of brightness, in the sharpest of 16 tiles; 0 where all are flat.
+    """Variance of the Laplacian over that of brightness, in the sharpest of 16 tiles; 0 if all are flat.
 
-    White noise has 20, the sum of the squares of the Laplacian's weights.
+    White noise has 20, the sum of the Laplacian's squared weights.
     """
     height, width = pixels.shape[:2]
     best = (0.0, 0.0)
@@ -125,7 +132,7 @@ def sharpness(pixels: np.ndarray) -> float:
 
 
 def estimate_jpeg_quality(path: str | os.PathLike) -> float:
-    """The libjpeg quality, 1 to 100, whose luminance table is nearest to a JPEG's; NaN without a table."""
+    """The libjpeg quality, 1 to 100, with the luminance table nearest to a JPEG's; NaN without a table."""
     try:
         with Image.open(path, formats=("JPEG", "MPO")) as image:
             table = np.array(image.quantization.get(0, ()), dtype=np.float64)
@@ -135,14 +142,14 @@ def estimate_jpeg_quality(path: str | os.PathLike) -> float:
         return float("nan")
     scales = np.array([5000 / q if q < 50 else 200 - 2 * q for q in range(1, 101)])
     tables = np.clip((LUMA_TABLE * scales[:, None] + 50) // 100, 1, 255)  # (100, 64)
-    # sums, as both sides may list their numbers in another order
+    # compare sums, because the order of the entries may differ
     return float(1 + np.argmin(np.abs(tables.sum(axis=1) - table.sum())))
 
 
-def thumbnail_file(input_dir: str, rules: Rules, name: str) -> bytes | Failure:
+def thumbnail_file(config: ReadingConfig, name: str) -> bytes | Failure:
     """A small JPEG of an image, at most 168 px wide and high."""
     try:
-        pixels = check_image(os.path.join(input_dir, name), rules).pixels
+        pixels = check_image(os.path.join(config.input_dir, name), config).pixels
     except BadImageError as error:
         return Failure(error.reason, error.detail)
     image = Image.fromarray(pixels)

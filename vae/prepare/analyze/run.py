@@ -1,71 +1,79 @@
-"""`--mode analyze`: what a folder of images holds, as numbers (JSON) and as a page to look at (HTML)."""
+"""`--mode analyze`: measure a folder of images; write the statistics as JSON and as an HTML page."""
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
+from vae import console
 from vae.config.errors import DataError, UserError
+from vae.config.prepare_flags import AnalyzeConfig
 from vae.console import printable
 from vae.data.decoding import parse_background
 from vae.data.folder import list_images
 from vae.data.manifest import MANIFEST_NAME, replace_text
 from vae.prepare.analyze.dataset_stats import Collected, summarize
-from vae.prepare.analyze.measure_file import Measurement, measure_file, thumbnail_file
-from vae.prepare.analyze.page import page_parts
-from vae.prepare.check_file import Rules, limits_for
-from vae.prepare.pool import Failure, count_workers, run_each
-from vae.prepare.split.grouping import hashes_to_add, read_hashes
+from vae.prepare.analyze.measure_file import Measurement, PixelStats, measure_file, thumbnail_file
+from vae.prepare.analyze.page import write_analysis_page
+from vae.prepare.check_file import decode_each
+from vae.prepare.perceptual_hash import hashes_to_add, read_hashes
+from vae.prepare.pool import Failure
 
-SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped", "jpeg_quality")
+Answer = TypeVar("Answer")
+SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped")  # of PixelStats
+SIZES = ("width", "height", "jpeg_quality")  # of Measurement
+ROW = np.dtype(  # one image
+    [
+        ("content", np.uint64),  # the first 8 bytes of the SHA-256
+        ("perceptual", np.uint64, 2),
+        ("bytes", np.int64),
+        ("channel_means", np.float32, 3),
+        ("channel_squares", np.float32, 3),
+        ("blank", bool),
+        ("read", bool),
+        *((name, np.float32) for name in (*SCALARS, *SIZES)),
+    ]
+)
 
 
-@dataclass(frozen=True)
-class AnalyzeOptions:
-    """Flags of `--mode analyze`."""
-
-    input_dir: str
-    output_file: str = "dataset_stats.json"
-    limit: int | None = None
-    rules: Rules = Rules()  # noqa: RUF009 - frozen
-    num_workers: str = "auto"
-    time_limit: float = 60.0
-    memory_gib: float | None = None
+def run_analyze(config: AnalyzeConfig) -> int:
+    """Analyze a folder and print a summary; returns the exit code."""
+    stats = analyze(config)
+    console.info("\n".join(_summary_lines(stats, Path(config.output_file))))
+    return 0
 
 
-def analyze(options: AnalyzeOptions) -> dict[str, Any]:
-    """Measure every image and write the JSON file and, beside it, the page; returns what the file holds.
+def analyze(config: AnalyzeConfig) -> dict[str, Any]:
+    """Measure every image; write the JSON file and the page beside it. Returns the contents of the JSON file.
 
-    Raises DataError when no image can be read, UserError for flags that cannot be used.
+    Raises DataError if no image can be read, and UserError for unusable flags.
     """
-    output = Path(options.output_file)
-    _check_options(options, output)
-    names = list(islice(list_images(options.input_dir, flag="--input_dir"), options.limit))
-    collected = collect(names, options)
+    output = Path(config.output_file)
+    _check_config(config, output)
+    names = list(islice(list_images(config.input_dir, flag="--input_dir"), config.limit))
+    collected = _collect(config, names)
     if not collected.names:
         reason, examples = max(collected.rejected.items(), key=lambda item: len(item[1]))
         raise DataError(
-            f"--input_dir {options.input_dir}: none of {len(names)} images can be read, for example "
-            f"{printable(examples[0])} ({reason}): --mode validate says more"
+            f"--input_dir {config.input_dir}: none of {len(names)} images can be read, for example "
+            f"{printable(examples[0])} ({reason}): --mode validate reports every file"
         )
-    stats, sheets = summarize(collected, options.input_dir)
-    wanted = sorted({name for sheet in sheets.values() for row in sheet for name, _ in row})
-    thumbnails = dict(_run(thumbnail_file, wanted, options, "sheets"))
+    stats, sections = summarize(collected, config.input_dir)
+    shown = sorted({name for rows in sections.values() for row in rows for name, _ in row})
+    thumbnails = dict(_run(partial(thumbnail_file, config), shown, config, "thumbnails"))
     replace_text(output, [json.dumps(stats, indent=1, allow_nan=False) + "\n"])
-    replace_text(page_path(output), page_parts(stats, sheets, thumbnails))
+    write_analysis_page(_page_path(output), stats, sections, thumbnails)
     return stats
 
 
-def summary_lines(stats: dict[str, Any], output: Path) -> list[str]:
-    """The summary for a terminal."""
+def _summary_lines(stats: dict[str, Any], output: Path) -> list[str]:
     rejected = sum(one["count"] for one in stats["rejected"].values())
     exact, near = stats["exact_duplicates"], stats["near_duplicates"]
     sizes = [
@@ -73,35 +81,34 @@ def summary_lines(stats: dict[str, Any], output: Path) -> list[str]:
     ]
     return [
         f"{stats['input_dir']}: {stats['images']} images, {rejected} rejected",
-        f"  as large as --image_size  {', '.join(sizes)}",
+        f"  at least as large as --image_size  {', '.join(sizes)}",
         f"  exact copies: {exact['superfluous']}; near duplicates: {near['images']} in {near['clusters']} "
         "clusters",
-        f"  {output} holds the numbers, {page_path(output)} shows them",
+        f"  statistics: {output}, page: {_page_path(output)}",
     ]
 
 
-def page_path(output: Path) -> Path:
-    """Where the page of a JSON file lies."""
+def _page_path(output: Path) -> Path:
     return output.with_suffix(".html")
 
 
-def _check_options(options: AnalyzeOptions, output: Path) -> None:
-    parse_background(options.rules.background)
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"--output_file {output}: its folder {output.absolute().parent} is missing: make it")
+def _check_config(config: AnalyzeConfig, output: Path) -> None:
+    parse_background(config.background)
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"--output_file {output}: the folder {folder} is missing: create it")
     if output.suffix.lower() != ".json":
-        raise UserError(f"--output_file {output}: give a name ending in .json; the page lies beside it")
+        raise UserError(
+            f"--output_file {output}: give a name that ends in .json; the page is written beside it"
+        )
 
 
-def _run(function: Callable, names: Iterable[str], options: AnalyzeOptions, title: str):
-    """Yield (name, result) of `function` in the order of completion, behind a progress bar."""
-    results = run_each(
-        partial(function, options.input_dir, options.rules),
-        names,
-        num_workers=count_workers(options.num_workers),
-        limits=limits_for(options.rules, options.time_limit, options.memory_gib),
-    )
+def _run(
+    function: Callable[[str], Answer], names: list[str], config: AnalyzeConfig, title: str
+) -> Iterator[tuple[str, Answer | Failure]]:
+    """Yield (name, result) of `function` in the order of completion, with a progress bar."""
     bad = 0
+    results = decode_each(function, names, config)
     with tqdm(total=len(names), unit="image", desc=title, smoothing=0.05) as bar, closing(results):
         for name, result in results:
             bad += isinstance(result, Failure)
@@ -110,51 +117,60 @@ def _run(function: Callable, names: Iterable[str], options: AnalyzeOptions, titl
             yield name, result
 
 
-def collect(names: list[str], options: AnalyzeOptions) -> Collected:
-    """Measure the named images; the outcome does not depend on the order in which they were finished."""
+def _collect(config: AnalyzeConfig, names: list[str]) -> Collected:
+    """Measure the named images; the result does not depend on the order in which they finish."""
     positions = {name: position for position, name in enumerate(names)}
-    count = len(names)
-    floats = {name: np.full(count, np.nan, np.float32) for name in (*SCALARS, "width", "height")}
-    sizes, seen, blank = np.zeros(count, np.int64), np.zeros(count, bool), np.zeros(count, bool)
-    contents, perceptual = np.zeros(count, np.uint64), np.zeros((count, 2), np.uint64)
-    channels = np.zeros((count, 6), np.float32)
-    formats, flags, rejected = Counter(), Counter(), defaultdict(list)
-    results = _run(measure_file, names, options, "analyze")
-    with _hash_keeper(options.input_dir) as keep, closing(results):
-        for name, result in results:
+    table = np.zeros(len(names), ROW)
+    formats: Counter[str] = Counter()
+    flags: Counter[str] = Counter()
+    rejected: dict[str, list[str]] = defaultdict(list)
+    with _hash_keeper(config.input_dir) as keep:
+        for name, result in _run(partial(measure_file, config), names, config, "analyze"):
             if isinstance(result, Failure):
                 rejected[result.reason].append(name)
                 continue
-            at = positions[name]
-            seen[at], sizes[at] = True, result.file_bytes
-            blank[at] = bool({"constant", "near_blank"} & set(result.flags))
-            contents[at], perceptual[at] = int(result.sha256[:16], 16), result.perceptual
-            channels[at] = (*result.channel_means, *result.channel_squares)
-            for column, values in floats.items():
-                values[at] = getattr(result, column)
+            table[positions[name]] = _row(result)
             formats[result.format] += 1
             flags.update(result.flags)
             keep(result)
-    for examples in rejected.values():
-        examples.sort()
-    means = channels[seen].mean(axis=0, dtype=np.float64) if seen.any() else np.zeros(6)
+    rows = table[table["read"]]
     return Collected(
-        names=[name for name, there in zip(names, seen, strict=True) if there],
-        columns={column: values[seen] for column, values in floats.items()} | {"bytes": sizes[seen]},
-        contents=contents[seen],
-        perceptual=perceptual[seen],
-        blank=blank[seen],
-        channel_means=means[:3],
-        channel_squares=means[3:],
+        names=[name for name, read in zip(names, table["read"], strict=True) if read],
+        columns={name: rows[name] for name in (*SCALARS, *SIZES, "bytes")},
+        contents=rows["content"],
+        perceptual=rows["perceptual"],
+        blank=rows["blank"],
+        channel_means=_mean(rows["channel_means"]),
+        channel_squares=_mean(rows["channel_squares"]),
         formats=formats,
         flags=flags,
-        rejected=dict(rejected),
+        rejected={reason: sorted(rejected_names) for reason, rejected_names in rejected.items()},
     )
+
+
+def _row(result: Measurement) -> tuple[Any, ...]:
+    """The values of ROW."""
+    pixels: PixelStats = result.pixel_stats
+    return (
+        int(result.sha256[:16], 16),
+        result.perceptual,
+        result.file_bytes,
+        pixels.channel_means,
+        pixels.channel_squares,
+        bool({"constant", "near_blank"} & set(result.flags)),
+        True,
+        *(getattr(pixels, name) for name in SCALARS),
+        *(getattr(result, name) for name in SIZES),
+    )
+
+
+def _mean(channels: np.ndarray) -> np.ndarray:
+    return channels.mean(axis=0, dtype=np.float64) if len(channels) else np.zeros(3)
 
 
 @contextmanager
 def _hash_keeper(input_dir: str) -> Iterator[Callable[[Measurement], None]]:
-    """In a prepared set hashes are kept for `--mode split`; into other folders nothing is written."""
+    """A function that stores a perceptual hash for `--mode split`, in folders with a manifest only."""
     folder = Path(input_dir)
     if not (folder / MANIFEST_NAME).is_file():
         yield lambda _: None

@@ -1,0 +1,1 @@
+"""`--mode demo`: synthetic images to try the trainer with."""

@@ -1,12 +1,14 @@
-"""Images drawn by a dead-leaves model: opaque shapes that hide one another, of all sizes.
+"""Synthetic images from a dead-leaves model: opaque shapes of all sizes that occlude one another.
 
-Lee, Mumford and Huang, "Occlusion models for natural images", IJCV 41 (2001): shapes whose radii are spread
-as r^-3 give images the statistics of photographs at every scale, with hard edges and a power spectrum near
-1/f^2. Within a shape lies fractal noise of equal strength per octave, which has that spectrum too, a gradient
-and shading. Soft edges and shadows make ours steeper: 1/f^2.9 from 0.02 to 0.3 cycles per pixel at 256 px.
+Lee, Mumford and Huang, "Occlusion models for natural images", IJCV 41 (2001): if the density of the
+shapes' radii falls as r^-3, the images have the statistics of photographs at every scale, with hard edges
+and a power spectrum near 1/f^2. Each shape contains a gradient, shading, and fractal noise with equal
+strength per octave, which has the same spectrum. Soft edges and shadows make our spectrum steeper: 1/f^2.9
+from 0.02 to 0.3 cycles per pixel at 256 px.
 
-Everything is drawn with PCG64 and + - * / sqrt alone, which IEEE 754 rounds one way only: the same pixels on
-every machine. Shapes: canvas (S, S, 3) and textures (S, S), float32; a window (h, w) is a part of either.
+The images are drawn with PCG64 and + - * / sqrt only. IEEE 754 defines their rounding, so the pixels are the
+same on every machine. Shapes: canvas (S, S, 3) and textures (S, S), float32; a window (h, w) is a part of
+either.
 """
 
 from math import sqrt
@@ -25,8 +27,8 @@ PALETTES = (
     ((34, 40, 66), (96, 72, 104), (188, 106, 82), (232, 168, 110), (24, 24, 34)),
     ((222, 228, 236), (154, 172, 192), (88, 98, 110), (58, 66, 60), (246, 246, 244)),
 )
-LEAVES = 1000  # at most; they cover most of the ground and take 0.1 s of one core at 256 px
-SMALLEST, LARGEST = (1 / 160, 1 / 50), 1 / 3  # radii as shares of the image's side
+LEAVES = 1000  # at most; they cover most of the ground and take 0.1 s on one core at 256 px
+SMALLEST, LARGEST = (1 / 160, 1 / 50), 1 / 3  # radii as fractions of the image's side
 
 
 class Leaf(NamedTuple):
@@ -37,16 +39,16 @@ class Leaf(NamedTuple):
     y: float
     radius: float
     stretch: float  # long axis over short axis
-    direction: tuple[float, float]  # unit vector of the long axis
+    direction: tuple[float, ...]  # unit vector (x, y) of the long axis
     corners: int
     softness: float  # width of the edge
-    color: tuple[float, float, float]
+    color: tuple[float, ...]  # red, green, blue
     texture: int
-    texture_at: tuple[float, float]
+    texture_at: tuple[float, ...]  # (row, column) as fractions
     contrast: float
-    tint: tuple[float, float, float]  # colour in which the texture varies
+    tint: tuple[float, ...]  # red, green, blue: strength of the texture in each channel
     roundness: float
-    slope: tuple[float, float]  # brightness from one side to the other
+    slope: tuple[float, ...]  # (x, y): brightness gradient across the shape
 
 
 def draw_image(size: int, seed: int, index: int) -> np.ndarray:
@@ -56,7 +58,7 @@ def draw_image(size: int, seed: int, index: int) -> np.ndarray:
     textures = _draw_textures(chance, size)
     light = _unit_vector(chance)
     canvas = _draw_ground(chance, size, palette, textures)
-    share = 0.25 + 0.75 * chance.random()  # from a few things before a wide ground to a full thicket
+    share = 0.25 + 0.75 * chance.random()  # from few shapes on an open ground to a covered ground
     smallest = size * (SMALLEST[0] + (SMALLEST[1] - SMALLEST[0]) * chance.random())
     softest = max(1.0, size / 256) * (1 + 2 * chance.random())
     for _ in range(int(LEAVES * share)):
@@ -70,9 +72,8 @@ def _below(chance: np.random.Generator, count: int) -> int:
 
 
 def _unit_vector(chance: np.random.Generator) -> tuple[float, float]:
-    while (
-        True
-    ):  # a point of the unit disc, without sin and cos: those differ between machines in the last bit
+    # From a point in the unit disc, without sin and cos, whose last bit differs between machines.
+    while True:
         x, y = (2 * value - 1 for value in chance.random(2).tolist())
         length = sqrt(x * x + y * y)
         if 0.1 < length <= 1:
@@ -96,9 +97,9 @@ def _draw_textures(chance: np.random.Generator, size: int) -> list[np.ndarray]:
 def _fractal(
     chance: np.random.Generator, size: int, *, keep: float, coarsest: float = 0.0, stretch: float = 1.0
 ) -> np.ndarray:
-    """Noise (S, S) of octaves from `coarsest` px down to 2 px, each `keep` times as strong as the one before.
+    """Noise (S, S) in octaves from `coarsest` px down to 2 px, each `keep` times as strong as the one before.
 
-    With keep = 1 every octave is equally strong: amplitudes fall as 1/f. `stretch` draws it out along x.
+    With keep = 1, every octave is equally strong: amplitudes fall as 1/f. `stretch` elongates it along x.
     """
     cell = coarsest or size / 2
     total, strength, power = np.zeros((size, size), dtype=np.float32), 1.0, 0.0
@@ -111,7 +112,7 @@ def _fractal(
 
 
 def _value_noise(chance: np.random.Generator, size: int, cell_y: float, cell_x: float) -> np.ndarray:
-    """Random values from -1 to 1 on a lattice, joined smoothly: (S, S)."""
+    """Random values from -1 to 1 on a lattice, interpolated smoothly: (S, S)."""
     (rows, row_weight), (columns, column_weight) = (
         _lattice_position(size, cell) for cell in (cell_y, cell_x)
     )
@@ -132,7 +133,7 @@ def _lattice_position(size: int, cell: float) -> tuple[np.ndarray, np.ndarray]:
 def _draw_ground(
     chance: np.random.Generator, size: int, palette: np.ndarray, textures: list[np.ndarray]
 ) -> np.ndarray:
-    """What lies behind all leaves: two colours flowing into each other, and one texture."""
+    """The background of all leaves: a blend of two colours, and one texture."""
     first, second = (palette[_below(chance, len(palette))] for _ in range(2))
     down = np.linspace(0, 1, size, dtype=np.float32)[:, None]
     blend = np.clip(down + np.float32(0.25) * textures[5], 0, 1)[..., None]
@@ -191,7 +192,7 @@ def _draw_leaf(
     distance = _distance(leaf, dx, dy, cloud, chance)  # (h, w): 0 in the middle, 1 on the edge
 
     window = canvas[top:bottom, left:right]
-    if leaf.radius > 4:  # the shadow it throws around itself
+    if leaf.radius > 4:  # the shadow around it
         window *= 1 - np.float32(0.4) * np.clip((np.float32(1.4) - distance) * 2, 0, 1)[..., None]
     cover = np.clip((1 - distance) * np.float32(leaf.radius / leaf.softness) + np.float32(0.5), 0, 1)[
         ..., None
@@ -209,7 +210,7 @@ def _draw_leaf(
 def _distance(
     leaf: Leaf, dx: np.ndarray, dy: np.ndarray, cloud: np.ndarray, chance: np.random.Generator
 ) -> np.ndarray:
-    """How far out each place of the window is, the leaf's edge being at 1: (h, w)."""
+    """Distance of each pixel of the window from the leaf's centre, in units where its edge is 1: (h, w)."""
     cos, sin = (np.float32(value / leaf.radius) for value in leaf.direction)
     along = (dx * cos + dy * sin) / np.float32(leaf.stretch)
     across = dy * cos - dx * sin
@@ -217,19 +218,19 @@ def _distance(
         distance = np.zeros_like(along)
         for _ in range(leaf.corners + 2):
             x, y = _unit_vector(chance)
-            room = np.float32(0.75 + 0.25 * chance.random())
-            distance = np.maximum(distance, (along * np.float32(x) + across * np.float32(y)) / room)
+            reach = np.float32(0.75 + 0.25 * chance.random())
+            distance = np.maximum(distance, (along * np.float32(x) + across * np.float32(y)) / reach)
         return np.maximum(distance, np.maximum(np.abs(along), np.abs(across)))
     if leaf.kind == "bar":
         return np.maximum(np.abs(along), np.abs(across) * 4)
-    if leaf.kind == "lens":  # where two discs overlap: the outline of a leaf
+    if leaf.kind == "lens":  # the overlap of two discs: the outline of a leaf
         return np.sqrt(along * along + (np.abs(across) * 2 + np.float32(0.75)) ** 2) * np.float32(0.8)
     distance = np.sqrt(along * along + across * across)
     return distance + np.float32(0.3) * cloud if leaf.kind == "blob" else distance
 
 
 def _light_falloff(chance: np.random.Generator, size: int) -> np.ndarray:
-    """Brightness over the image: brighter to one side, darker in the corners."""
+    """Brightness over the image: higher on one side, lower in the corners."""
     x, y = _unit_vector(chance)
     strength, corner = (np.float32(value) for value in (0.25 * chance.random(), 0.2 * chance.random()))
     side = np.linspace(-1, 1, size, dtype=np.float32)

@@ -1,110 +1,94 @@
-"""Writing the demo's images: whole files only, in parallel, and only those that are missing."""
+"""`--mode demo`: draw the missing demo images in parallel; each file is written atomically."""
 
 import json
-import os
-import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 
-from PIL import Image
 from tqdm import tqdm
 
+from vae import console
 from vae.config.errors import UserError
-from vae.data.workers import signals_held, start_worker
+from vae.config.prepare_flags import DemoConfig
+from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
 from vae.files import atomic_path
 from vae.prepare.demo.draw import draw_image
+from vae.prepare.encode import EXTENSIONS, encode
+from vae.prepare.pool import end_with_parent
 
 SETTINGS_NAME = "demo_settings.json"
+SETTINGS = ("target_size", "seed", "format")  # flags that decide the pixels; the same for a whole folder
 JPEG_QUALITY = 95
 
 
-@dataclass(frozen=True)
-class DemoSettings:
-    """What decides the pixels of a demo image; a folder holds images of one such setting only."""
+def run_demo(config: DemoConfig) -> int:
+    """Draw the demo images that are missing in the output folder; returns the exit code.
 
-    target_size: int  # px
-    seed: int
-    format: str  # png or jpeg
-
-
-def write_demo(output_dir: str | os.PathLike, count: int, settings: DemoSettings, num_workers: int) -> int:
-    """Draw demo images 0 to count-1 into `output_dir`, except those that are there; returns how many.
-
-    Raises UserError when the folder cannot be written or holds demo images of other settings.
+    Raises UserError if the folder cannot be written or contains demo images with other settings.
     """
-    folder = Path(output_dir)
+    num_workers = resolve_num_workers(config.num_workers)
+    folder = Path(config.output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _claim_folder(folder, settings)
-        missing = [index for index in range(count) if not (folder / _file_name(index, settings)).exists()]
-        draw = partial(_draw_and_save, folder, settings)
-        with tqdm(total=count, initial=count - len(missing), unit="image", desc="demo") as bar:
+        _claim_folder(folder, config)
+        missing = [index for index in range(config.count) if not _path(folder, config, index).exists()]
+        draw = partial(_draw_and_save, folder, config)
+        with tqdm(total=config.count, initial=config.count - len(missing), unit="image", desc="demo") as bar:
             for _ in _map(draw, missing, num_workers):
                 bar.update()
     except OSError as error:
-        raise UserError(f"--output_dir {output_dir} cannot be written: {error.strerror or error}") from error
-    return len(missing)
+        raise UserError(f"--output_dir {folder} cannot be written: {error.strerror or error}") from error
+    console.info(f"{folder}: {config.count} images, {len(missing)} of them drawn now")
+    return 0
 
 
-def _claim_folder(folder: Path, settings: DemoSettings) -> None:
-    """Note the settings beside the images; refuse a folder where others were used."""
+def _claim_folder(folder: Path, config: DemoConfig) -> None:
+    """Write the settings beside the images; raises UserError if the folder has other settings."""
     record = folder / SETTINGS_NAME
-    mine = asdict(settings)
+    ours = {name: getattr(config, name) for name in SETTINGS}
     if not record.exists():
-        text = json.dumps(mine, indent=1) + "\n"
         with atomic_path(record) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
         return
     try:
         theirs = json.loads(record.read_text(encoding="utf-8"))
     except ValueError:
         theirs = None
-    if theirs != mine:
-        held = " ".join(
-            f"--{key} {value}" for key, value in (theirs if isinstance(theirs, dict) else {}).items()
-        )
+    if theirs != ours:
+        pairs = theirs.items() if isinstance(theirs, dict) else ()
+        flags = " ".join(f"--{name} {value}" for name, value in pairs)
         raise UserError(
-            f"--output_dir {folder} holds demo images of other settings ({held or 'unreadable'}): "
+            f"--output_dir {folder} contains demo images with other settings ({flags or 'unreadable'}): "
             "give another folder or delete this one"
         )
 
 
-def _file_name(index: int, settings: DemoSettings) -> str:
-    return f"demo_{index:05d}.{'jpg' if settings.format == 'jpeg' else 'png'}"
+def _path(folder: Path, config: DemoConfig, index: int) -> Path:
+    return folder / f"demo_{index:05d}{EXTENSIONS[config.format]}"
 
 
-def _draw_and_save(folder: Path, settings: DemoSettings, index: int) -> None:
-    image = Image.fromarray(draw_image(settings.target_size, settings.seed, index))
-    if settings.format == "jpeg":
-        options = {"format": "JPEG", "quality": JPEG_QUALITY, "subsampling": 0}
-    else:
-        options = {"format": "PNG"}
-    with atomic_path(folder / _file_name(index, settings)) as temporary:
-        image.save(temporary, **options)
+def _draw_and_save(folder: Path, config: DemoConfig, index: int) -> None:
+    image = draw_image(config.target_size, config.seed, index)
+    with atomic_path(_path(folder, config, index)) as temporary:
+        temporary.write_bytes(encode(image, config.format, JPEG_QUALITY))
 
 
 def _start_drawing() -> None:
     start_worker(0)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
-    parent_process().join()  # returns when it was killed, too
-    os._exit(1)
-
-
-def _map(draw, indices: list[int], num_workers: int):
+def _map(draw: Callable[[int], None], indices: list[int], num_workers: int) -> Iterator[None]:
     workers = min(num_workers, len(indices))
     if workers <= 1:
         yield from map(draw, indices)
         return
-    # spawn, as on Windows: forking a process that runs threads may lock up
+    # spawn, as on Windows: forking a process with threads can deadlock
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_drawing)
     try:
-        with signals_held("spawn"):
+        with blocked_signals("spawn"):
             results = pool.map(draw, indices)  # starts the processes
         yield from results
     finally:

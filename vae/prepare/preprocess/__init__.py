@@ -1,0 +1,1 @@
+"""`--mode preprocess`: raw image files to a training set."""

@@ -1,100 +1,74 @@
-"""One source file to its images of every target size, as temporary files beside their record."""
+"""Convert one source file to images of every target size, as temporary files with a record."""
 
 import hashlib
 import os
-from dataclasses import dataclass
-from io import BytesIO
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from vae.config.prepare_flags import PreprocessConfig
+from vae.data.decoding import DecodedImage
 from vae.data.formats import BadImageError
 from vae.files import sha256_of_file
-from vae.prepare.check_file import Rules, check_image
+from vae.prepare.check_file import check_image
+from vae.prepare.encode import encode
 from vae.prepare.ledger import ACCEPTED, REJECTED, Result
 from vae.prepare.preprocess.resize import Shape, plan_shape, resize_to_shapes
 
-EXTENSIONS = {"jpeg": ".jpg", "png": ".png", "webp": ".webp"}
 
+def convert_file(config: PreprocessConfig, scratch: str, task: tuple[str, str]) -> Result:
+    """Write the images of one (name, output) to `scratch`; rejected if no target size can be made.
 
-@dataclass(frozen=True)
-class Recipe:
-    """What is made of an accepted image."""
-
-    target_sizes: tuple[int, ...]  # px
-    resize_mode: str = "cover"
-    format: str = "jpeg"
-    quality: int = 95  # of JPEG and WebP
-    upscale: bool = False
-    rules: Rules = Rules()  # noqa: RUF009 - frozen
-
-    @property
-    def extension(self) -> str:
-        """Of the files written."""
-        return EXTENSIONS[self.format]
-
-
-def convert_file(input_dir: str, scratch: str, recipe: Recipe, task: tuple[str, str]) -> Result:
-    """Make the images of one (name, output) in `scratch`; rejected where not even one size can be made.
-
-    The record holds by size either width, height, bytes, sha256 and temporary file, or reason and detail.
+    For each size, the record contains width, height, bytes, sha256, upscaled and the temporary file, or a
+    reason and detail.
     """
     name, output = task
-    path = os.path.join(input_dir, name)
-    size, mtime_ns = 0, 0
+    path = os.path.join(config.input_dir, name)
+    rejected = Result(name, REJECTED, record={"output": output, "flags": [], "sizes": {}})
     try:
         status = os.stat(path)
-        size, mtime_ns = status.st_size, status.st_mtime_ns
-        image = check_image(path, recipe.rules)
+        rejected = rejected._replace(size=status.st_size, mtime_ns=status.st_mtime_ns)
+        image = check_image(path, config)
         digest = sha256_of_file(path)
         after = os.stat(path)
-        if (after.st_size, after.st_mtime_ns) != (size, mtime_ns):
-            raise BadImageError("changed_while_reading", "was written to meanwhile")
+        if (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+            raise BadImageError("changed_while_reading", "was written to while it was read")
     except BadImageError as error:
-        return _rejected(name, output, error, size, mtime_ns)
+        return rejected._replace(reason=error.reason, detail=error.detail)
     except OSError as error:
         reason = "broken_link" if os.path.islink(path) else "unreadable"
-        return _rejected(name, output, BadImageError(reason, error.strerror or str(error)), size, mtime_ns)
-    record = {"output": output, "flags": list(image.flags), "sizes": {}}
+        return rejected._replace(reason=reason, detail=error.strerror or str(error))
+    sizes = _convert(image, name, scratch, config)
+    if all("reason" in made for made in sizes.values()):
+        failed = list(sizes.values())[-1]
+        return rejected._replace(reason=failed["reason"], detail=failed["detail"], sha256=digest)
+    record = {"output": output, "flags": list(image.flags), "sizes": sizes}
+    return rejected._replace(status=ACCEPTED, sha256=digest, record=record)
+
+
+def _convert(image: DecodedImage, name: str, scratch: str, config: PreprocessConfig) -> dict[str, Any]:
+    """For each target size: what was written, or the reason and detail why not."""
+    made: dict[str, Any] = {}
     shapes: dict[int, Shape] = {}
-    for target in recipe.target_sizes:
+    height, width = image.pixels.shape[:2]
+    for target in config.target_size:
         try:
-            shapes[target] = _shape(image.pixels, target, recipe)
+            shapes[target] = plan_shape(width, height, target, config)
         except BadImageError as error:
-            record["sizes"][str(target)] = {"reason": error.reason, "detail": error.detail}
-            last = error
-    if not shapes:
-        return _rejected(name, output, last, size, mtime_ns, digest)
-    arrays = resize_to_shapes(image.pixels, list(shapes.values()), recipe.rules.background)
+            made[str(target)] = {"reason": error.reason, "detail": error.detail}
+    arrays = resize_to_shapes(image.pixels, list(shapes.values()), config.background)
     for (target, shape), pixels in zip(shapes.items(), arrays, strict=True):
-        record["sizes"][str(target)] = _write(name, scratch, pixels, target, shape, recipe)
-    return Result(name, ACCEPTED, size=size, mtime_ns=mtime_ns, sha256=digest, record=record)
+        made[str(target)] = _write(pixels, _temporary_path(name, scratch, target), shape, config)
+    return made
 
 
-def _rejected(
-    name: str, output: str, error: BadImageError, size: int, mtime_ns: int, digest: str | None = None
-) -> Result:
-    record = {"output": output, "flags": [], "sizes": {}}
-    return Result(name, REJECTED, error.reason, error.detail, size, mtime_ns, digest, record)
-
-
-def _shape(pixels: np.ndarray, target: int, recipe: Recipe) -> Shape:
-    height, width = pixels.shape[:2]
-    return plan_shape(
-        width,
-        height,
-        target,
-        recipe.resize_mode,
-        upscale=recipe.upscale,
-        max_pixels=recipe.rules.max_pixels,
-        file_format=recipe.format,
-    )
-
-
-def _write(name: str, scratch: str, pixels: np.ndarray, target: int, shape: Shape, recipe: Recipe) -> dict:
-    encoded = encode(pixels, recipe.format, recipe.quality)
+def _temporary_path(name: str, scratch: str, target: int) -> str:
     key = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
-    temporary = os.path.join(scratch, f"{key}_{target}")
+    return os.path.join(scratch, f"{key}_{target}")
+
+
+def _write(pixels: np.ndarray, temporary: str, shape: Shape, config: PreprocessConfig) -> dict[str, Any]:
+    encoded = encode(pixels, config.format, config.quality)
     with open(temporary, "wb") as file:
         file.write(encoded)
     height, width = pixels.shape[:2]
@@ -106,15 +80,3 @@ def _write(name: str, scratch: str, pixels: np.ndarray, target: int, shape: Shap
         "upscaled": shape.upscaled,
         "temporary": temporary,
     }
-
-
-def encode(pixels: np.ndarray, file_format: str, quality: int) -> memoryview:
-    """The file of uint8 (H, W, 3) pixels; JPEG with full colour resolution."""
-    options = {
-        "jpeg": {"format": "JPEG", "quality": quality, "subsampling": 0},
-        "png": {"format": "PNG"},
-        "webp": {"format": "WEBP", "quality": quality},
-    }[file_format]
-    buffer = BytesIO()
-    Image.fromarray(pixels).save(buffer, **options)
-    return buffer.getbuffer()

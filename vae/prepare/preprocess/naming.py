@@ -1,4 +1,4 @@
-"""Names of outputs: those of the sources with the output's extension, distinct on every system."""
+"""Output names: the source names with the output's extension, unique on every file system."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ MOST_BYTES = 255  # of one name, on all common file systems
 
 
 def assign_outputs(ledger: Ledger, extension: str) -> None:
-    """Give every listed file the name of its output, without two names that differ in case alone.
+    """Assign an output name to every listed file; two names never differ only in case.
 
-    Of several files that would give one name, the first keeps it; the others get a hash of their own name,
-    which stays the same whatever is added later.
+    If several files would have the same output name, the first of them gets it. The others get a hash of
+    their own name, which does not change when files are added later.
     """
     with ledger.transaction():
         for name, _ in ledger.files():
@@ -22,25 +22,25 @@ def assign_outputs(ledger: Ledger, extension: str) -> None:
 
 
 def output_name(name: str, extension: str, digits: int = 0) -> str:
-    """`folder/stem.png` as `folder/stem.jpg`, with so many digits of the name's hash behind the stem."""
+    """`folder/stem.png` as `folder/stem.jpg`, with `digits` digits of the name's hash after the stem."""
     folder, base = os.path.split(name)
     stem = os.path.splitext(base)[0] if "." in base.lstrip(".") else base
-    room = MOST_BYTES - len(extension)
-    if len(os.fsencode(stem)) > room:
+    most = MOST_BYTES - len(extension)
+    if len(os.fsencode(stem)) > most:
         digits = digits or 8
     if digits:
         mark = "_" + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()[:digits]
-        stem = _shorten(stem, room - len(mark)) + mark
+        stem = _shorten(stem, most - len(mark)) + mark
     return f"{folder}/{stem}{extension}" if folder else stem + extension
 
 
 def output_key(output: str) -> str:
-    """The same for names that some file system takes for one: other case, other composition of accents."""
+    """A key that is equal for names that a file system may treat as one: other case or accent encoding."""
     text = os.fsencode(output).decode("utf-8", "backslashreplace")
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
-def _shorten(stem: str, room: int) -> str:
-    while len(os.fsencode(stem)) > room:
+def _shorten(stem: str, most: int) -> str:
+    while len(os.fsencode(stem)) > most:
         stem = stem[:-1]
     return stem

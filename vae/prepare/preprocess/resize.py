@@ -1,6 +1,6 @@
-"""Sizes of output images, and Lanczos resizing to them: by pyvips where it is installed, else by Pillow.
+"""Sizes of output images, and Lanczos resizing to them: with pyvips if it is installed, else with Pillow.
 
-pyvips takes a seventh of Pillow's time; both agree to 53 dB or better on detailed images.
+pyvips takes a seventh of Pillow's time. The two agree to 53 dB or better on detailed images.
 """
 
 import os
@@ -10,20 +10,21 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from vae.config.prepare_flags import PreprocessConfig
 from vae.data.decoding import parse_background
 from vae.data.formats import BadImageError
 
-RESIZE_MODES = ("cover", "contain", "crop", "pad", "stretch", "longest")
-LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 2**31 - 1}  # px, of the formats' own limits
-# A size is made from a larger one when that is at least so many times larger: then nothing is lost twice.
+LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 2**31 - 1}  # px: limits of the formats
+# A size is made from a larger size only if that is at least this factor larger: no detail is lost twice.
 CASCADE = 2.0
-# Larger reductions begin with averaging that leaves Lanczos a factor of at least this. At pyvips' own 2, 93 %
-# of the fine detail remains at a factor of 4.7 and 92 % at 10; at 4, 99.8 % and 98 %, in no more time.
+# Larger reductions start with averaging, which leaves at least this factor to Lanczos. With pyvips' default
+# of 2, 93 % of the fine detail remains at a factor of 4.7 and 92 % at 10. With 4, 99.8 % and 98 % remain,
+# in no more time.
 GAP = 4.0
 
 
 class Shape(NamedTuple):
-    """How an image becomes one of a target size: it is resized, then cut or padded to the canvas."""
+    """How an image gets its target size: it is resized, then cropped or padded to the canvas."""
 
     width: int
     height: int
@@ -33,47 +34,46 @@ class Shape(NamedTuple):
 
 @cache
 def engine() -> str:
-    """Which library resizes here: pyvips or Pillow."""
-    os.environ.setdefault("VIPS_CONCURRENCY", "1")  # read on loading; our processes share the cores already
+    """The library that resizes: pyvips or Pillow."""
+    os.environ.setdefault("VIPS_CONCURRENCY", "1")  # read at import; our processes already share the cores
     try:
         import pyvips
-    except (ImportError, OSError):  # OSError: the package is there, the library it needs is not
+    except (ImportError, OSError):  # OSError: the package is installed, but its library is missing
         return "Pillow"
     pyvips.cache_set_max(0)
     return "pyvips"
 
 
-def plan_shape(
-    width: int, height: int, size: int, mode: str, *, upscale: bool, max_pixels: int, file_format: str
-) -> Shape:
-    """The shape an image of `width` x `height` takes at a target size.
+def plan_shape(width: int, height: int, size: int, config: PreprocessConfig) -> Shape:
+    """The shape that an image of `width` x `height` gets at a target size.
 
-    Raises BadImageError where that would enlarge it although `upscale` is off, or is too large.
+    Raises BadImageError if the result is too large, or larger than the image without --upscale.
     """
+    mode = config.resize_mode
     short, long = min(width, height), max(width, height)
     if mode == "stretch":
         new_width, new_height = size, size
     else:
         scale = size / (short if mode in ("cover", "crop") else long)
         if mode == "contain":
-            scale = min(scale, 1.0)  # only ever makes smaller: nothing to refuse
+            scale = min(scale, 1.0)  # never enlarges, so it rejects no image as too small
         new_width, new_height = (max(1, round(side * scale)) for side in (width, height))
     upscaled = new_width > width or new_height > height
-    if upscaled and not upscale:
+    if upscaled and not config.upscale:
         raise BadImageError(
             "too_small", f"{width}x{height} is too small for {mode} {size}: --upscale enlarges"
         )
-    if new_width * new_height > max_pixels:
+    if new_width * new_height > config.max_pixels:
         raise BadImageError("too_many_pixels", f"{width}x{height} would become {new_width}x{new_height}")
-    if max(new_width, new_height) > LONGEST_SIDE[file_format] and mode != "crop":
+    if max(new_width, new_height) > LONGEST_SIDE[config.format] and mode != "crop":
         raise BadImageError(
-            "too_large_for_format", f"{new_width}x{new_height} is beyond {file_format}'s limit"
+            "too_large_for_format", f"{new_width}x{new_height} exceeds the limit of {config.format}"
         )
     return Shape(new_width, new_height, (size, size) if mode in ("crop", "pad") else None, upscaled)
 
 
 def resize_to_shapes(pixels: np.ndarray, shapes: list[Shape], background: str) -> list[np.ndarray]:
-    """The image (H, W, 3) in each shape, uint8 (h, w, 3), in the order given; larger ones serve smaller."""
+    """The image (H, W, 3) in each shape, uint8 (h, w, 3), in the given order; small ones from large ones."""
     made = [pixels]
     results: dict[int, np.ndarray] = {}
     for index in sorted(range(len(shapes)), key=lambda i: -shapes[i].width * shapes[i].height):
@@ -90,11 +90,11 @@ def _is_ample(pixels: np.ndarray, shape: Shape) -> bool:
 
 
 def resize(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Resize uint8 (H, W, 3) to (height, width, 3) by Lanczos with three lobes."""
+    """Resize uint8 (H, W, 3) to (height, width, 3) with Lanczos, three lobes."""
     old_height, old_width = pixels.shape[:2]
     if (old_width, old_height) == (width, height):
         return pixels
-    enlarged = width > old_width or height > old_height  # there pyvips would take a cubic instead
+    enlarged = width > old_width or height > old_height  # pyvips would use a cubic kernel here
     if enlarged or engine() == "Pillow":
         return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
     import pyvips
@@ -107,7 +107,7 @@ def resize(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def _to_canvas(pixels: np.ndarray, canvas: tuple[int, int] | None, background: str) -> np.ndarray:
-    """Centre on a canvas: what is larger is cut off, what is smaller is surrounded by the background."""
+    """Centre on a canvas: crop where the image is larger, pad with the background where it is smaller."""
     if canvas is None:
         return pixels
     width, height = canvas

@@ -1,0 +1,1 @@
+"""`--mode split`: training and validation sides for the images of a manifest."""

@@ -1,7 +1,7 @@
-"""What is known of images outside the images: a features file and a labels file, joined by id.
+"""Metadata of images from CSV files: a features file and a labels file, joined by id.
 
-The features file has columns id, filepath and any others (site, camera, ...); the labels file has id and
-either one column with the label, by name or number, or one column of 0 and 1 for each label (one-hot).
+The features file has the columns id, filepath and any others (site, camera, ...). The labels file has id and
+either one column with the label, a name or a number, or one column of 0 and 1 for each label (one-hot).
 """
 
 import csv
@@ -18,22 +18,22 @@ ID, FILEPATH = "id", "filepath"
 
 @dataclass
 class Metadata:
-    """Values by image, as the features file names images: forward slashes."""
+    """Values by image; images are named as in the features file, with forward slashes."""
 
     features_file: str
-    columns: dict[str, list[str]]  # by column, one value for each image
+    columns: dict[str, list[str]]  # by column, one value per image
     positions: dict[str, int]  # by filepath
-    labels: list[str] | None  # one for each image
+    labels: list[str] | None  # one per image
 
     def find(self, *names: str | None) -> int | None:
-        """Position of the image that has one of these names, or None."""
+        """Position of the image with one of these names, or None."""
         for name in names:
             if name is not None and name in self.positions:
                 return self.positions[name]
         return None
 
     def column(self, name: str, flag: str) -> list[str]:
-        """Values of a column; UserError where there is none of that name or a value is empty."""
+        """Values of a column; raises UserError if the column does not exist or a value is empty."""
         if name not in self.columns:
             raise UserError(
                 f"{flag} {name}: {self.features_file} has no such column{nearest(name, self.columns)} "
@@ -49,8 +49,10 @@ class Metadata:
         return values
 
 
-def read_metadata(features_file: str | os.PathLike, labels_file: str | os.PathLike | None = None) -> Metadata:
-    """Join both files; raises UserError, one line, for columns, ids or labels that do not fit."""
+def read_metadata(
+    features_file: str | os.PathLike[str], labels_file: str | os.PathLike[str] | None = None
+) -> Metadata:
+    """Join both files; raises UserError or DataError for invalid columns, ids or labels."""
     features_file = os.fspath(features_file)
     header, rows = _read_table(features_file, "--features", needed=(ID, FILEPATH))
     columns: dict[str, list[str]] = {name: [] for name in header}
@@ -71,19 +73,19 @@ def _plain(path: str) -> str:
 
 
 def _labels_of(ids: list[str], features_file: str, labels_file: str) -> list[str]:
-    """The label of each id, in their order."""
+    """The label of each id, in the order of `ids`."""
     header, rows = _read_table(labels_file, "--labels", needed=(ID,))
     at = header.index(ID)
     names = [name for name in header if name != ID]
     if not names:
         raise UserError(
-            f"--labels {labels_file} has no column beside id: add the label, or one for each label"
+            f"--labels {labels_file} has no column besides id: add one with the label, or one for each label"
         )
     found: dict[str, str] = {}
     for row in rows:
         one, values = row[at], row[:at] + row[at + 1 :]
         if one in found:
-            raise DataError(f"--labels {labels_file}: id {printable(one)} stands there twice: remove one row")
+            raise DataError(f"--labels {labels_file}: id {printable(one)} occurs twice: remove one row")
         found[one] = values[0] if len(names) == 1 else _hot_one(names, values, one, labels_file)
         if not found[one]:
             raise DataError(f"--labels {labels_file}: id {printable(one)} has no label: fill it in")
@@ -104,7 +106,7 @@ def _labels_of(ids: list[str], features_file: str, labels_file: str) -> list[str
 
 
 def _hot_one(names: list[str], values: list[str], one: str, labels_file: str) -> str:
-    """The name of the column that is 1; DataError unless it is exactly one and the others are 0."""
+    """The name of the column that is 1; raises DataError unless exactly one is 1 and the others are 0."""
     try:
         numbers = [float(value) for value in values]
     except ValueError:
@@ -112,7 +114,7 @@ def _hot_one(names: list[str], values: list[str], one: str, labels_file: str) ->
     if sorted(numbers) != [0.0] * (len(names) - 1) + [1.0]:
         raise DataError(
             f"--labels {labels_file}: id {printable(one)} is not one-hot over {len(names)} columns: "
-            "exactly one must be 1 and the others 0, or give one column with the label"
+            "set exactly one to 1 and the others to 0, or give one column with the label"
         )
     return names[numbers.index(1.0)]
 
@@ -126,7 +128,7 @@ def _read_table(path: str, flag: str, needed: tuple[str, ...]) -> tuple[list[str
     missing = [name for name in needed if name not in header]
     if missing:
         has = ", ".join(map(printable, header)) or "nothing"
-        raise UserError(f"{flag} {path} lacks the column {' and '.join(missing)}: it has {has}")
+        raise UserError(f"{flag} {path} lacks the column {' and '.join(missing)} (it has {has}): add it")
     if len(set(header)) < len(header):
         double = next(name for name in header if header.count(name) > 1)
         raise UserError(f"{flag} {path} has the column {printable(double)} twice: rename one")
@@ -138,7 +140,7 @@ def _lines(path: str, flag: str) -> Iterator[str]:
         with open(path, encoding="utf-8-sig", newline="") as file:
             yield from file
     except OSError as error:
-        raise UserError(f"{flag} {path} cannot be read: {error.strerror}") from error
+        raise UserError(f"{flag} {path} cannot be read: {error.strerror}: give another file") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{flag} {path} is not UTF-8 text: save it as CSV in UTF-8") from error
 
@@ -151,7 +153,8 @@ def _rows(lines: Iterable[str], delimiter: str, width: int, path: str, flag: str
                 continue
             if len(row) != width:
                 raise DataError(
-                    f"{flag} {path}: line {reader.line_num + 1} has {len(row)} values for {width} columns"
+                    f"{flag} {path}: line {reader.line_num + 1} has {len(row)} values for {width} columns: "
+                    "correct the line"
                 )
             yield [value.strip() for value in row]
     except csv.Error as error:
@@ -164,5 +167,5 @@ def _check_unique(values: list[str], name: str, path: str, flag: str) -> None:
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            raise DataError(f"{flag} {path}: {name} {printable(value)} stands there twice: remove one row")
+            raise DataError(f"{flag} {path}: {name} {printable(value)} occurs twice: remove one row")
         seen.add(value)

@@ -1,4 +1,4 @@
-"""The record of a split beside its manifest: its settings, what came out, and the versions before it."""
+"""The record of a split beside its manifest: settings, results, and the list of earlier versions."""
 
 import json
 import platform
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vae.config.errors import DataError, UserError
+from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import replace_text
 
 DEFAULT_SHARE = 0.1
@@ -16,39 +17,44 @@ DEFAULT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """What decides sides: images keep theirs as long as these stay the same."""
+    """Settings that decide the sides; images keep their sides as long as these do not change."""
 
-    val_split: float | None  # share held out; None: nothing beside the folds
+    val_split: float | None  # share of the validation set; None: only the folds decide
     num_folds: int  # 0: none
     group_by: str
     label_by: str
     seed: int
 
 
-def settle_numbers(
-    val_split: float | None, num_folds: int | None, seed: int | None, record: dict[str, Any] | None
-) -> tuple[float | None, int, int]:
-    """Share, folds and seed as given, else as in the split before, else the defaults; raises UserError."""
-    before = record["settings"] if record else {"val_split": DEFAULT_SHARE, "num_folds": 0, "seed": 0}
-    if val_split is None and num_folds is None:
-        val_split, num_folds = before["val_split"], before["num_folds"]
-    if val_split is None and not num_folds:
-        val_split = DEFAULT_SHARE
-    num_folds = num_folds or 0
-    if val_split is not None and not 0 <= val_split <= 0.9:
-        raise UserError(f"--val_split {val_split} is not a share: give a number from 0 to 0.9, such as 0.1")
+def settle_numbers(config: SplitConfig, record: dict[str, Any] | None) -> tuple[float | None, int, int]:
+    """Share, folds and seed: from the flags, else from the previous split, else the defaults.
+
+    Raises UserError for an impossible share or number of folds.
+    """
+    defaults = {"val_split": DEFAULT_SHARE, "num_folds": 0, "seed": 0}
+    before: dict[str, Any] = record["settings"] if record else defaults
+    share: float | None = config.val_split
+    num_folds: int = config.num_folds or 0
+    if config.val_split is None and config.num_folds is None:
+        share, num_folds = before["val_split"], before["num_folds"]
+    if share is None and not num_folds:
+        share = DEFAULT_SHARE
+    if share is not None and not 0 <= share <= 0.9:
+        raise UserError(f"--val_split {share} is not a share: give a number from 0 to 0.9, such as 0.1")
     if num_folds < 0 or num_folds == 1 or num_folds > 1000:
-        raise UserError(f"--num_folds {num_folds}: give a number from 2 to 1000, such as 5")
-    return val_split, num_folds, before["seed"] if seed is None else seed
+        raise UserError(
+            f"--num_folds {num_folds} is impossible: give a number from 2 to 1000, such as 5, or 0"
+        )
+    return share, num_folds, before["seed"] if config.seed is None else config.seed
 
 
 def record_path(manifest: Path) -> Path:
-    """Where a manifest's record lies."""
+    """The path of a manifest's record."""
     return manifest.with_name(f"{manifest.stem}_split.json")
 
 
 def read_record(manifest: Path) -> dict[str, Any] | None:
-    """What the split before wrote down; None without one. DataError where it cannot be read."""
+    """The record of the previous split, or None; raises DataError if it cannot be read."""
     path = record_path(manifest)
     if not path.exists():
         return None
@@ -59,7 +65,9 @@ def read_record(manifest: Path) -> dict[str, Any] | None:
             return record
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise DataError(f"{path} is no record of a split: delete it, and the next split chooses all sides anew")
+    raise DataError(
+        f"{path} is not the record of a split: delete it, and the next split chooses all sides again"
+    )
 
 
 def write_record(
@@ -69,7 +77,7 @@ def write_record(
     outcome: dict[str, Any],
     before: dict[str, Any] | None,
 ) -> int:
-    """Write the record of a split and return its version: one more than before, unless nothing changed."""
+    """Write the record of a split and return its version: the previous one plus 1, unless nothing changed."""
     now = {"settings": asdict(settings), "digest": digest}
     if before is not None and now.items() <= before.items():
         return before["version"]

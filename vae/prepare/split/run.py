@@ -1,18 +1,17 @@
-"""`--mode split`: sides and folds of a manifest's images, written into it, with a record beside it."""
+"""`--mode split`: write sides and folds into a manifest, and a record beside it."""
 
-import hashlib
-import json
-import os
-from array import array
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vae.config.errors import DataError, UserError
-from vae.data.manifest import KEYS, format_row, group_key, parse_row, read_lines, read_rows, replace_text
+from vae import console
+from vae.config.errors import UserError
+from vae.config.prepare_flags import SplitConfig
+from vae.data.manifest import read_rows, replace_text
+from vae.prepare.pool import count_workers
+from vae.prepare.split.columns import FLAG, Columns, digest_of, new_lines, read_columns
 from vae.prepare.split.grouping import (
     MANIFEST,
     NEAR_DUPLICATES,
@@ -22,22 +21,16 @@ from vae.prepare.split.grouping import (
     near_duplicate_rule,
     rule_for,
 )
-from vae.prepare.split.metadata_csv import read_metadata
+from vae.prepare.split.metadata_csv import Metadata, read_metadata
 from vae.prepare.split.record import SplitSettings, read_record, settle_numbers, write_record
 from vae.prepare.split.sides import NONE, TRAIN, VAL, Groups, deal_folds, earlier_choice, gather, hold_out
 
-FLAG = "--input_dir"
-LABELS = "labels"  # by the file of --labels, later by what it has left in the manifest
-SPLIT_KEYS = (*KEYS, "split", "fold")
-GROUP_MARK, SPLIT_MARK = ', "group": ', ', "split": '
-AS_IT_STANDS, ANEW = -1, -2  # what becomes of a row's own text
-SIDE_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
-SIDE_NUMBERS = {name: number for number, name in SIDE_NAMES.items()}
+LABELS = "labels"  # by the file of --labels, in later splits by the labels that it left in the manifest
 
 
 @dataclass
 class SplitReport:
-    """What came out of a split."""
+    """The result of a split."""
 
     manifest: Path
     version: int
@@ -48,209 +41,131 @@ class SplitReport:
     val: int
     folds: list[int]
     moved: int  # images whose side or fold changed because their groups were joined
-    labels: dict[str, dict[str, float]]  # images, and val: the share that validates, by label
+    labels: dict[str, dict[str, float]]  # by label: images, and val, the share in the validation set
     new: int  # images without a side before
-    chosen_anew: bool  # the split before had other settings
+    reassigned: bool  # the previous split had other settings
 
     def lines(self) -> list[str]:
         """The summary for a terminal."""
-        share = self.val / self.images
-        told = [
+        lines = [
             f"{self.manifest}: split {self.version} of {self.images} images in {self.groups} groups by "
             f"{self.settings.group_by}",
-            f"  train {self.train}, val {self.val} ({share:.2%})",
+            f"  train {self.train}, val {self.val} ({self.val / self.images:.2%})",
         ]
         if self.folds:
-            told.append(
-                f"  folds {' '.join(map(str, self.folds))} images: train_vae.py --fold K holds out one"
-            )
+            counts = " ".join(map(str, self.folds))
+            lines.append(f"  folds {counts} images: train_vae.py --fold K validates on one of them")
         if len(self.labels) > 1:
             shares = [one["val"] for one in self.labels.values()]
-            told.append(f"  {len(self.labels)} labels, of each {min(shares):.2%} to {max(shares):.2%} in val")
-        if self.chosen_anew:
-            told.append("  the split before had other settings: all sides are chosen anew")
+            lines.append(
+                f"  {len(self.labels)} labels, each with {min(shares):.2%} to {max(shares):.2%} in val"
+            )
+        if self.reassigned:
+            lines.append("  the previous split had other settings: all sides were chosen again")
         if self.new < self.images:
-            told.append(f"  {self.images - self.new} images had a side and {self.new} are new")
+            lines.append(f"  {self.images - self.new} images had a side and {self.new} are new")
         if self.moved:
-            told.append(f"  {self.moved} images changed, because their groups are one now")
-        return told
+            lines.append(f"  {self.moved} images changed sides or folds, because their groups were joined")
+        return lines
 
 
-@dataclass
-class _Columns:
-    """The manifest as arrays, (N,) each; `tails` are numbers of texts, AS_IT_STANDS or ANEW."""
-
-    keys: np.ndarray  # uint64: hash of the group
-    labels: np.ndarray
-    sides: np.ndarray
-    folds: np.ndarray
-    tails: np.ndarray
-    tail_texts: list[str]
-    label_names: list[str | None]
+def run_split(config: SplitConfig) -> int:
+    """Split a manifest and print a summary; returns the exit code."""
+    console.info("\n".join(split_manifest(config).lines()))
+    return 0
 
 
-def split_manifest(
-    input_dir: str | os.PathLike,
-    *,
-    val_split: float | None = None,
-    num_folds: int | None = None,
-    group_by: str | None = None,
-    label_by: str | None = None,
-    features_file: str | None = None,
-    labels_file: str | None = None,
-    seed: int | None = None,
-    num_workers: int = 1,
-) -> SplitReport:
-    """Give every image of a manifest its side and fold; those that have one by the same settings keep it.
+def split_manifest(config: SplitConfig) -> SplitReport:
+    """Assign a side and a fold to every image; images that have one by the same settings keep it.
 
-    `input_dir`: a manifest or the folder that holds one. What is None is as in the split before. Raises
-    UserError or DataError with nothing written.
+    A setting that is None is as in the previous split. Raises UserError or DataError before writing anything.
     """
-    if labels_file and not features_file:
-        raise UserError(f"--labels {labels_file} needs --features FILE, which says which image an id is")
-    manifest = find_manifest(input_dir)
+    if config.labels and not config.features:
+        raise UserError(
+            f"--labels {config.labels} needs --features FILE, which gives the file path of each id"
+        )
+    manifest = find_manifest(config.input_dir)
     record = read_record(manifest)
-    share, folds, seed = settle_numbers(val_split, num_folds, seed, record)
-    metadata = read_metadata(features_file, labels_file) if features_file else None
-    group_by = group_by or _usual_grouping(manifest, record)
-    labelling = label_rule(label_by, metadata)  # both at once are an error
-    if labels_file:
-        label_by = LABELS
-    elif label_by is None:
-        label_by = record["settings"]["label_by"] if record else MANIFEST
-        labelling = rule_for(MANIFEST if label_by == LABELS else label_by, "--label_by", metadata)
-    settings = SplitSettings(share, folds, group_by, label_by, seed)
+    share, num_folds, seed = settle_numbers(config, record)
+    metadata = read_metadata(config.features, config.labels) if config.features else None
+    group_by = config.group_by or _default_grouping(manifest, record)
+    label_by, labelling = _labelling(config, metadata, record)
+    settings = SplitSettings(share, num_folds, group_by, label_by, seed)
     if group_by == NEAR_DUPLICATES:
-        grouping = near_duplicate_rule(manifest, num_workers)
+        grouping = near_duplicate_rule(manifest, count_workers(config.num_workers))
     else:
         grouping = rule_for(group_by, "--group_by", metadata)
-    columns = _read_columns(manifest, grouping, labelling, seed)
+    columns = read_columns(manifest, grouping, labelling, seed)
     return _assign_and_write(manifest, settings, columns, (grouping, labelling), record)
 
 
-def _usual_grouping(manifest: Path, record: dict[str, Any] | None) -> str:
-    """As the split before; else the groups somebody else has given; else near-duplicate clusters."""
+def _default_grouping(manifest: Path, record: dict[str, Any] | None) -> str:
+    """As in the previous split, else the manifest's own groups, else near-duplicate clusters."""
     if record is not None:
         return record["settings"]["group_by"]
-    foreign = any(row.get("group") is not None for row in read_rows(manifest, flag=FLAG))
-    return MANIFEST if foreign else NEAR_DUPLICATES
+    has_groups = any(row.get("group") is not None for row in read_rows(manifest, flag=FLAG))
+    return MANIFEST if has_groups else NEAR_DUPLICATES
 
 
-def _read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> _Columns:
-    keys, labels, sides, folds, tails = array("Q"), array("i"), array("b"), array("h"), array("i")
-    label_numbers: dict[str | None, int] = {}
-    tail_numbers: dict[str, int] = {}
-    for number, line in enumerate(read_lines(manifest, flag=FLAG), 1):
-        row = parse_row(line, manifest, number, flag=FLAG)
-        group, label = grouping(row), labelling(row)
-        if not _is_usual(row, line):
-            tails.append(ANEW)
-        elif group == row["group"] and label == row["label"]:
-            tails.append(AS_IT_STANDS)
-        else:
-            tail = f'{GROUP_MARK}{json.dumps(group)}, "label": {json.dumps(label)}'
-            tails.append(tail_numbers.setdefault(tail, len(tail_numbers)))
-        keys.append(_hash(group_key({"group": group, "sha256": row["sha256"]}), seed))
-        labels.append(label_numbers.setdefault(label, len(label_numbers)))
-        sides.append(SIDE_NUMBERS[row.get("split")])
-        fold = row.get("fold")
-        folds.append(NONE if fold is None else fold)
-    if not keys:
-        raise DataError(f"{FLAG} {manifest} lists no images: prepare_data.py --mode preprocess fills it")
-    as_arrays = (np.array(column) for column in (keys, labels, sides, folds, tails))
-    return _Columns(*as_arrays, list(tail_numbers), list(label_numbers))
+def _labelling(
+    config: SplitConfig, metadata: Metadata | None, record: dict[str, Any] | None
+) -> tuple[str, Rule]:
+    """The name of the label rule, and the rule."""
+    if config.label_by is not None or config.labels:
+        labelling = label_rule(config.label_by, metadata)  # raises if both are given
+        return config.label_by or LABELS, labelling
+    label_by = record["settings"]["label_by"] if record else MANIFEST
+    return label_by, rule_for(MANIFEST if label_by == LABELS else label_by, "--label_by", metadata)
 
 
-def _is_usual(row: dict[str, Any], line: str) -> bool:
-    """Whether a line's keys and spaces are those that this program writes."""
-    keys = tuple(row)
-    return GROUP_MARK in line and (keys == KEYS or (keys == SPLIT_KEYS and SPLIT_MARK in line))
-
-
-def _hash(key: str, seed: int) -> int:
-    text = f"{seed}/{key}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"side").digest(), "big")
-
-
-def _assign_and_write(manifest, settings: SplitSettings, columns: _Columns, rules, record) -> SplitReport:
+def _assign_and_write(
+    manifest: Path,
+    settings: SplitSettings,
+    columns: Columns,
+    rules: tuple[Rule, Rule],
+    record: dict[str, Any] | None,
+) -> SplitReport:
     groups = gather(columns.keys, columns.labels)
     keeps = record is not None and record["settings"] == asdict(settings)
     sides, folds = _assign(groups, settings, columns if keeps else None)
     had = (columns.sides != NONE) & keeps
     changed = had & ((columns.sides != sides) | (columns.folds != folds))
     shares = np.bincount(columns.labels, weights=sides == VAL) / groups.label_counts
-    outcome = {
+    outcome: dict[str, Any] = {
         "images": len(sides),
         "groups": len(groups.hashes),
         "train": int((sides == TRAIN).sum()),
         "val": int((sides == VAL).sum()),
         "folds": np.bincount(folds[folds != NONE], minlength=settings.num_folds).tolist(),
         "moved": int(changed.sum()),
+        "labels": {
+            str(name): {"images": int(count), "val": round(float(share), 6)}
+            for name, count, share in zip(columns.label_names, groups.label_counts, shares, strict=True)
+        },
     }
-    labels = {
-        str(name): {"images": int(count), "val": round(float(share), 6)}
-        for name, count, share in zip(columns.label_names, groups.label_counts, shares, strict=True)
-    }
-    replace_text(manifest, _new_lines(manifest, columns, rules, sides, folds))
-    digest = _digest(columns, sides, folds)
-    version = write_record(manifest, settings, digest, {**outcome, "labels": labels}, record)
+    replace_text(manifest, new_lines(manifest, columns, rules, sides, folds))
+    version = write_record(manifest, settings, digest_of(columns, sides, folds), outcome, record)
     return SplitReport(
         manifest=manifest,
         version=version,
         settings=settings,
-        **outcome,
-        labels=labels,
         new=int((~had).sum()),
-        chosen_anew=record is not None and not keeps,
+        reassigned=record is not None and not keeps,
+        **outcome,
     )
 
 
-def _assign(
-    groups: Groups, settings: SplitSettings, before: _Columns | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _assign(groups: Groups, settings: SplitSettings, before: Columns | None) -> tuple[np.ndarray, np.ndarray]:
     """Side and fold of each image: int (N,) each."""
     nothing = np.full(len(groups.hashes), NONE)
-    held = np.zeros(len(groups.hashes), dtype=bool)
+    in_val = np.zeros(len(groups.hashes), dtype=bool)
     if settings.val_split:
-        held = hold_out(
-            groups, settings.val_split, earlier_choice(groups, before.sides) if before else nothing
-        )
+        earlier = earlier_choice(groups, before.sides) if before else nothing
+        in_val = hold_out(groups, settings.val_split, earlier)
     folds = nothing
     if settings.num_folds:
         earlier = earlier_choice(groups, before.folds) if before else nothing
-        folds = deal_folds(groups, settings.num_folds, earlier, held, settings.seed)
-        if settings.val_split is None:  # without --fold, the first one validates
-            held = folds == 0
-    return np.where(held, VAL, TRAIN)[groups.of_image], folds[groups.of_image]
-
-
-def _new_lines(manifest, columns: _Columns, rules: tuple[Rule, Rule], sides, folds) -> Iterator[str]:
-    """The manifest's lines with their sides.
-
-    Only the end of a line is made anew where its keys stand in the usual order: several times as fast as
-    writing all of it. What is looked for cannot stand inside a JSON string, whose quotes are escaped.
-    """
-    ends = {
-        (side, fold): f', "split": {json.dumps(SIDE_NAMES[side])}, "fold": {"null" if fold < 0 else fold}}}\n'
-        for side, fold in set(zip(sides.tolist(), folds.tolist(), strict=True))
-    }
-    rows = zip(columns.tails.tolist(), sides.tolist(), folds.tolist(), strict=True)
-    lines = read_lines(manifest, flag=FLAG)
-    for number, (line, (tail, side, fold)) in enumerate(zip(lines, rows, strict=True), 1):
-        if tail >= 0:
-            yield line[: line.index(GROUP_MARK)] + columns.tail_texts[tail] + ends[side, fold]
-        elif tail == AS_IT_STANDS:
-            cut = line.find(SPLIT_MARK)
-            yield line[: cut if cut >= 0 else line.rindex("}")] + ends[side, fold]
-        else:
-            row = parse_row(line, manifest, number, flag=FLAG)
-            row |= {"group": rules[0](row), "label": rules[1](row), "split": SIDE_NAMES[side]}
-            row["fold"] = None if fold < 0 else fold
-            yield format_row({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
-
-
-def _digest(columns: _Columns, sides: np.ndarray, folds: np.ndarray) -> str:
-    """A fingerprint of who is where, whatever the order of the rows."""
-    table = np.stack([columns.keys, sides.astype(np.uint64), folds.astype(np.uint64)])
-    table = np.ascontiguousarray(table[:, np.lexsort(table)].astype("<u8"))
-    return hashlib.sha256(table).hexdigest()
+        folds = deal_folds(groups, settings.num_folds, earlier, in_val, settings.seed)
+        if settings.val_split is None:  # without --fold, the first fold is the validation set
+            in_val = folds == 0
+    return np.where(in_val, VAL, TRAIN)[groups.of_image], folds[groups.of_image]

@@ -1,6 +1,6 @@
-"""Which groups of images are held out and which fold each is in: pure functions of hashes and labels.
+"""Validation side and fold of each group of images: pure functions of hashes and labels.
 
-Shapes: N images, G groups, C cells; a cell is one label within one group.
+Shapes: N images, G groups, C cells; a cell contains the images of one label in one group.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from vae.data.folder import SMALL_SET
 
 NONE = -1  # no side yet, no fold
 TRAIN, VAL = 0, 1
-# scikit-learn takes 10 s for 100,000 images and grows faster than they do; from here on balance comes from
-# numbers as well.
+# scikit-learn takes 10 s for 100,000 images, and its time grows faster than their number. Above this number
+# of images, the large counts alone keep the folds balanced.
 MOST_FOR_SCIKIT = 20_000
 
 
 @dataclass
 class Groups:
-    """Images by group, groups in the order of their hashes, and their images of each label."""
+    """The groups in the order of their hashes, the group of each image, and the images of each label."""
 
     hashes: np.ndarray  # uint64 (G,), ascending
     of_image: np.ndarray  # int64 (N,)
@@ -41,7 +41,7 @@ class Groups:
 
 
 def gather(keys: np.ndarray, labels: np.ndarray) -> Groups:
-    """Groups of the images by the hash of their group, uint64 (N,), and label number, (N,)."""
+    """Groups from the images' group hashes, uint64 (N,), and label numbers, (N,)."""
     hashes, of_image = np.unique(keys, return_inverse=True)
     number = int(labels.max(initial=0)) + 1
     cells, sizes = np.unique(of_image * number + labels, return_counts=True)
@@ -56,10 +56,10 @@ def gather(keys: np.ndarray, labels: np.ndarray) -> Groups:
 
 
 def earlier_choice(groups: Groups, earlier: np.ndarray) -> np.ndarray:
-    """The side or fold of each group that its images, int (N,), had before: int64 (G,), NONE without.
+    """The earlier side or fold of each group, from its images' ones, int (N,): int64 (G,), NONE if unknown.
 
-    Where joined groups had different ones, the lowest counts: a side then becomes TRAIN, since an image that
-    was trained on must not validate.
+    If joined groups had different ones, the lowest is used. A side then becomes TRAIN, because an image that
+    was trained on must not be in the validation set.
     """
     unknown = np.iinfo(np.int64).max
     lowest = np.full(len(groups.hashes), unknown)
@@ -69,68 +69,70 @@ def earlier_choice(groups: Groups, earlier: np.ndarray) -> np.ndarray:
 
 
 def hold_out(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
-    """Which groups validate: bool (G,). `earlier`, (G,), is kept where it is not NONE.
+    """Which groups are in the validation set: bool (G,). Values of `earlier`, (G,), other than NONE are kept.
 
-    From 1000 groups of one label on, those whose hash is below a threshold, so that a side depends on nothing
-    else. Otherwise each label holds out its share as closely as groups allow, lowest hashes first.
+    With at least 1000 groups and one label, these are the groups whose hash is below a threshold, so that a
+    side depends on nothing else. Otherwise, the set contains the share of each label as closely as the groups
+    allow, lowest hashes first.
     """
     if len(groups.hashes) < 2:
         raise UserError(
-            f"--val_split {share}: all images are one group, so none can be held out: "
+            f"--val_split {share}: all images are one group, which cannot be divided: "
             "choose another --group_by, or --val_split 0"
         )
     if len(groups.hashes) >= SMALL_SET and len(groups.label_counts) == 1:
-        held = groups.hashes < np.uint64(share * 2**64)
-        return np.where(earlier == NONE, held, earlier == VAL)
-    held = _fill_quotas(groups, share, earlier)
-    if not held.any() and (earlier == NONE).any():  # at least one: the smallest, of these the lowest hash
+        below = groups.hashes < np.uint64(share * 2**64)
+        return np.where(earlier == NONE, below, earlier == VAL)
+    in_val = _fill_quotas(groups, share, earlier)
+    if not in_val.any() and (earlier == NONE).any():  # at least one: the smallest group with the lowest hash
         sizes = np.where(earlier == NONE, groups.sizes, np.iinfo(np.int64).max)
-        held[np.argmin(sizes)] = True
-    if held.all():  # never all
-        held[np.flatnonzero(earlier == NONE)[-1:]] = False
-    return held
+        in_val[np.argmin(sizes)] = True
+    if in_val.all():  # never all
+        in_val[np.flatnonzero(earlier == NONE)[-1:]] = False
+    return in_val
 
 
 def _fill_quotas(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
-    cells, held = groups.cells(), earlier == VAL
-    room = (groups.label_counts * share).tolist()  # images of each label still to be held out
-    for group in np.flatnonzero(held).tolist():
+    cells, in_val = groups.cells(), earlier == VAL
+    missing = (groups.label_counts * share).tolist()  # images of each label still to be added
+    for group in np.flatnonzero(in_val).tolist():
         for label, size in cells[group]:
-            room[label] -= size
+            missing[label] -= size
     free = np.flatnonzero(earlier == NONE).tolist()
     for group in free:
-        # brings the held-out counts nearer to the quotas, in squares
-        if sum(size * (size - 2 * room[label]) for label, size in cells[group]) < 0:
-            held[group] = True
+        # adding the group reduces the sum of squared distances to the quotas
+        if sum(size * (size - 2 * missing[label]) for label, size in cells[group]) < 0:
+            in_val[group] = True
             for label, size in cells[group]:
-                room[label] -= size
-    if len(room) == 1:
-        return held
-    # Labels with few images have held out none; together they owe some: at most one more group for each.
-    total = sum(room)
+                missing[label] -= size
+    if len(missing) == 1:
+        return in_val
+    # Labels with few images may have no image in the set. Together they lack some: add at most a group each.
+    total = sum(missing)
     for group in free:
         size = sum(size for _, size in cells[group])
-        if not held[group] and size < 2 * total and all(room[label] > 0 for label, _ in cells[group]):
-            held[group] = True
+        if not in_val[group] and size < 2 * total and all(missing[label] > 0 for label, _ in cells[group]):
+            in_val[group] = True
             total -= size
             for label, part in cells[group]:
-                room[label] -= part
-    return held
+                missing[label] -= part
+    return in_val
 
 
 def deal_folds(
     groups: Groups, num_folds: int, earlier: np.ndarray, left_out: np.ndarray, seed: int
 ) -> np.ndarray:
-    """Fold of each group: int64 (G,), NONE where `left_out`; `earlier`, (G,), is kept where it is not NONE.
+    """Fold of each group: int64 (G,), NONE if `left_out`. Values of `earlier`, (G,), except NONE are kept.
 
-    From 1000 groups of one label on by hash alone. Labelled sets up to 20,000 images are dealt by
-    scikit-learn's StratifiedGroupKFold, larger ones and later additions to the fold that lacks them most.
+    With at least 1000 groups and one label, the hash alone decides. Labelled sets of up to 20,000 images use
+    scikit-learn's StratifiedGroupKFold. In larger sets, and when images are added later, each group goes to
+    the fold that lacks its labels most.
     """
     folds = np.where(left_out, NONE, earlier)
     free = ~left_out & (earlier == NONE)
     dealt = int((~left_out).sum())
     if dealt < num_folds:
-        raise UserError(f"--num_folds {num_folds} is more than the {dealt} groups there are: lower it")
+        raise UserError(f"--num_folds {num_folds} is more than the {dealt} groups: lower it")
     one_label = len(groups.label_counts) == 1
     if one_label and len(groups.hashes) >= SMALL_SET:
         spread = (groups.hashes & np.uint64(0xFFFFFFFF)) * np.uint64(num_folds) >> np.uint64(32)
@@ -145,19 +147,21 @@ def _fold_by_scikit(groups: Groups, num_folds: int, left_out: np.ndarray, seed: 
         from sklearn.model_selection import StratifiedGroupKFold
     except ModuleNotFoundError as error:
         raise UserError(
-            f"--num_folds with labels needs scikit-learn ({error.name} is not installed): "
+            f"--num_folds {num_folds} with labels needs scikit-learn ({error.name} is not installed): "
             "python -m pip install scikit-learn"
         ) from None
     import warnings
 
     cell_group = np.repeat(np.arange(len(groups.hashes)), np.diff(groups.cell_starts))
-    rows = np.repeat(cell_group, groups.cell_sizes)  # one for each image
+    rows = np.repeat(cell_group, groups.cell_sizes)  # one per image
     labels = np.repeat(groups.cell_labels, groups.cell_sizes)
     kept = ~left_out[rows]
     rows, labels = rows[kept], labels[kept]
     folds = np.full(len(groups.hashes), NONE)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # labels with fewer images than folds: the summary shows the counts
+        warnings.simplefilter(
+            "ignore"
+        )  # about labels with fewer images than folds: the summary shows the counts
         splitter = StratifiedGroupKFold(num_folds, shuffle=True, random_state=seed % 2**32)
         for fold, (_, chosen) in enumerate(splitter.split(rows, labels, rows)):
             folds[rows[chosen]] = fold
@@ -165,13 +169,13 @@ def _fold_by_scikit(groups: Groups, num_folds: int, left_out: np.ndarray, seed: 
 
 
 def _fold_by_need(groups: Groups, num_folds: int, folds: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Deal groups, largest first, each to the fold that has least of what the group brings."""
+    """Assign groups, largest first, each to the fold with the smallest shares of the group's labels."""
     folds, cells = folds.copy(), groups.cells()
     counts = groups.label_counts.tolist()
-    filled = [[0.0] * len(counts) for _ in range(num_folds)]  # share of each label that each fold holds
+    filled = [[0.0] * len(counts) for _ in range(num_folds)]  # share of each label in each fold
     totals = [0] * num_folds
     for group in np.flatnonzero(folds != NONE).tolist():
-        _put(cells[group], filled[folds[group]], counts)
+        _add_shares(cells[group], filled[folds[group]], counts)
         totals[folds[group]] += sum(size for _, size in cells[group])
     order = np.flatnonzero(free)
     for group in order[np.argsort(-groups.sizes[order], kind="stable")].tolist():
@@ -179,11 +183,11 @@ def _fold_by_need(groups: Groups, num_folds: int, folds: np.ndarray, free: np.nd
         need = [(sum(size * row[label] for label, size in pairs), totals[i]) for i, row in enumerate(filled)]
         best = min(range(num_folds), key=need.__getitem__)
         folds[group] = best
-        _put(pairs, filled[best], counts)
+        _add_shares(pairs, filled[best], counts)
         totals[best] += sum(size for _, size in pairs)
     return folds
 
 
-def _put(pairs: list[tuple[int, int]], filled: list[float], counts: list[int]) -> None:
+def _add_shares(pairs: list[tuple[int, int]], filled: list[float], counts: list[int]) -> None:
     for label, size in pairs:
         filled[label] += size / counts[label]

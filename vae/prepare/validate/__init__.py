@@ -1,0 +1,1 @@
+"""`--mode validate`: which files of a folder the trainer can read."""

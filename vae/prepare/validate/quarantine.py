@@ -1,4 +1,4 @@
-"""Moving rejected files aside, with a record that lets every move be taken back."""
+"""Move rejected files to a quarantine folder, with a record of every move so that it can be undone."""
 
 import json
 import os
@@ -6,8 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from tqdm import tqdm
-
+from vae import console
 from vae.config.errors import DataError, UserError
 from vae.console import printable
 from vae.prepare.ledger import Result
@@ -16,9 +15,9 @@ RECORD_NAME = "quarantine.jsonl"
 
 
 def move_rejected(results: Iterable[Result], input_dir: str, quarantine_dir: str) -> int:
-    """Move rejected files to the same place below `quarantine_dir`; returns how many.
+    """Move rejected files to the same relative path below `quarantine_dir`; returns their number.
 
-    Each move is on record before it happens, and nothing is ever overwritten.
+    Each move is recorded before it happens, and no file is ever overwritten.
     """
     root, moved = Path(quarantine_dir), 0
     try:
@@ -41,9 +40,9 @@ def move_rejected(results: Iterable[Result], input_dir: str, quarantine_dir: str
 
 
 def undo(quarantine_dir: str) -> tuple[int, int]:
-    """Move all files of a quarantine back; returns how many were moved, and how many had to stay.
+    """Move all files of a quarantine back; returns the numbers of files that were moved and that stay.
 
-    A file stays where its old place is taken. Raises DataError when there is no record.
+    A file stays if another file has its original path. Raises DataError if there is no record.
     """
     path = Path(quarantine_dir) / RECORD_NAME
     try:
@@ -55,10 +54,13 @@ def undo(quarantine_dir: str) -> tuple[int, int]:
     moved, left = 0, []
     for row in reversed(rows):  # the last move first
         if not os.path.lexists(row["to"]):
-            continue  # recorded, but the move did not come about, or was undone
+            continue  # the recorded move never happened, or was already undone
         if os.path.lexists(row["from"]) or not _move(row["to"], row["from"]):
             left.append(row)
-            tqdm.write(f"stays in quarantine: {printable(row['to'])}: its old place is taken")
+            console.info(
+                f"stays in quarantine: {printable(row['to'])}: "
+                f"{printable(row['from'])} exists or cannot be written"
+            )
         else:
             moved += 1
     if left:
@@ -78,11 +80,11 @@ def _free_name(target: str) -> str:
 
 
 def _move(source: str, target: str) -> bool:
-    """Rename, or copy where the target is on another disk; False, said in a line, where that is refused."""
+    """Rename, or copy if the target is on another disk; prints a line and returns False if not permitted."""
     try:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.move(source, target)
     except PermissionError as error:
-        tqdm.write(f"cannot be moved: {printable(source)}: {error.strerror}")
+        console.info(f"cannot be moved: {printable(source)}: {error.strerror}")
         return False
     return True

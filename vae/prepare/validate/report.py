@@ -1,24 +1,26 @@
-"""What validation found: a summary for the terminal, a JSON file and a CSV file, written as streams."""
+"""The result of a validation: a summary for the terminal, a JSON file and a CSV file, written as streams."""
 
 import csv
+import io
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from vae import console
 from vae.console import printable
 from vae.data.manifest import replace_text
-from vae.prepare.check_file import REMEDIES
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, EXAMPLES, REJECTED, Ledger, Result, Skips
+from vae.prepare.rejections import REMEDIES, duplicates_text, rejection_lines, skip_lines
 
 COLUMNS = ("path", "status", "reason", "detail", "flags", "format", "width", "height", "bytes", "sha256")
 
 
 @dataclass
 class Report:
-    """Counts over a ledger; `accepted`, `rejected` and `duplicates` sum to the files looked at."""
+    """Counts of a ledger's results; `accepted`, `rejected` and `duplicates` sum to the checked files."""
 
     ledger: Ledger
     skips: Skips
@@ -26,14 +28,14 @@ class Report:
     found: int
     has_manifest: bool
     seconds: float
-    moved: int | None = None
+    moved: int | None = None  # files moved to the quarantine; None without a quarantine
     accepted: int = 0
     duplicates: int = 0
     rejected: int = 0
     flags: Counter[str] = field(default_factory=Counter)
-    flagged: dict[str, list[str]] = field(default_factory=dict)
+    flagged: dict[str, list[str]] = field(default_factory=dict)  # a few names for each flag
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for result in self.ledger.results():
             self.accepted += result.status == ACCEPTED
             self.duplicates += result.status == DUPLICATE
@@ -46,40 +48,64 @@ class Report:
 
     @property
     def checked(self) -> int:
-        """Number of files looked at."""
+        """Number of checked files."""
         return self.accepted + self.duplicates + self.rejected
 
-    def summarize(self) -> None:
-        """Print counts grouped by reason, with examples and what to do."""
-        rate = self.checked / max(self.seconds, 1e-9) * 60
-        print(
-            f"{printable(self.input_dir)}: {self.checked} files in {self.seconds:.1f} s ({rate:.0f}/minute): "
-            f"{self.accepted} accepted, {self.rejected} rejected, "
-            f"{self.duplicates} exact duplicate{'s' * (self.duplicates != 1)}"
-        )
-        for reason, count in self.ledger.counts(REJECTED):
-            print(f"  rejected {count:>7}  {reason}: {REMEDIES.get(reason, 'copy it again or leave it out')}")
-            for result in self.ledger.examples(REJECTED, reason)[:3]:
-                print(f"                    {printable(result.name)}: {printable(result.detail)}")
-        for flag, count in self.flags.most_common():
-            print(f"  flagged  {count:>7}  {flag}: {printable(self.flagged[flag][0])}")
-        for code, count in self.skips.counts.most_common():
-            print(f"  skipped  {count:>7}  {code}: {printable(self.skips.examples[code][0])}")
-        if self.moved is not None:
-            print(f"  moved    {self.moved:>7}  to quarantine; --undo_quarantine moves them back")
-        sys.stdout.flush()
+    @property
+    def files_per_minute(self) -> int:
+        """Checked files per minute."""
+        return round(self.checked / max(self.seconds, 1e-9) * 60)
+
+
+def print_summary(report: Report) -> None:
+    """Print the counts, with a remedy and examples for each reason."""
+    reasons = report.ledger.counts(REJECTED)
+    examples = {reason: report.ledger.examples(REJECTED, reason) for reason, _ in reasons}
+    lines = [
+        f"{printable(report.input_dir)}: {report.checked} files in {report.seconds:.1f} s "
+        f"({report.files_per_minute}/minute): {report.accepted} accepted, {report.rejected} rejected, "
+        f"{duplicates_text(report.duplicates)}",
+        *rejection_lines(reasons, examples),
+    ]
+    for flag, count in report.flags.most_common():
+        lines.append(f"  flagged  {count:>7}  {flag}: {printable(report.flagged[flag][0])}")
+    lines += skip_lines(report.skips)
+    if report.moved is not None:
+        lines.append(f"  moved    {report.moved:>7}  to quarantine; --undo_quarantine moves them back")
+    console.info("\n".join(lines))
 
 
 def write_reports(report: Report, output_file: str, with_csv: bool) -> None:
-    """Write the JSON file and, beside it, the CSV file; each whole or not at all."""
+    """Write the JSON file and, beside it, the CSV file; each file is written atomically."""
     replace_text(output_file, _json_parts(report))
     if with_csv:
-        replace_text(Path(output_file).with_suffix(".csv"), _csv_parts(report))
+        replace_text(Path(output_file).with_suffix(".csv"), _csv_lines(report))
 
 
 def _json_parts(report: Report) -> Iterator[str]:
+    yield json.dumps(_counts(report), indent=1)[:-2]  # the lists follow before the closing brace
+    for key, status, describe in (
+        ("rejected_files", REJECTED, _describe_rejected),
+        ("duplicate_files", DUPLICATE, _describe_duplicate),
+        ("flagged_files", ACCEPTED, _describe_flagged),
+    ):
+        yield from _json_list(key, report.ledger.results(status), describe)
+    yield "\n}\n"
+
+
+def _json_list(
+    key: str, results: Iterator[Result], describe: Callable[[Result], dict[str, Any] | None]
+) -> Iterator[str]:
+    rows = (row for row in map(describe, results) if row)
+    yield f',\n "{key}": ['
+    for number, row in enumerate(rows):
+        yield (",\n  " if number else "\n  ") + json.dumps(row)
+    yield "\n ]"
+
+
+def _counts(report: Report) -> dict[str, Any]:
     ledger = report.ledger
-    head = {
+    return {
         "input_dir": report.input_dir,
         "manifest_checked": report.has_manifest,
         "files_found": report.found,
@@ -88,7 +114,7 @@ def _json_parts(report: Report) -> Iterator[str]:
         "rejected": report.rejected,
         "exact_duplicates": report.duplicates,
         "seconds": round(report.seconds, 2),
-        "files_per_minute": round(report.checked / max(report.seconds, 1e-9) * 60),
+        "files_per_minute": report.files_per_minute,
         "reasons": {
             reason: {
                 "count": count,
@@ -106,57 +132,41 @@ def _json_parts(report: Report) -> Iterator[str]:
             for code, count in report.skips.counts.most_common()
         },
     }
-    yield json.dumps(head, indent=1)[:-2]  # without the closing brace: the long lists follow as they come
-    lists = (
-        ("rejected_files", REJECTED, lambda r: {"path": r.name, "reason": r.reason, "detail": r.detail}),
-        ("duplicate_files", DUPLICATE, lambda r: {"path": r.name, "detail": r.detail}),
-        (
-            "flagged_files",
-            ACCEPTED,
-            lambda r: r.record["flags"] and {"path": r.name, "flags": r.record["flags"]},
-        ),
-    )
-    for key, status, describe in lists:
-        rows = (row for row in map(describe, ledger.results(status)) if row)
-        yield f',\n "{key}": ['
-        for number, row in enumerate(rows):
-            yield (",\n  " if number else "\n  ") + json.dumps(row)
-        yield "\n ]"
-    yield "\n}\n"
 
 
-class _Line:
-    """What csv.writer writes to: keeps the last line."""
-
-    def write(self, text: str) -> None:
-        self.text = text
+def _describe_rejected(result: Result) -> dict[str, Any]:
+    return {"path": result.name, "reason": result.reason, "detail": result.detail}
 
 
-def _csv_parts(report: Report) -> Iterator[str]:
-    line = _Line()
-    writer = csv.writer(line)
-    for row in _csv_rows(report):
-        writer.writerow(row)
-        yield line.text.replace("\r\n", "\n")
+def _describe_duplicate(result: Result) -> dict[str, Any]:
+    return {"path": result.name, "detail": result.detail}
 
 
-def _csv_rows(report: Report) -> Iterator[tuple]:
-    yield COLUMNS
+def _describe_flagged(result: Result) -> dict[str, Any] | None:
+    return {"path": result.name, "flags": result.record["flags"]} if result.record["flags"] else None
+
+
+def _csv_lines(report: Report) -> Iterator[str]:
+    yield _csv_line(COLUMNS)
     for result in report.ledger.results():
-        yield _csv_row(result)
+        record = result.record
+        yield _csv_line(
+            (
+                printable(result.name),
+                result.status,
+                result.reason,
+                printable(result.detail),
+                " ".join(record.get("flags", ())),
+                record.get("format", ""),
+                record.get("width", ""),
+                record.get("height", ""),
+                result.size,
+                result.sha256 or "",
+            )
+        )
 
 
-def _csv_row(result: Result) -> tuple:
-    record = result.record
-    return (
-        printable(result.name),
-        result.status,
-        result.reason,
-        printable(result.detail),
-        " ".join(record.get("flags", ())),
-        record.get("format", ""),
-        record.get("width", ""),
-        record.get("height", ""),
-        result.size,
-        result.sha256 or "",
-    )
+def _csv_line(values: tuple[object, ...]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()

@@ -1,0 +1,56 @@
+"""Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from vae.console import printable
+from vae.prepare.ledger import Result, Skips
+
+REMEDIES = {
+    "animated": "save one frame, or use --first_frame",
+    "aspect": "crop it, or raise --max_aspect",
+    "broken_link": "fix the link",
+    "changed_since_manifest": "copy it again, or write the manifest again",
+    "changed_while_reading": "wait until it is written completely, then run again",
+    "crashed": "the decoder crashed: convert it, or leave it out",
+    "damaged": "copy it again from its source",
+    "empty": "copy it again from its source",
+    "float_pixels": "save it as 16-bit",
+    "format_not_supported": "convert it to PNG or JPEG",
+    "hung": "convert it, or raise --time_limit",
+    "jpeg_coding_not_supported": "convert it to 8-bit JPEG or PNG",
+    "missing": "copy it again, or write the manifest again",
+    "no_permission": "fix its permissions",
+    "not_an_image": "leave it out",
+    "out_of_memory": "raise --memory_gib, or lower --max_pixels",
+    "plugin_missing": "install the named package",
+    "text_bomb": "save it without its comments",
+    "too_large_for_format": "use --format png, or lower --max_aspect",
+    "too_many_pixels": "make it smaller, or raise --max_pixels",
+    "too_many_scans": "save it again with few scans",
+    "too_small": "use a smaller size, or --upscale",
+    "transparent": "leave it out",
+    "truncated": "copy it again from its source",
+    "unreadable": "fix the disk, link or permission",
+}
+EXAMPLES = 3  # files named per reason
+
+
+def rejection_lines(
+    reasons: Iterable[tuple[str, int]], examples: Mapping[str, list[Result]]
+) -> Iterator[str]:
+    """For each (reason, count): a line with the remedy, and a line for each of a few example files."""
+    for reason, count in reasons:
+        yield f"  rejected {count:>7}  {reason}: {REMEDIES.get(reason, 'copy it again or leave it out')}"
+        for result in examples[reason][:EXAMPLES]:
+            yield f"                    {printable(result.name)}: {printable(result.detail)}"
+
+
+def skip_lines(skips: Skips) -> Iterator[str]:
+    """For each kind of skipped entry: a line with its count and an example."""
+    for code, count in skips.counts.most_common():
+        yield f"  skipped  {count:>7}  {code}: {printable(skips.examples[code][0])}"
+
+
+def duplicates_text(count: int) -> str:
+    """The number of exact duplicates in words."""
+    return f"{count} exact duplicate{'s' * (count != 1)}"
