@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measure VAEs on a folder of images, side by side: `python evaluate_vae.py --help`."""
+"""Measure and compare VAEs on a folder of images: `python evaluate_vae.py --help`."""
 
 from vae.config.evaluate_flags import parse_evaluate_flags
 from vae.script import run_script
 
 
 def main(argv: list[str]) -> int:
-    """Flags to one call; returns the exit code."""
+    """Parse the flags and run the comparison; returns the exit code."""
     config = parse_evaluate_flags(argv)
-    from vae.evaluation.comparing import compare
+    from vae.evaluation.compare import compare
 
     compare(config)
     return 0

@@ -1,4 +1,4 @@
-"""The baselines against Pillow and NumPy."""
+"""The baselines equal Pillow and NumPy."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def images(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
-def test_mean_colour():
+def test_mean_colour_equals_numpy():
     batch = images(2, 3, 6, 10)
     found = mean_colour(batch)
     assert found.shape == batch.shape
@@ -31,7 +31,7 @@ def test_bicubic_equals_pillow(size, factor):
         assert np.abs(channel.numpy() - np.clip(np.asarray(large), -1, 1)).max() < 1e-5
 
 
-def test_bicubic_stays_in_range_and_keeps_flat_images():
+def test_bicubic_stays_in_range_and_keeps_constant_images():
     edges = torch.ones(1, 3, 32, 32)
     edges[..., :16] = -1
     found = bicubic_baseline(edges)

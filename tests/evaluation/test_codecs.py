@@ -1,4 +1,4 @@
-"""Classic codecs: within their bytes, and no better quality would have been."""
+"""Classic codecs use the best quality that fits into their number of bytes."""
 
 import io
 
@@ -22,7 +22,7 @@ def error_db(recon: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_more_bytes_are_better_and_too_few_give_nothing(codec):
+def test_quality_grows_with_bytes_and_too_few_bytes_give_none(codec):
     values = [error_db(through_codec(image(), codec, budget)) for budget in (900, 1500, 4000)]
     assert values == sorted(values)
     assert values[0] < values[2]
@@ -30,7 +30,7 @@ def test_more_bytes_are_better_and_too_few_give_nothing(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_best_quality_within_the_bytes_is_taken(codec):
+def test_best_quality_within_the_bytes_is_used(codec):
     budget, fitting = 1500, []
     for quality in range(1, 96):
         buffer = io.BytesIO()
@@ -44,7 +44,7 @@ def test_the_best_quality_within_the_bytes_is_taken(codec):
     )
 
 
-def test_bytes_are_those_of_the_latent():
+def test_latent_bytes_and_bits_per_pixel():
     assert latent_bytes(512, 768, 16, 8) == 16 * 64 * 96
     assert latent_bytes(257, 255, 4, 8) == 4 * 33 * 32
     assert bits_per_pixel(16, 8) == 2.0

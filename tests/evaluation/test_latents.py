@@ -1,4 +1,4 @@
-"""Latent facts against plain NumPy over all values at once, and channels that carry nothing."""
+"""Latent statistics equal NumPy over all values at once, and dead channels are found."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def posteriors() -> tuple[torch.Tensor, torch.Tensor]:
     return mean, torch.randn(mean.shape, generator=generator) - 4
 
 
-def test_equals_numpy():
+def test_statistics_equal_numpy():
     mean, logvar = posteriors()
     facts = gather(mean, logvar)
     m, v = mean.double().numpy(), np.exp(logvar.double().numpy())
@@ -34,9 +34,9 @@ def test_equals_numpy():
     assert (facts.dead_channels, facts.dead_share) == ([], 0.0)
 
 
-def test_noise_alone_and_constants_are_dead_at_any_scale():
+def test_noise_and_constant_channels_are_dead_at_any_scale():
     mean, logvar = posteriors()
-    mean[:, 1] = 0.01 * mean[:, 1]  # drowned in its own noise
+    mean[:, 1] = 0.01 * mean[:, 1]  # hidden by its own noise
     logvar[:, 1] = 0.0
     mean[:, 3] = 5 + 1e-4 * mean[:, 3]  # the same for every image
     logvar[:, 3] = -30.0

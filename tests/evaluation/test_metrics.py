@@ -1,4 +1,4 @@
-"""PSNR and SSIM against computations written independently with NumPy and SciPy."""
+"""PSNR and SSIM equal independent computations with NumPy and SciPy."""
 
 import math
 
@@ -15,16 +15,16 @@ def image_pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(shape, generator=generator) * 2 - 1
     images = torch.nn.functional.avg_pool2d(images, 3, stride=1, padding=1)
-    return images + 0.3 * torch.randn(shape, generator=generator), images  # some values leave [-1, 1]
+    return images + 0.3 * torch.randn(shape, generator=generator), images  # some values are outside [-1, 1]
 
 
 def as_8_bit(image: torch.Tensor) -> np.ndarray:
-    # fp32 until it is rounded: a tie such as 96.500006 falls where it falls when an image is saved
+    # fp32 until rounding, so that a tie such as 96.500006 rounds as in a saved image
     return np.rint(np.clip((image.numpy() + 1) * np.float32(127.5), 0, 255)).astype(np.float64)
 
 
 def ssim_of_scipy(x: np.ndarray, y: np.ndarray) -> float:
-    """The windows of scikit-image: reflected borders, then everything within 5 px of a border dropped."""
+    """As scikit-image: windows with reflected borders, of which the outer 5 px are cropped off."""
     values = []
     for one, other in zip(x, y, strict=True):
         blur = lambda a: ndimage.gaussian_filter(a, 1.5, truncate=3.5)  # noqa: E731
@@ -43,9 +43,9 @@ def test_psnr_equals_numpy():
         assert math.isclose(found.item(), 10 * math.log10(255**2 / mse), rel_tol=1e-12)
 
 
-def test_psnr_by_hand_and_of_equal_images():
+def test_psnr_of_one_level_and_of_equal_images():
     images = torch.full((1, 3, 4, 4), 100 / 127.5 - 1)
-    recon = images + 1 / 127.5  # one step of 8 bits
+    recon = images + 1 / 127.5  # one 8-bit level
     assert math.isclose(psnr(recon, images).item(), 20 * math.log10(255), rel_tol=1e-12)
     assert psnr(images + 0.1 / 255, images).item() == math.inf  # rounds to the same image
 
@@ -58,33 +58,33 @@ def test_ssim_equals_scipy(size):
         assert math.isclose(found.item(), expected, rel_tol=1e-10)
 
 
-def test_ssim_of_equal_images_is_one_even_where_they_are_flat():
+def test_ssim_of_equal_images_is_one_even_if_constant():
     images = torch.cat([torch.full((1, 3, 16, 16), 0.9), image_pair(1, 3, 16, 16)[1]])
     assert torch.allclose(ssim(images, images), torch.ones(2, dtype=torch.float64), rtol=1e-12)
 
 
 @pytest.mark.parametrize("size", [(10, 64), (64, 10), (1, 1)])
-def test_ssim_refuses_images_without_a_whole_window(size):
+def test_ssim_refuses_images_smaller_than_its_window(size):
     with pytest.raises(UserError, match=rf"at least 11 px a side, not {size[1]} x {size[0]}"):
         ssim(torch.zeros(1, 3, *size), torch.zeros(1, 3, *size))
 
 
 @pytest.mark.parametrize("metric", [psnr, ssim])
-def test_images_do_not_touch_each_other(metric):
+def test_images_of_a_batch_are_independent(metric):
     recon, images = image_pair(3, 3, 24, 16)
     singles = torch.cat([metric(recon[i : i + 1], images[i : i + 1]) for i in range(3)])
     assert torch.equal(metric(recon, images), singles)
 
 
 @pytest.mark.parametrize("metric", [psnr, ssim])
-def test_bf16_is_measured_wide(metric):
+def test_bf16_is_measured_in_fp32(metric):
     recon, images = image_pair(1, 3, 24, 16)
     recon = recon.bfloat16()
     assert torch.equal(metric(recon, images), metric(recon.float(), images))
 
 
 @pytest.mark.parametrize("metric", [psnr, ssim])
-def test_nan_stays_visible(metric):
+def test_nan_is_not_hidden(metric):
     recon, images = image_pair(2, 3, 24, 16)
     recon[0, 0, 12, 8] = math.nan
     found = metric(recon, images)

@@ -1,4 +1,4 @@
-"""MS-SSIM against recorded values of pytorch-msssim 1.0.0."""
+"""MS-SSIM equals recorded values of pytorch-msssim 1.0.0."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from vae.evaluation.metrics import ms_ssim
 
 
 def image_pair() -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole 8-bit levels, so that a reference needs no rounding of its own."""
+    """Integer 8-bit levels, so that the reference needs no rounding."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (2, 3, 176, 192), generator=generator).double()
     images = torch.nn.functional.avg_pool2d(images, 5, 1, 2).round()
@@ -23,13 +23,13 @@ def test_equals_pytorch_msssim():
     assert torch.allclose(ms_ssim(recon, images), expected, rtol=0, atol=1e-5)  # its window is fp32
 
 
-def test_equal_images_give_one_and_worse_ones_less():
+def test_equal_images_give_one_and_worse_ones_give_less():
     recon, images = (levels / 127.5 - 1 for levels in image_pair())
     assert torch.allclose(ms_ssim(images, images), torch.ones(2, dtype=torch.float64), rtol=1e-12)
     assert (ms_ssim(2 * recon - images, images) < ms_ssim(recon, images)).all()
-    assert (ms_ssim(-images, images) == 0).all()  # a negative is no structure at all, not NaN
+    assert (ms_ssim(-images, images) == 0).all()  # negative factors give 0, not NaN
 
 
-def test_refuses_images_without_a_window_at_the_smallest_scale():
+def test_images_smaller_than_the_smallest_scale_are_refused():
     with pytest.raises(UserError, match="at least 176 px a side, not 300 x 175"):
         ms_ssim(torch.zeros(1, 3, 175, 300), torch.zeros(1, 3, 175, 300))

@@ -1,4 +1,4 @@
-"""Validation: sums over batches and processes give the mean over images, and lpips is never made up."""
+"""Validation sums over batches and ranks give the mean over images; lpips only if it is measured."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_mean_is_over_images_not_batches():
     assert math.isclose(found["lpips"], distance(darker(whole), whole).mean().item(), rel_tol=1e-6)
 
 
-def test_processes_add_up_even_when_one_has_no_images():
+def test_sums_of_ranks_add_up_even_if_one_has_no_images():
     whole = images(5)
     parts = [validate(darker, [part], distance) for part in whole.split([2, 3])] + [
         validate(darker, [], distance)
@@ -56,11 +56,11 @@ def test_exact_copies_leave_the_mean_finite():
     assert math.isclose(found["ssim"], 1.0, rel_tol=1e-12)
 
 
-def test_a_reconstruction_that_is_not_finite_shows():
+def test_reconstruction_with_nan_gives_nan():
     assert math.isnan(means(validate(lambda batch: batch * math.nan, [images(2)], None))["psnr"])
 
 
-def test_bf16_reconstructions_and_no_graph():
+def test_bf16_reconstructions_are_measured_in_fp32_without_a_graph():
     weight = torch.ones((), requires_grad=True)
     graphs = []
 

@@ -1,4 +1,4 @@
-"""Every line of docs/evaluate.md and of the help runs as it is typed, and every flag stands in the table."""
+"""Every command in docs/evaluate.md and in the help runs, and the table lists every flag."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ import train_vae
 from tests.harness.runs import ROOT, TINY, as_flags
 from tests.harness.small_vae import write_vae
 from vae.config.evaluate_flags import EPILOG, EvaluateConfig
-from vae.config.flags import shown_default
+from vae.config.flags import default_text
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
 TEXT = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ TEXT = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def workplace(image_folder, tmp_path_factory) -> Path:
-    """A folder with what the lines name: three VAEs, one of them with its run's curves, and images."""
+    """A folder with the files of the commands: three VAEs, one of them with its run's curves, and images."""
     folder = tmp_path_factory.mktemp("evaluate_docs")
     write_vae(folder / "outputs" / "first" / "vae")
     second = folder / "outputs" / "second"
@@ -39,19 +39,19 @@ def workplace(image_folder, tmp_path_factory) -> Path:
 @pytest.fixture
 def in_workplace(workplace, monkeypatch) -> None:
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr("torch.hub.get_dir", lambda: str(workplace))  # LPIPS is named as missing
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(workplace))  # LPIPS is reported as missing
     monkeypatch.setattr("vae.losses.trunk_weights.URLS", {"vgg": "http://127.0.0.1:9/vgg16-397923af.pth"})
 
 
-def lines_of(text: str) -> list[list[str]]:
+def commands_in(text: str) -> list[list[str]]:
     joined = text.replace("\\\n", " ")
     return [shlex.split(line) for line in joined.splitlines() if "evaluate_vae.py" in line]
 
 
 @pytest.mark.slow
-def test_every_line_runs(in_workplace):
+def test_every_command_runs(in_workplace):
     (block,) = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
-    lines = lines_of(block)
+    lines = commands_in(block)
     assert len(lines) == 3
     for python, script, *words in lines:
         assert (python, script) == ("python", "evaluate_vae.py")
@@ -61,17 +61,17 @@ def test_every_line_runs(in_workplace):
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_help_run(in_workplace):
-    lines = lines_of(EPILOG)
+def test_commands_in_the_help_run(in_workplace):
+    lines = commands_in(EPILOG)
     assert len(lines) == 3
     for _, *words in lines:
         assert evaluate_vae.main([*words, "--device", "cpu", "--overwrite"]) == 0, words
 
 
-def test_every_flag_stands_there_with_its_default():
+def test_table_lists_every_flag_with_its_default():
     table = TEXT.partition("\n## Flags\n")[2]
     rows = dict(re.findall(r"^\| `--(\w+).*?` \|.*\| (.*?) \|$", table, re.M))
     assert list(rows) == [item.name for item in fields(EvaluateConfig)]
     for item in fields(EvaluateConfig):
-        expected = "must be given" if item.default is MISSING else shown_default(item)
+        expected = "required" if item.default is MISSING else default_text(item)
         assert rows[item.name] == expected, item.name

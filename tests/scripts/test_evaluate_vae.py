@@ -1,4 +1,4 @@
-"""evaluate_vae.py as it is typed: what it writes is true, and its mistakes are one line each."""
+"""evaluate_vae.py as a command: its files contain correct values, and each mistake is one line."""
 
 import csv
 import json
@@ -10,31 +10,31 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vae.evaluation.comparing import read_curves, short_names
 
 import evaluate_vae
 from tests.harness.blocked_imports import without_libraries
 from tests.harness.small_vae import write_vae
+from vae.evaluation.compare import read_curves, short_names
 from vae.evaluation.metrics import psnr, ssim
 from vae.inference.codec import reconstruct
 from vae.interop.vae_files import load_vae
 from vae.script import exit_code
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
-EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a slash is no part of a name
+EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a file name cannot contain a slash
 
 
-def type_line(capsys, flags: dict, *more: object) -> tuple[int, str, str]:
-    """Exit code, output and errors of the script."""
+def run_command(capsys, flags: dict, *more: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the script."""
     words = [str(word) for flag, value in flags.items() for word in (flag, *np.atleast_1d(value))]
     code = exit_code("evaluate_vae.py", evaluate_vae.main, [*words, *map(str, more)])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.fixture(scope="module")
-def place(image_folder, tmp_path_factory) -> Path:
-    """Two VAEs, one of them with records of its run, and three images beside a torn one."""
+def folder(image_folder, tmp_path_factory) -> Path:
+    """Two VAEs, one of them with records of its run; three images and a truncated one."""
     folder = tmp_path_factory.mktemp("evaluate")
     for seed, name in enumerate(("first", "second")):
         write_vae(folder / name / "vae", seed)
@@ -47,11 +47,11 @@ def place(image_folder, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def asked(place, tmp_path) -> dict[str, object]:
-    """Flags of a command that works."""
+def flags(folder, tmp_path) -> dict[str, object]:
+    """Flags of a valid command."""
     return {
-        "--vae": [str(place / "first" / "vae"), str(place / "second" / "vae")],
-        "--data_path": place / "data",
+        "--vae": [str(folder / "first" / "vae"), str(folder / "second" / "vae")],
+        "--data_path": folder / "data",
         "--output_dir": tmp_path / "out",
         "--sizes": [32],
         "--crop": "center",
@@ -61,8 +61,8 @@ def asked(place, tmp_path) -> dict[str, object]:
     }
 
 
-def test_a_comparison_is_true_in_every_file(capsys, asked, place, tmp_path):
-    code, said, errors = type_line(capsys, asked)
+def test_comparison_writes_correct_values_to_every_file(capsys, flags, folder, tmp_path):
+    code, output, errors = run_command(capsys, flags)
     assert (code, errors) == (0, "")
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == OUTPUTS
@@ -71,22 +71,24 @@ def test_a_comparison_is_true_in_every_file(capsys, asked, place, tmp_path):
         "first/vae", "second/vae", "JPEG 8 bit/px", "WebP 8 bit/px",
     ]  # fmt: skip
     first = results["vaes"][0]
-    model = load_vae(place / "first" / "vae").autoencoder
+    model = load_vae(folder / "first" / "vae").autoencoder
     values = {}
     for name in ("a.png", "b.png", EVIL):
-        pixels = np.asarray(Image.open(place / "data" / name))[4:36, 8:40]  # of 40 rows and 48 columns
+        pixels = np.asarray(Image.open(folder / "data" / name))[4:36, 8:40]  # of 40 rows and 48 columns
         image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None].float() / 127.5 - 1
         recon = reconstruct(model, image)
         values[name] = psnr(recon, image).item(), ssim(recon, image).item()
         found = first["sizes"][0]["per_image"][name]
-        assert math.isclose(found["psnr"], values[name][0], abs_tol=1e-3)  # a tie may round the other way
+        assert math.isclose(
+            found["psnr"], values[name][0], abs_tol=1e-3
+        )  # a value of half a level may round the other way
         assert math.isclose(found["ssim"], values[name][1], abs_tol=1e-4)
         assert found["ms_ssim"] is found["lpips"] is None
     mean = sum(value for value, _ in values.values()) / 3
     assert math.isclose(first["sizes"][0]["metrics"]["psnr"], mean, abs_tol=1e-3)
-    assert f"{mean:.2f}" in said
+    assert f"{mean:.2f}" in output
     assert "torn.png" in results["unusable"]
-    assert "1 images left out" in said
+    assert "1 images left out" in output
     assert {"lpips", "rfid", "ms_ssim at 32", "peak memory"} <= set(results["missing"])
     assert first["curves"] == [{"kind": "train", "step": 1, "loss": 0.5}]
     assert first["latents"]["channels"] == len(first["latents"]["std"]) == 16
@@ -99,36 +101,36 @@ def test_a_comparison_is_true_in_every_file(capsys, asked, place, tmp_path):
     assert "<script>alert" not in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_samples_of_the_posterior_do_not_depend_on_the_batch(capsys, asked, tmp_path):
-    asked.update({"--posterior": "sample", "--vae": asked["--vae"][:1], "--probe_images": 0})
+def test_samples_of_the_posterior_do_not_depend_on_the_batch(capsys, flags, tmp_path):
+    flags.update({"--posterior": "sample", "--vae": flags["--vae"][:1], "--probe_images": 0})
     found = []
     for batch, seed in ((1, 0), (3, 0), (1, 1)):
-        asked["--output_dir"] = tmp_path / f"{batch}_{seed}"
-        assert type_line(capsys, asked, "--batch_size", batch, "--seed", seed, "--no-codecs")[0] == 0
-        results = json.loads((asked["--output_dir"] / "results.json").read_text())
+        flags["--output_dir"] = tmp_path / f"{batch}_{seed}"
+        assert run_command(capsys, flags, "--batch_size", batch, "--seed", seed, "--no-codecs")[0] == 0
+        results = json.loads((flags["--output_dir"] / "results.json").read_text())
         found.append([row["psnr"] for row in results["vaes"][0]["sizes"][0]["per_image"].values()])
     assert np.allclose(found[0], found[1], atol=0.01)
     assert not np.allclose(found[0], found[2], atol=0.01)
 
 
-def test_a_vae_that_gives_nan_has_no_mean_and_says_so(capsys, asked, place, tmp_path):
+def test_vae_that_returns_nan_has_no_means_and_a_reason(capsys, flags, folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
     broken = tmp_path / "broken"
-    shutil.copytree(place / "first" / "vae", broken)
+    shutil.copytree(folder / "first" / "vae", broken)
     (file,) = broken.glob("*.safetensors")
     weights = load_file(file)
-    weights["decoder.conv_out.weight"][:] = 3e38  # finite, as files must be; sums of them are not
+    weights["decoder.conv_out.weight"][:] = 3e38  # finite, as files must be, but sums overflow
     save_file(weights, file)
-    asked.update({"--vae": [str(broken)], "--probe_images": 0})
-    code, said, _ = type_line(capsys, asked)
+    flags.update({"--vae": [str(broken)], "--probe_images": 0})
+    code, output, _ = run_command(capsys, flags)
     assert code == 0
-    assert "gave NaN or infinity for 3 of 3 images" in said
+    assert "NaN or infinity for 3 of 3 images" in output
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["vaes"][0]["sizes"][0]["metrics"]["psnr"] is None
 
 
-def test_the_help_answers_without_pytorch():
+def test_help_works_without_pytorch():
     found = without_libraries("evaluate_vae.py", "--help")
     assert found.returncode == 0, found.stderr
     for word in ("--vae", "--sizes", "required", "examples:"):
@@ -136,67 +138,67 @@ def test_the_help_answers_without_pytorch():
     assert max(map(len, found.stdout.splitlines())) <= 110
 
 
-def test_pytorch_that_is_missing_is_said_in_one_line():
+def test_missing_pytorch_is_one_line():
     found = without_libraries("evaluate_vae.py", "--vae", "x", "--data_path", "y", "--output_dir", "z")
     assert (found.returncode, len(found.stderr.splitlines())) == (1, 1)
     assert "setup.sh" in found.stderr
 
 
-def mistakes(place: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
-    """Changed flags, and words of the one line that answers them."""
-    good = str(place / "first" / "vae")
+def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
+    """Changed flags, and words of the expected error line."""
+    good = str(folder / "first" / "vae")
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "results.json").write_text("{}")
     (tmp_path / "other.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     return {
-        "one of several VAEs is not there": ({"--vae": [good, "gone"]}, ["--vae gone", "no such"]),
-        "one of several is another file": (
+        "one of several VAEs does not exist": ({"--vae": [good, "gone"]}, ["--vae gone"]),
+        "one of several is not a VAE": (
             {"--vae": [good, str(tmp_path / "other.safetensors")]}, ["--vae", "other.safetensors"],
         ),
         "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
-        "empty folder": ({"--data_path": tmp_path / "empty"}, ["--data_path", "no images"]),
-        "no folder": ({"--data_path": tmp_path / "gone"}, ["--data_path", "does not exist"]),
-        "results are there": ({"--output_dir": tmp_path / "full"}, ["--output_dir", "--overwrite"]),
+        "empty folder": ({"--data_path": tmp_path / "empty"}, ["--data_path", "empty"]),
+        "missing folder": ({"--data_path": tmp_path / "gone"}, ["--data_path", "gone"]),
+        "results exist": ({"--output_dir": tmp_path / "full"}, ["--output_dir", "--overwrite"]),
         "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "8"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
         "batches of whole images": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
-        "weights for nothing": ({"--perceptual_weights": "w.pth"}, ["--perceptual_weights", "none"]),
-        "inception for nothing": ({"--inception_weights": "w.pth"}, ["--inception_weights", "--rfid"]),
-        "no card": ({"--device": "cuda"}, ["--device cuda"]),
-        "no colour": ({"--background": "nocolour"}, ["--background nocolour"]),
+        "LPIPS weights without LPIPS": ({"--perceptual_weights": "w.pth"}, ["--perceptual_weights", "none"]),
+        "Inception without rFID": ({"--inception_weights": "w.pth"}, ["--inception_weights", "--rfid"]),
+        "no GPU": ({"--device": "cuda"}, ["--device cuda"]),
+        "unknown colour": ({"--background": "nocolour"}, ["--background nocolour"]),
     }  # fmt: skip
 
 
-def test_a_mistake_is_one_line_and_nothing_is_written(capsys, asked, place, tmp_path):
-    for what, (changed, words) in mistakes(place, tmp_path).items():
-        if what == "no card" and torch.cuda.is_available():
+def test_mistake_is_one_line_and_nothing_is_written(capsys, flags, folder, tmp_path):
+    for what, (changed, words) in mistakes(folder, tmp_path).items():
+        if what == "no GPU" and torch.cuda.is_available():
             continue
-        code, said, errors = type_line(capsys, {**asked, **changed})
+        code, output, errors = run_command(capsys, {**flags, **changed})
         assert code != 0, what
-        assert said == "", what
+        assert output == "", what
         assert len(errors.strip().splitlines()) == 1, (what, errors)
         assert all(word in errors for word in words), (what, errors)
         assert not (tmp_path / "out").exists(), what
 
 
-def test_overwrite_replaces_and_leaves_no_old_samples(capsys, asked, tmp_path):
+def test_overwrite_replaces_results_and_old_samples(capsys, flags, tmp_path):
     (tmp_path / "out" / "samples").mkdir(parents=True)
     old = tmp_path / "out" / "samples" / "07_original.png"
     old.write_bytes(b"old")
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    asked.update({"--vae": asked["--vae"][:1], "--probe_images": 0})
-    assert type_line(capsys, asked, "--overwrite", "--no-codecs")[0] == 0
+    flags.update({"--vae": flags["--vae"][:1], "--probe_images": 0})
+    assert run_command(capsys, flags, "--overwrite", "--no-codecs")[0] == 0
     assert not old.exists()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*OUTPUTS, "notes.txt"}
 
 
-def test_names_tell_the_vaes_apart():
+def test_short_names_are_unique():
     assert short_names(("x/a/vae", "x/b/vae")) == ["a/vae", "b/vae"]
     assert short_names(("x/1/a.pt", "x/2/a.pt", "b.pt")) == ["1/a.pt", "2/a.pt", "b.pt"]
 
 
-def test_long_curves_are_thinned_and_validations_stay(tmp_path):
+def test_long_curves_are_thinned_but_validations_are_kept(tmp_path):
     lines = [{"kind": "train", "step": step} for step in range(5001)] + [{"kind": "validation", "step": 9}]
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

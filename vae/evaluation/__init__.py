@@ -1,1 +1,1 @@
-"""How good reconstructions are: metrics, baselines and the sums of a validation."""
+"""Measure VAEs: metrics, baselines, validation sums, and the comparison of several VAEs with its report."""

@@ -1,8 +1,9 @@
-"""Metrics that need trained networks, LPIPS and rFID: looked for before anything is measured.
+"""Metrics with trained networks, LPIPS and rFID. Their weights are found before anything is measured.
 
 Shapes: B images of H x W px.
 """
 
+import http.client
 import importlib.util
 import warnings
 from pathlib import Path
@@ -14,32 +15,32 @@ from vae.config.evaluate_flags import EvaluateConfig
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import WITHOUT_LPIPS, download, find_trunk_weights, matches_name
 
-# What torch-fidelity loads by itself: the Inception of the first FID (Heusel et al. 2017) as PyTorch weights.
+# The weights that torch-fidelity loads: the Inception network of FID (Heusel et al. 2017), for PyTorch.
 INCEPTION_URL = (
     "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
     "weights-inception-2015-12-05-6726825d.pth"
 )
 RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
-FEATURES = 2048  # of Inception's last pooling
+FEATURES = 2048  # outputs of Inception's last pooling layer
 
 
 def find_perceptual(
     config: EvaluateConfig, device: torch.device, missing: dict[str, str]
 ) -> tuple[PerceptualLoss | None, str | None]:
-    """LPIPS in fp32 and its network's name; both None, and a word in `missing`, where it cannot be had.
+    """LPIPS in fp32 and its network's name; both None, with the reason in `missing`, if it is not available.
 
-    Raises UserError where a network or a file was asked for by name and cannot be had.
+    Raises UserError if the flags request a network or a file that is not available.
     """
     net = "vgg" if config.perceptual_net == "auto" else config.perceptual_net
     if net == "none":
-        missing["lpips"] = "left out by --perceptual_net none"
+        missing["lpips"] = "disabled with --perceptual_net none"
         return None, None
     try:
         if net != "random":
             find_trunk_weights(net, config.perceptual_weights)
         return build_perceptual(net, config.perceptual_weights, torch.float32, device), net
     except UserError as error:
-        reason = str(error).replace(WITHOUT_LPIPS, "leave LPIPS out by --perceptual_net none")
+        reason = str(error).replace(WITHOUT_LPIPS, "disable LPIPS with --perceptual_net none")
         if config.perceptual_net != "auto" or config.perceptual_weights is not None:
             raise UserError(reason) from None
         missing["lpips"] = reason
@@ -47,27 +48,27 @@ def find_perceptual(
 
 
 class ReconstructionFid:
-    """Frechet distance (Heusel et al. 2017) between images and their reconstructions, by torchmetrics."""
+    """Fréchet distance (Heusel et al. 2017) between images and their reconstructions, from torchmetrics."""
 
     def __init__(self, weights: Path, device: torch.device):
         from torchmetrics.image.fid import FrechetInceptionDistance
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its memory
+            warnings.simplefilter("ignore")  # torchmetrics warns about its memory
             self._metric = FrechetInceptionDistance(
                 feature=FEATURES, feature_extractor_weights_path=str(weights)
             ).to(device)
-        self._metric.set_dtype(torch.float64)  # of the sums: covariances are differences of large numbers
+        self._metric.set_dtype(torch.float64)  # for the sums: covariances are differences of large numbers
         self._count = 0
 
     def add(self, images: torch.Tensor, recon: torch.Tensor) -> None:
-        """Take in uint8 (B, 3, H, W) and their reconstructions."""
+        """Add uint8 (B, 3, H, W) and their reconstructions."""
         self._metric.update(images, real=True)
         self._metric.update(recon, real=False)
         self._count += len(images)
 
     def take(self) -> float | None:
-        """The distance over all that was added since the last take; None of fewer than two images."""
+        """The distance over all images since the last take; None for fewer than two images."""
         value = self._metric.compute().item() if self._count > 1 else None
         self._metric.reset()
         self._count = 0
@@ -77,40 +78,40 @@ class ReconstructionFid:
 def find_rfid(
     config: EvaluateConfig, device: torch.device, missing: dict[str, str]
 ) -> ReconstructionFid | None:
-    """rFID where --rfid asks for it; UserError where its packages or weights cannot be had."""
+    """rFID if --rfid is given. Raises UserError if its packages or weights are not available."""
     if not config.rfid:
-        missing["rfid"] = "not asked for: --rfid measures it"
+        missing["rfid"] = "not requested: add --rfid"
         return None
     absent = [package for module, package in RFID_PACKAGES.items() if not importlib.util.find_spec(module)]
     if absent:
         raise UserError(
-            f"--rfid needs {' and '.join(absent)}: pip install {' '.join(RFID_PACKAGES.values())}, or leave "
-            "--rfid out"
+            f"--rfid needs {' and '.join(absent)}: run pip install {' '.join(RFID_PACKAGES.values())}, or "
+            "remove --rfid"
         )
     return ReconstructionFid(_find_inception(config.inception_weights), device)
 
 
 def _find_inception(given: str | None) -> Path:
-    """The verified file of Inception's weights; fetched where it is not there."""
+    """The verified file of Inception's weights, downloaded if necessary."""
     name = INCEPTION_URL.rsplit("/", 1)[-1]
-    remedy = f"put {INCEPTION_URL} there, give it as --inception_weights FILE, or leave --rfid out"
+    remedy = f"download {INCEPTION_URL} to it, give the file with --inception_weights FILE, or remove --rfid"
     path = Path(given).expanduser() if given else Path(torch.hub.get_dir(), "checkpoints", name)
     if given and not path.is_file():
         raise UserError(f"--inception_weights {given} is not a file: {remedy}")
     if not path.is_file():
         try:
             download(INCEPTION_URL, path)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise UserError(
-                f"--rfid: {path} is missing and could not be downloaded ({error}): {remedy}"
+                f"--rfid: {path} is missing and the download failed ({error}): {remedy}"
             ) from error
     if not matches_name(path, path.name):
-        raise UserError(f"{path} is damaged, its SHA-256 is not the one in its name: {remedy}")
-    try:  # torch-fidelity would run what a pickle says; this reads tensors alone and refuses everything else
+        raise UserError(f"{path} is damaged: its SHA-256 differs from the one in its name: {remedy}")
+    try:  # torch-fidelity would execute code in a pickle; weights_only accepts only tensors
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         fits = state["fc.weight"].shape == (1008, FEATURES)
-    except Exception as error:  # a damaged file raises anything
-        raise UserError(f"{path} holds no readable Inception weights: {remedy}") from error
+    except Exception as error:  # a damaged file can raise any exception
+        raise UserError(f"{path} does not contain readable Inception weights: {remedy}") from error
     if not fits:
-        raise UserError(f"{path} holds another network than torch-fidelity's Inception: {remedy}")
+        raise UserError(f"{path} contains another network than torch-fidelity's Inception: {remedy}")
     return path

@@ -1,4 +1,4 @@
-"""Distances between images as a viewer gets them: 8-bit values, one number per image.
+"""Metrics of reconstructions over 8-bit values, as images are displayed; one number per image.
 
 Shapes: B images of H x W px, three channels, floats in [-1, 1].
 """
@@ -10,17 +10,17 @@ from torch.nn import functional as F
 from vae.config.errors import UserError
 
 PEAK = 255.0
-SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian of deviation 1.5
+SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian with standard deviation 1.5
 SSIM_SIGMA = 1.5
 SSIM_C1 = (0.01 * PEAK) ** 2
 SSIM_C2 = (0.03 * PEAK) ** 2
-# Wang, Simoncelli & Bovik 2003, from full size down
+# Wang, Simoncelli & Bovik 2003, from the full size to the smallest scale
 MS_SSIM_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-MS_SSIM_LEAST_SIDE = SSIM_WINDOW * 2 ** (len(MS_SSIM_WEIGHTS) - 1)  # px: a window at the smallest scale
+MS_SSIM_MIN_SIDE = SSIM_WINDOW * 2 ** (len(MS_SSIM_WEIGHTS) - 1)  # px: one window at the smallest scale
 
 
 def psnr(recon: Tensor, images: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image in dB over its 8-bit values: -> (B,) fp64, inf if equal."""
+    """Peak signal-to-noise ratio of each image in dB over 8-bit values: -> (B,) fp64; inf if equal."""
     assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
     error = to_8_bit(recon) - to_8_bit(images)
     mse = error.square().flatten(1).mean(1, dtype=torch.float64)
@@ -28,36 +28,35 @@ def psnr(recon: Tensor, images: Tensor) -> Tensor:
 
 
 def ssim(recon: Tensor, images: Tensor) -> Tensor:
-    """Structural similarity of each image (Wang et al. 2004) over its 8-bit values: -> (B,) fp64.
+    """Structural similarity of each image (Wang et al. 2004) over 8-bit values: -> (B,) fp64.
 
-    Gaussian window, mean over channels, population covariance. Only windows that lie wholly in the image
-    count, so its outer 5 px are seen but are no centres; scikit-image gives the same with
-    `gaussian_weights=True, use_sample_covariance=False`. Raises UserError below 11 px a side.
+    Gaussian window, mean over channels, population covariance. Only windows that are completely inside the
+    image count, so its outer 5 px are never a window's centre. scikit-image computes the same with
+    `gaussian_weights=True, use_sample_covariance=False`. Raises UserError if a side is below 11 px.
     """
     assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
     height, width = images.shape[2:]
     if min(height, width) < SSIM_WINDOW:
         raise UserError(f"SSIM needs images of at least {SSIM_WINDOW} px a side, not {width} x {height}")
     values = []
-    for one, other in zip(
-        recon.flatten(0, 1), images.flatten(0, 1), strict=True
-    ):  # one channel: little memory
-        values.append(_ssim_of_channel(to_8_bit(one).double(), to_8_bit(other).double())[0])
+    # one channel at a time, to save memory
+    for x, y in zip(recon.flatten(0, 1), images.flatten(0, 1), strict=True):
+        values.append(_ssim_of_channel(to_8_bit(x).double(), to_8_bit(y).double())[0])
     return torch.stack(values).view(images.shape[:2]).mean(1)
 
 
 def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
     """Structural similarity over five scales (Wang, Simoncelli & Bovik 2003) of each image: -> (B,) fp64.
 
-    Every scale is as in `ssim`, halved by 2 x 2 means that drop an odd last row or column. The weighted
-    product is taken of each channel, negative factors counting as 0, then the mean over channels, as
-    pytorch-msssim has it. Raises UserError below 176 px a side.
+    Every scale is computed as in `ssim`. The next scale is a 2 x 2 mean, which drops an odd last row or
+    column. As in pytorch-msssim, the result is the mean over channels of each channel's weighted product,
+    with negative factors as 0. Raises UserError if a side is below 176 px.
     """
     assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
     height, width = images.shape[2:]
-    if min(height, width) < MS_SSIM_LEAST_SIDE:
+    if min(height, width) < MS_SSIM_MIN_SIDE:
         raise UserError(
-            f"MS-SSIM needs images of at least {MS_SSIM_LEAST_SIDE} px a side, not {width} x {height}"
+            f"MS-SSIM needs images of at least {MS_SSIM_MIN_SIDE} px a side, not {width} x {height}"
         )
     x, y = to_8_bit(recon).double(), to_8_bit(images).double()
     product = torch.ones(images.shape[:2], dtype=torch.float64, device=images.device)  # (B, 3)
@@ -72,15 +71,15 @@ def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
 
 
 def to_8_bit(images: Tensor) -> Tensor:
-    """The values 0..255 of an image in [-1, 1] when it is saved: clamped and rounded, at least fp32."""
+    """Images in [-1, 1] as the values 0..255 of a saved image, clamped and rounded, in fp32 or wider."""
     wide = images.to(torch.promote_types(images.dtype, torch.float32))
     return ((wide.clamp(-1, 1) + 1) * (PEAK / 2)).round()
 
 
 def _ssim_of_channel(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Structural similarity of two (H, W) channels, and the part of it without luminance.
+    """Structural similarity of two (H, W) channels, and its contrast and structure factors alone.
 
-    fp64: variances are differences of large numbers.
+    Both are fp64, because variances are differences of large numbers.
     """
     mean_x, mean_y = _blur(x), _blur(y)
     variance_x = _blur(x * x) - mean_x * mean_x
@@ -92,12 +91,12 @@ def _ssim_of_channel(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _blur(channel: Tensor) -> Tensor:
-    """Gaussian mean over every whole window: (H, W) -> (H - 10, W - 10)."""
+    """Gaussian mean over every complete window: (H, W) -> (H - 10, W - 10)."""
     offsets = torch.arange(SSIM_WINDOW, dtype=torch.float64) - SSIM_WINDOW // 2
-    weights = torch.exp(-0.5 * (offsets / SSIM_SIGMA) ** 2)
-    weights = (weights / weights.sum()).tolist()
+    gaussian = torch.exp(-0.5 * (offsets / SSIM_SIGMA) ** 2)
+    weights: list[float] = (gaussian / gaussian.sum()).tolist()
     for dim in (0, 1):
-        # shifted sums, not conv2d: fp64 convolutions unfold the image 11 times on a CPU
+        # shifted sums, because on a CPU an fp64 conv2d unfolds the image 11 times
         length = channel.shape[dim] - SSIM_WINDOW + 1
         blurred = channel.narrow(dim, 0, length) * weights[0]
         for offset in range(1, SSIM_WINDOW):

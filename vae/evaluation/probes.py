@@ -1,4 +1,4 @@
-"""Two probes that no metric of reconstructions replaces: equivariance, and patterns of the sampling grid.
+"""Two probes beyond reconstruction metrics: equivariance, and artefacts of the sampling grid.
 
 Shapes: B images of H x W px in [-1, 1], f the downsampling.
 """
@@ -14,7 +14,7 @@ from vae.evaluation.sums import MAX_PSNR_DB
 from vae.inference.codec import decode_latents, encode_images
 from vae.model.autoencoder import AutoencoderKL
 
-TURNS = {"turn_90": 1, "turn_180": 2, "turn_270": 3}  # quarter turns
+TURNS = {"turn_90": 1, "turn_180": 2, "turn_270": 3}  # number of quarter turns
 SCALES = {"scale_0.75": 0.75, "scale_0.5": 0.5}
 COLOURS = {
     "black": (-1.0, -1.0, -1.0),
@@ -24,18 +24,18 @@ COLOURS = {
     "green": (-1.0, 1.0, -1.0),
     "blue": (-1.0, -1.0, 1.0),
 }
-GRID_CELLS = 32  # latent pixels along a side of the constant image; the middle half is looked at
+GRID_CELLS = 32  # latent pixels along a side of the constant image; only the middle half is evaluated
 
 
 @torch.no_grad()
 def equivariance(
     model: AutoencoderKL, batches: Iterable[torch.Tensor], dtype: torch.dtype
 ) -> dict[str, Equivariance]:
-    """Mean PSNR over the images (B, 3, H, W) of `batches` after a transform of their latents.
+    """Mean PSNR over the images (B, 3, H, W) of `batches` for each transform of their latents.
 
-    What EQ-VAE (Kouzelis et al. 2025) trains for: decode(transform(encode(x))) against transform(x), of the
-    posterior's mode. Turns are exact; scaling is bicubic with averaging over areas, the same for latents and
-    images, to whole latent pixels. Images are first cut to multiples of f; smaller ones are passed over.
+    As in EQ-VAE (Kouzelis et al. 2025), decode(transform(encode(x))) is compared with transform(x), for the
+    posterior's mode. Turns are exact. Scaling is area-averaged bicubic, the same for latents and images, to
+    whole latent pixels. Images are first cropped to multiples of f; images smaller than f are skipped.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     f = model.downsampling
@@ -58,7 +58,7 @@ def equivariance(
 
 
 def _transforms(rows: int, columns: int) -> dict[str, Callable[[torch.Tensor, int], torch.Tensor]]:
-    """By name: (B, C, H, W) and its pixels per latent pixel to the transformed (B, C, H', W')."""
+    """Functions by name: (B, C, H, W) and its pixels per latent pixel -> the transformed (B, C, H', W')."""
     found: dict[str, Callable] = {
         name: lambda values, _, turns=turns: values.rot90(turns, (2, 3)) for name, turns in TURNS.items()
     }
@@ -73,9 +73,9 @@ def _transforms(rows: int, columns: int) -> dict[str, Callable[[torch.Tensor, in
 
 @torch.no_grad()
 def grid_artefacts(model: AutoencoderKL, dtype: torch.dtype) -> dict[str, GridArtefact]:
-    """What reconstructions of constant images hold at the frequencies of the sampling grid, by colour.
+    """The content of reconstructed constant images at the frequencies of the sampling grid, by colour.
 
-    Only the middle half of the image counts: at the border every network pads.
+    Only the middle half of the image counts, because the border shows the padding of every network.
     """
     f = model.downsampling
     device = next(model.parameters()).device
@@ -90,18 +90,20 @@ def grid_artefacts(model: AutoencoderKL, dtype: torch.dtype) -> dict[str, GridAr
 
 
 def periodic_part(recon: torch.Tensor, period: int) -> GridArtefact:
-    """The pattern of (3, S, S) values in [-1, 1] that repeats every `period` px, which divides S.
+    """The pattern in (3, S, S) values in [-1, 1] that repeats every `period` px; `period` divides S.
 
-    It lies at the frequencies (i / period, j / period) cycles per px of the spectrum; (0, 0) is the colour.
+    Its frequencies in the spectrum are (i / period, j / period) cycles per px; (0, 0) is the colour.
     """
     side = recon.shape[-1]
     assert side % period == 0, f"{side} px by {period}"
     levels = recon.double() * (PEAK / 2)
     levels = levels - levels.mean((1, 2), keepdim=True)
-    power = torch.fft.fft2(levels, norm="forward").abs().square().mean(0)  # (S, S); sums to the mean square
+    power = (
+        torch.fft.fft2(levels, norm="forward").abs().square().mean(0)
+    )  # (S, S); its sum is the mean square
     total = power.sum().item()
     step = side // period
     periodic = power[::step, ::step].sum().item()
-    # below a millionth of a level there is only rounding, whose shares mean nothing
+    # below a millionth of a level there is only rounding noise, whose share has no meaning
     share = periodic / total if total > 1e-12 else None
     return GridArtefact(levels=periodic**0.5, share=share)

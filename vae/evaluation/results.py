@@ -1,7 +1,7 @@
-"""Everything one comparison measured, as plain data: what tables, JSON, CSV and the page are made from.
+"""The results of a comparison as plain data, from which tables, JSON, CSV and the page are made.
 
-A value that could not be had is None, and `missing` says why: never zero. Images for the page lie as files
-in a folder beside the results and are named here by their path.
+A value that is not available is None, never zero, and `missing` contains the reason. Sample images are files
+in a folder beside the results; the data contains their paths.
 """
 
 import math
@@ -16,48 +16,48 @@ ERROR_GAIN = 8  # brightness factor of error maps, as on the trainer's sample gr
 
 @dataclass(frozen=True)
 class Protocol:
-    """How every VAE was measured, the same for all."""
+    """How every VAE was measured."""
 
     data_path: str
-    images: int  # the same ones at every size and for every VAE
-    sizes: tuple[int, ...]  # px, side of the square crops; 0: whole images
-    crop: str  # how an image becomes a square, in words
+    images: int  # the same images for every size and every VAE
+    sizes: tuple[int, ...]  # side of the square crops, px; 0: whole images
+    crop: str  # description of how an image becomes a square
     posterior: str  # "mode" or "sample"
-    rounding: str  # in words
+    rounding: str  # description
     dtype: str
-    device: str  # its name
-    batch_size: int  # images encoded and decoded at once, which speed and memory depend on
-    perceptual_net: str | None  # of LPIPS; None: not measured
+    device: str  # name of the device
+    batch_size: int  # images encoded and decoded at once; it affects speed and memory
+    perceptual_net: str | None  # network of LPIPS; None: not measured
     seed: int
 
 
 @dataclass
 class LatentFacts:
-    """The latent of one VAE over all images of the last size."""
+    """Statistics of one VAE's latents over all images at the last size."""
 
     channels: int
     downsampling: int
     mean: list[float]  # per channel, of sampled latents
     std: list[float]
-    kl_nats: float  # per image, mean over images
-    dead_channels: list[int]  # that carry nothing: see vae/evaluation/latents.py
-    dead_share: float  # of the channels
+    kl_nats: float  # nats per image, mean over images
+    dead_channels: list[int]  # channels without information: see vae/evaluation/latents.py
+    dead_share: float  # share of dead channels
 
 
 @dataclass
 class Equivariance:
-    """What one transform of the latents costs against the same transform of the image; PSNR in dB."""
+    """A transform of the latents compared with the same transform of the image; PSNR in dB."""
 
     latents: float  # decode(transform(encode(x))) against transform(x)
-    images: float  # decode(encode(transform(x))) against transform(x), to compare with
+    images: float  # decode(encode(transform(x))) against transform(x), for comparison
 
 
 @dataclass
 class GridArtefact:
-    """What the sampling grid adds to an image of one colour: see vae/evaluation/probes.py."""
+    """The pattern that the sampling grid adds to an image of one colour: see vae/evaluation/probes.py."""
 
     levels: float  # root mean square of the pattern that repeats with the grid, in 8-bit levels
-    share: float | None  # of all that is no constant; None: the reconstruction is constant
+    share: float | None  # of everything that is not constant; None: the reconstruction is constant
 
 
 @dataclass
@@ -65,7 +65,7 @@ class SizeResult:
     """One VAE at one size."""
 
     size: int  # px; 0: whole images
-    metrics: dict[str, float | None]  # psnr, ssim, ms_ssim, lpips, rfid: mean over images, rfid over the set
+    metrics: dict[str, float | None]  # psnr, ssim, ms_ssim, lpips: mean over images; rfid: over the set
     per_image: dict[str, dict[str, float | None]]  # image's name -> metric -> value
     encode_images_per_s: float | None = None
     decode_images_per_s: float | None = None
@@ -75,20 +75,20 @@ class SizeResult:
 
 @dataclass
 class Sample:
-    """One image kept for the page, 8-bit PNG files of the last size; the same images for every VAE."""
+    """One sample image as 8-bit PNG files at the last size; the same images for every VAE."""
 
-    name: str  # the image's name, as given by the user: to be escaped
+    name: str  # name of the image file; not escaped
     original: Path
     recon: Path
-    error: Path  # |recon - original|, brightened
-    latents: list[Path]  # one grey image per channel; none of a codec
+    error: Path  # |recon - original| * ERROR_GAIN
+    latents: list[Path]  # one grey image per channel; none for a codec
     metrics: dict[str, float | None]
     why: str  # "worst", "typical" or "best" by the mean PSNR of all VAEs
 
 
 @dataclass
 class VaeResult:
-    """One VAE, or one classic codec as a sanity row."""
+    """One VAE, or one classic codec for comparison."""
 
     name: str  # unique in the comparison
     path: str
@@ -109,8 +109,8 @@ class Results:
     protocol: Protocol
     environment: dict[str, str]  # torch, device, date, versions
     vaes: list[VaeResult]
-    missing: dict[str, str]  # metric -> why it could not be had and what would mend it
-    unusable: dict[str, str]  # image's name -> why it was left out
+    missing: dict[str, str]  # metric -> why it is not available, and the remedy
+    unusable: dict[str, str]  # image name -> why it was left out
     schema_version: int = SCHEMA_VERSION
 
 
@@ -121,7 +121,7 @@ def mean_psnr(values: Sequence[float | None]) -> float:
 
 
 def as_json(results: Results, folder: Path) -> dict[str, Any]:
-    """Results as plain JSON values, paths as text from `folder` on."""
+    """Results as plain JSON values, with paths relative to `folder`."""
     return _plain(asdict(results), folder)
 
 
@@ -131,5 +131,5 @@ def _plain(value: Any, folder: Path) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(inner, folder) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON knows no NaN
+        return None  # JSON has no NaN
     return value.relative_to(folder).as_posix() if isinstance(value, Path) else value

@@ -1,4 +1,4 @@
-"""Images kept for the page: original, reconstruction, error and latent channels as PNG files.
+"""Sample images for the page: original, reconstruction, error and latent channels as PNG files.
 
 Shapes: images are uint8 (3, H, W), latents (Z, h, w).
 """
@@ -8,33 +8,29 @@ from pathlib import Path
 
 import torch
 
-from vae.evaluation.image_files import ImageSet
-from vae.evaluation.measuring import Reconstruct, VaeCodec
-from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult
+from vae.evaluation.image_set import ImageSet
+from vae.evaluation.measure import Reconstruct, VaeCodec
+from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult, mean_psnr
 from vae.inference.image_files import write_png
 from vae.pixels import to_uint8
 
-LATENT_SPREAD = 3  # standard deviations of a channel on either side of its mean, from black to white
+LATENT_SPREAD = 3  # black is this many standard deviations below a channel's mean, white above
 MAX_LATENT_IMAGES = 64
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An image that is shown."""
+    """A sample image."""
 
-    index: int  # among the images measured
+    index: int  # in the image set
     name: str
     why: str  # worst, typical or best
 
 
 def choose(results: list[SizeResult], count: int) -> list[Chosen]:
-    """The `count` worst, middle and best images by PSNR, mean over `results`; no image twice."""
+    """The `count` worst, middle and best images by mean PSNR over `results`, without duplicates."""
     names = list(results[0].per_image)
-    scores = []
-    for name in names:
-        values = [result.per_image[name]["psnr"] for result in results]
-        # one that could not be reconstructed is the worst of all
-        scores.append(-1.0 if None in values else sum(values) / len(values))
+    scores = [mean_psnr([result.per_image[name]["psnr"] for result in results]) for name in names]
     order = sorted(range(len(names)), key=lambda index: scores[index])
     middle = max(0, (len(order) - count) // 2)
     parts = {
@@ -51,7 +47,7 @@ def choose(results: list[SizeResult], count: int) -> list[Chosen]:
 
 
 def write_originals(chosen: list[Chosen], image_set: ImageSet, size: int, folder: Path) -> None:
-    """Each chosen image as NN_original.png."""
+    """Write each chosen image as NN_original.png."""
     for number, one in enumerate(chosen):
         _write(folder / f"{number:02d}_original.png", image_set.read(one.name, size))
 
@@ -65,10 +61,10 @@ def write_samples(
     latents: LatentFacts | None,
     folder: Path,
 ) -> list[Sample]:
-    """What row number `position` makes of the chosen images, at the size of `result`.
+    """Write the reconstructions of the chosen images by row `position`, at the size of `result`.
 
-    File names hold numbers alone, for an image's own name may be anything. Images that cannot be
-    reconstructed are passed over.
+    File names contain only numbers, because an image's own name may contain any character. Images that cannot
+    be reconstructed are skipped.
     """
     samples = []
     for number, one in enumerate(chosen):
@@ -98,7 +94,7 @@ def write_samples(
 
 
 def _write_channels(codec: VaeCodec, image: torch.Tensor, facts: LatentFacts, stem: Path) -> list[Path]:
-    """One grey image per channel of the posterior's mode, the first MAX_LATENT_IMAGES."""
+    """Write one grey image for each of the first MAX_LATENT_IMAGES channels of the posterior's mode."""
     latents = codec.latents_of(image[None])[0].double().cpu()
     paths = []
     for channel, values in enumerate(latents[:MAX_LATENT_IMAGES]):

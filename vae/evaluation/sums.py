@@ -1,4 +1,4 @@
-"""Metrics over a set of images, as sums that the processes of a distributed run can add.
+"""Metrics over a set of images, as sums that the ranks of a distributed run can add.
 
 Shapes: B images of H x W px, three channels, in [-1, 1].
 """
@@ -14,17 +14,18 @@ from vae.evaluation.metrics import psnr, ssim
 Sums = dict[str, tuple[float, int]]  # metric -> (sum over images, number of images)
 Perceptual = Callable[[Tensor, Tensor], Tensor]
 
-# One 8-bit value off by one in 33 megapixels. Exact copies count as this: a mean with infinity says nothing.
+# PSNR of an image of 33 megapixels with one 8-bit value off by one. Exact copies count as this value, not as
+# infinity, so that means stay finite.
 MAX_PSNR_DB = 128.0
 
 
 def validate(
     reconstruct: Callable[[Tensor], Tensor], batches: Iterable[Tensor], perceptual: Perceptual | None
 ) -> Sums:
-    """Sums of psnr, ssim and lpips over all images of `batches`; no lpips where `perceptual` is None.
+    """Sums of psnr, ssim and lpips over all images of `batches`; no lpips if `perceptual` is None.
 
-    `reconstruct` and `perceptual` work on the device of the batches, (B, 3, H, W) in [-1, 1]. Reconstructions
-    of any dtype are measured in fp32 or wider; lpips has the precision of the trunk handed in.
+    `reconstruct` and `perceptual` compute on the device of the batches, (B, 3, H, W) in [-1, 1].
+    Reconstructions of any dtype are measured in fp32 or wider; lpips has the precision of `perceptual`.
     """
     return _sums_of({"recon": reconstruct}, batches, perceptual)["recon"]
 
@@ -32,16 +33,16 @@ def validate(
 def baseline_sums(
     batches: Iterable[Tensor], perceptual: Perceptual | None, factor: int = 8
 ) -> dict[str, Sums]:
-    """The sums of `validate` for the baselines mean_colour and bicubic_8x, by their names.
+    """The sums of `validate` for the baselines mean_colour and bicubic, by name.
 
-    `factor` is the autoencoder's downsampling factor.
+    `factor` is the downsampling factor of the autoencoder.
     """
     baselines = {"mean_colour": mean_colour, "bicubic": lambda images: bicubic_baseline(images, factor)}
     return _sums_of(baselines, batches, perceptual)
 
 
 def add_sums(*parts: Sums) -> Sums:
-    """The sums of several processes or sets as one."""
+    """Total sums of several ranks or sets."""
     total: Sums = {}
     for part in parts:
         for name, (value, count) in part.items():
@@ -51,7 +52,7 @@ def add_sums(*parts: Sums) -> Sums:
 
 
 def means(sums: Sums) -> dict[str, float]:
-    """Mean of each metric over its images, and `images`, their number; metrics without any are left out."""
+    """Mean of each metric that has values, and `images`, the number of images."""
     found: dict[str, float] = {name: value / count for name, (value, count) in sums.items() if count}
     found["images"] = max((count for _, count in sums.values()), default=0)
     return found
@@ -70,7 +71,7 @@ def _sums_of(
     for images in batches:
         images = images.float()
         for name, reconstruct in reconstructions.items():
-            recon = reconstruct(images).float().clamp(-1, 1)  # what a saved image can show
+            recon = reconstruct(images).float().clamp(-1, 1)  # the range of a saved image
             for metric, values in _measure(recon, images, perceptual).items():
                 kept[name, metric].append(values.double())
     return {name: {metric: _total(kept[name, metric]) for metric in metrics} for name in reconstructions}
@@ -85,7 +86,7 @@ def _measure(recon: Tensor, images: Tensor, perceptual: Perceptual | None) -> di
 
 
 def _total(values: list[Tensor]) -> tuple[float, int]:
-    """Sum and number; the one place where the host waits for the device."""
+    """Sum and count; only here does the host wait for the device."""
     if not values:
         return 0.0, 0
     whole = torch.cat(values)

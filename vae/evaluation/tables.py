@@ -1,4 +1,4 @@
-"""Results as text for the terminal, and as JSON and CSV files."""
+"""Results as text for the terminal and as JSON and CSV files."""
 
 import csv
 import json
@@ -13,16 +13,16 @@ from vae.host import GIB
 METRICS = {"psnr": "PSNR dB", "ssim": "SSIM", "ms_ssim": "MS-SSIM", "lpips": "LPIPS", "rfid": "rFID"}
 DECIMALS = {"psnr": 2, "ssim": 4, "ms_ssim": 4, "lpips": 4, "rfid": 3}
 SPEED = ("encode_images_per_s", "decode_images_per_s", "encode_peak_bytes", "decode_peak_bytes")
-MAX_NAMED = 10  # unusable images on the terminal; results.json holds all
+MAX_NAMED = 10  # unusable images in the terminal; results.json contains all
 
 
 def terminal_text(results: Results) -> str:
-    """The protocol, the tables and what is missing."""
+    """The protocol, the tables, and missing values with their reasons."""
     protocol = results.protocol
     lines = [
-        f"{protocol.images} images of {printable(protocol.data_path)}; {protocol.crop}; posterior's "
+        f"{protocol.images} images from {printable(protocol.data_path)}; {protocol.crop}; posterior "
         f"{protocol.posterior}; {protocol.rounding}; {protocol.dtype} on {protocol.device}, "
-        f"batches of {protocol.batch_size}",
+        f"batch size {protocol.batch_size}",
         "",
         *_aligned(_quality_rows(results)),
         "",
@@ -35,7 +35,7 @@ def terminal_text(results: Results) -> str:
         named = list(results.unusable.items())[:MAX_NAMED]
         lines += [f"  {printable(name)}: {why}" for name, why in named]
         if len(results.unusable) > MAX_NAMED:
-            lines.append("  (the others stand in results.json)")
+            lines.append("  (results.json lists all)")
     return "\n".join(lines)
 
 
@@ -61,7 +61,7 @@ def _speed(one: SizeResult) -> list[str]:
 
 
 def _latent_rows(results: Results) -> list[list[str]]:
-    """One row per VAE: what its latents are like, and the probes."""
+    """One row per VAE: statistics of its latents, and the probes."""
     rows = [["", "latent", "KL nats", "dead", "std", "turn dB", "scale dB", "grid levels"]]
     for vae in results.vaes:
         facts = vae.latents
@@ -79,7 +79,7 @@ def _latent_rows(results: Results) -> list[list[str]]:
 
 
 def _probe(vae: VaeResult, kind: str) -> str:
-    """Mean over the transforms of one kind: by the latents, and by the images in brackets."""
+    """Mean over the transforms of one kind: of the latents, and in parentheses of the images."""
     found: list[Equivariance] = [one for name, one in vae.equivariance.items() if name.startswith(kind)]
     if not found:
         return "-"
@@ -90,7 +90,7 @@ def _probe(vae: VaeResult, kind: str) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """The first column to the left, the others to the right."""
+    """Lines with the first column left-aligned and the others right-aligned."""
     rows = [[printable(row[0]), *row[1:]] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -110,13 +110,13 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def write_json(results: Results, path: Path) -> None:
-    """Everything measured; an image's path is relative to the folder of `path`."""
+    """Write all results; paths of sample images are relative to the folder of `path`."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(as_json(results, path.parent), indent=1) + "\n", encoding="ascii")
 
 
 def write_csv(results: Results, path: Path) -> None:
-    """The first table: one row per VAE and size. What could not be had is empty."""
+    """Write one row per VAE and size; missing values are empty."""
     header = ["vae", "kind", "path", "size", *METRICS, *SPEED]
     rows = [
         [vae.name, vae.kind, vae.path, one.size, *(one.metrics[name] for name in METRICS)]
@@ -128,7 +128,7 @@ def write_csv(results: Results, path: Path) -> None:
 
 
 def write_per_image_csv(results: Results, path: Path) -> None:
-    """One row per VAE, size and image, the worst PSNR of each VAE and size first."""
+    """Write one row per VAE, size and image; within each VAE and size, the worst PSNR comes first."""
     metrics = [name for name in METRICS if name != "rfid"]
     rows = []
     for vae in results.vaes:

@@ -1,4 +1,4 @@
-"""Which images are measured, and how they are cut: the same for every VAE."""
+"""The images that are measured, and how they are cropped: the same for every VAE."""
 
 import numpy as np
 import pytest
@@ -8,18 +8,18 @@ from PIL import Image
 from vae.config.errors import DataError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.console import printable
-from vae.evaluation.image_files import find_images, square
+from vae.evaluation.image_set import find_images, square
 
 
 @pytest.fixture
 def folder(image_folder, tmp_path):
-    """Three images of 48 x 40 px, a small one, a torn one and no image at all."""
+    """Three images of 48 x 40 px, a small one, a truncated one, and a text file."""
     for index in (0, 2, 4):
         name = f"image_{index:02d}.png"
         (tmp_path / name).write_bytes((image_folder / name).read_bytes())
     Image.new("RGB", (30, 7)).save(tmp_path / "tiny.png")
     (tmp_path / "torn.png").write_bytes((image_folder / "image_00.png").read_bytes()[:300])
-    (tmp_path / "text.jpg").write_text("no image")
+    (tmp_path / "text.jpg").write_text("not an image")
     return tmp_path
 
 
@@ -27,7 +27,7 @@ def config(folder, **given) -> EvaluateConfig:
     return EvaluateConfig(vae=("x",), data_path=str(folder), output_dir="y", **given)
 
 
-def test_bad_files_are_named_and_the_others_measured(folder):
+def test_unusable_files_are_reported_and_others_are_measured(folder):
     found, unusable = find_images(config(folder, sizes=(32,)))
     assert found.names == ["image_00.png", "image_02.png", "image_04.png"]
     assert sorted(unusable) == ["text.jpg", "tiny.png", "torn.png"]
@@ -38,21 +38,21 @@ def test_bad_files_are_named_and_the_others_measured(folder):
     assert torch.equal(batches[1][1][0], found.read("image_04.png", 32))
 
 
-def test_one_set_serves_all_sizes(folder):
-    with pytest.raises(DataError, match=r"no image that can be measured, of 6; the first: image_00.*64 px"):
+def test_images_must_be_large_enough_for_every_size(folder):
+    with pytest.raises(DataError, match=r"--data_path .*none of its 6 images.*image_00.*64 px"):
         find_images(config(folder, sizes=(32, 64)))
     _, unusable = find_images(config(folder, sizes=(WHOLE,)))
     assert "8 px" in unusable["tiny.png"]
 
 
-def test_some_of_many_are_spread_evenly(folder):
+def test_max_images_are_spread_evenly(folder):
     assert find_images(config(folder, sizes=(32,), max_images=2))[0].names == ["image_00.png"]
 
 
-def test_square_takes_the_middle():
+def test_square_is_the_center():
     pixels = np.arange(12 * 20 * 3, dtype=np.uint8).reshape(12, 20, 3)
     assert np.array_equal(square(pixels, 8, "center"), pixels[2:10, 6:14])
-    assert np.array_equal(square(pixels, 12, "resize"), pixels[:, 4:16])  # nothing to scale
+    assert np.array_equal(square(pixels, 12, "resize"), pixels[:, 4:16])  # already has the size
 
 
 def test_square_scales_the_short_side():
@@ -63,5 +63,5 @@ def test_square_scales_the_short_side():
     assert abs(found[8, :, 0].astype(int) - np.arange(40, 200, 10)).max() <= 1
 
 
-def test_any_name_is_one_line():
+def test_every_name_is_printed_on_one_line():
     assert printable("a\nb\udcff.png") == "a\\nb\\udcff.png"

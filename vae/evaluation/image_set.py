@@ -1,4 +1,4 @@
-"""The images of a comparison: checked once, then cut to each size in the same way for every VAE.
+"""The images of a comparison: checked once, then cropped to each size in the same way for every VAE.
 
 Shapes: B images of H x W px.
 """
@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,19 +17,19 @@ from PIL import Image
 from tqdm import tqdm
 
 from vae.config.errors import DataError
-from vae.config.evaluate_flags import LEAST_SIZE, WHOLE, EvaluateConfig
+from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.console import printable
 from vae.data.decoding import decode_image
 from vae.data.folder import list_images
 from vae.data.formats import BadImageError
 
-MAX_THREADS = 8  # Pillow decodes outside Python's lock; more wait for the disk
+MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Which images are measured and how they are cut."""
+    """The images that are measured, and how they are cropped."""
 
     root: Path
     names: list[str]
@@ -38,62 +38,63 @@ class ImageSet:
     max_pixels: int
 
     def read(self, name: str, size: int) -> torch.Tensor:
-        """uint8 (3, size, size) of one image, or (3, H, W) at WHOLE; BadImageError where it is unusable."""
+        """uint8 (3, size, size) of one image, or (3, H, W) if `size` is WHOLE. Raises BadImageError."""
         pixels = self._decode(name)
         if size != WHOLE:
             pixels = square(pixels, size, self.crop)
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
     def batches(self, size: int, batch_size: int) -> Iterator[tuple[list[str], torch.Tensor]]:
-        """Names and uint8 (B, 3, H, W), in order; some are decoded ahead."""
+        """Names and uint8 (B, 3, H, W), in order; threads decode a few batches ahead."""
         groups = [self.names[at : at + batch_size] for at in range(0, len(self.names), batch_size)]
 
         def load(names: list[str]) -> torch.Tensor:
             try:
                 return torch.stack([self.read(name, size) for name in names])
-            except BadImageError as error:  # it was whole when the comparison began
-                raise DataError(f"--data_path {self.root}: {error}: do not touch it meanwhile") from error
+            except BadImageError as error:  # the file was readable when the comparison began
+                raise DataError(
+                    f"--data_path {self.root}: {error}: do not change the folder during a comparison"
+                ) from error
 
         yield from zip(groups, _in_threads(load, groups), strict=True)
 
-    def _decode(self, name: str) -> np.ndarray:
-        return decode_image(self.root / name, max_pixels=self.max_pixels, background=self.background)
-
-    def reason_against(self, name: str, largest: int) -> str | None:
-        """Why an image cannot be measured at all sizes up to `largest`; None: it can."""
+    def why_unusable(self, name: str, largest: int) -> str | None:
+        """The reason if an image cannot be measured at every size up to `largest`."""
         try:
             height, width = self._decode(name).shape[:2]
         except BadImageError as error:
             return str(error)
-        if min(height, width) < max(largest, LEAST_SIZE):
-            return f"too_small: {width}x{height} px, and {max(largest, LEAST_SIZE)} px a side are needed"
+        if min(height, width) < max(largest, MIN_SIZE):
+            return f"too_small: {width}x{height} px; each side needs at least {max(largest, MIN_SIZE)} px"
         return None
+
+    def _decode(self, name: str) -> np.ndarray:
+        return decode_image(self.root / name, max_pixels=self.max_pixels, background=self.background)
 
 
 def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
-    """The images that can be measured at every size, and the others with their reasons; DataError: none."""
+    """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
     names = list_images(config.data_path)
     if config.max_images and config.max_images < len(names):
         names = [names[i * len(names) // config.max_images] for i in range(config.max_images)]
     images = ImageSet(Path(config.data_path), names, config.crop, config.background, config.max_pixels)
     largest = max(config.sizes)
-    reasons = _in_threads(lambda name: images.reason_against(name, largest), names)
+    reasons = _in_threads(lambda name: images.why_unusable(name, largest), names)
     bar = tqdm(reasons, "checking images", len(names), leave=False, disable=None)
     unusable = {name: reason for name, reason in zip(names, bar, strict=True) if reason is not None}
     if len(unusable) == len(names):
         name, reason = next(iter(unusable.items()))
         raise DataError(
-            f"--data_path {config.data_path} holds no image that can be measured, of {len(names)}; the "
-            f"first: {printable(name)}: {reason}"
+            f"--data_path {config.data_path}: none of its {len(names)} images can be measured; the first is "
+            f"{printable(name)}: {reason}"
         )
-    images.names[:] = [name for name in names if name not in unusable]
-    return images, unusable
+    return replace(images, names=[name for name in names if name not in unusable]), unusable
 
 
 def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
-    """The middle (size, size, 3) of (H, W, 3), whose short side is first scaled to `size` if crop is resize.
+    """Center crop (size, size, 3) of (H, W, 3); the short side is first scaled to `size` if `crop` is resize.
 
-    Scaled by Pillow's bicubic, which averages over areas when it shrinks.
+    Pillow's bicubic filter averages over areas when it reduces an image.
     """
     height, width = pixels.shape[:2]
     if crop == "resize" and min(height, width) != size:
@@ -105,7 +106,7 @@ def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
 
 
 def _in_threads(work: Callable[..., _Result], items: list) -> Iterator[_Result]:
-    """What `work` makes of each item, in order, a few of them ahead."""
+    """The results of `work` for each item, in order; threads compute a few items ahead."""
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque = deque()

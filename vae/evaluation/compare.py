@@ -1,0 +1,279 @@
+"""A command of evaluate_vae.py, from top to bottom: check everything, measure each VAE, write the results."""
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from vae import console
+from vae.config.errors import UserError
+from vae.config.evaluate_flags import WHOLE, EvaluateConfig
+from vae.data.decoding import parse_background
+from vae.device import DTYPES, is_out_of_memory, pick_device
+from vae.evaluation.codecs import CODECS, bits_per_pixel
+from vae.evaluation.image_set import ImageSet, find_images
+from vae.evaluation.learned_metrics import find_perceptual, find_rfid
+from vae.evaluation.measure import Metrics, Reconstruct, VaeCodec, classic_codec, measure
+from vae.evaluation.probes import equivariance, grid_artefacts
+from vae.evaluation.report.page import write_report
+from vae.evaluation.results import Protocol, Results, VaeResult
+from vae.evaluation.samples import choose, write_originals, write_samples
+from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
+from vae.interop.vae_files import LoadedVae, load_vae
+from vae.pixels import to_float
+
+OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
+CURVES_NAME = "metrics.jsonl"
+MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
+CROPS = {
+    "resize": "short side scaled to the size (bicubic, area-averaged), center crop",
+    "center": "center crop, unscaled",
+}
+ROUNDING = "reconstructions clamped and rounded to 8 bit"
+
+
+@dataclass
+class Row:
+    """One VAE or classic codec, and its result so far."""
+
+    result: VaeResult
+    source: LoadedVae | Reconstruct
+
+
+def compare(config: EvaluateConfig) -> Results:
+    """Measure the VAEs, and print and write the results."""
+    parse_background(config.background)  # raises UserError before any work
+    output_dir = Path(config.output_dir)
+    _check_output(output_dir, config.overwrite)
+    device = pick_device(config.device)
+    torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
+    rows = _load_rows(config)
+    missing: dict[str, str] = {}
+    perceptual, net = find_perceptual(config, device, missing)
+    metrics = Metrics(device, perceptual, find_rfid(config, device, missing))
+    image_set, unusable = find_images(config)
+    sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
+    for row in rows:
+        _measure_row(config, row, image_set, sizes, metrics)
+    _write_sample_files(config, rows, image_set, device, output_dir / "samples")
+    results = Results(
+        _protocol(config, len(image_set.names), sizes, device, net),
+        _environment(device),
+        [row.result for row in rows],
+        missing,
+        unusable,
+    )
+    _explain_missing(results, device)
+    write_json(results, output_dir / "results.json")
+    write_csv(results, output_dir / "results.csv")
+    write_per_image_csv(results, output_dir / "per_image.csv")
+    write_report(results, output_dir / "report.html")
+    console.info(terminal_text(results))
+    if net == "random":
+        console.warning(
+            "--perceptual_net random: LPIPS values of random weights cannot be compared with others"
+        )
+    console.info(f"\nresults are in {console.printable(config.output_dir)}")
+    return results
+
+
+def _check_output(output_dir: Path, overwrite: bool) -> None:
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UserError(f"--output_dir {output_dir} is a file: give a folder")
+    existing = [name for name in OUTPUTS if (output_dir / name).exists()]
+    if existing and not overwrite:
+        raise UserError(
+            f"--output_dir {output_dir} contains {existing[0]} of an earlier comparison: add --overwrite, or "
+            "give another folder"
+        )
+
+
+def short_names(paths: tuple[str, ...]) -> list[str]:
+    """For each path, the fewest last parts that make it unique; at least two if the last one is `vae`."""
+    parts = [Path(path).absolute().parts for path in paths]
+    names = []
+    for own in parts:
+        length = 2 if own[-1] == "vae" else 1
+        while sum(other[-length:] == own[-length:] for other in parts) > 1 and length < len(own):
+            length += 1
+        names.append("/".join(own[-length:]))
+    twice = next((path for path, name in zip(paths, names, strict=True) if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"--vae contains {twice} twice: give it once")
+    return names
+
+
+def _load_rows(config: EvaluateConfig) -> list[Row]:
+    """The VAEs, then the classic codecs."""
+    rows, latent_shapes = [], []
+    for path, name in zip(config.vae, short_names(config.vae), strict=True):
+        loaded = load_vae(Path(path), flag="--vae", weights=config.weights)
+        facts = {"weights_dtype": str(loaded.file.dtype).removeprefix("torch."), "step": loaded.file.step}
+        result = VaeResult(
+            name=name,
+            path=path,
+            kind=loaded.kind,
+            curves=read_curves(Path(path).parent / CURVES_NAME),
+            config={**loaded.file.shape, **{key: value for key, value in facts.items() if value is not None}},
+        )
+        rows.append(Row(result, loaded))
+        latent_shapes.append((loaded.autoencoder.config.z_channels, loaded.autoencoder.downsampling))
+    return rows + _codec_rows(latent_shapes) if config.codecs else rows
+
+
+def _codec_rows(latent_shapes: list[tuple[int, int]]) -> list[Row]:
+    """JPEG and WebP, once for each latent size in bytes; a latent shape is (channels, downsampling)."""
+    shapes: dict[float, tuple[int, int]] = {}
+    for shape in latent_shapes:
+        shapes.setdefault(bits_per_pixel(*shape), shape)
+    rows = []
+    for bits, shape in shapes.items():
+        for name in CODECS:
+            facts = {"bits_per_pixel": bits, "latents": f"{shape[0]} channels, {shape[1]}x downsampling"}
+            result = VaeResult(name=f"{name} {bits:g} bit/px", path="", kind="codec", config=facts)
+            rows.append(Row(result, classic_codec(name, *shape)))
+    return rows
+
+
+def _measure_row(
+    config: EvaluateConfig, row: Row, image_set: ImageSet, sizes: tuple[int, ...], metrics: Metrics
+) -> None:
+    result = row.result
+    with _on_device(config, row, metrics.device) as codec:
+        for size in sizes:
+            if isinstance(codec, VaeCodec):
+                codec.start()
+            title = f"{console.printable(result.name)}, {size or 'whole'}"
+            size_result = measure(codec, image_set, size, config.batch_size, metrics, title)
+            result.sizes.append(size_result)
+            if isinstance(codec, VaeCodec):
+                codec.add_speed(size_result)
+        if isinstance(codec, VaeCodec):
+            result.latents = codec.latents.facts(codec.model)
+            result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
+            if config.probe_images:
+                batches = (
+                    to_float(images).to(metrics.device) for _, images in image_set.batches(sizes[0], 1)
+                )
+                probed = islice(batches, config.probe_images)
+                result.equivariance = equivariance(codec.model, probed, codec.dtype)
+
+
+@contextmanager
+def _on_device(config: EvaluateConfig, row: Row, device: torch.device) -> Iterator[Reconstruct]:
+    """The row's reconstruction function; the VAE's weights are on the device until the end."""
+    if not isinstance(row.source, LoadedVae):
+        yield row.source
+        return
+    model = row.source.autoencoder.to(device).to(memory_format=torch.channels_last)
+    try:
+        yield VaeCodec(model, DTYPES[config.dtype], config.seed if config.posterior == "sample" else None)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"--vae {row.result.path} does not fit into memory on {device.type} with --batch_size "
+            f"{config.batch_size} and --sizes {' '.join(map(str, config.sizes))}: lower one of them"
+        ) from None
+    finally:
+        model.to("cpu")
+
+
+def _write_sample_files(
+    config: EvaluateConfig, rows: list[Row], image_set: ImageSet, device: torch.device, folder: Path
+) -> None:
+    """Choose the sample images, and write their reconstructions by every row."""
+    networks = [row.result.sizes[-1] for row in rows if isinstance(row.source, LoadedVae)]
+    chosen = choose(networks, config.samples)
+    for old in folder.glob("[0-9][0-9]_*.png"):  # from the comparison that --overwrite replaces
+        old.unlink()
+    write_originals(chosen, image_set, networks[0].size, folder)
+    for position, row in enumerate(tqdm(rows, "samples", leave=False, disable=None)):
+        with _on_device(config, row, device) as codec:
+            result = row.result
+            result.samples = write_samples(
+                codec, position, chosen, image_set, result.sizes[-1], result.latents, folder
+            )
+
+
+def read_curves(path: Path) -> list[dict[str, Any]]:
+    """Records of a run's metrics.jsonl, training records thinned evenly; none if the file does not exist."""
+    if not path.is_file():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # an incomplete line after a crash
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    train = [record for record in records if record.get("kind") == "train"]
+    every = -(-len(train) // MAX_CURVE_RECORDS) or 1
+    kept = {id(record) for record in train[::every]}
+    return [record for record in records if record.get("kind") != "train" or id(record) in kept]
+
+
+def _explain_missing(results: Results, device: torch.device) -> None:
+    """Add a reason for every value that is None and has no reason yet."""
+    if device.type != "cuda":
+        results.missing["peak memory"] = "not measured on a CPU"
+    for vae in results.vaes:
+        for one in vae.sizes:
+            failed = sum(values["psnr"] is None for values in one.per_image.values())
+            if failed:
+                reason = "needs more bytes at any quality" if vae.kind == "codec" else "NaN or infinity"
+                results.missing[f"{vae.name} at {one.size or 'whole'}"] = (
+                    f"{reason} for {failed} of {len(one.per_image)} images: no means"
+                )
+                continue
+            for metric in ("ssim", "ms_ssim", "lpips"):
+                if one.metrics[metric] is None and metric not in results.missing:
+                    results.missing[f"{metric} at {one.size or 'whole'}"] = "the images are too small for it"
+
+
+def _protocol(
+    config: EvaluateConfig, images: int, sizes: tuple[int, ...], device: torch.device, net: str | None
+) -> Protocol:
+    return Protocol(
+        data_path=config.data_path,
+        images=images,
+        sizes=sizes,
+        crop="whole images" if sizes == (WHOLE,) else CROPS[config.crop],
+        posterior=config.posterior,
+        rounding=ROUNDING,
+        dtype=config.dtype,
+        device=_device_name(device),
+        batch_size=config.batch_size,
+        perceptual_net=net,
+        seed=config.seed,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    packages = {name: version(name) for name in ("torch", "torchvision", "Pillow", "numpy", "lpips")}
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join(Path(word).name if i == 0 else word for i, word in enumerate(sys.argv)),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "device": _device_name(device),
+        "cuda": str(torch.version.cuda),
+        **packages,
+    }
