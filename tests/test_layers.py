@@ -1,6 +1,7 @@
 """The order of the house: a room imports only from rooms below its line, and the lowest only from Python."""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -120,6 +121,13 @@ def test_gpus_and_config_import_without_libraries(tmp_path):
     script.write_text("".join(f"import {name}\n" for name in modules))
     found = without_libraries(str(script))
     assert found.returncode == 0, found.stderr
+
+
+def test_architecture_page_shows_the_import_order():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```\nscripts, launchers\n(.*?)```", text, re.S)
+    order = [set(re.findall(r"vae/(\w+)", line)) for line in block.splitlines()]
+    assert order == list(reversed(LINES))
 
 
 def test_importing_vae_imports_no_library(tmp_path):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vae.api import (
         LoadedVae,
-        Results,
         TrainingResult,
         UserError,
         decode,
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadedVae",
-    "Results",
     "TrainingResult",
     "UserError",
     "decode",

@@ -2,6 +2,8 @@
 
 Shapes: B images of H x W pixels; Z latent channels; h = ceil(H / f) and w = ceil(W / f), with f the
 downsampling factor of the VAE (8 for the default network).
+
+Functions that train, evaluate or export import their packages when they are called, which takes seconds.
 """
 
 import json
@@ -9,7 +11,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,18 +27,17 @@ from vae.data.color import to_srgb
 from vae.data.decoding import decode_image, parse_background
 from vae.data.formats import BadImageError
 from vae.device import DTYPES, pick_device
-from vae.evaluation import comparing
-from vae.evaluation.results import Results
 from vae.inference.codec import decode_latents, encode_images
-from vae.interop import exporting, vae_files
+from vae.interop import vae_files
 from vae.interop.vae_files import LoadedVae
 from vae.noise import keyed_normal
 from vae.pixels import to_float, to_uint8
-from vae.training import run
+
+if TYPE_CHECKING:
+    from vae.evaluation.results import Results
 
 __all__ = [
     "LoadedVae",
-    "Results",
     "TrainingResult",
     "UserError",
     "decode",
@@ -167,6 +168,8 @@ def train(**options: Any) -> TrainingResult:
     `train(data_path="photos", profile="demo")` equals `train_vae.py --data_path photos --profile demo`.
     Raises UserError for invalid options; DataError and NonFiniteError are subclasses of it.
     """
+    from vae.training import run
+
     given = parse_flags(_command_line(options, all_options()))
     code = run.train(given)
     output_dir = Path(given.get("output_dir", Config().run.output_dir))
@@ -179,14 +182,16 @@ def train(**options: Any) -> TrainingResult:
 
 def evaluate(
     vae: PathLike | Sequence[PathLike], data_path: PathLike, output_dir: PathLike, **options: Any
-) -> Results:
+) -> "Results":
     """Measure one or several VAE files on a folder of images, write report.html, and return all results.
 
     `options` are named as the flags of evaluate_vae.py (docs/evaluate.md). Raises UserError.
     """
+    from vae.evaluation import compare
+
     values = {"vae": vae, "data_path": data_path, "output_dir": output_dir, **options}
     known = [item.name for item in fields(EvaluateConfig)]
-    return comparing.compare(parse_evaluate_flags(_command_line(values, known)))
+    return compare.compare(parse_evaluate_flags(_command_line(values, known)))
 
 
 def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any) -> Path:
@@ -194,6 +199,8 @@ def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any)
 
     `options` are named as the flags of export_vae.py (docs/export.md). Raises UserError.
     """
+    from vae.interop import exporting
+
     values = {"vae": vae, "output": output, **options}
     known = [item.name for item in fields(ExportConfig)]
     exporting.export(parse_export_flags(_command_line(values, known)))

@@ -1,4 +1,4 @@
-"""What the documentation names exists: flags, scripts, files, headings, and every scalar of a run."""
+"""Everything that the documentation names exists: flags, scripts, links, headings, files and metrics."""
 
 import functools
 import json
@@ -14,8 +14,8 @@ from tests.harness.runs import ROOT, as_flags
 from vae.config.prepare_flags import CONFIG_OF
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not the `--no-` of a sentence about all of them
-# Flags of other people's programs that the pages name.
+FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone
+# Flags of other programs that the pages name.
 FOREIGN = {
     "nvidia-smi": {"--query-gpu", "--format"},
     "tensorboard": {"--logdir"},
@@ -38,7 +38,7 @@ def ids(path: Path) -> str:
 
 @functools.cache
 def flags_of(program: str) -> frozenset[str]:
-    """Every flag in the help of a script, of a launcher, or of a module run by -m."""
+    """Every flag in the help of a script, of a launcher, or of a module that runs with -m."""
     calls = [["--help"]]
     if program in LAUNCHERS:
         start = ["-m", LAUNCHERS[program]]
@@ -63,14 +63,14 @@ def scripts() -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of the fenced blocks, continued lines joined, remarks removed."""
+    """The lines of all code blocks, with continued lines joined and comments removed."""
     blocks = re.findall(r"^ *```(?:bash|bat)?\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.S | re.M)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [re.sub(r"\s#.*", "", line).strip() for line in lines]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
-def test_every_flag_on_a_page_exists(page):
+def test_flags_on_a_page_exist(page):
     known = set().union(*(flags_of(script) for script in scripts()), *FOREIGN.values())
     for path in (ROOT / "benchmarks").glob("*.py"):
         known |= set(FLAG.findall(path.read_text(encoding="utf-8")))
@@ -79,10 +79,10 @@ def test_every_flag_on_a_page_exists(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
-def test_every_command_on_a_page_names_a_script_that_takes_its_flags(page):
+def test_commands_on_a_page_use_existing_scripts_and_flags(page):
     for line in commands(page):
         found = re.match(r"(?:python (-m )?|torchrun .*?(?=\w+\.py)|\./|(?=\w+\.bat))([\w./]+)(.*)", line)
-        if not found:  # another program, or a line of a table
+        if not found:  # another program, or a table row
             continue
         program = found[2]
         if found[1]:
@@ -94,7 +94,7 @@ def test_every_command_on_a_page_names_a_script_that_takes_its_flags(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
-def test_every_link_to_a_file_leads_somewhere(page):
+def test_relative_links_and_headings_exist(page):
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     for link in links:
@@ -107,13 +107,36 @@ def test_every_link_to_a_file_leads_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
             anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
             assert heading in anchors, link
+    for image in re.findall(r'<img[^>]* src="([^"]+)"', text):
+        assert (page.parent / image).exists(), image
     references = set(re.findall(r"\]\[([^\]]+)\]", text))
     assert references <= set(re.findall(r"^\[([^\]]+)\]: ", text, re.M))
 
 
+def test_index_links_every_page():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\((\w+\.md)\)", index)
+    assert sorted(linked) == sorted(p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md")
+
+
+def test_architecture_page_lists_every_file():
+    """Each `## vae/...` section lists the files of its folder: no file is missing, and none is outdated."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = set()
+    for folder, section in re.findall(r"^## (vae[\w/]*)$(.*?)(?=^## |\Z)", text, re.S | re.M):
+        listed |= {f"{folder}/{name}" for name in re.findall(r"^\| `([\w/]+\.py)` \|", section, re.M)}
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vae").rglob("*.py")}
+    packages = {file for file in files if file.endswith("/__init__.py") and file != "vae/__init__.py"}
+    assert listed == files - packages
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1200
+
+
 @pytest.mark.slow
-def test_every_scalar_that_a_run_writes_is_explained(tiny):
-    """A real run with every term of the loss; what only a card writes is added."""
+def test_every_metric_of_a_run_is_documented(tiny):
+    """Uses a run with every loss term; metrics that only a GPU writes are added."""
     given = {
         **tiny,
         **{"perceptual_weight": 1.0, "perceptual_net": "random", "log_freq": 1},

@@ -4,6 +4,25 @@ import pytest
 from PIL import Image
 
 from tests.harness.runs import ROOT, run_script
+from tests.harness.small_vae import write_vae
+
+
+def test_strip_has_a_column_per_image(tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for index, size in enumerate([(40, 32), (24, 48)]):
+        Image.linear_gradient("L").resize(size).convert("RGB").save(images / f"{index}.png")
+    vae, output = write_vae(tmp_path / "vae"), tmp_path / "new" / "strip.jpg"
+    words = ["--vae", str(vae), "--input", str(images), "--output", str(output), "--side", "24"]
+    done = run_script("examples/make_strip.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert "0.png: 40x32 px, PSNR " in done.stdout
+    with Image.open(output) as strip:
+        assert strip.size == (2 * 24 + 6, 2 * (24 + 24))
+    done = run_script("examples/make_strip.py", "--vae", "/nothing", *words[2:])
+    assert done.returncode == 1
+    assert "/nothing" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
