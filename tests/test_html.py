@@ -38,7 +38,6 @@ from vae import html
 assert html.__file__.startswith(sys.argv[1]), html.__file__
 values = {"title": sys.argv[3]} if len(sys.argv) > 3 else {}
 html.write_page(Path("page.html"), sys.argv[2], **values)
-assert Path("page.html").read_bytes().decode() == html.render(sys.argv[2], **values)
 """
 
 
@@ -84,13 +83,13 @@ def test_values_are_escaped_and_files_are_inlined_with_their_hashes(package):
     assert f'content="{policy}base-uri' in page
 
 
-def test_a_page_without_a_script_allows_none(package):
+def test_page_without_a_script_allows_none(package):
     page = rendered(package, "plain.html.jinja", "title")
     assert "script-src 'none';" in page
     assert "<script" not in page
 
 
-def test_a_missing_value_is_an_error(package):
+def test_missing_value_is_an_error(package):
     found = run_render(package, "page.html.jinja")
     assert found.returncode != 0
     assert "'title' is undefined" in found.stderr

@@ -17,14 +17,10 @@ from vae.console import printable
 from vae.files import atomic_path
 
 
-def render(template_name: str, **values: object) -> str:
-    """The page that a template makes from `values`. Raises UndefinedError if a value is missing."""
-    return _environment().get_template(template_name).render(**values)
-
-
 def write_page(path: Path, template_name: str, **values: object) -> None:
-    """Render a page into a file atomically, part by part: a value may be an iterator of large parts.
+    """Render a template of vae/templates into a file, atomically and part by part.
 
+    A value may be an iterator of large parts, for example images. An undefined value raises UndefinedError.
     Line ends are "\\n" on every system, because the policy's hashes depend on them.
     """
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
