@@ -54,7 +54,7 @@ def container_memory(cgroup: Path = CGROUP) -> int | None:
 
 def main_memory() -> tuple[int, int]:
     """Bytes of main memory: total, and available to a new process; a container's limit is not applied."""
-    if os.name == "nt":
+    if sys.platform == "win32":
         status = windows_memory()
         return status["physical_total"], status["physical_free"]
     try:

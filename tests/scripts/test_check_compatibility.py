@@ -1,4 +1,4 @@
-"""check_compatibility.py as a process: bare, complete and broken environments, terminals and paths."""
+"""check_compatibility.py without packages, in the complete environment, with odd terminals and paths."""
 
 import ast
 import json
@@ -7,42 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
 
+from tests.harness.check_runs import POSIX, SCRIPT, checks_of, run_check
 from tests.harness.runs import ROOT, run_script
-
-SCRIPT = str(ROOT / "check_compatibility.py")
-POSIX = pytest.mark.skipif(os.name == "nt", reason="scripts replace programs in these tests")
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory) -> str:
-    """A Python without packages."""
-    folder = tmp_path_factory.mktemp("bare") / "venv"
-    venv.create(folder, with_pip=False)
-    return str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-
-
-def run(python: str, *words: str, cwd: Path = ROOT, script: str = SCRIPT, **env: str | None):
-    """Run the script with `python`; keywords set environment variables, None removes one. Output is bytes."""
-    whole = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **env}
-    clean = {name: value for name, value in whole.items() if value is not None}
-    return subprocess.run([python, script, *words], cwd=cwd, capture_output=True, env=clean, timeout=300)
-
-
-def checks_of(output: bytes | str) -> dict[str, dict]:
-    """The checks of a JSON report by their ids."""
-    return {check["id"]: check for check in json.loads(output)["checks"]}
-
 
 # --- without packages -----------------------------------------------------------------------------------
 
 
 def test_bare_python_prints_a_complete_report_with_the_set_up_first(bare):
-    found = run(bare)
+    found = run_check(bare)
     lines = found.stdout.decode().splitlines()
     assert found.returncode == 1
     assert found.stderr == b""
@@ -54,7 +30,7 @@ def test_bare_python_prints_a_complete_report_with_the_set_up_first(bare):
 
 
 def test_bare_python_prints_json(bare):
-    found = run(bare, "--json", "--quick")
+    found = run_check(bare, "--json", "--quick")
     assert found.returncode == 1
     content = json.loads(found.stdout)
     assert content["ok"] is False
@@ -65,14 +41,14 @@ def test_bare_python_prints_json(bare):
 
 @pytest.mark.parametrize("words", [["--help"], ["--plan", "--help"]])
 def test_help_needs_no_package(bare, words):
-    found = run(bare, *words)
+    found = run_check(bare, *words)
     assert found.returncode == 0
     for word in (b"--quick", b"--json", b"--strict", b"exit code"):
         assert word in found.stdout
 
 
 def test_plan_without_pytorch_prints_one_line(bare):
-    found = run(bare, "--plan")
+    found = run_check(bare, "--plan")
     assert found.returncode == 1
     assert found.stdout == b""
     assert found.stderr.count(b"\n") == 1
@@ -105,7 +81,7 @@ def test_old_python_prints_the_needed_version():
     ],
 )
 def test_mistakes_print_one_line(bare, words, token):
-    found = run(bare, *words)
+    found = run_check(bare, *words)
     assert (found.returncode, found.stdout) == (2, b"")
     assert found.stderr.count(b"\n") == 1
     assert token.encode() in found.stderr
@@ -126,21 +102,21 @@ def test_mistakes_print_one_line(bare, words, token):
 def test_locales_without_the_characters_of_a_path(bare, env, tmp_path):
     folder = tmp_path / "Bilder 画像 'ü'"
     folder.mkdir()
-    found = run(bare, "--quick", "--data_path", os.fspath(folder), **env)
+    found = run_check(bare, "--quick", "--data_path", os.fspath(folder), **env)
     assert (found.returncode, found.stderr) == (1, b"")
     assert b"Bilder" in found.stdout
-    assert run(bare, "--quick", "--json", "--data_path", os.fspath(folder), **env).stdout.isascii()
+    assert run_check(bare, "--quick", "--json", "--data_path", os.fspath(folder), **env).stdout.isascii()
 
 
 def test_locale_that_is_not_utf8_is_a_warning(bare):
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    check = checks_of(run(bare, "--quick", "--json", **env).stdout)["software.encoding"]
+    check = checks_of(run_check(bare, "--quick", "--json", **env).stdout)["software.encoding"]
     assert check["status"] == "warn"
     assert "PYTHONUTF8=1" in check["remedy"]
 
 
 def test_no_colour_in_a_file(bare):
-    assert b"\033" not in run(bare, "--quick").stdout
+    assert b"\033" not in run_check(bare, "--quick").stdout
 
 
 @POSIX
@@ -180,7 +156,7 @@ def test_project_path_with_space_quote_and_umlaut(bare, tmp_path):
     shutil.copytree(ROOT / "vae", project / "vae", ignore=shutil.ignore_patterns("__pycache__"))
     for file in (*ROOT.glob("requirements*.txt"), SCRIPT):
         shutil.copy(file, project)
-    found = run(bare, "--quick", "--json", cwd=tmp_path, script=str(project / "check_compatibility.py"))
+    found = run_check(bare, "--quick", "--json", cwd=tmp_path, script=str(project / "check_compatibility.py"))
     content = json.loads(found.stdout)
     assert content["environment"]["project"] == str(project)
     assert not (project / "outputs").exists()
@@ -191,130 +167,19 @@ def test_project_path_with_space_quote_and_umlaut(bare, tmp_path):
 def test_unreadable_folder(bare, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
-    found = run(bare, "--quick", "--json", "--data_path", str(closed))
+    found = run_check(bare, "--quick", "--json", "--data_path", str(closed))
     closed.chmod(0o700)
     assert checks_of(found.stdout)["disk.images"]["status"] == "fail"
 
 
 def test_missing_folders(bare, tmp_path):
-    found = run(
+    found = run_check(
         bare, "--quick", "--json", "--data_path", str(tmp_path / "no"), "--output_dir", str(tmp_path / "x/y")
     )
     checks = checks_of(found.stdout)
     assert checks["disk.images"]["status"] == "fail"
     assert checks["disk.runs"]["status"] == "pass"
     assert list(tmp_path.iterdir()) == []
-
-
-# --- broken environments, simulated by stub packages -------------------------------------------------------
-
-TORCH = """
-import os, sys, types
-from .version import __version__, cuda as _cuda
-version = types.SimpleNamespace(cuda=_cuda, hip=None)
-class cuda:
-    get_arch_list = staticmethod(lambda: {arch_list})
-    is_available = staticmethod(lambda: {available})
-    device_count = staticmethod(lambda: 1)
-    def get_device_properties(index):
-        name = "NVIDIA GeForce RTX 5090"
-        return types.SimpleNamespace(name=name, major=12, minor=0, total_memory=33690000000)
-    def init():
-        raise RuntimeError({message!r})
-device = str
-{more}
-"""
-
-
-@pytest.fixture
-def broken(tmp_path, bare):
-    """Run the script with stubs of torch, torchvision and nvidia-smi; returns its checks."""
-
-    def write(
-        version, cuda, *, arch_list=(), available=False, message="", more="", vision="", driver=None, **words
-    ):
-        site = tmp_path / "site"
-        (site / "torch").mkdir(parents=True)
-        (site / "torchvision").mkdir()
-        (site / "torch/version.py").write_text(f"__version__ = {version!r}\ncuda = {cuda!r}\n")
-        code = TORCH.format(arch_list=list(arch_list), available=available, message=message, more=more)
-        (site / "torch/__init__.py").write_text(code)
-        (site / "torchvision/version.py").write_text("__version__ = '0.29.0+cu130'\n")
-        (site / "torchvision/__init__.py").write_text(vision)
-        path = tmp_path / "bin"
-        path.mkdir()
-        if driver:
-            card = f"0, RTX 5090, {driver}, 32607, 520, 12.0, 1, 5, 16, 16, 31.2, 575, 575, 38, 0x1"
-            answer = driver if "\n" in driver else f"print({card!r})"
-            (path / "nvidia-smi").write_text(f"#!{sys.executable} -S\n{answer}\n")
-            (path / "nvidia-smi").chmod(0o755)
-        found = run(
-            bare, "--json", "--quick", PYTHONPATH=str(site), PATH=str(path), CUDA_VISIBLE_DEVICES=None
-        )
-        assert found.returncode == 1
-        assert found.stderr == b""
-        return checks_of(found.stdout)
-
-    return write
-
-
-def test_cpu_torch_with_cuda_torchvision(broken):
-    error = "raise RuntimeError('operator torchvision::nms does not exist')"
-    checks = broken("2.14.0+cpu", None, vision=error)
-    pair = checks["torch.pair"]
-    assert pair["status"] == "fail"
-    assert "RuntimeError: operator torchvision::nms does not exist" in pair["found"]
-    assert pair["remedy"].endswith("torch torchvision --index-url https://download.pytorch.org/whl/cpu")
-
-
-@POSIX
-def test_wheel_without_code_for_the_card(broken):
-    archs = ("sm_50", "sm_80", "sm_86", "sm_90")
-    checks = broken("2.14.0+cu126", "12.6", arch_list=archs, available=True, driver="580.95.05")
-    check = checks["torch.architectures"]
-    assert (check["status"], check["remedy"]) == ("fail", "./setup.sh --torch cu130")
-    assert "RTX 5090 (sm_120)" in check["found"]
-    assert checks["card.usable"]["status"] == "pass"
-
-
-@POSIX
-def test_driver_too_old_for_the_cuda_build(broken):
-    message = "The NVIDIA driver on your system is too old (found version 12080)."
-    checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), message=message, driver="570.86.16")
-    assert checks["card.driver"]["status"] == "fail"
-    assert "580" in checks["card.driver"]["expected"]
-    assert "--torch cu128" in checks["card.driver"]["remedy"]
-    assert message in checks["card.usable"]["found"]
-
-
-@POSIX
-def test_nvml_that_fails(broken):
-    stub = "import sys\nprint('Failed to initialize NVML: Driver/library version mismatch')\nsys.exit(18)"
-    checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), driver=stub)
-    assert checks["card.present"]["status"] == "fail"
-    assert "version mismatch" in checks["card.present"]["found"]
-    assert checks["card.memory"]["status"] == "skip"
-
-
-@pytest.mark.slow
-@POSIX
-def test_nvidia_smi_that_hangs(broken):
-    checks = broken("2.14.0+cu130", "13.0", driver="import time\ntime.sleep(120)")
-    assert checks["card.present"]["status"] == "warn"
-    assert "no answer in 3 s" in checks["card.present"]["found"]
-
-
-@POSIX
-def test_torch_that_crashes_the_process(broken):
-    checks = broken("2.14.0+cu130", "13.0", more="os.abort()")
-    assert checks["torch.loads"]["status"] == "fail"
-    assert "killed by signal 6" in checks["torch.loads"]["found"]
-
-
-def test_torch_with_a_missing_library(broken):
-    error = "raise ImportError('libcudart.so.13: cannot open shared object file')"
-    checks = broken("2.14.0+cu130", "13.0", more=error)
-    assert checks["torch.loads"]["found"].startswith("ImportError: libcudart.so.13")
 
 
 # --- the complete environment ---------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from typing import IO
@@ -34,7 +35,8 @@ class ChildProcess:
             stderr=self._err,
             env=env,
             cwd=cwd,
-            start_new_session=os.name != "nt",  # a process group, so that its children can be killed with it
+            start_new_session=sys.platform
+            != "win32",  # a process group, so that its children can be killed with it
         )
 
     def finish(self, timeout_seconds: float) -> Outcome:
@@ -50,7 +52,7 @@ class ChildProcess:
 
     def _kill(self) -> None:
         with contextlib.suppress(OSError):  # it has already ended
-            if os.name == "nt":
+            if sys.platform == "win32":
                 self._process.kill()
             else:
                 os.killpg(self._process.pid, signal.SIGKILL)
