@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from vae.config.options import ModelConfig  # noqa: E402
 from vae.inference.codec import decode_latents, encode_images, reconstruct  # noqa: E402
-from vae.memory.device_bytes import DeviceBytes  # noqa: E402
+from vae.memory.live_bytes import DeviceBytes  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 
 # One level more than usual: attention in the middle would otherwise take most of the time on a CPU.

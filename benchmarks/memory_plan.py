@@ -23,8 +23,7 @@ from vae.host import GIB  # noqa: E402
 from vae.losses.perceptual import build_perceptual  # noqa: E402
 from vae.memory.available import available_bytes, reserve_bytes  # noqa: E402
 from vae.memory.live_bytes import LiveBytes  # noqa: E402
-from vae.memory.plan import StepMemory, step_memory  # noqa: E402
-from vae.memory.stage_spec import stage_spec  # noqa: E402
+from vae.memory.plan import StepMemory, stage_spec, step_memory  # noqa: E402
 from vae.model.autoencoder import downsampling  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
 from vae.step import Networks, StepInputs, apply_update, compute_gradients  # noqa: E402

@@ -1,11 +1,13 @@
-"""Live bytes of sequences that can be counted by hand."""
+"""Live bytes of sequences that can be counted by hand, on one device and on several."""
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vae.memory.live_bytes import LiveBytes
+from vae.memory.live_bytes import DeviceBytes, LiveBytes
 from vae.ops.library import define_op
+from vae.ops.norm import group_norm
 
 KIB = 1024  # bytes of 256 fp32 values
 
@@ -14,7 +16,7 @@ def block(count: int = 1) -> torch.Tensor:
     return torch.empty(256 * count, device="meta")
 
 
-def test_storages_count_while_they_live():
+def test_storages_count_while_alive():
     with LiveBytes() as counter:
         a = block()
         b = block(2)
@@ -37,12 +39,12 @@ def test_views_and_in_place_results_count_once():
         a.relu_()
         assert counter.current == counter.peak == 4 * KIB
         del a
-        assert counter.current == 4 * KIB  # a view keeps its storage
+        assert counter.current == 4 * KIB  # the view keeps the storage alive
         del view
         assert counter.current == 0
 
 
-def test_what_was_there_before_does_not_count():
+def test_earlier_storages_do_not_count():
     outside = block(8)
     with LiveBytes() as counter:
         view = outside[:256]
@@ -53,8 +55,8 @@ def test_what_was_there_before_does_not_count():
     assert inside.numel() == 256
 
 
-def test_an_outside_tensor_that_goes_hides_no_later_one():
-    # an address is used again as soon as its storage is freed
+def test_reused_address_of_an_earlier_storage_counts():
+    # another storage may get an address as soon as its storage is freed
     outside = [block() for _ in range(50)]
     with LiveBytes() as counter:
         for tensor in outside:
@@ -66,32 +68,32 @@ def test_an_outside_tensor_that_goes_hides_no_later_one():
     assert len(kept) == 50
 
 
-def test_dtype_decides_the_bytes():
+def test_bytes_depend_on_dtype():
     with LiveBytes() as counter:
         kept = [block().to(dtype) for dtype in (torch.bfloat16, torch.float64, torch.uint8)]
     assert counter.current == KIB // 2 + 2 * KIB + KIB // 4
-    assert counter.peak == counter.current + KIB  # the source of the last conversion
+    assert counter.peak == counter.current + KIB  # the input of the last conversion
     assert len(kept) == 3
 
 
-def test_a_small_graph_forward_and_backward():
+def test_small_graph_forward_and_backward():
     x = block().requires_grad_()
     with LiveBytes() as counter:
-        h = x * 2  # 1: keeps only the number
-        y = h.exp()  # 2: keeps its result
+        h = x * 2  # 1: saves only the number
+        y = h.exp()  # 2: saves its result
         del h  # 1
         loss = y.sum()  # 1 and a scalar
         assert counter.current == KIB + 4
         assert counter.peak == 2 * KIB
         loss.backward()
-        # alive at most: y, the scalar, its gradient of ones, and grad y expanded (a view), its product with y
+        # alive at the peak: y, the scalar, its gradient of ones, grad y expanded (a view), its product with y
     assert x.grad.untyped_storage().nbytes() == KIB
     del y, loss
     assert counter.current == KIB  # x.grad
     assert 2 * KIB <= counter.peak <= 3 * KIB + 8
 
 
-def test_the_count_on_the_cpu_is_that_on_meta():
+def test_cpu_count_equals_meta_count():
     peaks = []
     for device in ("meta", "cpu"):
         layer = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.SiLU(), torch.nn.Linear(64, 8)).to(
@@ -104,7 +106,7 @@ def test_the_count_on_the_cpu_is_that_on_meta():
     assert peaks[0] == peaks[1] > 0
 
 
-# An operation of ours: its implementation takes 2 KIB of scratch, then 1, beside a result of 1 KIB.
+# An operation of ours: its implementation allocates 2 KIB of scratch, then 1, and a result of 1 KIB.
 
 
 def _test_sum_with_scratch(a: Tensor, b: Tensor) -> Tensor:
@@ -127,7 +129,7 @@ _outer_op = define_op(_test_sum_with_scratch, _empty, flops=lambda *_, **__: 2 *
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_looks_into_operations_of_ours(device):
+def test_counts_within_operations_of_ours(device):
     a, b = (torch.ones(256, device=device) for _ in range(2))
     with LiveBytes() as counter:
         result = _outer_op(a, b)
@@ -141,8 +143,34 @@ def test_looks_into_operations_of_ours(device):
     assert len(kept) + len(result) == 258
 
 
-def test_counts_the_arithmetic_of_products_forward_and_backward():
+def test_flops_of_matrix_products_forward_and_backward():
     layer = torch.nn.Linear(32, 64, device="meta")
     with LiveBytes() as counter:
         layer(torch.empty(16, 32, device="meta", requires_grad=True)).sum().backward()
     assert counter.flops == 3 * (2 * 16 * 32 * 64)
+
+
+def test_each_device_counts_its_own_storages():
+    with FakeTensorMode(), torch.device("cpu"):
+        before = torch.empty(1000, device="cuda")
+        with DeviceBytes("cuda") as cuda, DeviceBytes("cpu") as cpu:
+            on_cuda = before * 2  # 4,000 bytes on the card
+            on_cpu = on_cuda.cpu()  # and 4,000 on the CPU
+            del on_cuda
+            again = on_cpu[:500].to("cuda")  # 2,000 on the card
+            del again
+    assert (cuda.peak, cuda.current) == (4000, 0)
+    assert (cpu.peak, cpu.current) == (4000, 4000)
+
+
+def test_scratch_of_an_operation_counts_as_on_meta():
+    def peak(counter, device):
+        h = torch.empty(2, 8, 16, 16, device=device)
+        weight = torch.empty(8, device=device)
+        with counter:
+            group_norm(h, weight, weight, 4, 1e-6)
+        return counter.peak
+
+    with FakeTensorMode():
+        on_cuda = peak(DeviceBytes("cuda"), "cuda")
+    assert on_cuda == peak(LiveBytes(), "meta") >= 2 * 8 * 16 * 16 * 4

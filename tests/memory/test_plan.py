@@ -1,4 +1,4 @@
-"""The planned memory is that of the same step really run; the micro-batch is the largest that fits."""
+"""The planned memory equals that of the real step; the micro-batch is the largest that fits."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -6,14 +6,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.ops.test_bands import in_bands
+from tests.harness.operations import in_bands
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
 from vae.losses import perceptual
 from vae.losses.perceptual import build_perceptual
-from vae.memory import live_bytes, plan
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import StepSpec, _largest, choose_step, fastest_rung, step_memory
+from vae.memory.plan import StepSpec, choose_step, fastest_level, largest_count, step_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
@@ -34,7 +33,7 @@ SPEC = StepSpec(
 
 
 def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
-    """Bytes on the CPU before the second step of a run, and the most on top of them within it."""
+    """Bytes on the CPU before the second step of a run, and the peak within it on top of them."""
     layout = torch.channels_last if spec.channels_last else torch.contiguous_format
     with LiveBytes() as counter:
         model = AutoencoderKL(spec.model).to(memory_format=layout)
@@ -69,21 +68,21 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
 @pytest.mark.parametrize("loss", [PIXELS_ONLY, ALL], ids=["pixels", "all losses"])
-def test_prediction_is_the_peak_of_the_real_step(loss, micro_batch, monkeypatch):
-    # LPIPS takes smaller pieces on a CPU; what is predicted is a GPU's
+def test_prediction_equals_the_peak_of_the_real_step(loss, micro_batch, monkeypatch):
+    # LPIPS uses smaller pieces on a CPU; the prediction is for a GPU
     monkeypatch.setattr(perceptual, "CPU_PIECE_ELEMENTS", perceptual.GPU_PIECE_ELEMENTS)
     spec = replace(SPEC, loss=loss)
     predicted = step_memory(spec, micro_batch)
     resident, working = measured(spec, micro_batch)
     assert predicted.resident == pytest.approx(resident, rel=0.01)
-    # 4 = 3 + 1 is planned as two passes of 3: the plan may be larger there, never smaller
+    # 4 = 3 + 1 is planned as two passes of 3: the plan may be larger than the step, never smaller
     assert predicted.working == pytest.approx(working, rel=0.01 if micro_batch != 3 else 0.05)
     assert predicted.total > 0.99 * (resident + working)
 
 
 @pytest.mark.slow
-def test_many_passes_with_a_discriminator_keep_every_reconstruction():
-    # its block runs after the autoencoder's last pass and needs the reconstructions of all of them
+def test_many_passes_with_discriminator_store_every_reconstruction():
+    # its block runs after the autoencoder's last pass and needs the reconstructions of all passes
     loss = replace(ALL, perceptual_weight=0.0)
     spec = replace(SPEC, loss=loss, batch=9, ema=False)
     resident, working = measured(spec, 1)
@@ -103,9 +102,9 @@ def test_prediction_in_each_precision_and_layout(dtype, channels_last):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", RECOMPUTE[1:])
-def test_prediction_at_each_rung(rung):
-    spec = replace(SPEC, loss=ALL, recompute=rung)
+@pytest.mark.parametrize("level", RECOMPUTE[1:])
+def test_prediction_at_each_recompute_level(level):
+    spec = replace(SPEC, loss=ALL, recompute=level)
     resident, working = measured(spec, 2)
     predicted = step_memory(spec, 2)
     assert predicted.resident == pytest.approx(resident, rel=0.01)
@@ -113,20 +112,19 @@ def test_prediction_at_each_rung(rung):
 
 
 @pytest.mark.slow
-def test_prediction_in_bands_of_rows(monkeypatch):
+def test_prediction_in_bands_of_rows():
     deep = ModelConfig(channels=(16, 32, 32, 32), layers_per_block=1, norm_groups=4, z_channels=4)
     spec = replace(SPEC, model=deep, image_size=128, batch=1, recompute="all", channels_last=True)
     _, whole = measured(spec, 1)
-    monkeypatch.setattr(live_bytes, "_COUNTED", {})  # what was counted of whole images
     with in_bands(2**14):
-        resident, working, _ = plan._count.__wrapped__(spec, 1)
-        expected_resident, expected_working = measured(spec, 1)
-    assert resident == pytest.approx(expected_resident, rel=0.01)
-    assert working == pytest.approx(expected_working, rel=0.01)
-    assert working < 0.85 * whole
+        predicted = step_memory(spec, 1)
+        resident, working = measured(spec, 1)
+    assert predicted.resident == pytest.approx(resident, rel=0.01)
+    assert predicted.working == pytest.approx(working, rel=0.01)
+    assert predicted.working < 0.85 * whole
 
 
-def test_linear_in_the_micro_batch():
+def test_memory_is_linear_in_the_micro_batch():
     spec = replace(SPEC, batch=32)
     totals = [step_memory(spec, micro_batch).total for micro_batch in (4, 8, 12, 16)]
     steps = [b - a for a, b in pairwise(totals)]
@@ -134,8 +132,8 @@ def test_linear_in_the_micro_batch():
     assert min(steps) > 0
 
 
-def test_linear_in_the_pixels():
-    # attention over the latent is in blocks: no square of the pixels anywhere
+def test_memory_is_linear_in_the_pixels():
+    # attention over the latents is in blocks: no term is quadratic in the pixels
     deep = replace(
         SPEC, model=ModelConfig(channels=(8, 8, 16, 16), layers_per_block=1, norm_groups=4), batch=1
     )
@@ -143,14 +141,14 @@ def test_linear_in_the_pixels():
     assert four < 4.1 * one
 
 
-def test_adversarial_training_costs_more():
+def test_adversarial_training_needs_more_memory():
     plain = step_memory(SPEC, 2)
     adversarial = step_memory(replace(SPEC, loss=replace(PIXELS_ONLY, adversarial_weight=0.5)), 2)
     assert adversarial.resident > plain.resident
     assert adversarial.working > plain.working
 
 
-def test_what_is_left_out_costs_nothing():
+def test_disabled_parts_need_no_memory():
     assert step_memory(replace(SPEC, ema=False), 2).resident < step_memory(SPEC, 2).resident
     lpips = replace(SPEC, loss=replace(PIXELS_ONLY, perceptual_weight=1.0))
     assert step_memory(lpips, 2).total > step_memory(SPEC, 2).total
@@ -158,12 +156,12 @@ def test_what_is_left_out_costs_nothing():
     assert step_memory(half, 4).working < step_memory(SPEC, 4).working
 
 
-def test_a_micro_batch_is_no_larger_than_the_batch():
+def test_micro_batch_is_at_most_the_batch():
     assert step_memory(SPEC, 100) == step_memory(SPEC, 4)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 6])
-def test_auto_takes_the_largest_that_fits(batch):
+def test_auto_selects_the_largest_micro_batch_that_fits(batch):
     spec = replace(SPEC, batch=batch)
     totals = {micro_batch: step_memory(spec, micro_batch).total for micro_batch in range(1, batch + 1)}
     for available in {total + extra for total in totals.values() for extra in (-1, 0, 1)}:
@@ -177,8 +175,8 @@ def test_auto_takes_the_largest_that_fits(batch):
                 choose_step(spec, available, "auto", "none")
 
 
-def test_auto_takes_the_whole_batch_where_gradients_weigh_more_than_images():
-    # one pass needs no gradients of an earlier one: the whole batch can fit where one image less does not
+def test_auto_selects_the_whole_batch_if_gradients_are_larger_than_images():
+    # one pass needs no gradients of an earlier one: the whole batch can fit even if one image less does not
     wide = ModelConfig(channels=(128, 128), layers_per_block=1, norm_groups=4, z_channels=4)
     spec = replace(SPEC, model=wide, image_size=16, batch=5)
     available = max(step_memory(spec, micro_batch).total for micro_batch in (1, 5))
@@ -189,31 +187,29 @@ def test_auto_takes_the_whole_batch_where_gradients_weigh_more_than_images():
 @pytest.mark.parametrize(
     ("recompute", "words"),
     [
-        ("auto", r"with --recompute \w+, .*: lower --image_size"),
-        ("none", "with --recompute none, .*: take --recompute auto"),
-        ("all", "with --recompute all, .*: lower --image_size"),
+        ("auto", r"--recompute \w+, .*: lower --image_size"),
+        ("none", "--recompute none, .*: use --recompute auto"),
+        ("all", "--recompute all, .*: lower --image_size"),
     ],
 )
-def test_not_even_one_image(recompute, words):
-    with pytest.raises(
-        UserError, match=rf"--image_size 64 needs .* GiB for a single image {words}"
-    ) as caught:
+def test_single_image_that_does_not_fit_is_an_error(recompute, words):
+    with pytest.raises(UserError, match=rf"--image_size 64 .* GiB .* {words}") as caught:
         choose_step(SPEC, 1000, "auto", recompute)
     assert "\n" not in str(caught.value)
 
 
-def test_auto_takes_the_fastest_rung_at_which_one_image_fits():
+def test_auto_selects_the_fastest_level_that_fits_one_image():
     spec = replace(SPEC, batch=1)
-    totals = {rung: step_memory(replace(spec, recompute=rung), 1).total for rung in RECOMPUTE}
+    totals = {level: step_memory(replace(spec, recompute=level), 1).total for level in RECOMPUTE}
     for available in sorted(totals.values()):
-        expected = next(rung for rung in RECOMPUTE if totals[rung] <= available)
+        expected = next(level for level in RECOMPUTE if totals[level] <= available)
         assert choose_step(spec, available, "auto", "auto").recompute == expected
         assert choose_step(spec, available, "1", "auto").recompute == expected
-    assert fastest_rung(spec, 0, 1, "auto").total == min(totals.values())
-    assert choose_step(spec, 0, "1", "auto").total == min(totals.values())  # a number is taken as it is
+    assert fastest_level(spec, 0, 1, "auto").total == min(totals.values())
+    assert choose_step(spec, 0, "1", "auto").total == min(totals.values())  # a number is used as it is
 
 
-def test_auto_finds_a_rung_for_the_passes_asked_for():
+def test_auto_selects_a_level_for_the_requested_passes():
     spec = replace(SPEC, batch=8, image_size=128)
     at_none, at_blocks = (step_memory(replace(spec, recompute=r), 4).total for r in ("none", "blocks"))
     found = choose_step(spec, (at_none + at_blocks) // 2, "4", "auto")
@@ -221,7 +217,7 @@ def test_auto_finds_a_rung_for_the_passes_asked_for():
     assert found.recompute != "none"
 
 
-def test_the_reserve_counts_against_the_card():
+def test_reserve_is_part_of_the_total():
     spec = replace(SPEC, batch=1, reserve=1000)
     one = step_memory(spec, 1)
     assert one.total == one.resident + one.working + 1000
@@ -229,7 +225,7 @@ def test_the_reserve_counts_against_the_card():
 
 
 @pytest.mark.parametrize("bends", [(), (5, 40), (2, 3, 90)])
-def test_the_largest_count_is_found_in_few_steps(bends):
+def test_largest_count_is_found_in_few_totals(bends):
     def total(count):
         asked.append(count)
         return 1000 + 7 * count + sum(13 * max(0, count - bend) for bend in bends)
@@ -238,11 +234,11 @@ def test_the_largest_count_is_found_in_few_steps(bends):
         asked = []
         expected = max(n for n in range(1, 128) if total(n) <= available or n == 1)
         asked.clear()
-        assert _largest(total, available, 128) == expected
+        assert largest_count(total, available, 128) == expected
         assert len(set(asked)) <= (5 if not bends else 12)
 
 
-def test_a_number_is_taken_as_it_is():
+def test_explicit_micro_batch_is_used_as_it_is():
     assert choose_step(SPEC, 0, "3", "none").micro_batch == 3
     assert choose_step(SPEC, 0, "9", "none").micro_batch == 4
 

@@ -1,4 +1,4 @@
-"""The table says what the trainer would do: the same planner and memory, also for cards not here."""
+"""The plan table shows what the trainer would choose, also for cards in other machines."""
 
 import json
 from dataclasses import replace
@@ -18,21 +18,20 @@ from vae.losses.perceptual import build_perceptual
 from vae.memory import plan_table
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import StepMemory, choose_step, step_memory
+from vae.memory.plan import StepMemory, choose_step, stage_spec, step_memory
 from vae.memory.plan_table import (
     DRIVER_AND_CONTEXT_GIB,
-    HEAD,
+    TABLE_HEADER,
     Target,
+    describe_step,
     find_target,
     floor_seconds,
     plan_data,
     plan_profile,
     plan_profiles,
     print_plan,
-    table_line,
-    way_of,
+    table_row,
 )
-from vae.memory.stage_spec import stage_spec
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
@@ -59,11 +58,11 @@ def target(available: int, card=RTX_5090, has_bf16: bool = True) -> Target:
     return Target("a card", card, is_gpu=True, has_bf16=has_bf16, available=available, explained="")
 
 
-# --- what is planned for --------------------------------------------------------------------------------
+# --- the target -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_a_card_that_is_not_here(card):
+def test_card_in_another_machine(card):
     found = find_target(card.name, None)
     assert found.card == card
     assert found.is_gpu
@@ -71,32 +70,32 @@ def test_a_card_that_is_not_here(card):
     assert found.available == int((card.vram_gib - DRIVER_AND_CONTEXT_GIB) * GIB)
 
 
-def test_any_card_of_a_memory():
+def test_any_card_with_a_given_memory():
     found = find_target(None, 12)
     assert found.card is None
     assert found.available == int((12 - DRIVER_AND_CONTEXT_GIB) * GIB)
     assert any("rate" in note for note in found.notes)
 
 
-def test_a_card_with_other_memory_than_it_is_sold_with():
+def test_known_card_with_another_memory():
     found = find_target("RTX 4090", 48)
     assert found.card == lookup_card("RTX 4090")
     assert found.available > 40 * GIB
 
 
 @pytest.mark.parametrize("vram_gib", [0, -12, 1, float("nan"), float("inf")])
-def test_memory_that_no_card_has(vram_gib):
-    with pytest.raises(UserError, match="--vram_gib") as caught:
+def test_impossible_memory_is_an_error(vram_gib):
+    with pytest.raises(UserError, match=rf"--vram_gib {vram_gib:g}.* for example 12") as caught:
         find_target(None, vram_gib)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_card_is_told_the_other_flag():
+def test_error_for_an_unknown_card_names_the_other_flag():
     with pytest.raises(UserError, match="--vram_gib"):
         find_target("RTX 9999", None)
 
 
-def test_without_a_gpu_it_is_main_memory_and_the_flags_are_named(monkeypatch):
+def test_without_gpu_main_memory_is_planned_and_the_flags_are_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("vae.memory.available.main_memory", lambda: (64 * GIB, 40 * GIB))
     monkeypatch.setattr("vae.memory.available.container_memory", lambda: 16 * GIB)
@@ -107,7 +106,7 @@ def test_without_a_gpu_it_is_main_memory_and_the_flags_are_named(monkeypatch):
 
 
 def cards_here(monkeypatch, *cards: tuple[str, float, tuple[int, int]], free_gib: float) -> None:
-    """Cards of (name, GiB, capability), which cannot exist here, as PyTorch would report them."""
+    """Make PyTorch report cards of (name, GiB, capability): real ones cannot exist here."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
@@ -119,7 +118,7 @@ def cards_here(monkeypatch, *cards: tuple[str, float, tuple[int, int]], free_gib
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
 
 
-def test_the_card_that_is_here_with_what_is_free_on_it(monkeypatch):
+def test_card_in_this_machine_with_its_free_memory(monkeypatch):
     cards_here(monkeypatch, ("NVIDIA GeForce RTX 5090", 31.36, (12, 0)), free_gib=20)
     found = find_target(None, None)
     assert found.card == RTX_5090
@@ -127,7 +126,7 @@ def test_the_card_that_is_here_with_what_is_free_on_it(monkeypatch):
     assert found.notes == ()
 
 
-def test_a_card_without_profile_is_planned_by_its_memory_and_that_is_said(monkeypatch):
+def test_card_without_profile_is_planned_by_its_memory_with_a_note(monkeypatch):
     cards_here(monkeypatch, ("NVIDIA GeForce RTX 3090", 23.6, (8, 6)), free_gib=23)
     found = find_target(None, None)
     assert found.card is None
@@ -144,22 +143,22 @@ def test_several_different_cards(monkeypatch):
     assert any("H100 80GB HBM3" in note for note in found.notes)
 
 
-def test_a_card_without_bf16(monkeypatch):
+def test_card_without_bf16(monkeypatch):
     cards_here(monkeypatch, ("Tesla T4", 14.6, (7, 5)), free_gib=14)
     found = find_target(None, None)
     assert not found.has_bf16
     plan = plan_profile("mine", TINY, found)
     assert "Tesla T4 has no bf16" in plan.problem
-    assert "Tesla T4 has no bf16" in table_line(plan)
+    assert "Tesla T4 has no bf16" in table_row(plan)
     fp16 = replace(TINY, speed=replace(TINY.speed, use_bf16=False, mixed_precision=True))
     assert plan_profile("mine", fp16, found).precision == "float16"
 
 
-# --- how a profile runs on it ---------------------------------------------------------------------------
+# --- a profile on a target ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_profile_is_planned_as_the_trainer_plans_it():
+def test_profile_is_planned_as_the_trainer_plans_it():
     needs = {step_memory(replace(SPEC, recompute=r), n).total for r in RECOMPUTE for n in (1, 2, 6)}
     fitting = 0
     for need in sorted(needs):
@@ -174,16 +173,16 @@ def test_a_profile_is_planned_as_the_trainer_plans_it():
     assert 0 < fitting < len(needs)
 
 
-def test_what_does_not_fit_is_told_the_smallest_need():
-    least = min(step_memory(replace(SPEC, recompute=rung), 1).total for rung in RECOMPUTE)
+def test_profile_that_does_not_fit_shows_the_least_memory():
+    least = min(step_memory(replace(SPEC, recompute=level), 1).total for level in RECOMPUTE)
     plan = plan_profile("mine", TINY, target(2 * least - 2))
     assert plan.problem == f"does not fit: one image needs {least / GIB:.1f} GiB"
     assert plan.peak_gib * GIB == least
-    assert plan.problem in table_line(plan)
+    assert plan.problem in table_row(plan)
     assert plan_profile("mine", TINY, target(2 * least)).problem is None
 
 
-def test_the_floor_is_arithmetic_or_traffic_whichever_is_longer():
+def test_floor_is_the_longer_of_arithmetic_and_traffic():
     card = replace(RTX_5090, bf16_tflops=100, bandwidth_gb_s=1000)
     memory = StepMemory("none", 3, resident=0, working=10**9, reserve=0, flops=50e12)
     assert floor_seconds(memory, 8, card) == pytest.approx(8 * 0.5)
@@ -191,22 +190,22 @@ def test_the_floor_is_arithmetic_or_traffic_whichever_is_longer():
     assert floor_seconds(memory, 8, card) == pytest.approx(3 * 2 * 0.001)  # 3 passes, written and read
 
 
-def test_no_rate_no_floor():
+def test_no_floor_without_a_known_rate():
     fp32 = replace(TINY, speed=replace(TINY.speed, use_bf16=False))
     assert plan_profile("mine", TINY, target(100 * GIB)).floor_seconds > 0
     assert plan_profile("mine", TINY, target(100 * GIB, card=None)).floor_seconds is None
-    assert plan_profile("mine", fp32, target(100 * GIB)).floor_seconds is None  # the rates are of bf16
+    assert plan_profile("mine", fp32, target(100 * GIB)).floor_seconds is None  # the rates are for bf16
 
 
-def test_passes_are_written_as_people_say_them():
+def test_step_is_described_by_passes_and_level():
     memory = StepMemory("encoder", 9, resident=0, working=0, reserve=0, flops=0)
-    assert way_of(memory, 32) == "4 x 9, recompute encoder"
+    assert describe_step(memory, 32) == "4 x 9, recompute encoder"
 
 
-def test_columns_stand_under_their_heads():
+def test_rows_are_as_wide_as_the_header():
     plan = plan_profile("mine", TINY, target(100 * GIB))
-    assert len(table_line(plan)) == len(HEAD)
-    assert len(table_line(replace(plan, recompute="blocks_encoder", profile="demo-gpu"))) == len(HEAD)
+    assert len(table_row(plan)) == len(TABLE_HEADER)
+    assert len(table_row(replace(plan, recompute="blocks_encoder", profile="demo-gpu"))) == len(TABLE_HEADER)
 
 
 # --- the whole table ------------------------------------------------------------------------------------
@@ -214,12 +213,12 @@ def test_columns_stand_under_their_heads():
 
 @pytest.fixture
 def only_the_demo(monkeypatch):
-    """One small profile, for time's sake, on a machine without a card."""
+    """One small profile, which is fast, on a machine without a card."""
     monkeypatch.setattr(plan_table, "RECIPES", {"demo": RECIPES["demo"]})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_json_holds_what_the_table_shows(only_the_demo, capsys):
+def test_json_contains_what_the_table_shows(only_the_demo, capsys):
     data = json.loads(json.dumps(plan_data()))
     (plan,) = data["profiles"]
     assert plan["profile"] == "demo"
@@ -232,20 +231,20 @@ def test_json_holds_what_the_table_shows(only_the_demo, capsys):
     assert max(map(len, lines)) < 200
 
 
-def test_the_documentation_names_all_that_json_holds(only_the_demo):
+def test_documentation_names_every_json_field(only_the_demo):
     page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
     data = plan_data()
     for name in [*data["target"], *data["profiles"][0]]:
         assert f"`{name}`" in page
 
 
-def test_on_a_card_the_demo_is_the_larger_one(only_the_demo):
+def test_demo_is_larger_on_a_card(only_the_demo):
     (small,), (large,) = (list(plan_profiles(found)) for found in (find_target(None, None), target(99 * GIB)))
     assert small.image_size < large.image_size
 
 
 def counted(profile: str, micro_batch: int, recompute: str) -> int:
-    """Bytes of the profile's whole step, every pass of it, by the counter and nothing of the planner."""
+    """Bytes of all passes of the profile's step, from the counter without the planner."""
     config = resolve({}, None, recipe_values(profile, has_gpu=True), {})
     images, side = config.run.batch_size * config.run.accumulation_steps, config.data.image_size
     with torch.device("meta"):
@@ -266,19 +265,19 @@ def counted(profile: str, micro_batch: int, recompute: str) -> int:
         compute_gradients(networks, inputs, micro_batch_sizes(images, micro_batch, False), config.loss)
     weights = sum(p.nbytes for p in autoencoder.parameters())
     lpips = sum(t.nbytes for t in [*perceptual.parameters(), *perceptual.buffers()]) if perceptual else 0
-    held = 4 * weights + lpips  # with the averaged weights and both moments of AdamW
-    return counter.peak + held + inputs.images.nbytes + inputs.noise.nbytes + CUDA_RESERVE
+    resident = 4 * weights + lpips  # with the EMA weights and both moments of AdamW
+    return counter.peak + resident + inputs.images.nbytes + inputs.noise.nbytes + CUDA_RESERVE
 
 
 @pytest.mark.slow
-def test_every_profile_on_an_rtx_5090_takes_what_the_counter_gives():
+def test_every_profile_on_an_rtx_5090_needs_what_the_counter_counts():
     plans = plan_data("RTX 5090")["profiles"]
     assert [plan["profile"] for plan in plans] == list(RECIPES)
     for plan in plans:
         if plan["profile"] == "demo-gpu":  # the same step as demo on a card
             continue
         expected = counted(plan["profile"], plan["micro_batch"], plan["recompute"])
-        # the planner counts two full passes; a last pass that is smaller never makes the step larger
+        # the planner counts two full passes; a smaller last pass never makes the step larger
         assert plan["peak_gib"] * GIB == pytest.approx(expected, rel=0.01), plan["profile"]
         assert plan["peak_gib"] * GIB >= 0.999 * expected
         assert plan["problem"] is None

@@ -1,4 +1,4 @@
-"""What the ladder promises, counted: bytes per pixel, arithmetic, and the large images that fit."""
+"""Counted figures of the recompute levels: bytes per pixel, arithmetic, and large images that fit."""
 
 import argparse
 import subprocess
@@ -9,16 +9,16 @@ import pytest
 from tests.harness.runs import ROOT
 from vae.config.options import RECOMPUTE
 from vae.host import GIB
-from vae.memory.recompute_table import default_spec, ladder, side
+from vae.memory.recompute_table import default_spec, memory_by_level, side
 
 
 @pytest.fixture(scope="module")
 def at_1024():
-    return {memory.recompute: memory for memory in ladder(default_spec(1024))}
+    return {memory.recompute: memory for memory in memory_by_level(default_spec(1024))}
 
 
 def test_bytes_per_pixel_of_the_whole_step(at_1024):
-    """Working bytes: all but what stays between steps; LPIPS and the gradients of the weights included."""
+    """Working bytes: without what stays between steps; with LPIPS and the gradients of the weights."""
     found = {name: memory.working / 1024**2 for name, memory in at_1024.items()}
     assert found["none"] <= 12_650
     assert found["activations"] <= 7_150
@@ -29,23 +29,25 @@ def test_bytes_per_pixel_of_the_whole_step(at_1024):
     assert found["all"] <= 2_250
 
 
-def test_arithmetic_of_an_image(at_1024):
+def test_flops_of_an_image(at_1024):
     """TFLOP of forward and backward at 1024 px, LPIPS of both images included."""
     found = {name: memory.flops / 1e12 for name, memory in at_1024.items()}
-    assert found["none"] == found["activations"] <= 44  # 48.5 with upsampling as enlargement + convolution
+    assert found["none"] == found["activations"] <= 44  # 48.5 if upsampling and convolution are separate
     assert max(found.values()) == found["all"] <= 65
     assert list(found) == list(RECOMPUTE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("image_size", "batch"), [(2048, 4), (2560, 2)])
-def test_large_images_fit_30_gib_at_two_rungs_or_more(image_size, batch):
-    found = [memory for memory in ladder(default_spec(image_size, batch)) if memory.total <= 30 * GIB]
-    assert len(found) >= 2
+def test_large_images_fit_30_gib_at_two_or_more_levels(image_size, batch):
+    fitting = [
+        memory for memory in memory_by_level(default_spec(image_size, batch)) if memory.total <= 30 * GIB
+    ]
+    assert len(fitting) >= 2
 
 
 @pytest.mark.slow
-def test_the_table_is_one_command():
+def test_table_is_one_command():
     found = subprocess.run(
         [sys.executable, "-m", "vae.memory.recompute_table", "64"], cwd=ROOT, capture_output=True, text=True
     )
@@ -54,6 +56,6 @@ def test_the_table_is_one_command():
 
 
 @pytest.mark.parametrize("text", ["abc", "1000.5", "0", "-8", "1001"])
-def test_a_side_that_the_model_does_not_take_is_named(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: give a multiple of 8"):
+def test_unsupported_side_is_an_error(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: .*multiple of 8"):
         side(text)

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.harness.operations import in_bands
 from tests.harness.toy_networks import ALL_LOSSES, gradients, relative_difference, toy_inputs, toy_networks
-from tests.ops.test_bands import in_bands
 from tests.test_step import plain_losses
 from vae.config.options import RECOMPUTE, ModelConfig
 from vae.model.autoencoder import AutoencoderKL

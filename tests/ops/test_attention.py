@@ -1,10 +1,11 @@
-"""Attention in blocks equals the whole-matrix form, forward and backward, and never holds that matrix."""
+"""Attention in blocks equals the whole-matrix form, forward and backward, without allocating that matrix."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.harness.operations import with_gradients
 from vae.memory.live_bytes import LiveBytes
 from vae.ops import attention as module
 from vae.ops.attention import attention, attention_blocks, attention_reference
@@ -19,27 +20,23 @@ def tensors(batch, tokens, channels, dtype=torch.float64):
     ]
 
 
-def results(function, inputs):
-    out = function(*inputs)
-    projection = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return [out, *torch.autograd.grad((out * projection.to(out.dtype)).sum(), inputs)]
-
-
 @pytest.mark.parametrize(("batch", "tokens", "channels"), [(1, 1, 4), (1, 37, 8), (2, 64, 5), (3, 101, 16)])
 @pytest.mark.parametrize("block", [(1, 1), (5, 64), (64, 7), (4096, 2048)])
-def test_blocks_equal_the_whole_matrix_in_fp64(batch, tokens, channels, block, monkeypatch):
+def test_blocks_equal_whole_matrix_in_fp64(batch, tokens, channels, block, monkeypatch):
     monkeypatch.setattr(module, "CPU_BLOCK", block)
     inputs = tensors(batch, tokens, channels)
-    for found, expected in zip(results(attention, inputs), results(attention_reference, inputs), strict=True):
+    for found, expected in zip(
+        with_gradients(attention, inputs), with_gradients(attention_reference, inputs), strict=True
+    ):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_images_taken_together_do_not_mix(at_once, monkeypatch):
+def test_batched_images_do_not_mix(at_once, monkeypatch):
     monkeypatch.setattr(module, "CPU_BLOCK", (16, 16))
     monkeypatch.setattr(module, "BATCHED_SCORES", at_once * 256)
     assert attention_blocks(3, 37, "cpu").images == at_once
-    together = results(attention, tensors(3, 37, 8))
+    together = with_gradients(attention, tensors(3, 37, 8))
     for image in range(3):
         alone = [value.detach()[image : image + 1].requires_grad_() for value in tensors(3, 37, 8)]
         torch.testing.assert_close(attention(*alone), together[0][image : image + 1], rtol=1e-12, atol=1e-13)
@@ -62,17 +59,19 @@ def test_strided_and_expanded_inputs():
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
-def test_the_reference_is_pytorchs_attention():
+def test_reference_is_pytorch_attention():
     inputs = tensors(2, 33, 8)
 
     def stock(q, k, v):
         return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
-    for found, expected in zip(results(attention_reference, inputs), results(stock, inputs), strict=True):
+    for found, expected in zip(
+        with_gradients(attention_reference, inputs), with_gradients(stock, inputs), strict=True
+    ):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-# One rounding of each dtype in scores, weights and output; sums over blocks are in fp32.
+# Scores, weights and output are rounded once to each dtype; sums over blocks are in fp32.
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 4e-2), (torch.float16, 5e-3)]
 )
@@ -80,7 +79,7 @@ def test_lower_precision(dtype, tolerance, monkeypatch):
     monkeypatch.setattr(module, "CPU_BLOCK", (20, 32))
     exact = tensors(2, 97, 16)
     low = [value.detach().to(dtype).requires_grad_() for value in exact]
-    found, expected = results(attention, low), results(attention_reference, exact)
+    found, expected = with_gradients(attention, low), with_gradients(attention_reference, exact)
     for mine, plain in zip(found, expected, strict=True):
         assert mine.dtype == dtype
         assert (mine.double() - plain).abs().max() < tolerance * plain.abs().max()
@@ -95,17 +94,17 @@ def error(found, exact):
     return (found.double() - exact).norm() / exact.norm()
 
 
-def test_bf16_is_no_further_from_the_truth_than_plain_bf16(monkeypatch):
+def test_bf16_is_as_exact_as_plain_bf16(monkeypatch):
     monkeypatch.setattr(module, "CPU_BLOCK", (32, 64))
     low = [value.detach().bfloat16().requires_grad_() for value in tensors(2, 200, 32)]
-    truth = results(attention_reference, [value.detach().double().requires_grad_() for value in low])
-    plain, found = results(attention_reference, low), results(attention, low)
-    for mine, theirs, exact in zip(found, plain, truth, strict=True):
-        assert error(mine, exact) < 1.1 * error(theirs, exact)
+    exact = with_gradients(attention_reference, [value.detach().double().requires_grad_() for value in low])
+    plain, found = with_gradients(attention_reference, low), with_gradients(attention, low)
+    for mine, theirs, reference in zip(found, plain, exact, strict=True):
+        assert error(mine, reference) < 1.1 * error(theirs, reference)
 
 
 @pytest.mark.parametrize("tokens", [16_384, 65_536, 102_400])
-def test_scratch_is_bounded_whatever_the_number_of_tokens(tokens):
+def test_scratch_is_bounded_for_any_number_of_tokens(tokens):
     channels = 64
     inputs = [
         torch.empty(1, tokens, channels, device="meta", dtype=torch.bfloat16, requires_grad=True)
@@ -113,21 +112,23 @@ def test_scratch_is_bounded_whatever_the_number_of_tokens(tokens):
     ]
     with LiveBytes() as counter:
         attention(*inputs).sum().backward()
-    # output, three gradients, q's gradient in fp32, and three values per query in fp32
+    # output, three gradients, q's gradient in fp32, and three fp32 values per query
     linear = tokens * (6 * channels * 2 + 3 * 4)
     assert linear < counter.peak < linear + 128 * 2**20
 
 
-def test_scratch_in_fp32_is_that_of_the_results():
+def test_scratch_in_fp32():
     inputs = [torch.empty(1, 8192, 64, device="meta", requires_grad=True) for _ in range(3)]
     with LiveBytes() as counter:
         attention(*inputs).sum().backward()
-    results_and_sums = 8192 * (4 * 64 + 3) * 4  # output, three gradients; per query: log-sum, its zero, delta
+    results_and_sums = (
+        8192 * (4 * 64 + 3) * 4
+    )  # output, three gradients; per query: log-sum, its zero gradient, delta
     assert counter.peak == results_and_sums + 2 * 2048 * 2048 * 4 + 2 * 2048 * 64 * 4 + 2 * 4
 
 
 @pytest.mark.parametrize("tokens", [100, 5000])
-def test_arithmetic_is_two_products_forward_and_five_backward(tokens):
+def test_flops_are_two_products_forward_and_five_backward(tokens):
     inputs = [torch.empty(2, tokens, 24, device="meta", requires_grad=True) for _ in range(3)]
     with FlopCounterMode(display=False) as forward:
         out = attention(*inputs)
@@ -137,12 +138,14 @@ def test_arithmetic_is_two_products_forward_and_five_backward(tokens):
     assert (forward.get_total_flops(), backward.get_total_flops()) == (2 * product, 5 * product)
 
 
-def test_the_operator_keeps_the_rules_of_operators():
+def test_passes_opcheck():
     torch.library.opcheck(torch.ops.vae.attention.default, tensors(2, 9, 4))
 
 
 def test_compiles_without_a_graph_break():
     inputs = tensors(2, 33, 8, torch.float32)
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    for found, expected in zip(results(compiled, inputs), results(attention, inputs), strict=True):
+    for found, expected in zip(
+        with_gradients(compiled, inputs), with_gradients(attention, inputs), strict=True
+    ):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -10,7 +10,7 @@ CAPABILITIES = (90, 120)  # H100 and H200; RTX 50
 
 
 def compile_kernel(kernel, types: dict, constants: dict, aligned: list, num_warps: int, capability: int):
-    """A kernel as it is launched; `aligned` arguments are pointers to 16 bytes or divisible by 16."""
+    """Compile a kernel as it is launched; `aligned` pointers and numbers are multiples of 16."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler import compile as compile_source
@@ -28,7 +28,7 @@ def compile_kernel(kernel, types: dict, constants: dict, aligned: list, num_warp
 
 def norm_launches():
     """(kernel, types, constants, warps) of the norm in bf16 at 128 channels, in both layouts."""
-    from vae.ops import norm_triton as kernels
+    from vae.ops import norm_kernels as kernels
 
     fp32, bf16 = "*fp32", "*bf16"
     common = {"h": bf16, "mean": fp32, "rstd": fp32, "weight": fp32, "bias": fp32}
@@ -39,9 +39,9 @@ def norm_launches():
         "stride_b": "i64",
         "tiles_per_program": "i32",
     }
-    common |= {"means": fp32, "squares": fp32, "unit_sums": fp32, "level_sums": fp32, "group_means": fp32}
+    common |= {"means": fp32, "squares": fp32, "grad_unit_sums": fp32, "grad_sums": fp32, "group_means": fp32}
     common |= {"out": bf16, "grad_out": bf16, "grad_h": bf16}
-    whole = (kernels._partial_moments, kernels._normalize, kernels._partial_sums, kernels._input_gradient)
+    whole = (kernels.partial_moments, kernels.normalize, kernels.partial_sums, kernels.input_gradient)
     for kernel, channels_last in itertools.product(whole, (True, False)):
         blocks = norm_blocks(1, 128, 1024**2, channels_last)
         other, one = ("stride_p", "stride_c") if channels_last else ("stride_c", "stride_p")
@@ -50,19 +50,19 @@ def norm_launches():
         yield kernel, types, constants | ({"SILU": True} if "SILU" in kernel.arg_names else {}), NUM_WARPS
     merged = {"mean_out": fp32, "rstd_out": fp32, "channel_sums": fp32, "programs": "i32", "eps": "fp32"}
     merged |= common | {"rows_per_program": "i32"}
-    for kernel, group_channels in itertools.product((kernels._merge_moments, kernels._merge_sums), (4, 24)):
+    for kernel, group_channels in itertools.product((kernels.merge_moments, kernels.merge_sums), (4, 24)):
         parts, columns = merge_tile(group_channels)
         types = {name: kind for name, kind in merged.items() if name in kernel.arg_names}
         yield kernel, types, {"group_channels": group_channels, "PARTS": parts, "COLUMNS": columns}, NUM_WARPS
 
 
 def attention_launches():
-    """(kernel, types, constants, warps) of attention in bf16, at whole blocks and short rows."""
+    """(kernel, types, constants, warps) of attention in bf16, for whole blocks and short rows."""
     from vae.ops import attention_triton as kernels
 
     fp32, bf16 = "*fp32", "*bf16"
     types = {"scores": fp32, "grad_weights": fp32, "weights": bf16, "grad_scores": bf16, "scale": "fp32"}
-    types |= {name: fp32 for name in ("peak", "mass", "shrink", "log_sums", "deltas", "out")}
+    types |= {name: fp32 for name in ("row_max", "row_sum", "rescale", "log_sums", "deltas", "out")}
     types |= {"a": bf16, "b": bf16, "rows": "i32", "columns": "i32"}
     whole = (kernels._softmax_kernel, kernels._gradient_kernel, kernels._row_products_kernel)
     for kernel, width in itertools.product(whole, (64, 512, 2048)):
@@ -80,7 +80,7 @@ def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, mo
     for kernel, types, constants, num_warps in launches():
         aligned = [name for name, kind in types.items() if kind.startswith("*") or name.startswith("stride")]
         aligned += ["channels", "pixels", "columns"]
-        found = compile_kernel(kernel, types, constants, aligned, num_warps, capability)
-        assert found.metadata.shared <= SHARED_MEMORY_BYTES
-        if "h" in types or "scores" in types:  # the large tensors are read 16 bytes at a time
-            assert "ld.global.v4.b32" in found.asm["ptx"], f"{kernel.__name__} {constants}"
+        compiled = compile_kernel(kernel, types, constants, aligned, num_warps, capability)
+        assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
+        if "h" in types or "scores" in types:  # large tensors are read 16 bytes at a time
+            assert "ld.global.v4.b32" in compiled.asm["ptx"], f"{kernel.__name__} {constants}"

@@ -1,4 +1,4 @@
-"""The Triton kernels: in the interpreter everywhere, on a GPU where one is, and what they need of it."""
+"""The Triton kernels in the interpreter and on a GPU, and the launch shapes that a GPU supports."""
 
 import itertools
 import os
@@ -14,17 +14,17 @@ from vae.ops.library import triton_is_installed
 
 
 def interpreted(*words: str) -> str:
-    """Output of tests.harness.kernel_checks in Triton's interpreter."""
+    """The output of tests.harness.kernel_checks in Triton's interpreter."""
     pytest.importorskip("triton", reason="Triton has no build for this platform")
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.harness.kernel_checks", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.mark.slow
@@ -39,19 +39,19 @@ def test_kernels_equal_their_references_over_the_whole_grid_in_the_interpreter()
 
 @pytest.mark.gpu
 def test_kernels_equal_their_references_on_a_gpu():
-    from tests.ops import kernel_checks
+    from tests.harness import kernel_checks
 
     assert kernel_checks.check_all("cuda", thorough=True) > 90
 
 
 @pytest.mark.gpu
-def test_a_gpu_takes_the_kernels():
+def test_gpu_tensors_select_the_kernels():
     from vae.ops import attention, norm
 
     h = torch.zeros(1, 8, 4, 4, device="cuda")
-    assert norm._kernels(h).__name__ == "vae.ops.norm_triton"
-    assert norm._kernels(h.double()).__name__ == "vae.ops.norm_torch"
-    assert attention._steps(h).__name__ == "vae.ops.attention_triton"
+    assert norm.backend(h).__name__ == "vae.ops.norm_triton"
+    assert norm.backend(h.double()).__name__ == "vae.ops.norm_torch"
+    assert attention.backend(h).__name__ == "vae.ops.attention_triton"
 
 
 @pytest.mark.gpu
@@ -64,15 +64,15 @@ def test_norm_beyond_two_to_the_31_elements(layout):
     assert h.numel() > 2**31
     ones, zeros = torch.ones(128, device="cuda"), torch.zeros(128, device="cuda")
     out = group_norm_silu(h, ones, zeros, 32, 1e-6)
-    expected = torch.nn.functional.silu(h[:, :, -3:].float())  # the statistics are 0 and 1 within 1e-3
+    expected = torch.nn.functional.silu(h[:, :, -3:].float())  # mean and rstd are 0 and 1 within 1e-3
     torch.testing.assert_close(out[:, :, -3:].float(), expected, rtol=2e-2, atol=2e-2)
     mean, rstd = torch.zeros(1, 32, device="cuda"), torch.ones(1, 32, device="cuda")
-    grad = normalize_backward(h, h, mean, rstd, ones, zeros, 32, False)[0]  # unit = grad: nothing is left
+    grad = normalize_backward(h, h, mean, rstd, ones, zeros, 32, False)[0]  # unit = grad: the gradient is 0
     assert grad[:, :, -3:].abs().max() < 2e-2
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_norm_blocks_cover_everything_within_shared_memory(channels_last):
+def test_norm_blocks_cover_all_elements_within_shared_memory(channels_last):
     sides = (1, 3, 17, 64, 255, 1024, 4099)
     for batch, channels, side in itertools.product(
         (1, 2, 3, 64), (1, 4, 96, 128, 384, 512, 768, 2048), sides
@@ -85,26 +85,28 @@ def test_norm_blocks_cover_everything_within_shared_memory(channels_last):
         assert blocks.programs * per_program >= side * side > (blocks.programs - 1) * per_program
         assert blocks.tiles * blocks.rows >= side * side > (blocks.tiles - 1) * blocks.rows
         assert blocks.shared_memory_bytes <= SHARED_MEMORY_BYTES
-        assert max(blocks.column_blocks, batch) < 65_536  # the second and third side of a CUDA grid
+        assert (
+            max(blocks.column_blocks, batch) < 65_536
+        )  # the limit of a CUDA grid's second and third dimension
 
 
-def test_merging_programs_stay_within_shared_memory():
+def test_merge_tiles_fit_shared_memory():
     for group_channels in (1, 4, 12, 24, 512, 768, 2048):
         parts, columns = merge_tile(group_channels)
         assert columns >= group_channels
         assert 2 * 4 * parts * columns <= SHARED_MEMORY_BYTES
 
 
-def test_row_tiles_hold_whole_rows_within_shared_memory():
+def test_row_tiles_cover_whole_rows_within_shared_memory():
     for columns in (1, 3, 64, 384, 512, 768, 2047, 2048, 4096, 16_384):
         tile = row_tile(columns)
         assert tile.columns >= columns
         assert 1 <= tile.num_warps <= 32
         assert tile.shared_memory_bytes <= SHARED_MEMORY_BYTES
-        assert 4 * tile.rows * tile.columns <= SHARED_MEMORY_BYTES  # even if a layout change went through it
+        assert 4 * tile.rows * tile.columns <= SHARED_MEMORY_BYTES  # even if a layout change used it
 
 
-def test_triton_is_found_where_it_is():
+def test_installed_triton_is_found():
     try:
         import triton  # noqa: F401
     except ImportError:

@@ -1,10 +1,11 @@
-"""Norms: the formula of Wu and He, in the dtype of the input with statistics in at least fp32."""
+"""GroupNorm equals the formula of Wu and He, in the input's dtype with statistics in at least fp32."""
 
 import pytest
 import torch
 
+from tests.harness.operations import LAYOUTS
 from vae.memory.live_bytes import LiveBytes
-from vae.ops import norm_torch as norm_torch
+from vae.ops import norm_torch
 from vae.ops.norm import (
     group_norm,
     group_norm_reference,
@@ -18,7 +19,7 @@ EPS = 1e-6
 
 
 def plain(h, weight, bias, groups):
-    """Mean and variance of each group of channels of each image, written out."""
+    """The formula with explicit mean and variance of each group of each image."""
     batch, channels = h.shape[:2]
     grouped = h.reshape(batch, groups, -1)
     centred = grouped - grouped.mean(-1, keepdim=True)
@@ -52,7 +53,7 @@ def test_equals_the_formula_forward_and_backward(groups, silu):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("function", [group_norm, group_norm_silu])
-def test_keeps_the_dtype_with_fp32_parameters(dtype, function):
+def test_output_has_input_dtype_with_fp32_parameters(dtype, function):
     h, weight, bias = tensors(torch.float32)
     h = h.detach().to(dtype).requires_grad_()
     found = function(h, weight, bias, 4, EPS)
@@ -63,9 +64,9 @@ def test_keeps_the_dtype_with_fp32_parameters(dtype, function):
 
 
 @pytest.mark.parametrize("function", [group_norm, group_norm_silu])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_statistics_of_bf16_are_at_least_fp32(function, layout):
-    # A large group with a large mean: summed in bf16 the variance would be lost altogether.
+    # a large group with a large mean: sums in bf16 would lose the variance completely
     generator = torch.Generator().manual_seed(0)
     h = (20 + torch.randn(1, 8, 64, 64, generator=generator)).bfloat16()
     h = h.contiguous(memory_format=layout)
@@ -76,9 +77,8 @@ def test_statistics_of_bf16_are_at_least_fp32(function, layout):
 
 
 SHAPES = [((1, 4, 3, 5), 2), ((2, 12, 7, 1), 3), ((3, 6, 5, 9), 6), ((1, 10, 1, 2), 1), ((2, 96, 4, 3), 32)]
-LAYOUTS = [torch.contiguous_format, torch.channels_last]
-# Largest difference over largest value: statistics and sums are fp32, then each result is rounded once, and
-# the gradient once more between SiLU and norm, as autograd would.
+# Largest difference over largest value: statistics and sums are fp32; then each result is rounded once, and
+# the gradient once more between SiLU and norm, as in autograd.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
 
 
@@ -115,7 +115,7 @@ def test_gradcheck(function, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_large_mean_does_not_spoil_the_variance(layout):
+def test_variance_is_exact_with_a_large_mean(layout):
     # variance 1 around 4096: E[x^2] - E[x]^2 would have no correct digit left in fp32
     h = 4096 + torch.randn(2, 6, 90, 70, generator=torch.Generator().manual_seed(0))
     mean, rstd = norm_statistics(h.contiguous(memory_format=layout), 3, EPS)
@@ -124,7 +124,7 @@ def test_a_large_mean_does_not_spoil_the_variance(layout):
     torch.testing.assert_close(rstd.double(), 1 / exact.std(-1, correction=0), rtol=1e-4, atol=0)
 
 
-def test_the_parts_make_up_the_whole():
+def test_statistics_and_normalize_compose_the_operation():
     h, weight, bias = (t.detach() for t in tensors())
     mean, rstd = norm_statistics(h, 3, EPS)
     assert mean.shape == rstd.shape == (2, 3)
@@ -144,7 +144,7 @@ def test_the_parts_make_up_the_whole():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("piece", [7, 2**18])
-def test_the_gradient_may_be_written_over_the_one_handed_in(layout, silu, piece, monkeypatch):
+def test_in_place_gradient_overwrites_grad_out(layout, silu, piece, monkeypatch):
     monkeypatch.setattr(norm_torch, "CPU_PIECE_ELEMENTS", piece)
     h, weight, bias = (t.detach() for t in tensors())
     h, grad = h.contiguous(memory_format=layout), torch.randn_like(h).contiguous(memory_format=layout)
@@ -168,24 +168,24 @@ def test_odd_strides_of_input_and_gradient():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_saves_its_input_and_the_statistics(layout):
+def test_saves_only_its_inputs_and_the_statistics(layout):
     h, weight, bias = tensors(torch.float32)
     h = h.detach().contiguous(memory_format=layout).requires_grad_()
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         group_norm_silu(h, weight, bias, 3, EPS)
-    assert sorted(t.numel() for t in kept) == sorted([h.numel(), 2 * 3, 2 * 3, 12, 12])
-    assert any(t.data_ptr() == h.data_ptr() for t in kept)
+    assert sorted(t.numel() for t in saved) == sorted([h.numel(), 2 * 3, 2 * 3, 12, 12])
+    assert any(t.data_ptr() == h.data_ptr() for t in saved)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_is_that_of_the_results(layout):
+def test_allocates_only_results_and_partial_sums(layout):
     shape = (2, 64, 128, 128)
     h = torch.empty(shape, device="meta", dtype=torch.bfloat16).to(memory_format=layout).requires_grad_()
     weight, bias = (torch.empty(64, device="meta", requires_grad=True) for _ in range(2))
     with LiveBytes() as counter:
         out = group_norm_silu(h, weight, bias, 32, EPS)
-    partial = 2**20  # results of the split reduction: at most 1024 programs, 2 x 128 channels each, in fp32
+    partial = 2**20  # of the split reduction: at most 1024 programs, 2 x 128 channels each, in fp32
     assert out.is_contiguous(memory_format=layout)
     assert out.nbytes < counter.peak < out.nbytes + partial + 2**12
     grad = torch.empty_like(out)
@@ -194,7 +194,7 @@ def test_memory_is_that_of_the_results(layout):
     assert h.nbytes < counter.peak < h.nbytes + partial + 2**12
 
 
-def test_the_operator_keeps_the_rules_of_operators():
+def test_passes_opcheck():
     for layout in LAYOUTS:
         h, weight, bias = tensors(torch.float32)
         h = h.detach().contiguous(memory_format=layout).requires_grad_()

@@ -1,10 +1,11 @@
-"""Changes of resolution equal their plain formulas, forward and backward, at odd sizes and in each dtype."""
+"""Resampling equals its plain formulas, forward and backward, at odd sizes and in each dtype."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.harness.operations import LAYOUTS, RESAMPLE_SHAPES, conv_inputs, with_gradients
 from vae.memory.live_bytes import LiveBytes
 from vae.ops.resample import (
     downsample_conv,
@@ -13,29 +14,9 @@ from vae.ops.resample import (
     upsample_conv_reference,
 )
 
-LAYOUTS = [torch.contiguous_format, torch.channels_last]
-
-# (B, C, H, W) and C'
-SHAPES = [((1, 3, 5, 7), 4), ((2, 5, 1, 3), 2), ((3, 2, 8, 6), 7), ((2, 6, 9, 1), 6)]
-
-
-def tensors(shape, out_channels, dtype=torch.float64, size=3):
-    generator = torch.Generator().manual_seed(0)
-    shapes = (shape, (out_channels, shape[1], size, size), (out_channels,))
-    return [
-        torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes
-    ]
-
-
-def results(function, inputs):
-    """Output and gradients of a random projection of it."""
-    out = function(*inputs)
-    projection = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return [out, *torch.autograd.grad((out * projection.to(out.dtype)).sum(), inputs)]
-
 
 def plain_downsample(h, weight, bias):
-    """The formula with explicit sums over the taps of an image padded by a row below and a column right."""
+    """Explicit sums over the taps of an image padded by one row below and one column right."""
     batch, _, height, width = h.shape
     out = bias.view(1, -1, 1, 1).expand(batch, -1, height // 2, width // 2)
     padded = torch.cat([h, h.new_zeros(*h.shape[:3], 1)], 3)
@@ -47,30 +28,30 @@ def plain_downsample(h, weight, bias):
     return out
 
 
-@pytest.mark.parametrize(("shape", "out_channels"), SHAPES)
+@pytest.mark.parametrize(("shape", "out_channels"), RESAMPLE_SHAPES)
 def test_upsample_equals_its_reference_in_fp64(shape, out_channels):
-    inputs = tensors(shape, out_channels)
+    inputs = conv_inputs(shape, out_channels)
     for found, expected in zip(
-        results(upsample_conv, inputs), results(upsample_conv_reference, inputs), strict=True
+        with_gradients(upsample_conv, inputs), with_gradients(upsample_conv_reference, inputs), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("shape", "out_channels"), SHAPES)
+@pytest.mark.parametrize(("shape", "out_channels"), RESAMPLE_SHAPES)
 def test_upsample_reference_is_the_formula(shape, out_channels):
-    h, weight, bias = tensors(shape, out_channels)
+    h, weight, bias = conv_inputs(shape, out_channels)
     enlarged = h.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
     torch.testing.assert_close(
         upsample_conv_reference(h, weight, bias), F.conv2d(enlarged, weight, bias, padding=1), rtol=0, atol=0
     )
 
 
-# Folding adds up to four taps before the product instead of after: a few roundings of the dtype's unit,
-# relative to the largest value. The fold is made in the parameters' dtype, so only one rounding is bf16's.
+# Folding adds up to four taps before the product instead of after it: a few roundings of the dtype, relative
+# to the largest value. The fold is computed in the parameters' dtype, so only one rounding is to bf16.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_upsample_in_lower_precision(dtype, tolerance, layout):
-    exact = tensors((2, 16, 7, 5), 16)
+    exact = conv_inputs((2, 16, 7, 5), 16)
     h, weight, bias = exact
     low = [
         h.detach().to(dtype).contiguous(memory_format=layout),
@@ -79,8 +60,8 @@ def test_upsample_in_lower_precision(dtype, tolerance, layout):
     ]
     for value in low:
         value.requires_grad_()
-    expected = results(upsample_conv_reference, exact)
-    found = results(upsample_conv, low)
+    expected = with_gradients(upsample_conv_reference, exact)
+    found = with_gradients(upsample_conv, low)
     assert found[0].dtype == dtype
     assert [g.dtype for g in found[1:]] == [dtype, torch.float32, torch.float32]
     for mine, plain in zip(found, expected, strict=True):
@@ -89,26 +70,28 @@ def test_upsample_in_lower_precision(dtype, tolerance, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
-def test_keeps_only_its_input_and_the_parameter(function, layout):
-    # neither four times as much for an enlargement, nor a padded copy, nor a folded or cast weight
-    h, weight, bias = tensors((1, 4, 8, 8), 4, torch.float32)
+def test_saves_only_its_input_and_the_weight(function, layout):
+    # no upsampled or padded copy of the input, no folded or cast weight
+    h, weight, bias = conv_inputs((1, 4, 8, 8), 4, torch.float32)
     h = h.detach().bfloat16().contiguous(memory_format=layout).requires_grad_()
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         function(h, weight, bias)
-    assert {t.data_ptr() for t in kept} == {h.data_ptr(), weight.data_ptr()}
+    assert {t.data_ptr() for t in saved} == {h.data_ptr(), weight.data_ptr()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_layout_of_results_and_gradients(function, layout, dtype):
-    inputs = tensors((2, 3, 4, 6), 5, torch.float32)
+def test_layout_of_outputs_and_gradients(function, layout, dtype):
+    inputs = conv_inputs((2, 3, 4, 6), 5, torch.float32)
     h, weight = (
         t.detach().to(dtype if t is inputs[0] else t.dtype).contiguous(memory_format=layout)
         for t in inputs[:2]
     )
-    out, grad_h, grad_weight, _ = results(function, [h.requires_grad_(), weight.requires_grad_(), inputs[2]])
+    out, grad_h, grad_weight, _ = with_gradients(
+        function, [h.requires_grad_(), weight.requires_grad_(), inputs[2]]
+    )
     for found in (out, grad_h, grad_weight):
         assert found.is_contiguous(memory_format=layout)
     assert (grad_h.dtype, grad_weight.dtype) == (dtype, torch.float32)
@@ -116,27 +99,29 @@ def test_layout_of_results_and_gradients(function, layout, dtype):
 
 @pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
 def test_gradcheck(function):
-    assert torch.autograd.gradcheck(function, tensors((2, 2, 4, 3), 3))
+    assert torch.autograd.gradcheck(function, conv_inputs((2, 2, 4, 3), 3))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["upsample_conv", "downsample_conv"])
-def test_the_operators_keep_the_rules_of_operators(name, layout):
-    h, weight, bias = tensors((2, 3, 4, 6), 4, torch.float32)
+def test_passes_opcheck(name, layout):
+    h, weight, bias = conv_inputs((2, 3, 4, 6), 4, torch.float32)
     h = h.detach().contiguous(memory_format=layout).requires_grad_()
     torch.library.opcheck(getattr(torch.ops.vae, name).default, (h, weight, bias))
 
 
 @pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
 def test_compiles_without_a_graph_break(function):
-    inputs = tensors((2, 3, 4, 6), 4, torch.float32)
+    inputs = conv_inputs((2, 3, 4, 6), 4, torch.float32)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    for found, expected in zip(results(compiled, inputs), results(function, inputs), strict=True):
+    for found, expected in zip(
+        with_gradients(compiled, inputs), with_gradients(function, inputs), strict=True
+    ):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def counted(function, shape, out_channels):
-    """Peak bytes and arithmetic of forward alone, then of forward and backward, on meta in bf16."""
+    """Peak bytes and FLOPs of forward alone, then of forward and backward, on meta in bf16."""
     h = torch.empty(shape, device="meta", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     weight = torch.empty(out_channels, shape[1], 3, 3, device="meta", requires_grad=True)
     bias = torch.empty(out_channels, device="meta", requires_grad=True)
@@ -155,11 +140,11 @@ def test_downsample_needs_no_padded_copy():
     assert mine_both < plain_both - 0.5 * image
 
 
-def test_arithmetic():
+def test_flops():
     (_, forward), (_, both) = counted(upsample_conv, (2, 8, 16, 16), 12)
-    assert both == 3 * forward == 3 * 2 * (2 * 32 * 32) * 8 * 12 * 4  # four taps for each enlarged pixel
+    assert both == 3 * forward == 3 * 2 * (2 * 32 * 32) * 8 * 12 * 4  # four taps for each upsampled pixel
     (_, forward), (_, both) = counted(downsample_conv, (2, 8, 16, 16), 12)
-    assert both == 3 * forward == 3 * 2 * (2 * 9 * 9) * 8 * 12 * 9  # a row and a column are dropped
+    assert both == 3 * forward == 3 * 2 * (2 * 9 * 9) * 8 * 12 * 9  # one row and one column are dropped
 
 
 @pytest.mark.parametrize(
@@ -167,9 +152,9 @@ def test_arithmetic():
     [((1, 3, 4, 6), 4), ((3, 2, 10, 2), 5), ((2, 4, 2, 14), 4), ((1, 2, 5, 7), 3), ((2, 1, 6, 3), 2)],
 )
 def test_downsample_equals_the_plain_formula(shape, out_channels):
-    inputs = tensors(shape, out_channels)
+    inputs = conv_inputs(shape, out_channels)
     for found, expected in zip(
-        results(downsample_conv, inputs), results(plain_downsample, inputs), strict=True
+        with_gradients(downsample_conv, inputs), with_gradients(plain_downsample, inputs), strict=True
     ):
         assert found.shape == expected.shape
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -179,11 +164,11 @@ def test_downsample_equals_the_plain_formula(shape, out_channels):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_downsample_in_lower_precision(dtype, tolerance):
-    exact = tensors((2, 8, 8, 6), 8)
+    exact = conv_inputs((2, 8, 8, 6), 8)
     low = [exact[0].detach().to(dtype), *(v.detach().float() for v in exact[1:])]
     for value in low:
         value.requires_grad_()
-    found = results(downsample_conv, low)
+    found = with_gradients(downsample_conv, low)
     assert found[0].dtype == dtype
-    for mine, plain in zip(found, results(plain_downsample, exact), strict=True):
+    for mine, plain in zip(found, with_gradients(plain_downsample, exact), strict=True):
         assert (mine.double() - plain).abs().max() < tolerance * plain.abs().max()

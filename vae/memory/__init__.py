@@ -1,1 +1,1 @@
-"""What a step will need: counted by running the real step without data on the meta device."""
+"""The memory that a step needs: counted by running the real step without data on the meta device."""

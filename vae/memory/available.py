@@ -1,19 +1,19 @@
-"""How many bytes a run may plan with on a device."""
+"""How many bytes a run may use on a device."""
 
 import torch
 
 from vae.host import GIB, container_memory, main_memory
 
-CPU_SHARE = 0.5  # of the free memory: data workers and the system need theirs
-# What a step takes on a CUDA device beside its live tensors: workspaces of cuDNN and cuBLAS, and gaps that
-# the caching allocator cannot fill. A round figure, not measured yet.
+CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the rest
+# Bytes of a step on a CUDA device in addition to its live tensors: workspaces of cuDNN and cuBLAS, and gaps
+# that the caching allocator cannot fill. A round figure, not measured yet.
 CUDA_RESERVE = GIB // 2
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes of a CUDA device that are free or already ours, or CPU_SHARE of the free main memory.
+    """Bytes of a CUDA device that are free or already reserved by us, or CPU_SHARE of the free main memory.
 
-    A prediction counts the weights too, so what this process has reserved for them is not subtracted.
+    A prediction includes the weights, so memory that this process has reserved for them is not subtracted.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -23,5 +23,5 @@ def available_bytes(device: torch.device) -> int:
 
 
 def reserve_bytes(device: torch.device) -> int:
-    """Bytes that a step takes on the device on top of its live tensors."""
+    """Bytes that a step uses on the device in addition to its live tensors."""
     return CUDA_RESERVE if device.type == "cuda" else 0

@@ -1,4 +1,4 @@
-"""The memory of one step, predicted by running it on the meta device; the rung and micro-batch it allows."""
+"""The memory of one step, predicted on the meta device, and the recompute level and micro-batch that fit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 
 from vae.config.errors import UserError
-from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
 from vae.host import GIB
 from vae.losses.perceptual import build_perceptual
 from vae.memory.live_bytes import LiveBytes
@@ -16,12 +16,13 @@ from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients
 
+META = torch.device("meta")
 ADAM_COPIES = 2  # both moments, in the parameters' fp32
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """All that decides how much memory one step takes, but the micro-batch."""
+    """Everything that decides the memory of one step, except the micro-batch."""
 
     model: ModelConfig
     loss: LossConfig
@@ -30,20 +31,20 @@ class StepSpec:
     dtype: torch.dtype
     channels_last: bool
     ema: bool  # a second copy of the weights for validation
-    processes: int = 1  # several hold the gradients once more while they sum them
-    train_part: str = "all"  # or "decoder", whose encoder keeps no activations, gradients or moments
-    recompute: str = "none"  # rung of the ladder in vae.model.recompute
-    reserve: int = 0  # bytes beside all tensors: available.reserve_bytes
+    world_size: int = 1  # if more than 1, reducing the gradients needs another copy of them
+    train_part: str = "all"  # "decoder": the encoder has no stored activations, gradients or moments
+    recompute: str = "none"  # recompute level, see vae.model.recompute
+    reserve: int = 0  # bytes in addition to all tensors: available.reserve_bytes
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of one step at a rung and micro-batch: what stays between steps, and the most on top of it."""
+    """Bytes of one step at a recompute level and micro-batch."""
 
     recompute: str
     micro_batch: int
-    resident: int  # weights, their average, AdamW's moments, LPIPS, the batch
-    working: int  # gradients, activations and all else that lives for a part of the step
+    resident: int  # between steps: weights, EMA weights, AdamW's moments, LPIPS, the batch
+    working: int  # the peak within the step on top of them: gradients, activations and temporaries
     reserve: int
     flops: float  # floating-point operations of one image, forward and backward, LPIPS included
 
@@ -52,68 +53,101 @@ class StepMemory:
         return self.resident + self.working + self.reserve
 
 
+def stage_spec(
+    config: Config, image_size: int, batch_size: int, dtype: torch.dtype, reserve: int, world_size: int = 1
+) -> StepSpec:
+    """The spec of a stage's step: crops of `image_size` px, `batch_size` of them per batch.
+
+    `reserve`: bytes that the device needs in addition to all tensors (vae.memory.available).
+    """
+    return StepSpec(
+        model=config.model,
+        loss=config.loss,
+        image_size=image_size,
+        batch=batch_size * config.run.accumulation_steps,
+        dtype=dtype,
+        channels_last=config.speed.channels_last,
+        ema=config.optim.ema_decay > 0,
+        world_size=world_size,
+        train_part=config.optim.train_part,
+        reserve=reserve,
+    )
+
+
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
-    """Predicted bytes and arithmetic of the step, by running its real code on tensors without data."""
+    """Predicted bytes and FLOPs of the step: its real code runs on tensors without data."""
     micro_batch = min(micro_batch, spec.batch)
-    resident, working, flops = _count(replace(spec, reserve=0), micro_batch)
+    resident, working, flops = count_step(replace(spec, reserve=0), micro_batch)
     return StepMemory(spec.recompute, micro_batch, resident, working, spec.reserve, flops)
 
 
 @lru_cache(maxsize=64)
-def _count(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
-    meta = torch.device("meta")
-    with meta:
-        autoencoder = AutoencoderKL(spec.model)
-        set_recompute(autoencoder, spec.recompute)
-        if spec.train_part == "decoder":
-            autoencoder.freeze_encoder()
-        adversarial = spec.loss.adversarial_weight > 0
-        discriminator = None
-        if adversarial:
-            discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
-    perceptual = None
-    if spec.loss.perceptual_weight > 0:
-        net = "vgg" if spec.loss.perceptual_net == "random" else spec.loss.perceptual_net
-        perceptual = build_perceptual(net, None, spec.dtype, meta)
-    networks = Networks(autoencoder, discriminator, perceptual, spec.dtype, spec.channels_last)
-    passes = min(2, -(-spec.batch // micro_batch))  # the second pass already carries whole gradients
+def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
+    """Resident bytes, working bytes and FLOPs per image; cached, because a search repeats its questions."""
+    networks = _meta_networks(spec)
+    passes = min(2, -(-spec.batch // micro_batch))  # from the second pass on, all gradients exist already
     images = micro_batch * passes
-    latent = spec.image_size // downsampling(spec.model)
-    inputs = StepInputs(
-        images=torch.empty(images, 3, spec.image_size, spec.image_size, dtype=torch.uint8, device=meta),
-        noise=torch.empty(images, spec.model.z_channels, latent, latent, device=meta),
-        image_share=1.0,
-        loss_scale=torch.ones((), device=meta),
-        adversarial_factor=torch.ones((), device=meta) if adversarial else None,
-    )
+    inputs = _meta_inputs(spec, images)
     with LiveBytes() as counter:
         compute_gradients(networks, inputs, [micro_batch] * passes, spec.loss)
     working = counter.peak
-    if adversarial:  # the discriminator's block runs last, on the reconstructions of all passes
+    if networks.discriminator is not None:  # its block runs last, on the reconstructions of all passes
         pixels = inputs.images.numel() // images * spec.dtype.itemsize
         working += pixels * max(0, spec.batch - images)
-    weights = _bytes(autoencoder)
-    others = _bytes(discriminator) if discriminator else 0
-    trained = others + sum(p.nbytes for p in autoencoder.parameters() if p.requires_grad)
-    resident = weights + others + trained * ADAM_COPIES + (weights if spec.ema else 0)
-    resident += trained if spec.processes > 1 else 0
-    resident += _bytes(perceptual) if perceptual is not None else 0
+    resident = _resident_bytes(networks, spec)
     resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch
     return resident, working, counter.flops / images
 
 
-def _bytes(module: torch.nn.Module) -> int:
-    return sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
+def _meta_networks(spec: StepSpec) -> Networks:
+    discriminator = perceptual = None
+    with META:
+        autoencoder = AutoencoderKL(spec.model)
+        set_recompute(autoencoder, spec.recompute)
+        if spec.train_part == "decoder":
+            autoencoder.freeze_encoder()
+        if spec.loss.adversarial_weight > 0:
+            discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
+    if spec.loss.perceptual_weight > 0:
+        net = "vgg" if spec.loss.perceptual_net == "random" else spec.loss.perceptual_net
+        perceptual = build_perceptual(net, None, spec.dtype, META)
+    return Networks(autoencoder, discriminator, perceptual, spec.dtype, spec.channels_last)
+
+
+def _meta_inputs(spec: StepSpec, images: int) -> StepInputs:
+    latent = spec.image_size // downsampling(spec.model)
+    return StepInputs(
+        images=torch.empty(images, 3, spec.image_size, spec.image_size, dtype=torch.uint8, device=META),
+        noise=torch.empty(images, spec.model.z_channels, latent, latent, device=META),
+        image_share=1.0,
+        loss_scale=torch.ones((), device=META),
+        adversarial_factor=torch.ones((), device=META) if spec.loss.adversarial_weight > 0 else None,
+    )
+
+
+def _resident_bytes(networks: Networks, spec: StepSpec) -> int:
+    """Bytes of weights, EMA weights, moments and LPIPS."""
+    weights = _bytes(networks.autoencoder)
+    others = _bytes(networks.discriminator)
+    trained = others + sum(p.nbytes for p in networks.autoencoder.parameters() if p.requires_grad)
+    resident = weights + others + trained * ADAM_COPIES + _bytes(networks.perceptual)
+    resident += weights if spec.ema else 0
+    resident += trained if spec.world_size > 1 else 0
+    return resident
+
+
+def _bytes(module: torch.nn.Module | None) -> int:
+    return 0 if module is None else sum(t.nbytes for t in [*module.parameters(), *module.buffers()])
 
 
 def choose_step(spec: StepSpec, available: int, micro_batch: str, recompute: str) -> StepMemory:
-    """The step's memory at the rung and micro-batch that are asked for, or found where they are "auto".
+    """The step's memory at the requested recompute level and micro-batch, or at the chosen ones for "auto".
 
-    auto is the fastest rung at which the passes asked for, or else single images, fit into `available`
-    bytes, and then the largest micro-batch. A number is taken as it is. Raises UserError where not even one
-    image fits. `spec.recompute` is not read.
+    `recompute` "auto" selects the fastest level at which the requested passes, or else single images, fit
+    into `available` bytes; `micro_batch` "auto" then selects the largest that fits. A number is used as it
+    is. Raises UserError if a single image does not fit with "auto". `spec.recompute` is not read.
     """
-    best = fastest_rung(spec, available, 1 if micro_batch == "auto" else int(micro_batch), recompute)
+    best = fastest_level(spec, available, 1 if micro_batch == "auto" else int(micro_batch), recompute)
     if micro_batch != "auto":
         return best
     if best.total > available:
@@ -121,39 +155,44 @@ def choose_step(spec: StepSpec, available: int, micro_batch: str, recompute: str
     return _largest_micro_batch(replace(spec, recompute=best.recompute), available)
 
 
-def fastest_rung(spec: StepSpec, available: int, micro_batch: int, recompute: str) -> StepMemory:
-    """The step at the fastest rung that fits, or the smallest where none does; `recompute`: auto or one."""
-    found = []
-    for rung in RECOMPUTE if recompute == "auto" else (recompute,):
-        found.append(step_memory(replace(spec, recompute=rung), micro_batch))
-        if found[-1].total <= available:
-            return found[-1]
-    return min(found, key=lambda memory: memory.total)
+def fastest_level(spec: StepSpec, available: int, micro_batch: int, recompute: str) -> StepMemory:
+    """The step at the fastest recompute level that fits, or at the smallest if none does.
+
+    `recompute`: "auto", or the only level to consider.
+    """
+    steps = []
+    for level in RECOMPUTE if recompute == "auto" else (recompute,):
+        steps.append(step_memory(replace(spec, recompute=level), micro_batch))
+        if steps[-1].total <= available:
+            return steps[-1]
+    return min(steps, key=lambda memory: memory.total)
 
 
 def _too_large(spec: StepSpec, best: StepMemory, available: int, recompute: str) -> UserError:
-    remedy = "lower --image_size" if recompute in ("auto", RECOMPUTE[-1]) else "take --recompute auto"
+    remedy = "lower --image_size" if recompute in ("auto", RECOMPUTE[-1]) else "use --recompute auto"
     return UserError(
         f"--image_size {spec.image_size} needs {best.total / GIB:.1f} GiB for a single image with "
-        f"--recompute {best.recompute}, and {available / GIB:.1f} GiB may be used: {remedy}, or try it with "
+        f"--recompute {best.recompute}, but only {available / GIB:.1f} GiB may be used: {remedy}, or try "
         "--micro_batch_size 1"
     )
 
 
 def _largest_micro_batch(spec: StepSpec, available: int) -> StepMemory:
-    """The most images per pass that fit, of which one does."""
-    whole = step_memory(spec, spec.batch)  # alone in that no pass finds gradients of an earlier one
+    """The step with the most images per pass that fit; one image must fit."""
+    whole = step_memory(
+        spec, spec.batch
+    )  # a special case: a single pass finds no gradients of an earlier one
     if whole.total <= available:
         return whole
-    most = _largest(lambda micro_batch: step_memory(spec, micro_batch).total, available, spec.batch)
+    most = largest_count(lambda micro_batch: step_memory(spec, micro_batch).total, available, spec.batch)
     return step_memory(spec, most)
 
 
-def _largest(total: Callable[[int], int], available: int, limit: int) -> int:
-    """The largest count from 1 up to below `limit` whose total fits, of which 1 does.
+def largest_count(total: Callable[[int], int], available: int, limit: int) -> int:
+    """The largest count from 1 up to, not including, `limit` whose total fits; 1 must fit.
 
-    Totals are a straight line but for bends where another moment of the step becomes the fullest: each
-    guess lies on the line through what is counted already, so four counts are the rule.
+    Totals are linear except for bends where another moment of the step becomes the peak. Each guess is on the
+    line through two known totals, so the search usually needs four totals.
     """
     fits, too_many = 1, limit
     while too_many - fits > 1:

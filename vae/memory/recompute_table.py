@@ -1,4 +1,4 @@
-"""The ladder as a table: bytes and arithmetic of one step of the default model at every rung, counted.
+"""A table of the recompute levels: bytes and arithmetic of one step of the default model, counted.
 
 python -m vae.memory.recompute_table --help
 """
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from vae import console
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.config.resolve import check_image_size
@@ -19,7 +20,7 @@ TERA = 1e12
 
 
 def default_spec(image_size: int, batch: int = 1) -> StepSpec:
-    """The step the figures of the documentation are of: bf16, L1 + LPIPS + KL, averaged weights."""
+    """The step behind the figures in the documentation: bf16, L1 + LPIPS + KL, EMA weights."""
     return StepSpec(
         model=ModelConfig(),
         loss=LossConfig(),
@@ -32,14 +33,14 @@ def default_spec(image_size: int, batch: int = 1) -> StepSpec:
     )
 
 
-def ladder(spec: StepSpec) -> list[StepMemory]:
-    """The step at every rung with single images as passes, from the fastest to the smallest."""
-    return [step_memory(replace(spec, recompute=rung), 1) for rung in RECOMPUTE]
+def memory_by_level(spec: StepSpec) -> list[StepMemory]:
+    """The step at every recompute level, with one image per pass, from the fastest level to the smallest."""
+    return [step_memory(replace(spec, recompute=level), 1) for level in RECOMPUTE]
 
 
-def ladder_table(image_size: int) -> str:
-    """Working bytes per pixel and arithmetic of each rung, and all bytes of 1 image and of 4 in turn."""
-    one, four = ladder(default_spec(image_size)), ladder(default_spec(image_size, batch=4))
+def recompute_table(image_size: int) -> str:
+    """Working bytes per pixel and arithmetic of each recompute level, and all bytes of 1 and of 4 images."""
+    one, four = (memory_by_level(default_spec(image_size, batch)) for batch in (1, 4))
     lines = [
         f"{'--recompute':<16}{'bytes/pixel':>12}{'TFLOP/image':>13}{'GiB, 1 image':>14}{'4 as 4 x 1':>12}"
     ]
@@ -52,22 +53,22 @@ def ladder_table(image_size: int) -> str:
 
 
 def side(text: str) -> int:
-    """The side of a square image that the default model takes, px."""
+    """Parse the side of a square image that the default model supports, px."""
     try:
         check_image_size(int(text), ModelConfig())
     except (ValueError, UserError) as error:
-        raise argparse.ArgumentTypeError(f"{text}: give a multiple of 8 from 16, as 1024") from error
+        raise argparse.ArgumentTypeError(f"{text}: use a multiple of 8 from 16 on, such as 1024") from error
     return int(text)
 
 
 def main() -> None:
-    """Print the table for the side that the command line names."""
+    """Print the table for the side on the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m vae.memory.recompute_table", description=ladder_table.__doc__, allow_abbrev=False
+        prog="python -m vae.memory.recompute_table", description=recompute_table.__doc__, allow_abbrev=False
     )
     help_text = "side of the square images, px (%(default)s)"
     parser.add_argument("side", nargs="?", type=side, default=1024, metavar="SIDE", help=help_text)
-    print(ladder_table(parser.parse_args().side))
+    console.info(recompute_table(parser.parse_args().side))
 
 
 if __name__ == "__main__":

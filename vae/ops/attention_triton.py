@@ -1,21 +1,26 @@
 """The steps of vae.ops.attention_torch as Triton kernels: each reads its block once and writes it once.
 
-A program holds whole rows of a block, so a row's maximum and sum need no second pass; memory bounds all
-three. Arithmetic is fp32. No speed was measured yet.
+A program processes whole rows of a block, so the maximum and sum of a row need no second pass. All three
+kernels are bound by memory bandwidth. Arithmetic is fp32. Their speed is not measured yet.
 
-Import this only where Triton is installed. With TRITON_INTERPRET=1 it runs on CPU tensors.
+Import this module only if Triton is installed. With TRITON_INTERPRET=1 it runs on CPU tensors.
 """
+
+# Triton reads the annotations of kernels: only `constexpr` parameters have one.
+# mypy: disallow-incomplete-defs=False
+# ruff: noqa: N803 - constexpr parameters are uppercase, as in Triton's own kernels
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from vae.ops.gpu_blocks import row_tile
-from vae.ops.library import on_its_device
+from vae.ops.library import on_input_device
 
 
 @triton.jit
-def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
+def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """This program's rows, their offsets in a dense matrix, and which elements and rows exist."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -27,24 +32,26 @@ def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N8
 def _softmax_kernel(
     scores,
     weights,
-    peak,
-    mass,
-    shrink,
+    row_max,
+    row_sum,
+    rescale,
     rows,
     columns,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     row, offsets, inside, exists = _tile(rows, columns, ROWS, COLUMNS)
     s = tl.load(scores + offsets, mask=inside, other=-float("inf"))
-    before = tl.load(peak + row, mask=exists, other=0.0)
-    highest = tl.maximum(before, tl.max(s, 1))
-    w = tl.where(inside, tl.exp(s - highest[:, None]), 0.0)
-    factor = tl.exp(before - highest)
+    old_max = tl.load(row_max + row, mask=exists, other=0.0)
+    new_max = tl.maximum(old_max, tl.max(s, 1))
+    w = tl.where(inside, tl.exp(s - new_max[:, None]), 0.0)
+    factor = tl.exp(old_max - new_max)
     tl.store(weights + offsets, w.to(weights.dtype.element_ty), mask=inside)
-    tl.store(mass + row, tl.load(mass + row, mask=exists, other=0.0) * factor + tl.sum(w, 1), mask=exists)
-    tl.store(peak + row, highest, mask=exists)
-    tl.store(shrink + row, factor, mask=exists)
+    tl.store(
+        row_sum + row, tl.load(row_sum + row, mask=exists, other=0.0) * factor + tl.sum(w, 1), mask=exists
+    )
+    tl.store(row_max + row, new_max, mask=exists)
+    tl.store(rescale + row, factor, mask=exists)
 
 
 @triton.jit
@@ -58,8 +65,8 @@ def _gradient_kernel(
     scale,
     rows,
     columns,
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     row, offsets, inside, exists = _tile(rows, columns, ROWS, COLUMNS)
     log_sum = tl.load(log_sums + row, mask=exists, other=0.0)
@@ -73,55 +80,51 @@ def _gradient_kernel(
 
 
 @triton.jit
-def _row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
+def _row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row, offsets, inside, exists = _tile(rows, columns, ROWS, COLUMNS)
     left = tl.load(a + offsets, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(b + offsets, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row, tl.sum(left * right, 1), mask=exists)
 
 
-@on_its_device
-def softmax_step(
-    scores: torch.Tensor, weights: torch.Tensor, peak: torch.Tensor, mass: torch.Tensor, shrink: torch.Tensor
-) -> None:
-    """What vae.ops.attention_torch.softmax_step does; every tensor is dense."""
-    _launch(_softmax_kernel, scores.shape, scores, weights, peak, mass, shrink)
+@on_input_device
+def softmax_step(scores: Tensor, weights: Tensor, row_max: Tensor, row_sum: Tensor, rescale: Tensor) -> None:
+    """vae.ops.attention_torch.softmax_step; every tensor is dense."""
+    _launch(_softmax_kernel, scores.shape, scores, weights, row_max, row_sum, rescale)
 
 
-@on_its_device
+@on_input_device
 def gradient_step(
-    scores: torch.Tensor,
-    grad_weights: torch.Tensor,
-    weights: torch.Tensor,
-    grad_scores: torch.Tensor,
-    log_sums: torch.Tensor,
-    deltas: torch.Tensor,
+    scores: Tensor,
+    grad_weights: Tensor,
+    weights: Tensor,
+    grad_scores: Tensor,
+    log_sums: Tensor,
+    deltas: Tensor,
     scale: float,
 ) -> None:
-    """What vae.ops.attention_torch.gradient_step does; the scores' tensors are dense."""
-    log_sums, deltas = log_sums.contiguous(), deltas.contiguous()
-    _launch(
-        _gradient_kernel, scores.shape, scores, grad_weights, weights, grad_scores, log_sums, deltas, scale
+    """vae.ops.attention_torch.gradient_step; the first four tensors are dense."""
+    arguments = (
+        scores,
+        grad_weights,
+        weights,
+        grad_scores,
+        log_sums.contiguous(),
+        deltas.contiguous(),
+        scale,
     )
+    _launch(_gradient_kernel, scores.shape, *arguments)
 
 
-@on_its_device
-def row_products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """What vae.ops.attention_torch.row_products does; `out` is dense."""
+@on_input_device
+def row_products(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """vae.ops.attention_torch.row_products; `out` is dense."""
     _launch(_row_products_kernel, a.shape, a.contiguous(), b.contiguous(), out)
 
 
-def _launch(kernel, shape: torch.Size, *arguments) -> None:
+def _launch(kernel: triton.JITFunction, shape: torch.Size, *arguments: Tensor | float) -> None:
     """Run a kernel over the rows of dense tensors of this shape."""
     rows, columns = shape[0] * shape[1], shape[2]
     tile = row_tile(columns)
-    grid = (triton.cdiv(rows, tile.rows),)
-    kernel[grid](
-        *arguments,
-        rows,
-        columns,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        num_warps=tile.num_warps,
-        num_stages=1,
-    )
+    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.num_warps, "num_stages": 1}
+    kernel[(triton.cdiv(rows, tile.rows),)](*arguments, rows, columns, **constants)

@@ -1,8 +1,8 @@
-"""Large images in bands of rows: what convolutions take at once, and what lies at a band's edges.
+"""Large images in bands of rows: how a convolution's input is cut, with padding rows at each band's edges.
 
-Libraries of convolutions count elements in 32 bits in places, and 4096 x 4096 px of 128 channels are 2**31.
-With channels last a band of one image is a dense view, so cutting copies nothing but rows of zeros at the
-image's edges; and what is made for a convolution alone, an activation, is never there as a whole.
+Convolution libraries count elements in 32 bits in places, and 4096 x 4096 px of 128 channels are 2**31
+elements. In channels_last layout a band of one image is a dense view, so cutting copies only the zero rows
+at the image's edges. An activation that only a convolution needs never exists for the whole image.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,18 +11,19 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from vae.ops.layout import accumulation_dtype
+from vae.ops.library import accumulation_dtype
 
-WHOLE_ELEMENTS = 2**30  # up to here a tensor is taken whole: half of what 32 bits with a sign count
-# 256 MiB in bf16: hundreds of rows, so that the rows read twice are few; a share of memory that is small
-# beside the tensor it is cut from. Its speed is not measured yet.
+WHOLE_ELEMENTS = 2**30  # larger tensors are cut: half of what a signed 32-bit integer counts
+# 256 MiB in bf16. A band has hundreds of rows, so few rows are read twice, and it is small beside the tensor
+# it is cut from. Its speed is not measured yet.
 BAND_ELEMENTS = 2**27
 
-Activation = Callable[[torch.Tensor, slice], torch.Tensor]  # (rows of some images, which images) to the same
+# Takes rows of some images and the slice of these images; returns a tensor of the same shape.
+Activation = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
 class Band(NamedTuple):
-    """Rows `first` up to `last` of some images."""
+    """Rows from `first` up to, not including, `last` of some images."""
 
     images: slice
     first: int
@@ -36,9 +37,9 @@ class Band(NamedTuple):
         scale: int = 1,
         activation: Activation | None = None,
     ) -> torch.Tensor:
-        """The band in t (B, C, H, W), or activation of it, with rows more `above` and `below`.
+        """The band of t (B, C, H, W) after `activation`, with `above` and `below` padding rows.
 
-        t has `scale` rows for one of the band's. Rows beyond the edges of t are zero, after the activation.
+        t has `scale` rows for each row of the band. Rows beyond the edges of t are zero after the activation.
         """
         first, last = self.first * scale - above, self.last * scale + below
         rows = t[self.images, :, max(first, 0) : min(last, t.shape[2])]
@@ -48,9 +49,9 @@ class Band(NamedTuple):
         return F.pad(rows, (0, 0, *missing)) if any(missing) else rows
 
 
-def bands(batch: int, rows: int, *tensors: torch.Size | tuple[int, ...]) -> list[Band]:
-    """Bands of the `rows` of each image, for an operation over tensors of these shapes; [] if taken whole."""
-    elements = max(map(_elements, tensors))
+def bands(batch: int, rows: int, *shapes: torch.Size | tuple[int, ...]) -> list[Band]:
+    """Bands of the `rows` of each image, for an operation on tensors of these shapes; [] if none is large."""
+    elements = max(map(_elements, shapes))
     if elements <= WHOLE_ELEMENTS:
         return []
     step = max(1, BAND_ELEMENTS * batch * rows // elements)
@@ -61,14 +62,19 @@ def bands(batch: int, rows: int, *tensors: torch.Size | tuple[int, ...]) -> list
     ]
 
 
+def write(target: torch.Tensor, values: torch.Tensor, accumulate: bool) -> torch.Tensor:
+    """Copy the values into the target, or add them to it; return the target."""
+    return target.add_(values) if accumulate else target.copy_(values)
+
+
 def parameter_sums(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeros for the gradients of weight and bias that bands add to, fp32 at least."""
-    wide = accumulation_dtype(weight)
-    return torch.zeros_like(weight, dtype=wide), weight.new_zeros(len(weight), dtype=wide)
+    """Zeros, in at least fp32, to which bands add the gradients of weight and bias."""
+    dtype = accumulation_dtype(weight)
+    return torch.zeros_like(weight, dtype=dtype), weight.new_zeros(len(weight), dtype=dtype)
 
 
 def add_to(sums: Iterable[torch.Tensor], grads: Iterable[torch.Tensor]) -> None:
-    """Add a band's gradients to the sums, one to one."""
+    """Add each gradient of a band to its sum."""
     for total, grad in zip(sums, grads, strict=True):
         total += grad
 

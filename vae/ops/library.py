@@ -1,27 +1,30 @@
-"""How an operation of ours is made known to PyTorch: one opaque call, its gradient, its memory and its FLOPs.
+"""What all our operations share: registration with PyTorch, and the layout and dtype of results.
 
-An operation of the namespace "vae" is a real PyTorch operator. torch.compile does not look into it, so it
-cannot undo what the operation saves and what it computes again; DDP, the meta device and dispatch modes
-treat it like any built-in one.
+An operation of the namespace "vae" is a real PyTorch operator. torch.compile does not trace into it, so the
+compiler cannot change what the operation saves and what it recomputes. DDP, the meta device and dispatch
+modes treat it like a built-in operator.
 
-The convention for counting memory: `IMPLEMENTATIONS[torch.ops.vae.NAME.default]` is the plain Python
-function behind the operation. Run on meta tensors, it allocates what the GPU path allocates, scratch
-included, and frees it as early; so a counter that runs it under its own mode sees the bytes alive within
-the operation. (PyTorch itself only calls `fake`, which makes the results and no scratch; on the CPU the
-implementation may take temporaries that the GPU does not need.) A loop over equal blocks may be cut short
-on meta to the blocks that decide the peak: FLOPs are counted by the operation's formula, not from within.
+Memory is counted by this convention: `IMPLEMENTATIONS[torch.ops.vae.NAME.default]` is the plain Python
+function of the operation. On meta tensors it allocates what the GPU path allocates, scratch memory included,
+and frees it as early. A counter that runs it under its own mode therefore sees the bytes alive within the
+operation. (PyTorch itself only calls `fake`, which allocates the results but no scratch. On the CPU the
+implementation may use temporaries that the GPU does not need.) On meta, a loop over equal blocks may stop
+after the blocks that decide the peak: the operation's formula counts the FLOPs, not the loop.
 """
 
 import importlib.util
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 IMPLEMENTATIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 @cache
@@ -30,23 +33,40 @@ def triton_is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the device of its first argument, a tensor, made current: Triton launches there."""
+def on_input_device(
+    function: Callable[Concatenate[torch.Tensor, Parameters], Result],
+) -> Callable[Concatenate[torch.Tensor, Parameters], Result]:
+    """Make the device of the first argument current while `function` runs: Triton launches kernels there."""
 
     @wraps(function)
-    def run(first: torch.Tensor, *arguments, **options):
-        with torch.cuda.device_of(first):  # nothing for a tensor of the CPU
-            return function(first, *arguments, **options)
+    def run(first: torch.Tensor, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with torch.cuda.device_of(first):  # does nothing for a CPU tensor
+            return function(first, *args, **kwargs)
 
     return run
 
 
 def has_no_data(tensor: torch.Tensor) -> bool:
-    """Whether there is nothing to compute with: a meta tensor, or one that torch.compile traces with.
+    """Whether the tensor is a meta tensor, or a fake tensor that torch.compile traces with.
 
-    The latter, a fake tensor, names a real device, and its sizes may be symbols.
+    A fake tensor names a real device, and its sizes may be symbols.
     """
     return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def layout_of(h: torch.Tensor) -> torch.memory_format:
+    """The layout of h (B, C, H, W): contiguous_format if h is contiguous, else channels_last."""
+    return torch.contiguous_format if h.is_contiguous() else torch.channels_last
+
+
+def empty_in_layout_of(shape: tuple[int, ...], h: torch.Tensor) -> torch.Tensor:
+    """An empty tensor of `shape` with the dtype, device and layout of h."""
+    return torch.empty(shape, dtype=h.dtype, device=h.device, memory_format=layout_of(h))
+
+
+def accumulation_dtype(h: torch.Tensor) -> torch.dtype:
+    """The dtype of statistics and sums over h: fp32, or fp64 if h is fp64."""
+    return torch.promote_types(h.dtype, torch.float32)
 
 
 def define_op(
@@ -56,15 +76,15 @@ def define_op(
     setup_context: Callable[..., Any] | None = None,
     flops: Callable[..., int] | None = None,
 ) -> Callable[..., Any]:
-    """Make `implementation` the operator vae::<its name without leading underscores> and return that.
+    """Register `implementation` as the operator vae::<its name without leading underscores>; return it.
 
-    implementation  annotated with the types of torch.library.custom_op; mutates no argument and returns new
-                    tensors; one without gradients of its own where `backward` is None
-    fake            the same arguments to empty results of the right shape, dtype and memory format
-    backward        (ctx, *gradients of the results) to the gradients of all arguments
-    setup_context   (ctx, inputs, output): saves for backward
-    flops           (*shapes and numbers of the arguments, out_shape=..., **_) to floating-point operations;
-                    needed by every operation that holds a matrix product or a convolution
+    implementation  annotated with types of torch.library.custom_op; mutates no argument and returns new
+                    tensors; has no gradient if `backward` is None
+    fake            takes the same arguments; returns empty results of the right shape, dtype and layout
+    backward        takes (ctx, *gradients of the results); returns the gradients of all arguments
+    setup_context   takes (ctx, inputs, output); saves tensors for backward
+    flops           takes (*shapes and numbers of the arguments, out_shape=..., **_); returns floating-point
+                    operations; required for operations with a matrix product or a convolution
     """
     name = implementation.__name__.lstrip("_")
     op = torch.library.custom_op(f"vae::{name}", implementation, mutates_args=())

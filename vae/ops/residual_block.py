@@ -1,54 +1,50 @@
-"""A whole residual block as one operation that keeps its input and the statistics of its norms alone.
+"""A whole residual block as one operation that stores only its input and the statistics of its norms.
 
-Backward runs the first convolution again and both activations, and frees each as soon as it is used; of
-large images (vae.ops.bands) activations are made in bands of rows.
+Backward recomputes the first convolution and both activations, and frees each of them after its last use. For
+large images (vae.ops.bands) activations are computed in bands of rows.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vae.ops.bands import bands
-from vae.ops.fused_conv import (
-    KnownNormSiLU,
-    conv,
-    conv_flops,
-    conv_input_gradient,
-    conv_parameter_gradients,
-    norm_silu_conv_reference,
-)
+from vae.ops.conv_gradients import same_conv_input_gradient, same_conv_parameter_gradients
+from vae.ops.fused_conv import NormActivation, conv, conv_flops, norm_silu_conv_reference
 from vae.ops.library import define_op
 from vae.ops.norm import norm_statistics
 
 
 def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
-    """norm-SiLU-conv twice over x (B, C, H, W), added to x: (B, C', H, W). What residual_block computes.
+    """norm-SiLU-conv twice over x (B, C, H, W), added to x: (B, C', H, W).
 
-    `parameters`: weight and bias of norm1, conv1, norm2, conv2 and, where C' is not C, of the 1x1 shortcut.
+    `parameters`: weight and bias of norm1, conv1, norm2, conv2 and, if C' is not C, of the 1x1 shortcut.
     """
-    h = norm_silu_conv_reference(x, *parameters[:4], groups, eps)
-    h = norm_silu_conv_reference(h, *parameters[4:8], groups, eps)
-    if len(parameters) > 8:
-        weight, bias = parameters[8:]
+    gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
+    h = norm_silu_conv_reference(x, gamma1, beta1, weight1, bias1, groups, eps)
+    h = norm_silu_conv_reference(h, gamma2, beta2, weight2, bias2, groups, eps)
+    if shortcut:
+        weight, bias = shortcut
         x = F.conv2d(x, weight.to(x.dtype), bias.to(x.dtype))
     return x + h
 
 
 def residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
-    """residual_block_reference, of which backward needs x and the statistics (B, groups) alone."""
+    """residual_block_reference; saves only x and the statistics (B, groups) for backward."""
     return _op(x, parameters, groups, eps)[0]
 
 
 def _residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> list[Tensor]:
-    """The block's output, then mean and rstd of its first and of its second norm."""
+    """The block's output, then mean and rstd of the first norm and of the second norm."""
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
     mean1, rstd1 = norm_statistics(x, groups, eps)
-    h = conv(x, weight1, bias1, KnownNormSiLU(mean1, rstd1, gamma1, beta1, groups))
+    h = conv(x, weight1, bias1, NormActivation(mean1, rstd1, gamma1, beta1, groups))
     mean2, rstd2 = norm_statistics(h, groups, eps)
-    h = conv(h, weight2, bias2, KnownNormSiLU(mean2, rstd2, gamma2, beta2, groups))
-    h = conv(x, *shortcut, into=h, add=True) if shortcut else h.add_(x)
+    h = conv(h, weight2, bias2, NormActivation(mean2, rstd2, gamma2, beta2, groups))
+    h = conv(x, shortcut[0], shortcut[1], out=h, accumulate=True) if shortcut else h.add_(x)
     return [h, mean1, rstd1, mean2, rstd2]
 
 
@@ -58,32 +54,32 @@ def _residual_block_backward(
     """Gradients of x and of `parameters`, in their order."""
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, _, *shortcut = parameters
     mean1, rstd1, mean2, rstd2 = statistics
-    activation1 = KnownNormSiLU(mean1, rstd1, gamma1, beta1, groups)
-    activation2 = KnownNormSiLU(mean2, rstd2, gamma2, beta2, groups)
-    room, room_h, room_grad = _shared_room(x, grad_out)
-    h = conv(x, weight1, bias1, activation1, into=room_h)
-    grads2 = conv_parameter_gradients(grad_out, h, weight2, activation2)
-    grad = conv_input_gradient(grad_out, h, weight2, into=room_grad)
+    activation1 = NormActivation(mean1, rstd1, gamma1, beta1, groups)
+    activation2 = NormActivation(mean2, rstd2, gamma2, beta2, groups)
+    buffer, buffer_head, buffer_tail = _shared_buffer(x, grad_out)
+    h = conv(x, weight1, bias1, activation1, out=buffer_head)
+    grads2 = same_conv_parameter_gradients(grad_out, h, weight2, activation2)
+    grad = same_conv_input_gradient(grad_out, h, weight2, out=buffer_tail)
     grad, *norm_grads2 = activation2.backward(grad, h)
     del h
-    grads1 = conv_parameter_gradients(grad, x, weight1, activation1)
-    grad = conv_input_gradient(grad, x, weight1, into=room)
+    grads1 = same_conv_parameter_gradients(grad, x, weight1, activation1)
+    grad = same_conv_input_gradient(grad, x, weight1, out=buffer)
     grad, *norm_grads1 = activation1.backward(grad, x)
-    shortcut_grads = []
+    grads = [*norm_grads1, *grads1, *norm_grads2, *grads2]
     if shortcut:
-        shortcut_grads = conv_parameter_gradients(grad_out, x, shortcut[0])
-        grad = conv_input_gradient(grad_out, x, shortcut[0], into=grad, add=True)
+        grads += same_conv_parameter_gradients(grad_out, x, shortcut[0])
+        grad = same_conv_input_gradient(grad_out, x, shortcut[0], out=grad, accumulate=True)
     else:
         grad += grad_out
-    return [grad, *norm_grads1, *grads1, *norm_grads2, *grads2, *shortcut_grads]
+    return [grad, *grads]
 
 
-def _shared_room(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
-    """Room like x whose first part has h's shape, and so has its last, where bands may share it.
+def _shared_buffer(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
+    """A buffer shaped like `x`, with head and tail views shaped like `h`; None if bands cannot share it.
 
-    Of a block that is at least twice as wide at x as at h, the latter and its gradient lie where the
-    gradient of x will be: by the time its rows reach those of the other they are read. Channels last only,
-    where a row of each takes the room of that row in all channels.
+    If x is at least twice as wide as h, then h and its gradient use the memory of the gradient of x. The
+    gradient of x reaches a row of theirs only after that row was read. Channels last only: there a row of x
+    or h is one block of memory with all its channels.
     """
     if not bands(len(x), x.shape[2], x.shape) or x.shape[1] < 2 * h.shape[1]:
         return None, None, None
@@ -93,28 +89,35 @@ def _shared_room(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor] | tuple[
     if x.is_contiguous():
         if not x.is_meta:
             return None, None, None
-        strides = (image, height * width, width, 1)  # convolutions there forget the layout
-    room = torch.empty_like(x)
-    first, last = (room.as_strided(h.shape, strides, start) for start in (0, x.numel() - h.numel()))
-    return room, first, last
+        strides = (image, height * width, width, 1)  # convolutions on meta forget the layout
+    buffer = torch.empty_like(x)
+    head, tail = (buffer.as_strided(h.shape, strides, start) for start in (0, x.numel() - h.numel()))
+    return buffer, head, tail
 
 
-def _flops(x, parameters, *_, **__) -> int:
+def _flops(x: torch.Size, parameters: Sequence[torch.Size], *_: object, **__: object) -> int:
     pixels = x[0] * x[2] * x[3]
     return sum(conv_flops(pixels, shape) for shape in parameters if len(shape) == 4)
 
 
-def _backward_flops(grad_out, x, statistics, parameters, *_, **__) -> int:
-    first = conv_flops(x[0] * x[2] * x[3], parameters[2])  # made again
-    return 2 * _flops(x, parameters) + first
+def _backward_flops(
+    grad_out: torch.Size,
+    x: torch.Size,
+    statistics: object,
+    parameters: Sequence[torch.Size],
+    *_: object,
+    **__: object,
+) -> int:
+    recomputed = conv_flops(x[0] * x[2] * x[3], parameters[2])
+    return 2 * _flops(x, parameters) + recomputed
 
 
-def _save_for_backward(ctx, inputs, output):
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     x, parameters, ctx.groups, _ = inputs
     ctx.save_for_backward(x, *output[1:], *parameters)
 
 
-def _gradients(ctx, grads):
+def _gradients(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], None, None]:
     x, *saved = ctx.saved_tensors
     grad_x, *rest = _backward_op(grads[0], x, saved[:4], saved[4:], ctx.groups)
     return grad_x, rest, None, None

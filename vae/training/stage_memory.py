@@ -8,9 +8,8 @@ import torch
 from vae.config.options import Config
 from vae.host import GIB
 from vae.memory.available import available_bytes, reserve_bytes
-from vae.memory.plan import StepMemory, choose_step
-from vae.memory.plan_table import way_of
-from vae.memory.stage_spec import stage_spec
+from vae.memory.plan import StepMemory, choose_step, stage_spec
+from vae.memory.plan_table import describe_step
 from vae.training.distributed import Distributed
 from vae.training.stages import Stage
 
@@ -36,7 +35,7 @@ def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distribut
 def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_size: str) -> str:
     """The plan as `check_compatibility.py --plan` prints it; with a warning line if it may not fit."""
     line = (
-        f"{image_size} px, batch {local_images} as {way_of(plan.memory, local_images)}: predicted peak "
+        f"{image_size} px, batch {local_images} as {describe_step(plan.memory, local_images)}: predicted peak "
         f"{plan.memory.total / GIB:.2f} GiB of {plan.available / GIB:.1f} GiB that may be used"
     )
     if plan.memory.total <= plan.available:
