@@ -437,7 +437,7 @@ def test_output_after_ten_kills_equals_an_undisturbed_run(tmp_path):
 @posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_stop_with_one_line_and_no_temporary_files(tmp_path, number):
-    many(tmp_path / "raw", 60)
+    many(tmp_path / "raw", 150)
     line = command(tmp_path / "raw", tmp_path / "out", "--target_size", 256, "--num_workers", 2)
     code, err = kill_when(lambda: any((tmp_path / "out").glob("part0/*.jpg")), line, number)
     assert code == 130

@@ -18,7 +18,7 @@ from vae.files import sha256_of_file
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.perceptual_hash import HASHES_NAME
 from vae.prepare.split.run import SplitReport, split_manifest
-from vae.prepare.split.sides import NONE, TRAIN, VAL, deal_folds, earlier_choice, gather, hold_out
+from vae.prepare.split.sides import NONE, TRAIN, VAL, choose_val_groups, deal_folds, earlier_choice, gather
 
 needs_scikit = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="needs the optional scikit-learn"
@@ -188,7 +188,7 @@ def test_small_sets_validate_on_at_least_one_image_and_never_all():
     for count, share in ((2, 0.01), (2, 0.9), (10, 0.1), (40, 0.05)):
         keys = np.random.default_rng(count).integers(0, 2**63, count, dtype=np.uint64)
         groups = gather(keys, np.zeros(count, int))
-        in_val = hold_out(groups, share, np.full(count, NONE))
+        in_val = choose_val_groups(groups, share, np.full(count, NONE))
         assert in_val.sum() == min(max(1, round(count * share)), count - 1)
         assert in_val[: in_val.sum()].all()  # the lowest hashes
 
@@ -196,7 +196,7 @@ def test_small_sets_validate_on_at_least_one_image_and_never_all():
 def test_many_small_labels_still_give_the_share():
     labels = np.repeat(np.arange(500), 4)
     groups = gather(np.random.default_rng(0).permutation(2000).astype(np.uint64), labels)
-    in_val = hold_out(groups, 0.1, np.full(2000, NONE))[groups.of_image]
+    in_val = choose_val_groups(groups, 0.1, np.full(2000, NONE))[groups.of_image]
     assert abs(in_val.mean() - 0.1) < 0.005
     assert np.bincount(labels, weights=in_val).max() <= 1
 

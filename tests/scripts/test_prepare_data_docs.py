@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.runs import ROOT
 from vae.config.flags import default_text
-from vae.config.prepare_flags import CONFIG_OF, ReadingConfig
+from vae.config.prepare_flags import CONFIG_OF, ReadingConfig, parse_prepare_flags
 
 TEXT = (ROOT / "docs" / "prepare_data.md").read_text(encoding="utf-8")
 
@@ -33,3 +33,13 @@ def test_page_lists_every_flag_with_its_default(mode):
         assert item.metadata["help"]
         if item.default is not MISSING and item.default is not None:
             assert rows[name].split(";")[0] == default_text(item), name
+
+
+def test_help_without_a_mode_lists_the_flags_of_every_mode(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_prepare_flags(["--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    for mode, config in CONFIG_OF.items():
+        text = printed[printed.index(f"usage: prepare_data.py --mode {mode} ") :]
+        assert all(f"--{item.name}" in text.split("\n\nusage:")[0] for item in fields(config))

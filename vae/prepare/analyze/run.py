@@ -39,7 +39,8 @@ ROW = np.dtype(  # one image
         ("blank", bool),
         ("read", bool),
         *((name, np.float32) for name in (*SCALARS, *SIZES)),
-    ]
+    ],
+    align=True,
 )
 
 

@@ -23,7 +23,16 @@ from vae.prepare.split.grouping import (
 )
 from vae.prepare.split.metadata_csv import Metadata, read_metadata
 from vae.prepare.split.record import SplitSettings, read_record, settle_numbers, write_record
-from vae.prepare.split.sides import NONE, TRAIN, VAL, Groups, deal_folds, earlier_choice, gather, hold_out
+from vae.prepare.split.sides import (
+    NONE,
+    TRAIN,
+    VAL,
+    Groups,
+    choose_val_groups,
+    deal_folds,
+    earlier_choice,
+    gather,
+)
 
 LABELS = "labels"  # by the file of --labels, in later splits by the labels that it left in the manifest
 
@@ -161,7 +170,7 @@ def _assign(groups: Groups, settings: SplitSettings, before: Columns | None) -> 
     in_val = np.zeros(len(groups.hashes), dtype=bool)
     if settings.val_split:
         earlier = earlier_choice(groups, before.sides) if before else nothing
-        in_val = hold_out(groups, settings.val_split, earlier)
+        in_val = choose_val_groups(groups, settings.val_split, earlier)
     folds = nothing
     if settings.num_folds:
         earlier = earlier_choice(groups, before.folds) if before else nothing

@@ -68,7 +68,7 @@ def earlier_choice(groups: Groups, earlier: np.ndarray) -> np.ndarray:
     return np.where(lowest == unknown, NONE, lowest)
 
 
-def hold_out(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
+def choose_val_groups(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
     """Which groups are in the validation set: bool (G,). Values of `earlier`, (G,), other than NONE are kept.
 
     With at least 1000 groups and one label, these are the groups whose hash is below a threshold, so that a
