@@ -24,7 +24,7 @@ def as_8_bit(image: torch.Tensor) -> np.ndarray:
 
 
 def ssim_of_scipy(x: np.ndarray, y: np.ndarray) -> float:
-    """As scikit-image: windows with reflected borders, of which the outer 5 px are cropped off."""
+    """As scikit-image: windows with reflected borders, then a crop of the outer 5 px."""
     values = []
     for one, other in zip(x, y, strict=True):
         blur = lambda a: ndimage.gaussian_filter(a, 1.5, truncate=3.5)  # noqa: E731
