@@ -48,8 +48,9 @@ original, reconstruction = vae.to_pil(images)[0], vae.to_pil(decoded)[0]
 original.save(results_dir / "original.png")
 reconstruction.save(results_dir / "reconstruction.png")
 
-# %% Latents for a diffusion model: shifted and scaled to zero mean and unit variance
-scaled = (latents - model.shift_factor) * model.scaling_factor
+# %% Latents for a diffusion model: shifted and scaled to about zero mean and unit variance
+shift, scaling = model.shift_factor or 0.0, model.scaling_factor or 1.0  # None if a file has no constants
+scaled = (latents - shift) * scaling
 print(f"scaled latents: mean {scaled.mean():.2f}, std {scaled.std():.2f}")
 
 # %% Measure the VAE on all images. The folder then contains report.html, tables and samples

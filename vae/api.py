@@ -135,7 +135,7 @@ def encode(
 def decode(
     vae: LoadedVae,
     latents: torch.Tensor,
-    size: tuple[int, int] | None = None,
+    size: Sequence[int] | None = None,
     *,
     dtype: str = "fp32",
     tile: int | None = None,
@@ -146,7 +146,8 @@ def decode(
     `dtype` and `tile` are the same as in `encode`.
     """
     latents = latents.to(_device(vae))
-    return decode_latents(vae.autoencoder, latents, size, dtype=_dtype(dtype), tile=tile)
+    target = None if size is None else (size[0], size[1])
+    return decode_latents(vae.autoencoder, latents, target, dtype=_dtype(dtype), tile=tile)
 
 
 def reconstruct(
@@ -158,8 +159,8 @@ def reconstruct(
 ) -> torch.Tensor:
     """Encode and decode images: fp32 (B, 3, H, W) in about [-1, 1], not clamped. See `encode`."""
     batch = load_images(images)
-    height, width = batch.shape[2:]
-    return decode(vae, encode(vae, batch, dtype=dtype, tile=tile), (height, width), dtype=dtype, tile=tile)
+    latents = encode(vae, batch, dtype=dtype, tile=tile)
+    return decode(vae, latents, batch.shape[2:], dtype=dtype, tile=tile)
 
 
 def train(**options: Any) -> TrainingResult:

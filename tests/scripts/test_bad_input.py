@@ -239,9 +239,9 @@ def test_output_dir_is_a_file_or_inside_one(mistake, tmp_path):
     path = tmp_path / "file"
     path.write_text("mine")
     inner = path / "a" / "b"
-    tokens = (f"--output_dir {path}", "is a file", "name a folder")
+    tokens = (f"--output_dir {path}", "is a file", "folder")
     assert_contains(mistake(CONFIG, output_dir=str(path)), tokens)
-    tokens = (f"--output_dir {inner}", str(path), "is a file", "name a folder")
+    tokens = (f"--output_dir {inner}", str(path), "is a file", "folder")
     assert_contains(mistake(CONFIG, output_dir=str(inner)), tokens)
     assert path.read_text() == "mine"
 
