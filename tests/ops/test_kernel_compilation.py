@@ -41,7 +41,12 @@ def norm_launches():
     }
     common |= {"means": fp32, "squares": fp32, "grad_unit_sums": fp32, "grad_sums": fp32, "group_means": fp32}
     common |= {"out": bf16, "grad_out": bf16, "grad_h": bf16}
-    whole = (kernels.partial_moments, kernels.normalize, kernels.partial_sums, kernels.input_gradient)
+    whole = (
+        kernels.partial_moments_kernel,
+        kernels.normalize_kernel,
+        kernels.partial_sums_kernel,
+        kernels.input_gradient_kernel,
+    )
     for kernel, channels_last in itertools.product(whole, (True, False)):
         blocks = norm_blocks(1, 128, 1024**2, channels_last)
         other, one = ("stride_p", "stride_c") if channels_last else ("stride_c", "stride_p")
@@ -50,7 +55,9 @@ def norm_launches():
         yield kernel, types, constants | ({"SILU": True} if "SILU" in kernel.arg_names else {}), NUM_WARPS
     merged = {"mean_out": fp32, "rstd_out": fp32, "channel_sums": fp32, "programs": "i32", "eps": "fp32"}
     merged |= common | {"rows_per_program": "i32"}
-    for kernel, group_channels in itertools.product((kernels.merge_moments, kernels.merge_sums), (4, 24)):
+    for kernel, group_channels in itertools.product(
+        (kernels.merge_moments_kernel, kernels.merge_sums_kernel), (4, 24)
+    ):
         parts, columns = merge_tile(group_channels)
         types = {name: kind for name, kind in merged.items() if name in kernel.arg_names}
         yield kernel, types, {"group_channels": group_channels, "PARTS": parts, "COLUMNS": columns}, NUM_WARPS
@@ -64,7 +71,7 @@ def attention_launches():
     types = {"scores": fp32, "grad_weights": fp32, "weights": bf16, "grad_scores": bf16, "scale": "fp32"}
     types |= {name: fp32 for name in ("row_max", "row_sum", "rescale", "log_sums", "deltas", "out")}
     types |= {"a": bf16, "b": bf16, "rows": "i32", "columns": "i32"}
-    whole = (kernels._softmax_kernel, kernels._gradient_kernel, kernels._row_products_kernel)
+    whole = (kernels.softmax_kernel, kernels.gradient_kernel, kernels.row_products_kernel)
     for kernel, width in itertools.product(whole, (64, 512, 2048)):
         tile = row_tile(width)
         own = {name: kind for name, kind in types.items() if name in kernel.arg_names}

@@ -29,7 +29,7 @@ def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _softmax_kernel(
+def softmax_kernel(
     scores,
     weights,
     row_max,
@@ -55,7 +55,7 @@ def _softmax_kernel(
 
 
 @triton.jit
-def _gradient_kernel(
+def gradient_kernel(
     scores,
     grad_weights,
     weights,
@@ -80,7 +80,7 @@ def _gradient_kernel(
 
 
 @triton.jit
-def _row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row, offsets, inside, exists = _tile(rows, columns, ROWS, COLUMNS)
     left = tl.load(a + offsets, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(b + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -90,7 +90,7 @@ def _row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 @on_input_device
 def softmax_step(scores: Tensor, weights: Tensor, row_max: Tensor, row_sum: Tensor, rescale: Tensor) -> None:
     """vae.ops.attention_torch.softmax_step; every tensor is dense."""
-    _launch(_softmax_kernel, scores.shape, scores, weights, row_max, row_sum, rescale)
+    _launch(softmax_kernel, scores.shape, scores, weights, row_max, row_sum, rescale)
 
 
 @on_input_device
@@ -113,13 +113,13 @@ def gradient_step(
         deltas.contiguous(),
         scale,
     )
-    _launch(_gradient_kernel, scores.shape, *arguments)
+    _launch(gradient_kernel, scores.shape, *arguments)
 
 
 @on_input_device
 def row_products(a: Tensor, b: Tensor, out: Tensor) -> None:
     """vae.ops.attention_torch.row_products; `out` is dense."""
-    _launch(_row_products_kernel, a.shape, a.contiguous(), b.contiguous(), out)
+    _launch(row_products_kernel, a.shape, a.contiguous(), b.contiguous(), out)
 
 
 def _launch(kernel: triton.JITFunction, shape: torch.Size, *arguments: Tensor | float) -> None:

@@ -65,7 +65,7 @@ def _moments_tile(
 
 
 @triton.jit
-def partial_moments(
+def partial_moments_kernel(
     h,
     means,
     squares,
@@ -103,7 +103,7 @@ def partial_moments(
 
 
 @triton.jit
-def merge_moments(
+def merge_moments_kernel(
     means,
     squares,
     mean_out,
@@ -142,7 +142,7 @@ def merge_moments(
 
 
 @triton.jit
-def normalize(
+def normalize_kernel(
     h,
     out,
     mean,
@@ -173,7 +173,7 @@ def normalize(
 
 
 @triton.jit
-def partial_sums(
+def partial_sums_kernel(
     grad_out,
     h,
     mean,
@@ -214,7 +214,7 @@ def partial_sums(
 
 
 @triton.jit
-def merge_sums(
+def merge_sums_kernel(
     grad_unit_sums,
     grad_sums,
     weight,
@@ -250,7 +250,7 @@ def merge_sums(
 
 
 @triton.jit
-def input_gradient(
+def input_gradient_kernel(
     grad_out,
     h,
     grad_h,

@@ -28,22 +28,12 @@ def norm_statistics(h: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]
     blocks, size = cut.blocks, (cut.pixels, cut.channels)
     means, squares = h.new_empty(2, cut.batch, blocks.programs, cut.channels, dtype=torch.float32)
     mean, rstd = (h.new_empty(cut.batch, groups, dtype=torch.float32) for _ in range(2))
-    kernels.partial_moments[cut.reduction_grid](
+    kernels.partial_moments_kernel[cut.reduction_grid](
         h, means, squares, *size, *cut.strides, blocks.tiles_per_program, **cut.tile, **LAUNCH
     )
     rows, group_channels = blocks.tiles_per_program * blocks.rows, cut.channels // groups
-    kernels.merge_moments[(groups, cut.batch)](
-        means,
-        squares,
-        mean,
-        rstd,
-        *size,
-        blocks.programs,
-        rows,
-        eps,
-        group_channels,
-        **_merge(group_channels),
-    )
+    merged = (means, squares, mean, rstd, *size, blocks.programs, rows, eps, group_channels)
+    kernels.merge_moments_kernel[(groups, cut.batch)](*merged, **_merge(group_channels))
     return mean, rstd
 
 
@@ -53,7 +43,9 @@ def normalize(h: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tenso
     cut = _cut(h)
     size = (cut.pixels, cut.channels, mean.shape[1], *cut.strides)
     out = torch.empty_like(h)
-    kernels.normalize[cut.grid](h, out, mean, rstd, weight, bias, *size, SILU=silu, **cut.tile, **LAUNCH)
+    kernels.normalize_kernel[cut.grid](
+        h, out, mean, rstd, weight, bias, *size, SILU=silu, **cut.tile, **LAUNCH
+    )
     return out
 
 
@@ -74,14 +66,14 @@ def normalize_backward(
     partial = h.new_empty(2, cut.batch, programs, cut.channels, dtype=torch.float32)
     channel_sums = h.new_empty(2, cut.batch, cut.channels, dtype=torch.float32)
     group_means = h.new_empty(2, cut.batch, groups, dtype=torch.float32)
-    kernels.partial_sums[cut.reduction_grid](
+    kernels.partial_sums_kernel[cut.reduction_grid](
         grad_out, h, *norm, *partial, *size, cut.blocks.tiles_per_program, SILU=silu, **cut.tile, **LAUNCH
     )
     group_channels = cut.channels // groups
     merged = (*partial, weight, channel_sums, group_means, cut.pixels, cut.channels, programs, group_channels)
-    kernels.merge_sums[(groups, cut.batch)](*merged, **_merge(group_channels))
+    kernels.merge_sums_kernel[(groups, cut.batch)](*merged, **_merge(group_channels))
     grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
-    kernels.input_gradient[cut.grid](
+    kernels.input_gradient_kernel[cut.grid](
         grad_out, h, grad_h, *norm, group_means, *size, SILU=silu, **cut.tile, **LAUNCH
     )
     # sums into two new tensors: an operation must not return two views of one storage
