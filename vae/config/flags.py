@@ -11,9 +11,16 @@ from vae.config.errors import UsageError, UserError
 from vae.config.options import all_options, section_title, sections
 from vae.config.values import base_type, check, from_json, is_list, nearest
 
+# Values that start with a minus, as flags do. argparse itself does not recognise -1e-4 as a number.
+_NEGATIVE_NUMBER = re.compile(r"-(\.?\d.*|inf|infinity|nan)$", re.IGNORECASE)
+
 
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser that raises UsageError with a one-line message."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = _NEGATIVE_NUMBER  # argparse has no public way to set it
 
     def error(self, message: str) -> NoReturn:
         number = re.fullmatch(r"argument (--\w+): invalid (int|float) value: '(.*)'", message)
