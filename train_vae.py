@@ -13,6 +13,11 @@ def main(argv: list[str]) -> int:
     if given.pop("list_profiles", False):
         console.info(profile_table())
         return 0
+    if path := given.pop("save_config", None):
+        from vae.training.save_config import save_config
+
+        save_config(given, path)
+        return 0
     from vae.training.run import train
 
     return train(given)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vae.config.errors import UsageError, UserError
-from vae.config.options import all_options, section_title, sections
+from vae.config.options import ActionConfig, all_options, section_title, sections
 from vae.config.values import base_type, check, from_json, is_list, nearest
 
 # Values that start with a minus, as flags do. argparse itself does not recognise -1e-4 as a number.
@@ -40,8 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         formatter_class=_help_format,
     )
-    parser.add_argument("--list_profiles", action="store_true", help="list the profiles and exit")
-    for name, section in sections().items():
+    for name, section in {"actions": ActionConfig, **sections()}.items():
         group = parser.add_argument_group(name, section_title(section))
         for item in fields(section):
             _add(group, item)
@@ -125,10 +124,11 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
     given, unknown = parser.parse_known_args(argv)
     _check_unknown(parser, unknown)
     values = vars(given)
-    options = all_options()
+    options = {
+        item.name: item for section in (ActionConfig, *sections().values()) for item in fields(section)
+    }
     for name, value in values.items():
-        if name in options:
-            check(options[name][1], value)
+        check(options[name], value)
     if values.get("config"):
         values = {**read_json(Path(values["config"])), **values}
     return values
@@ -147,7 +147,9 @@ def read_json(path: Path) -> dict[str, Any]:
     options = all_options()
     values = {}
     for name, value in loaded.items():
-        if name == "config":
+        if name == "config":  # null in the config.json of a run
+            if value is None:
+                continue
             raise UserError(f'--config {path} contains the key "config": put all options into one file')
         if name not in options:
             raise UserError(f'--config {path} has the unknown key "{name}"{nearest(name, options)}')

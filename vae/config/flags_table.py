@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from vae.config.flags import default_text
-from vae.config.options import section_title, sections
+from vae.config.options import ActionConfig, section_title, sections
 from vae.config.recipes import profile_table
 
 
@@ -16,7 +16,7 @@ def flags_markdown() -> str:
         "Every on/off flag also has a `--no-` form.",
         "Precedence of sources: flag, JSON file, checkpoint, profile, card, default.",
     ]
-    for name, section in sections().items():
+    for name, section in {"actions": ActionConfig, **sections()}.items():
         lines += ["", f"## {name}", "", section_title(section), ""]
         lines += ["| flag | meaning | default |", "|---|---|---|"]
         for item in fields(section):

@@ -275,6 +275,18 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class ActionConfig:
+    """Actions instead of training. They are flags only, and never part of a configuration."""
+
+    list_profiles: bool = option(False, "list the profiles and exit")
+    save_config: str | None = option(
+        None,
+        "write all options of this command to FILE, as JSON for --config, and exit without training",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """All options of a training run. Each package below `training` receives only its own section."""
 

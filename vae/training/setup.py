@@ -1,7 +1,7 @@
 """From given options to a run that is ready to train: everything is checked before anything is written."""
 
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,15 @@ Checkpoint = tuple[Path, dict[str, Any]]
 
 def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingState]:
     """Check everything and build the run; raises UserError, with nothing written, if something is wrong."""
-    given, checkpoint = _find_checkpoint(given)
-    path, content = checkpoint or (None, None)
-    config = _resolve(given, content, dist.device)
-    config, source = _existing_vae(config, given)
+    options = resolve_options(given, dist.device)
+    config, given, path, content = options.config, options.given, options.path, options.content
     _check_output(config, path, latest=given.get("resume_from") == "latest")
     stages, position = _stages(config, given, content)
     dtype = compute_dtype(config.speed, dist.device)
     training_set, validation_set = find_images(config, given)
     _check_stages(config, stages, position, training_set, dist)
     set_backends(config.speed)
-    state = _build_state(config, dist, dtype, source)
+    state = _build_state(config, dist, dtype, options.source)
     perceptual = _perceptual(config, dist, dtype)
     networks, compiled = _networks(config, dist, state, perceptual, dtype)
     if content:
@@ -74,6 +72,25 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
         resumed_from=path,
     )
     return run, state
+
+
+@dataclass(frozen=True)
+class ResolvedOptions:
+    """The options of a command from all sources, and the files among these sources."""
+
+    config: Config
+    given: Given  # with the output folder that --resume_from implies
+    path: Path | None  # of the checkpoint of --resume_from
+    content: dict[str, Any] | None  # of this checkpoint
+    source: VaeFile | None  # of --init_from
+
+
+def resolve_options(given: Given, device: torch.device) -> ResolvedOptions:
+    """Combine the `given` options with the files that they name, the profile and the card."""
+    given, checkpoint = _find_checkpoint(given)
+    path, content = checkpoint or (None, None)
+    config, source = _existing_vae(_resolve(given, content, device), given)
+    return ResolvedOptions(config, given, path, content, source)
 
 
 def _existing_vae(config: Config, given: Given) -> tuple[Config, VaeFile | None]:

@@ -1,0 +1,126 @@
+"""--save_config writes a file that gives --config the options of the command, and trains nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import train_vae
+from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.training_runs import train_short
+from vae.config.errors import UserError
+from vae.config.flags import parse_flags
+from vae.config.options import Config, all_options
+from vae.training.setup import resolve_options
+
+CPU = torch.device("cpu")
+
+
+def saved(words: list[str], path: Path) -> dict:
+    """The content of the file that --save_config writes for this command."""
+    assert train_vae.main([*words, "--save_config", str(path)]) == 0
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def resolved(words: list[str]) -> Config:
+    """The options of a command, without the names of the files and profiles that they came from."""
+    config = resolve_options(parse_flags(words), CPU).config
+    return replace(config, run=replace(config.run, config=None, profile=None))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--profile", "standard", "--batch_size", "2", "--no-use_torch_compile", "--channels", "32", "64"],
+        ["--profile", "demo", "--data_path", "a b", "--max_steps", "3", "--micro_batch_size", "1"],
+        ["--progressive", "64:2:4,128:1:2", "--learning_rate", "3e-5"],
+    ],
+)
+def test_saved_file_gives_the_options_of_the_command(words, tmp_path):
+    words = [*words, "--device", "cpu"]
+    path = tmp_path / "new folder" / "saved.json"
+    values = saved(words, path)
+    assert resolved(["--config", str(path)]) == resolved(words)
+    assert all_options().keys() - values.keys() == {"config", "profile", "val_split"}
+    assert list(tmp_path.iterdir()) == [path.parent]
+
+
+def test_flags_override_the_saved_file_and_it_includes_an_earlier_one(tmp_path):
+    first = tmp_path / "first.json"
+    first.write_text(json.dumps({"image_size": 96, "val_split": 0.2, "seed": 5}))
+    values = saved(["--config", str(first), "--seed", "7", "--device", "cpu"], tmp_path / "second.json")
+    assert (values["image_size"], values["val_split"], values["seed"]) == (96, 0.2, 7)
+    found = resolved(["--config", str(tmp_path / "second.json"), "--seed", "8"])
+    assert (found.data.image_size, found.data.val_split, found.run.seed) == (96, 0.2, 8)
+
+
+def test_architecture_of_init_from_is_in_the_file(tiny, tmp_path):
+    train_short(tiny, tmp_path / "first")
+    words = ["--init_from", str(tmp_path / "first" / "vae"), "--device", "cpu"]
+    values = saved(words, tmp_path / "saved.json")
+    assert (values["channels"], values["z_channels"]) == (tiny["channels"], tiny["z_channels"])
+    assert resolved(["--config", str(tmp_path / "saved.json")]) == resolved(words)
+
+
+def test_saved_file_trains_as_the_flags_do(tiny, tmp_path):
+    words = [*as_flags({**tiny, "max_steps": 1})]
+    saved(words, tmp_path / "saved.json")
+    assert not Path(tiny["output_dir"]).exists()
+    found = run_script("train_vae.py", "--config", str(tmp_path / "saved.json"))
+    assert found.returncode == 0, found.stderr
+    assert (Path(tiny["output_dir"]) / "vae" / "config.json").exists()
+
+
+def test_manifest_that_is_split_accepts_the_saved_file(tmp_path):
+    """`val_split` is an error with such a manifest, so it is in the file only if it was given."""
+    values = saved(["--data_path", "manifest.jsonl", "--device", "cpu"], tmp_path / "a.json")
+    assert "val_split" not in values
+    given = saved(["--val_split", "0.1", "--device", "cpu"], tmp_path / "b.json")
+    assert given["val_split"] == 0.1
+
+
+@pytest.mark.parametrize("words", [["--image_size", "500"], ["--progressive", "500:1:4"], ["--profile", "x"]])
+def test_mistake_in_the_options_writes_nothing(words, tmp_path):
+    with pytest.raises(UserError, match=words[1].split(":")[0]):
+        saved([*words, "--device", "cpu"], tmp_path / "saved.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_file_is_not_replaced(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text("{}")
+    with pytest.raises(UserError, match=r"--save_config .*mine\.json exists") as caught:
+        saved([], path)
+    assert path.read_text() == "{}"
+    assert "\n" not in str(caught.value)
+
+
+def test_file_that_cannot_be_written_is_a_one_line_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--save_config .* cannot be written"):
+        saved(["--device", "cpu"], tmp_path / "file" / "saved.json")
+
+
+def test_save_config_is_not_a_key_of_the_json_file(tmp_path):
+    (tmp_path / "my.json").write_text('{"save_config": "other.json"}')
+    with pytest.raises(UserError, match='unknown key "save_config"'):
+        parse_flags(["--config", str(tmp_path / "my.json")])
+
+
+def test_config_json_of_a_run_is_accepted(tiny, tmp_path):
+    train_short(tiny, tmp_path / "first")
+    found = resolved(["--config", str(tmp_path / "first" / "config.json")])
+    assert found.model.z_channels == tiny["z_channels"]
+
+
+def test_documentation_explains_every_line_of_the_example():
+    text = (ROOT / "examples" / "config.json").read_text(encoding="utf-8")
+    resolved(["--config", str(ROOT / "examples" / "config.json")])
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    lines = [line.strip().removesuffix(",") for line in text.splitlines()[1:-1]]
+    assert len(lines) == len(json.loads(text))
+    for line in lines:
+        assert f"\n| `{line}` | " in page

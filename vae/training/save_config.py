@@ -1,0 +1,37 @@
+"""--save_config: the options of a command as a JSON file for --config."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vae import console
+from vae.config.errors import UserError
+from vae.config.options import flatten
+from vae.device import pick_device
+from vae.files import atomic_path
+from vae.training.setup import resolve_options
+from vae.training.stages import first_stages
+
+
+def save_config(given: dict[str, Any], path: str) -> None:
+    """Resolve the `given` options and write all of them to `path`; UserError if something is wrong.
+
+    The file contains no reference to other files of options, because it replaces them.
+    """
+    file = Path(path)
+    if file.exists():
+        raise UserError(f"--save_config {file} exists: use another name, or delete it first")
+    options = resolve_options(given, pick_device(given.get("device", "auto")))
+    if options.content is None:
+        first_stages(options.config)  # checks --progressive
+    values = flatten(options.config)
+    del values["config"], values["profile"]  # their options are in the file
+    if "val_split" not in given:  # given with a manifest that is split already, it is an error
+        del values["val_split"]
+    try:
+        with atomic_path(file) as temporary:
+            temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--save_config {file} cannot be written: {error.strerror}") from None
+    command = console.command_line("python", "train_vae.py", "--config", file)
+    console.info(f"{file}: {len(values)} options; nothing was trained. Train with: {command}")
