@@ -15,6 +15,7 @@ from tests.harness.runs import ROOT, TINY, as_flags
 from tests.harness.small_vae import write_vae
 from vae.config.evaluate_flags import EPILOG, EvaluateConfig
 from vae.config.flags import default_text
+from vae.evaluation.results import METRICS
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
 TEXT = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
@@ -66,6 +67,12 @@ def test_commands_in_the_help_run(in_workplace):
     assert len(lines) == 3
     for _, *words in lines:
         assert evaluate_vae.main([*words, "--device", "cpu", "--overwrite"]) == 0, words
+
+
+def test_table_defines_every_metric():
+    table = TEXT.partition("\n| metric | definition |\n")[2].partition("\n\n")[0]
+    titles = [metric.title.split()[0] for metric in METRICS.values()]  # without units
+    assert re.findall(r"^\| ([^-|\s]\S*) \|", table, re.M) == titles
 
 
 def test_table_lists_every_flag_with_its_default():

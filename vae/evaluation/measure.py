@@ -17,7 +17,7 @@ from vae.evaluation.image_set import ImageSet
 from vae.evaluation.latents import LatentMeter
 from vae.evaluation.learned_metrics import ReconstructionFid
 from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim, psnr, ssim
-from vae.evaluation.results import SizeResult
+from vae.evaluation.results import PER_IMAGE, SizeResult
 from vae.evaluation.sums import MAX_PSNR_DB
 from vae.inference.codec import decode_latents, encode_images
 from vae.losses.perceptual import PerceptualLoss
@@ -25,7 +25,6 @@ from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.noise import keyed_normal
 from vae.pixels import to_float, to_uint8
 
-PER_IMAGE = ("psnr", "ssim", "ms_ssim", "lpips")
 # (images, indices) -> reconstructions: uint8 (B, 3, H, W) and the images' indices in the set to one uint8
 # (3, H, W) per image, or None if an image cannot be reconstructed
 Reconstruct = Callable[[torch.Tensor, range], list[torch.Tensor | None]]
@@ -41,7 +40,10 @@ class Metrics:
     rfid: ReconstructionFid | None
 
     def of_image(self, recon: torch.Tensor, image: torch.Tensor) -> dict[str, float | None]:
-        """Every metric of one image and its reconstruction, both uint8 (3, H, W); None if it is too small."""
+        """Every metric of PER_IMAGE for one image and its reconstruction, both uint8 (3, H, W).
+
+        A value is None if the image is too small for that metric.
+        """
         recon, image = (to_float(values[None].to(self.device)) for values in (recon, image))
         side = min(image.shape[2:])
         lpips = self.perceptual if self.perceptual and side >= self.perceptual.smallest_side else None

@@ -8,10 +8,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 ERROR_GAIN = 8  # brightness factor of error maps, as on the trainer's sample grids; also in report.css
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of every table of quality: in the terminal, the CSV files and the report."""
+
+    title: str
+    decimals: int
+    better: Literal["higher", "lower"]
+    per_image: bool = True  # False: one value for the whole set
+
+
+# In the order of the columns. vae/evaluation/measure.py measures them.
+METRICS = {
+    "psnr": Metric("PSNR dB", 2, "higher"),
+    "ssim": Metric("SSIM", 4, "higher"),
+    "ms_ssim": Metric("MS-SSIM", 4, "higher"),
+    "lpips": Metric("LPIPS", 4, "lower"),
+    "rfid": Metric("rFID", 3, "lower", per_image=False),
+}
+PER_IMAGE = tuple(name for name, metric in METRICS.items() if metric.per_image)
 
 
 @dataclass(frozen=True)
@@ -65,8 +86,8 @@ class SizeResult:
     """One VAE at one size."""
 
     size: int  # px; 0: whole images
-    metrics: dict[str, float | None]  # psnr, ssim, ms_ssim, lpips: mean over images; rfid: over the set
-    per_image: dict[str, dict[str, float | None]]  # image's name -> metric -> value
+    metrics: dict[str, float | None]  # all METRICS; those of PER_IMAGE as means over images
+    per_image: dict[str, dict[str, float | None]]  # image's name -> metric of PER_IMAGE -> value
     encode_images_per_s: float | None = None
     decode_images_per_s: float | None = None
     encode_peak_bytes: int | None = None

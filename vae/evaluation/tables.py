@@ -6,12 +6,18 @@ from pathlib import Path
 
 from vae.config.evaluate_flags import WHOLE
 from vae.console import printable
-from vae.evaluation.results import Equivariance, Results, SizeResult, VaeResult, as_json
+from vae.evaluation.results import (
+    METRICS,
+    PER_IMAGE,
+    Equivariance,
+    Results,
+    SizeResult,
+    VaeResult,
+    as_json,
+)
 from vae.files import atomic_path
 from vae.host import GIB
 
-METRICS = {"psnr": "PSNR dB", "ssim": "SSIM", "ms_ssim": "MS-SSIM", "lpips": "LPIPS", "rfid": "rFID"}
-DECIMALS = {"psnr": 2, "ssim": 4, "ms_ssim": 4, "lpips": 4, "rfid": 3}
 SPEED = ("encode_images_per_s", "decode_images_per_s", "encode_peak_bytes", "decode_peak_bytes")
 MAX_NAMED = 10  # unusable images in the terminal; results.json contains all
 
@@ -45,11 +51,12 @@ def _quality_rows(results: Results) -> list[list[str]]:
         for metric in METRICS
         if any(one.metrics[metric] is not None for vae in results.vaes for one in vae.sizes)
     ]
-    rows = [["", "size", *(METRICS[name] for name in measured), "encode/s", "decode/s", "encode", "decode"]]
+    titles = [METRICS[name].title for name in measured]
+    rows = [["", "size", *titles, "encode/s", "decode/s", "encode", "decode"]]
     for size in results.protocol.sizes:
         for vae in results.vaes:
             one = next(result for result in vae.sizes if result.size == size)
-            quality = [_number(one.metrics[name], DECIMALS[name]) for name in measured]
+            quality = [_number(one.metrics[name], METRICS[name].decimals) for name in measured]
             rows.append([vae.name, _size(size), *quality, *_speed(one)])
     return rows
 
@@ -129,14 +136,13 @@ def write_csv(results: Results, path: Path) -> None:
 
 def write_per_image_csv(results: Results, path: Path) -> None:
     """Write one row per VAE, size and image; within each VAE and size, the worst PSNR comes first."""
-    metrics = [name for name in METRICS if name != "rfid"]
     rows = []
     for vae in results.vaes:
         for one in vae.sizes:
             worst_first = sorted(one.per_image.items(), key=lambda item: item[1]["psnr"] or 0.0)
             for name, values in worst_first:
-                rows.append([vae.name, one.size, name, *(values[metric] for metric in metrics)])
-    _write_rows(path, ["vae", "size", "image", *metrics], rows)
+                rows.append([vae.name, one.size, name, *(values[metric] for metric in PER_IMAGE)])
+    _write_rows(path, ["vae", "size", "image", *PER_IMAGE], rows)
 
 
 def _write_rows(path: Path, header: list[str], rows: list[list]) -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vae.evaluation.report.tables import shown_number
-from vae.evaluation.results import LatentFacts, VaeResult
-from vae.evaluation.tables import METRICS
+from vae.evaluation.results import METRICS, LatentFacts, VaeResult
 
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 58, 8, 8, 22  # margins around the plot
@@ -115,7 +114,8 @@ def curve_charts(vaes: list[VaeResult]) -> dict[str, list[LineChart]]:
         charts = []
         for metric in metrics:
             shown = {name: found[metric] for name, found in series.items() if metric in found}
-            charts.append(_line_chart(METRICS.get(metric, metric.replace("_", " ")), shown, colours))
+            heading = METRICS[metric].title if metric in METRICS else metric.replace("_", " ")
+            charts.append(_line_chart(heading, shown, colours))
         if charts:
             groups[title] = charts
     return groups

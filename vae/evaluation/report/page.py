@@ -13,8 +13,7 @@ from vae.evaluation.report.tables import (
     quality_tables,
     speed_tables,
 )
-from vae.evaluation.results import ERROR_GAIN, Results
-from vae.evaluation.tables import METRICS
+from vae.evaluation.results import ERROR_GAIN, METRICS, Results
 from vae.html import write_page
 
 
@@ -27,7 +26,7 @@ def write_report(results: Results, path: Path) -> None:
         protocol=results.protocol,
         environment=results.environment,
         quality=quality_tables(results),
-        missing={METRICS.get(name, name): reason for name, reason in results.missing.items()},
+        missing={_title(name): reason for name, reason in results.missing.items()},
         images=articles(results),
         error_gain=ERROR_GAIN,
         hardest=hardest_table(results),
@@ -40,3 +39,8 @@ def write_report(results: Results, path: Path) -> None:
         curves=curve_charts(results.vaes),
         configuration=configuration_tables(results),
     )
+
+
+def _title(missing: str) -> str:
+    """The title of a missing metric; other missing things are named as they are."""
+    return METRICS[missing].title if missing in METRICS else missing

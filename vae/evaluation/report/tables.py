@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vae.config.evaluate_flags import WHOLE
-from vae.evaluation.results import Results, SizeResult, VaeResult, mean_psnr
-from vae.evaluation.tables import DECIMALS, METRICS
+from vae.evaluation.results import METRICS, Results, SizeResult, VaeResult, mean_psnr
 from vae.host import GIB
 
 Best = Callable[[Sequence[float]], float]  # min or max
-BETTER: dict[str, Best] = {"psnr": max, "ssim": max, "ms_ssim": max, "lpips": min, "rfid": min}
 MAX_LISTED = 20  # hardest images and reasons of unusable ones; results.json contains all
 
 
@@ -107,15 +105,15 @@ def metric_columns(
     """A column per metric, for one row of `values` per VAE. Classic codecs are never marked best."""
     networks = [vae.kind != "codec" for vae in vaes]
     columns = {}
-    for metric, title in METRICS.items():
-        if not any(metric in row for row in values):
+    for name, metric in METRICS.items():
+        if not any(name in row for row in values):
             continue
-        arrow = "↑" if BETTER[metric] is max else "↓"
-        columns[f"{title} {arrow}"] = number_column(
-            [row.get(metric) for row in values],
-            _fixed(DECIMALS[metric]),
-            [_reason_for(results, vae, size, metric) for vae in vaes],
-            BETTER[metric],
+        best, arrow = (max, "↑") if metric.better == "higher" else (min, "↓")
+        columns[f"{metric.title} {arrow}"] = number_column(
+            [row.get(name) for row in values],
+            _fixed(metric.decimals),
+            [_reason_for(results, vae, size, name) for vae in vaes],
+            best,
             networks,
         )
     return columns
