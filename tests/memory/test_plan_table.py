@@ -66,8 +66,22 @@ def test_card_in_another_machine(card):
     found = find_target(card.name, None)
     assert found.card == card
     assert found.is_gpu
-    assert found.has_bf16
+    assert found.has_bf16 == card.has_bf16
     assert found.available == int((card.vram_gib - DRIVER_AND_CONTEXT_GIB) * GIB)
+
+
+def test_card_that_shares_its_name_is_planned_with_a_note_about_the_others():
+    found = find_target("RTX 3060", None)
+    assert found.available == int((12 - DRIVER_AND_CONTEXT_GIB) * GIB)
+    assert any("RTX 3060 8GB" in note for note in found.notes)
+    assert not any("8GB" in note for note in find_target("RTX 3060 12GB", None).notes)
+    assert not any("8GB" in note for note in find_target("RTX 3060", 12).notes)
+
+
+def test_plan_for_a_card_without_recorded_rates_has_no_minimum_time():
+    found = find_target("RTX 3060", None)
+    assert plan_profile("mine", TINY, found).floor_seconds is None
+    assert any("rate" in note for note in found.notes)
 
 
 def test_any_card_with_a_given_memory():
@@ -127,7 +141,7 @@ def test_card_in_this_machine_with_its_free_memory(monkeypatch):
 
 
 def test_card_without_profile_is_planned_by_its_memory_with_a_note(monkeypatch):
-    cards_here(monkeypatch, ("NVIDIA GeForce RTX 3090", 23.6, (8, 6)), free_gib=23)
+    cards_here(monkeypatch, ("NVIDIA GeForce RTX 9090", 23.6, (8, 6)), free_gib=23)
     found = find_target(None, None)
     assert found.card is None
     assert found.available == 23 * GIB

@@ -17,7 +17,7 @@ from vae.config.options import Config
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import precision, resolve
 from vae.device import has_bf16
-from vae.gpus import CPU_SETTINGS, Card, lookup_card, match_card
+from vae.gpus import CPU_SETTINGS, Card, find_cards, match_card
 from vae.host import GIB
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, stage_spec
@@ -65,7 +65,8 @@ def find_target(gpu: str | None, vram_gib: float | None) -> Target:
     Both together are the card `gpu` with `vram_gib` of memory. Raises UserError for an unknown card or too
     little memory.
     """
-    card = lookup_card(gpu) if gpu is not None else None
+    cards = find_cards(gpu) if gpu is not None else []
+    card = cards[0] if cards else None
     if vram_gib is not None:
         total = vram_gib
     elif card is not None:
@@ -81,11 +82,25 @@ def find_target(gpu: str | None, vram_gib: float | None) -> Target:
         name=card.name if card else f"a GPU of {total:g} GiB",
         card=card,
         is_gpu=True,
-        has_bf16=True,
+        has_bf16=card.has_bf16 if card else True,
         available=int((total - DRIVER_AND_CONTEXT_GIB) * GIB),
         explained=f"{total:.1f} GiB minus {DRIVER_AND_CONTEXT_GIB} for the driver and CUDA",
-        notes=() if card else ("its rate is not known without --gpu, so no minimum time is given",),
+        notes=tuple(_notes_on_card(cards, vram_gib)),
     )
+
+
+def _notes_on_card(cards: list[Card], vram_gib: float | None) -> list[str]:
+    """What the plan for the first of `cards`, which the same --gpu may mean, leaves open."""
+    if not cards:
+        return ["its rate is not known without --gpu, so no minimum time is given"]
+    notes = []
+    others = [card for card in cards if card.vram_mib != cards[0].vram_mib]
+    if others and vram_gib is None:
+        shown = ", ".join(f"{card.name} ({card.vram_gib:.0f} GiB)" for card in others)
+        notes.append(f"--gpu may also mean {shown}: use the whole name for these")
+    if cards[0].bf16_tflops is None:
+        notes.append("its rate is not recorded, so no minimum time is given")
+    return notes
 
 
 def _target_here() -> Target:
@@ -103,7 +118,7 @@ def _target_here() -> Target:
     facts = torch.cuda.get_device_properties(device)
     card = match_card(facts.name, facts.total_memory / GIB)
     notes = []
-    if card is None:
+    if card is None or card.bf16_tflops is None:
         notes.append("no profile for this card: its memory decides the settings, and its rate is not known")
     others = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())} - {facts.name}
     if others:
@@ -163,12 +178,14 @@ def count_passes(memory: StepMemory, images: int) -> int:
     return -(-images // memory.micro_batch)
 
 
-def floor_seconds(memory: StepMemory, images: int, card: Card) -> float:
-    """Lower bound of the time of a step of `images`, in seconds: the larger of two bounds.
+def floor_seconds(memory: StepMemory, images: int, card: Card) -> float | None:
+    """Lower bound of the time of a step of `images`, in seconds; None if the card's rates are not recorded.
 
-    One is the arithmetic at the card's dense bf16 rate. The other is the time, at the card's bandwidth, to
+    It is the larger of two bounds. One is the arithmetic at the card's dense bf16 rate. The other is the time, at the card's bandwidth, to
     write and read once the peak memory of each pass.
     """
+    if card.bf16_tflops is None or card.bandwidth_gb_s is None:
+        return None
     arithmetic = memory.flops * images / (card.bf16_tflops * TERA)
     traffic = 2 * memory.working * count_passes(memory, images) / (card.bandwidth_gb_s * GIGA)
     return max(arithmetic, traffic)
@@ -222,7 +239,7 @@ def _legend(target: Target) -> list[str]:
         "peak: weights, gradients, moments, EMA weights, all tensors of the step without torch.compile"
         f"{libraries}; counted by running the step without data, not measured",
     ]
-    if target.card:
+    if target.card and target.card.bf16_tflops:
         lines.append(
             f"floor: the arithmetic at {target.card.bf16_tflops:g} TFLOP/s (dense bf16) or the traffic at "
             f"{target.card.bandwidth_gb_s:g} GB/s, whichever takes longer; no real step is as fast"

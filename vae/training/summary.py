@@ -52,7 +52,9 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         known = match_card(properties.name, properties.total_memory / GIB)
-        name = properties.name if known else f"{properties.name}, no profile: settings come from its memory"
+        name = properties.name
+        if known is None or not known.settings:
+            name += ", no profile: settings come from its memory"
     else:
         name = f"{torch.get_num_threads()} threads"
     extras = ["TF32"] if speed.enable_tf32 and device.type == "cuda" else []

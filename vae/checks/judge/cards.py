@@ -185,9 +185,9 @@ def _profile(facts: Facts) -> Check:
         return Check(check, title, SKIP, "no card")
     name, gib = sizes[0]
     known = match_card(name, gib)
-    found = (
-        f"those of the {known.name}" if known else f"{name} has none of its own: based on its {gib:.1f} GiB"
-    )
+    found = f"{name} has none of its own: based on its {gib:.1f} GiB"
+    if known is not None and known.settings:
+        found = f"those of the {known.name}"
     return Check(check, title, PASS, found)
 
 
