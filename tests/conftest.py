@@ -1,23 +1,29 @@
-"""Fixtures that many tests share: a folder of small images and the options of a run that takes seconds."""
+"""Fixtures of many tests: a folder of small images, and the options of a run that takes seconds."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torchvision  # noqa: F401  # before the hook, which would compile it again
+from jaxtyping import install_import_hook
 from PIL import Image
 
-from tests.harness.runs import TINY
+# Tests check the annotations of vae.shapes. The layers are left out: torch.compile would trace the checks.
+install_import_hook(["vae.model.autoencoder", "vae.model.discriminator", "vae.losses"], "beartype.beartype")
+
+from tests.harness.runs import TINY  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def image_folder(tmp_path_factory) -> Path:
-    """16 smooth coloured images of 48 x 40 px in a folder of two levels."""
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 16 smooth colour images of 48 x 40 px, half of them in a subfolder."""
     folder = tmp_path_factory.mktemp("images")
     (folder / "inner").mkdir()
     random = np.random.default_rng(0)
@@ -29,6 +35,6 @@ def image_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def tiny(image_folder, tmp_path) -> dict:
-    """Given options of a run of seconds, on `image_folder`, into a new folder."""
+def tiny(image_folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """Options of a run that takes seconds, on `image_folder`, into a new folder."""
     return {**TINY, "data_path": str(image_folder), "output_dir": str(tmp_path / "run")}

@@ -1,1 +1,1 @@
-"""What several tests share: small runs, networks, image files, machines and VAE files."""
+"""What several tests share: small runs and their files, networks, image files, machines and VAE files."""

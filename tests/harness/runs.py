@@ -1,4 +1,4 @@
-"""Runs of seconds: the options of a tiny training run, and scripts in processes of their own."""
+"""Runs that take seconds: options of a tiny training run, and scripts in their own processes."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# A model of two levels and a recipe that trains in about a second on one core; no network is downloaded.
+# A model of two levels and a recipe that trains in about a second on one core. No weights are downloaded.
 TINY = {
     "channels": [8, 16],
     "layers_per_block": 1,
@@ -25,7 +25,7 @@ TINY = {
 
 
 def as_flags(given: dict) -> list[str]:
-    """The command line that gives these options."""
+    """These options as the words of a command line."""
     words = []
     for name, value in given.items():
         if isinstance(value, bool):
@@ -36,7 +36,7 @@ def as_flags(given: dict) -> list[str]:
 
 
 def run_script(*words: str, env: dict | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    """One of the scripts in a process of its own, with its output as text."""
+    """Run Python with these words in its own process, on the CPU with one thread; the output is text."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=cwd,

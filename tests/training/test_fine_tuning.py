@@ -1,6 +1,7 @@
-"""Training from VAEs that others published: it begins where they are; --train_part decoder keeps latents."""
+"""Training starts from published VAEs, and --train_part decoder does not change their latents."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,27 +11,26 @@ from PIL import Image
 
 from tests.harness.runs import TINY
 from tests.harness.toy_networks import relative_difference
+from tests.harness.training_runs import ONE_PROCESS, first_moments, records, train_on_two_processes
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
-from tests.training.test_processes import two_processes
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.memory.plan import StepSpec, step_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients
-from vae.training.distributed import Processes
 from vae.training.run import train
 from vae.training.setup import prepare_run
 
-CPU = Processes(0, 1, torch.device("cpu"))
 SHAPE = ("channels", "layers_per_block", "norm_groups", "z_channels")
 SIZE = TINY["image_size"]
 
 
 @pytest.fixture
 def options(image_folder, tmp_path) -> dict:
-    """A run of one epoch that says nothing of the model, validated on all images."""
+    """A run of one epoch without flags for the model's shape, validated on all images."""
     given = {name: value for name, value in TINY.items() if name not in (*SHAPE, "val_split")}
     paths = {
         "data_path": str(image_folder),
@@ -50,7 +50,7 @@ def crops(image_folder: Path) -> list[torch.Tensor]:
     return found
 
 
-def psnr_of(reconstruct, image_folder: Path) -> float:
+def psnr_of(reconstruct: Callable[[torch.Tensor], torch.Tensor], image_folder: Path) -> float:
     """Mean PSNR, dB, of 8-bit reconstructions."""
     values = []
     for crop in crops(image_folder):
@@ -60,34 +60,33 @@ def psnr_of(reconstruct, image_folder: Path) -> float:
     return float(np.mean(values))
 
 
-def validations(folder: Path) -> list[dict]:
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["kind"] == "validation"]
+def exported_config(folder: Path) -> dict:
+    """The config.json of a run's export."""
+    return json.loads((folder / "vae" / "config.json").read_text())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_first_validation_is_that_of_the_source_and_the_encoder_stays(
+def test_decoder_training_starts_from_the_published_vae_and_keeps_its_encoder(
     family, options, image_folder, tmp_path
 ):
-    theirs = (
-        research_model(family, *SMALL) if family in ("sdxl", "flux2") else diffusers_model(family, *SMALL)
-    )
-    if family in ("sdxl", "flux2"):  # each form of file is trained from
-        source = save_research(tmp_path / "model.safetensors", theirs, "first_stage_model.")
+    if family in ("sdxl", "flux2"):  # a file of the research code; the others are diffusers folders
+        published = research_model(family, *SMALL)
+        source = save_research(tmp_path / "model.safetensors", published, "first_stage_model.")
 
         def reconstruct(images):
-            return theirs.decode(theirs.encode(images))
+            return published.decode(published.encode(images))
     else:
-        source = tmp_path / "theirs"
-        theirs.save_pretrained(source)
+        published = diffusers_model(family, *SMALL)
+        source = tmp_path / "published"
+        published.save_pretrained(source)
 
         def reconstruct(images):
-            return theirs(images).sample
+            return published(images).sample
 
     assert train({**options, "init_from": str(source), "train_part": "decoder"}) == 0
     folder = Path(options["output_dir"])
-    first, last = validations(folder)
+    first, last = records(folder, "validation")
     assert (first["step"], last["step"]) == (0, 4)
     assert first["psnr"] == pytest.approx(psnr_of(reconstruct, image_folder), abs=1e-3)
     before = load_vae(source)
@@ -102,50 +101,50 @@ def test_the_first_validation_is_that_of_the_source_and_the_encoder_stays(
         assert torch.equal(posteriors[0].mean, posteriors[1].mean)
         assert torch.equal(posteriors[0].logvar, posteriors[1].logvar)
         assert after.scaling_factor == before.scaling_factor
-    shipped = json.loads((folder / "vae" / "config.json").read_text())
+    config = exported_config(folder)
     _, _, scaling, shift = FAMILIES[family]
     if family == "flux2":
-        assert shipped["_class_name"] == "AutoencoderKLFlux2"
-    elif family != "sdxl":  # whose bare file does not say
-        assert (shipped["scaling_factor"], shipped["shift_factor"]) == (scaling, shift or 0.0)
+        assert config["_class_name"] == "AutoencoderKLFlux2"
+    elif family != "sdxl":  # its file contains no scaling
+        assert (config["scaling_factor"], config["shift_factor"]) == (scaling, shift or 0.0)
 
 
 @pytest.mark.slow
-def test_all_parts_train_and_the_scaling_is_measured_anew(options, tmp_path):
-    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
-    assert train({**options, "init_from": str(tmp_path / "theirs")}) == 0
+def test_training_all_parts_changes_every_weight_and_measures_the_scaling(options, tmp_path):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "published")
+    assert train({**options, "init_from": str(tmp_path / "published")}) == 0
     folder = Path(options["output_dir"])
-    before, after = load_vae(tmp_path / "theirs"), load_vae(folder / "checkpoint_epoch_1.pt")
+    before, after = load_vae(tmp_path / "published"), load_vae(folder / "checkpoint_epoch_1.pt")
     old, new = before.autoencoder.state_dict(), after.autoencoder.state_dict()
     assert all(not torch.equal(old[name], new[name]) for name in old)
-    assert json.loads((folder / "vae" / "config.json").read_text())["scaling_factor"] != 0.18215
+    assert exported_config(folder)["scaling_factor"] != 0.18215
 
 
 @pytest.mark.slow
-def test_the_statistics_of_flux2_are_constants(options, tmp_path):
-    theirs = research_model("flux2", *SMALL)
-    source = save_research(tmp_path / "model.safetensors", theirs)
+def test_latent_statistics_of_flux2_do_not_change(options, tmp_path):
+    published = research_model("flux2", *SMALL)
+    source = save_research(tmp_path / "model.safetensors", published)
     assert train({**options, "init_from": str(source)}) == 0
-    for name, value in theirs.bn.state_dict().items():
+    for name, value in published.bn.state_dict().items():
         for path in ("checkpoint_epoch_1.pt", "vae"):
             found = load_vae(Path(options["output_dir"]) / path).autoencoder.bn.state_dict()[name]
             assert torch.equal(found, value), name
 
 
-def test_a_frozen_encoder_has_no_graph_no_gradients_and_no_moments(options, tmp_path):
+def test_frozen_encoder_has_no_graph_and_no_optimizer_state(options, tmp_path):
     diffusers_model("sd", *SMALL).save_pretrained(tmp_path)
-    run = prepare_run({**options, "init_from": str(tmp_path), "train_part": "decoder"}, CPU)
-    model = run.state.autoencoder
+    _, state = prepare_run({**options, "init_from": str(tmp_path), "train_part": "decoder"}, ONE_PROCESS)
+    model = state.autoencoder
     recon, mean, logvar = model(image(), torch.zeros(1, 4, 32, 32))
     assert recon.requires_grad
     assert not mean.requires_grad
     assert not logvar.requires_grad
-    trained = {id(p) for group in run.state.optimizers[0].param_groups for p in group["params"]}
+    trained = {id(p) for group in state.optimizers[0].param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         assert (id(parameter) in trained) == name.startswith(("decoder.", "post_quant_conv.")), name
 
 
-def test_the_plan_counts_what_is_freed():
+def test_memory_plan_excludes_the_frozen_encoder():
     loss = LossConfig(perceptual_weight=0.0)
     spec = StepSpec(ModelConfig(), loss, 256, 1, torch.float32, False, False)
     whole = step_memory(spec, 1)
@@ -153,71 +152,68 @@ def test_the_plan_counts_what_is_freed():
     with torch.device("meta"):
         encoder = sum(p.nbytes for p in AutoencoderKL(ModelConfig()).encoder.parameters())
     assert whole.resident - part.resident == 2 * encoder  # AdamW's two moments
-    assert part.working < whole.working - encoder  # its gradients, and activations
+    assert part.working < whole.working - encoder  # the encoder's gradients and activations
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_its_part_bitwise(options, tmp_path):
-    diffusers_model("flux", *SMALL).save_pretrained(tmp_path / "theirs")
-    given = {**options, "init_from": str(tmp_path / "theirs"), "train_part": "decoder", "num_epochs": 2}
+def test_resumed_decoder_training_equals_the_uninterrupted_run(options, tmp_path):
+    diffusers_model("flux", *SMALL).save_pretrained(tmp_path / "published")
+    given = {**options, "init_from": str(tmp_path / "published"), "train_part": "decoder", "num_epochs": 2}
     assert train({**given, "output_dir": str(tmp_path / "whole")}) == 0
-    assert train({**given, "output_dir": str(tmp_path / "cut"), "max_steps": 5}) == 0
+    assert train({**given, "output_dir": str(tmp_path / "stopped"), "max_steps": 5}) == 0
     resumed = {
         "data_path": options["data_path"],
         "resume_from": "latest",
         "device": "cpu",
         "num_workers": "0",
     }
-    assert train({**resumed, "output_dir": str(tmp_path / "cut"), "num_epochs": 2}) == 0
-    one, other = (load_vae(tmp_path / name / "checkpoint_epoch_2.pt") for name in ("whole", "cut"))
+    assert train({**resumed, "output_dir": str(tmp_path / "stopped"), "num_epochs": 2}) == 0
+    one, other = (load_vae(tmp_path / name / "checkpoint_epoch_2.pt") for name in ("whole", "stopped"))
     for name, value in one.autoencoder.state_dict().items():
         assert torch.equal(value, other.autoencoder.state_dict()[name]), name
-    shipped = json.loads((tmp_path / "cut" / "vae" / "config.json").read_text())
-    assert (shipped["scaling_factor"], shipped["shift_factor"]) == (0.3611, 0.1159)
+    config = exported_config(tmp_path / "stopped")
+    assert (config["scaling_factor"], config["shift_factor"]) == (0.3611, 0.1159)
     with pytest.raises(UserError, match="--train_part all contradicts the checkpoint"):
-        train({**resumed, "output_dir": str(tmp_path / "cut"), "train_part": "all"})
+        train({**resumed, "output_dir": str(tmp_path / "stopped"), "train_part": "all"})
 
 
 @pytest.mark.slow
-def test_a_run_begins_from_a_checkpoint(options, tmp_path, image_folder):
-    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
-    assert train({**options, "init_from": str(tmp_path / "theirs")}) == 0
+def test_run_starts_from_a_checkpoint(options, tmp_path, image_folder):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "published")
+    assert train({**options, "init_from": str(tmp_path / "published")}) == 0
     first = Path(options["output_dir"])
     second = {**options, "output_dir": str(tmp_path / "second"), "train_part": "decoder"}
     assert train({**second, "init_from": str(first / "checkpoint_epoch_1.pt")}) == 0
-    assert validations(tmp_path / "second")[0]["psnr"] == validations(first)[-1]["psnr"]
+    before, after = (records(folder, "validation") for folder in (first, tmp_path / "second"))
+    assert after[0]["psnr"] == before[-1]["psnr"]
 
 
-def test_a_decoder_without_an_encoder_is_an_error(options):
-    with pytest.raises(UserError, match="name its VAE by --init_from"):
+def test_decoder_training_without_a_trained_encoder_is_an_error(options):
+    with pytest.raises(UserError, match=r"--train_part decoder .*--init_from"):
         train({**options, "train_part": "decoder"})
     assert not Path(options["output_dir"]).exists()
 
 
 @pytest.mark.slow
-def test_two_processes_train_a_decoder_as_one_does(options, tmp_path):
-    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
-    given = {**options, "init_from": tmp_path / "theirs", "train_part": "decoder", "checkpoint_steps": 1}
+def test_two_processes_train_a_decoder_like_one(options, tmp_path):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "published")
+    given = {**options, "init_from": tmp_path / "published", "train_part": "decoder", "checkpoint_steps": 1}
     given |= {"max_steps": 1, "horizontal_flip": False, "crop": "center"}
     two = {**given, "batch_size": 2, "output_dir": str(tmp_path / "two")}
-    two_processes(two)
-    one = {**given, "init_from": str(tmp_path / "theirs"), "output_dir": str(tmp_path / "one")}
+    train_on_two_processes(two)
+    one = {**given, "init_from": str(tmp_path / "published"), "output_dir": str(tmp_path / "one")}
     assert train(one) == 0
-    contents = [
-        torch.load(tmp_path / name / "checkpoint_step_1.pt", weights_only=True) for name in ("two", "one")
-    ]
     moments = [
-        {str(key): state["exp_avg"] for key, state in content["optimizers"][0]["state"].items()}
-        for content in contents
+        first_moments(load_checkpoint(tmp_path / name / "checkpoint_step_1.pt")) for name in ("two", "one")
     ]
-    assert relative_difference(*moments) < 1e-5  # fp32: the sum over images in another order
+    assert relative_difference(*moments) < 1e-5  # fp32 sums over images in another order
 
 
-@pytest.mark.parametrize("rung", RECOMPUTE)
-def test_the_decoder_has_the_gradients_it_has_in_whole_training(rung):
+@pytest.mark.parametrize("level", RECOMPUTE)
+def test_decoder_gradients_do_not_depend_on_the_frozen_encoder(level):
     torch.manual_seed(0)
     model = AutoencoderKL(ModelConfig(channels=(8, 16), layers_per_block=1, z_channels=4, norm_groups=4))
-    set_recompute(model, rung)
+    set_recompute(model, level)
     inputs = StepInputs(
         images=torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8),
         noise=torch.randn(2, 4, 8, 8),
@@ -226,13 +222,13 @@ def test_the_decoder_has_the_gradients_it_has_in_whole_training(rung):
         adversarial_factor=None,
     )
     gradients = []
-    for _ in range(2):  # the whole, then the decoder alone
+    for _ in range(2):  # all parts, then the decoder alone
         networks = Networks(model, None, None, torch.float32, False)
         compute_gradients(networks, inputs, [1, 1], LossConfig(perceptual_weight=0.0))
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
         model.zero_grad(set_to_none=True)
         model.freeze_encoder()
-    whole, part = gradients
-    assert set(part) == {name for name in whole if name.startswith(("decoder.", "post_quant_conv."))}
-    for name, value in part.items():
-        assert torch.equal(value, whole[name]), name
+    all_parts, decoder = gradients
+    assert set(decoder) == {name for name in all_parts if name.startswith(("decoder.", "post_quant_conv."))}
+    for name, value in decoder.items():
+        assert torch.equal(value, all_parts[name]), name

@@ -1,4 +1,4 @@
-"""Records are data: one line each, whole after a crash, cut off where a run is taken up again."""
+"""Each record is one line; a resumed run removes later records and lines that a crash left incomplete."""
 
 import json
 import os
@@ -12,22 +12,24 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.harness.runs import ROOT, as_flags
+from tests.harness.training_runs import records
 from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.run import train
 
 
-def steps(folder) -> list[int]:
-    return [json.loads(line)["step"] for line in (folder / METRICS_NAME).read_text().splitlines()]
+def steps(folder: Path) -> list[int]:
+    return [record["step"] for record in records(folder)]
 
 
-def write(folder, first_step: int, upto: int) -> None:
+def write(folder: Path, first_step: int, last_step: int) -> None:
+    """Write the records of the steps after `first_step`."""
     logbook = Logbook(folder, first_step, active=True)
-    for step in range(first_step + 1, upto + 1):
+    for step in range(first_step + 1, last_step + 1):
         logbook.record("train", step, {"loss": 1 / step})
     logbook.close()
 
 
-def test_a_record_is_one_line_and_one_scalar(tmp_path):
+def test_record_is_one_line_and_its_numbers_are_scalars(tmp_path):
     logbook = Logbook(tmp_path, 0, active=True)
     logbook.record("train", 3, {"loss": 0.5, "epoch": 1})
     logbook.record("baseline", 3, {"codec": "mean_colour", "psnr": 12.5})
@@ -42,13 +44,13 @@ def test_a_record_is_one_line_and_one_scalar(tmp_path):
 
 
 @pytest.mark.parametrize("first_step", [0, 1, 4, 6, 9])
-def test_records_after_the_step_gone_on_from_are_cut_off(tmp_path, first_step):
+def test_records_after_the_resumed_step_are_removed(tmp_path, first_step):
     write(tmp_path, 0, 6)
     Logbook(tmp_path, first_step, active=True).close()
     assert steps(tmp_path) == list(range(1, min(6, first_step) + 1))
 
 
-def test_tensorboard_shows_the_later_course_only(tmp_path):
+def test_tensorboard_shows_only_the_records_of_the_resumed_run(tmp_path):
     write(tmp_path, 0, 6)
     write(tmp_path, 4, 5)
     board = EventAccumulator(str(tmp_path / "logs")).Reload()
@@ -56,17 +58,17 @@ def test_tensorboard_shows_the_later_course_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "torn", ['{"kind": "train", "st', "\0\0\0\0", "[]", "7", '{"kind": "train"}', "\ufffd"]
+    "incomplete", ['{"kind": "train", "st', "\0\0\0\0", "[]", "7", '{"kind": "train"}', "\ufffd"]
 )
-def test_a_line_torn_by_a_crash_goes(tmp_path, torn):
+def test_incomplete_line_of_a_crash_is_removed(tmp_path, incomplete):
     write(tmp_path, 0, 3)
     with (tmp_path / METRICS_NAME).open("a", encoding="utf-8") as file:
-        file.write(torn)
+        file.write(incomplete)
     write(tmp_path, 3, 4)
     assert steps(tmp_path) == [1, 2, 3, 4]
 
 
-def test_only_one_process_writes(tmp_path):
+def test_inactive_logbook_writes_nothing(tmp_path):
     logbook = Logbook(tmp_path, 0, active=False)
     logbook.record("train", 1, {"loss": 1.0})
     logbook.image("samples", 1, np.zeros((4, 4, 3), np.uint8))
@@ -74,7 +76,7 @@ def test_only_one_process_writes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_are_kept_and_shown(tmp_path):
+def test_image_is_saved_and_shown_in_tensorboard(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), dtype=np.uint8)
     logbook = Logbook(tmp_path, 0, active=True)
     logbook.image("samples", 12, pixels)
@@ -86,7 +88,7 @@ def test_images_are_kept_and_shown(tmp_path):
     assert [event.step for event in board.Images("samples")] == [12]
 
 
-def test_unusable_images_are_listed(tmp_path, capsys):
+def test_rejected_images_are_listed_and_printed(tmp_path, capsys):
     logbook = Logbook(tmp_path, 0, active=True)
     logbook.rejected("a.png: unreadable (no such file)")
     logbook.rejected("b.png: truncated (at byte 7)")
@@ -96,18 +98,26 @@ def test_unusable_images_are_listed(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [f"skipped {line}" for line in lines]
 
 
-@pytest.mark.slow
-def test_a_run_whose_console_goes_away_is_finished(tiny):
+def start_and_close_output(given: dict, stderr: int) -> subprocess.Popen:
+    """Start a run, read one line of its output and close the pipe, as `| head -1` does."""
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "train_vae.py", *as_flags(tiny)]
-    pipe = subprocess.PIPE
-    run = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=pipe, stderr=pipe, text=True)
+    command = [sys.executable, "train_vae.py", *as_flags(given)]
+    run = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    assert run.stdout is not None
     assert run.stdout.readline()
     run.stdout.close()
-    said = run.stderr.read()
+    return run
+
+
+@pytest.mark.slow
+def test_run_finishes_if_its_output_is_closed(tiny):
+    run = start_and_close_output(tiny, subprocess.PIPE)
+    assert run.stderr is not None
+    printed = run.stderr.read()
     assert run.wait(timeout=300) == 0
-    assert said.count("training goes on") == 1
-    assert "Traceback" not in said
+    assert printed.count("training continues") == 1
+    assert METRICS_NAME in printed
+    assert "Traceback" not in printed
     folder = Path(tiny["output_dir"])
     assert (folder / "checkpoint_epoch_2.pt").exists()
     assert (folder / "vae" / "config.json").exists()
@@ -115,22 +125,17 @@ def test_a_run_whose_console_goes_away_is_finished(tiny):
 
 
 @pytest.mark.slow
-def test_a_run_both_of_whose_outputs_go_away_is_finished(tiny):
+def test_run_finishes_if_both_outputs_are_closed(tiny):
     """As under `2>&1 | head -1`."""
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "train_vae.py", *as_flags(tiny)]
-    run = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert run.stdout.readline()
-    run.stdout.close()
-    assert run.wait(timeout=300) == 0
+    assert start_and_close_output(tiny, subprocess.STDOUT).wait(timeout=300) == 0
     folder = Path(tiny["output_dir"])
     assert (folder / "checkpoint_epoch_2.pt").exists()
     assert (folder / "vae" / "config.json").exists()
 
 
-def test_a_log_file_gets_lines_and_no_bar(tiny, capfd):
+def test_log_file_gets_lines_and_no_progress_bar(tiny, capfd):
     assert train({**tiny, "log_freq": 2}) == 0
     out, err = capfd.readouterr()
-    said = [line.split(":")[0] for line in out.splitlines() if line.startswith("step ")]
-    assert said == ["step 2", "step 3", "step 4", "step 6"]  # every second, and the last of each epoch
+    printed = [line.split(":")[0] for line in out.splitlines() if line.startswith("step ")]
+    assert printed == ["step 2", "step 3", "step 4", "step 6"]  # every second, and the last of each epoch
     assert "step/s" not in err

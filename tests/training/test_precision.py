@@ -1,53 +1,121 @@
-"""Compiled networks keep what the rung of the ladder keeps, and have its gradients."""
+"""Precision, memory layout and compilation change only rounding; compiled networks save as much as eager ones."""
 
 import pytest
 import torch
 
 from tests.harness.toy_networks import gradients, relative_difference, toy_networks
-from vae.config.options import RECOMPUTE, ModelConfig
+from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
+from vae.config.errors import UserError
+from vae.config.options import RECOMPUTE, ModelConfig, SpeedConfig
 from vae.model.recompute import set_recompute
-from vae.training.precision import compile_in_place
+from vae.training.precision import compile_in_place, compute_dtype
+from vae.training.run import train
 
 MODEL = ModelConfig(channels=(8, 16), layers_per_block=2, norm_groups=4, z_channels=4)
+CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
+@pytest.fixture
+def _fresh_compiler():
     config = torch._dynamo.config
     names = ("recompile_limit", "accumulated_recompile_limit", "optimize_ddp")
-    with config.patch({name: getattr(config, name) for name in names}):  # put back afterwards
+    with config.patch({name: getattr(config, name) for name in names}):  # restores the values afterwards
         yield
     torch._dynamo.reset()
 
 
-def kept_and_gradients(rung: str, compiled: bool) -> tuple[int, dict[str, torch.Tensor]]:
-    """Bytes that the network's forward leaves for its backward, and the gradients of one."""
-    network = toy_networks(torch.float32, perceptual=False, discriminator=False, model=MODEL).autoencoder
-    set_recompute(network, rung)
-    if compiled:  # partitions forward and backward as inductor has it, without its code generation
-        compile_in_place(network, backend="aot_eager_decomp_partition")
-    generator = torch.Generator().manual_seed(0)
-    images, noise = (torch.randn(1, c, s, s, generator=generator) for c, s in ((3, 32), (4, 16)))
-    given = {t.untyped_storage().data_ptr() for t in [images, noise, *network.parameters()]}
-    kept: dict[int, int] = {}
+# --- the compute dtype ----------------------------------------------------------------------------------
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in given:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        recon, mean, logvar = network(images, noise)
-        loss = recon.abs().mean() + mean.square().mean() + logvar.square().mean()
-    loss.backward()
-    return sum(kept.values()), gradients(network)
+def test_compute_dtype_on_the_cpu():
+    assert compute_dtype(SpeedConfig(mixed_precision=True), CPU) == torch.bfloat16
+    assert compute_dtype(SpeedConfig(use_bf16=True), CPU) == torch.bfloat16
+    assert compute_dtype(SpeedConfig(), CPU) == torch.float32
+
+
+def test_compute_dtype_on_gpus_with_and_without_bf16(monkeypatch):
+    # There is no such GPU here: only the answers of its driver are replaced.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
+    gpu = torch.device("cuda", 0)
+    assert compute_dtype(SpeedConfig(mixed_precision=True), gpu) == torch.float16
+    with pytest.raises(UserError, match=r"--use_bf16: Tesla T4 .*--mixed_precision"):
+        compute_dtype(SpeedConfig(mixed_precision=True, use_bf16=True), gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 0))
+    assert compute_dtype(SpeedConfig(mixed_precision=True), gpu) == torch.bfloat16
+
+
+def test_mixed_precision_prints_bf16_on_the_cpu(tiny, capsys):
+    assert train({**tiny, **SHORT, "max_steps": 1, "mixed_precision": True}) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("device ")]
+    assert "bf16" in line
+
+
+# --- runs -----------------------------------------------------------------------------------------------
+
+
+def losses(given: dict, folder, **changes) -> list[float]:
+    """The loss of each step of a short run."""
+    train_short(given, folder, **changes)
+    return [record["loss"] for record in records(folder, "train")]
+
+
+def test_bf16_losses_are_near_fp32_losses(tiny, tmp_path):
+    expected = losses(tiny, tmp_path / "fp32")
+    for flag in ("use_bf16", "mixed_precision"):
+        found = losses(tiny, tmp_path / flag, **{flag: True})
+        assert found == pytest.approx(expected, rel=0.02)  # bf16 has 8 bits
+        assert found != expected
+
+
+def test_memory_layout_changes_only_rounding(tiny, tmp_path):
+    found = train_short(tiny, tmp_path / "on", channels_last=True)
+    assert_weights_close(found, train_short(tiny, tmp_path / "off", channels_last=False))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", RECOMPUTE)
-def test_a_compiled_network_keeps_what_the_rung_keeps(rung):
-    kept, expected = kept_and_gradients(rung, compiled=False)
-    kept_compiled, found = kept_and_gradients(rung, compiled=True)
-    assert kept_compiled <= 1.02 * kept
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_networks_have_the_same_losses(tiny, tmp_path, capsys):
+    expected = losses(tiny, tmp_path / "eager")
+    capsys.readouterr()
+    found = losses(tiny, tmp_path / "compiled", use_torch_compile=True)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("device ")]
+    assert line.endswith("compiled")
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+# --- what compiled networks save for backward -----------------------------------------------------------
+
+
+def saved_bytes_and_gradients(level: str, compiled: bool) -> tuple[int, dict[str, torch.Tensor]]:
+    """Bytes that forward saves for backward at a recompute level, and the gradients of the network."""
+    network = toy_networks(torch.float32, perceptual=False, discriminator=False, model=MODEL).autoencoder
+    set_recompute(network, level)
+    if compiled:  # partitions forward and backward like inductor, but generates no code
+        compile_in_place(network, backend="aot_eager_decomp_partition")
+    generator = torch.Generator().manual_seed(0)
+    images, noise = (torch.randn(1, c, s, s, generator=generator) for c, s in ((3, 32), (4, 16)))
+    inputs = {t.untyped_storage().data_ptr() for t in [images, noise, *network.parameters()]}
+    saved: dict[int, int] = {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in inputs:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        recon, mean, logvar = network(images, noise)
+        loss = recon.abs().mean() + mean.square().mean() + logvar.square().mean()
+    loss.backward()
+    return sum(saved.values()), gradients(network)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("level", RECOMPUTE)
+def test_compiled_network_saves_no_more_than_the_eager_one(level):
+    saved, expected = saved_bytes_and_gradients(level, compiled=False)
+    saved_compiled, found = saved_bytes_and_gradients(level, compiled=True)
+    assert saved_compiled <= 1.02 * saved
     assert relative_difference(found, expected) < 1e-5

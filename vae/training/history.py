@@ -23,7 +23,7 @@ class History:
     def add_epoch(self, metrics: dict[str, float]) -> None:
         """Add the validation at the end of an epoch. Only validations of one image size are compared."""
         same_size = self.best.get("image_size") == metrics["image_size"]
-        if same_size and metrics.get("psnr", -math.inf) <= self.best.get("psnr", -math.inf):
+        if same_size and _psnr(metrics) <= _psnr(self.best):
             self.without_gain += 1
             return
         if not same_size:
@@ -31,8 +31,9 @@ class History:
         self.best, self.without_gain = metrics, 0
 
     def add_checkpoint(self, name: str, metrics: dict[str, float]) -> None:
-        """Add a checkpoint that holds validated weights."""
-        if metrics.get("psnr", -math.inf) > (self.best_checkpoint_psnr or -math.inf):
+        """Add a checkpoint with the validation of its weights."""
+        best = -math.inf if self.best_checkpoint_psnr is None else self.best_checkpoint_psnr
+        if _psnr(metrics) > best:
             self.best_checkpoint, self.best_checkpoint_psnr = name, metrics["psnr"]
 
     def decrease_warning(self, psnr: float, optim: OptimConfig) -> str | None:
@@ -46,3 +47,9 @@ class History:
             f"lower --learning_rate (now {optim.learning_rate:g}), raise --warmup_epochs (now "
             f"{optim.warmup_epochs:g}) or train for more epochs"
         )
+
+
+def _psnr(metrics: dict[str, float]) -> float:
+    """The PSNR for comparisons: below all others if no image was usable or a reconstruction was not finite."""
+    psnr = metrics.get("psnr", math.nan)
+    return -math.inf if math.isnan(psnr) else psnr

@@ -1,0 +1,104 @@
+"""Short training runs: train with one or two processes, read the files of a run, compare two runs."""
+
+import json
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.toy_networks import relative_difference
+from vae.interop.checkpoint_file import load_checkpoint
+from vae.training.checkpoints import list_checkpoints
+from vae.training.distributed import Distributed
+from vae.training.run import train
+
+ONE_PROCESS = Distributed(0, 1, torch.device("cpu"))
+SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  # 4 steps of 4 images
+# The gradients of these parameters are only rounding, and Adam makes steps of full size from it. A bias of the
+# keys cancels in the softmax. The gradients of the hinge loss from real and from reconstructed images cancel in
+# the last bias of the discriminator, as long as all logits are within the margin.
+ROUNDING_ONLY = {"model": "to_k.bias", "ema": "to_k.bias", "discriminator": "conv_out.bias"}
+MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib")  # differ between equal runs
+
+
+def train_short(given: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
+    """Train 4 steps into `folder`, with these changes to the options; returns the last checkpoint."""
+    assert train({**given, **SHORT, "output_dir": str(folder), **changes}) == 0
+    return last_checkpoint(folder)
+
+
+def train_on_two_processes(
+    given: dict[str, Any], before: str = "", fails: bool = False
+) -> subprocess.CompletedProcess:
+    """A run of two gloo processes under torchrun; each process runs the Python code `before` first."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    if not before:
+        found = run_script(*words, "train_vae.py", *as_flags(given))
+    else:
+        script = Path(given["output_dir"]).with_name("patched_trainer.py")
+        script.write_text(
+            f"{textwrap.dedent(before)}\nfrom train_vae import main, run_script\n"
+            "run_script('train_vae.py', main)\n"
+        )
+        found = run_script(*words, str(script), *as_flags(given), env={"PYTHONPATH": str(ROOT)})
+    assert (found.returncode != 0) == fails, found.stderr[-3000:]
+    return found
+
+
+def records(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The records in metrics.jsonl, of all kinds or of these."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if not kinds or line["kind"] in kinds]
+
+
+def reproducible_records(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The records without the values that differ between equal runs."""
+    found = records(folder, *kinds)
+    return [{k: v for k, v in line.items() if k not in MACHINE_VALUES} for line in found]
+
+
+def last_checkpoint(folder: Path) -> dict[str, Any]:
+    """The checkpoint with the most steps."""
+    return load_checkpoint(list_checkpoints(folder)[0])
+
+
+def first_moments(checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The first moments of the autoencoder's AdamW; after one step, a tenth of the gradients."""
+    states = checkpoint["optimizers"][0]["state"]
+    return {str(key): state["exp_avg"] for key, state in states.items()}
+
+
+def assert_weights_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Two checkpoints have the same weights, except for rounding."""
+    for network, noise in ROUNDING_ONLY.items():
+        if expected[network] is None:
+            assert found[network] is None
+            continue
+        names = [name for name in expected[network] if not name.endswith(noise)]
+        pair = [{name: content[network][name] for name in names} for content in (found, expected)]
+        # fp32 sums in another order and a few Adam steps: far below the learning rate of 1e-4 per step
+        assert relative_difference(*pair) < 2e-5, network
+
+
+def assert_same(found: object, expected: object, where: str) -> None:
+    """Nested data and tensors are equal, bit for bit."""
+    assert type(found) is type(expected), where
+    if isinstance(found, torch.Tensor):
+        assert isinstance(expected, torch.Tensor)
+        assert found.dtype == expected.dtype, where
+        assert torch.equal(found, expected), where
+    elif isinstance(found, dict):
+        assert isinstance(expected, dict)
+        assert list(found) == list(expected), where
+        for key in found:
+            assert_same(found[key], expected[key], f"{where}.{key}")
+    elif isinstance(found, list):
+        assert isinstance(expected, list)
+        assert len(found) == len(expected), where
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            assert_same(*pair, f"{where}[{index}]")
+    else:
+        assert found == expected, where

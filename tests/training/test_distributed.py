@@ -1,0 +1,246 @@
+"""Two processes train the same weights as one process with the whole batch, and decide together."""
+
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+
+from tests.harness.runs import ROOT
+from tests.harness.toy_networks import relative_difference
+from tests.harness.training_runs import (
+    ONE_PROCESS,
+    assert_weights_close,
+    first_moments,
+    records,
+    train_on_two_processes,
+)
+from vae.interop.checkpoint_file import load_checkpoint
+from vae.training.run import train
+
+RECIPE = {
+    "init": "default",
+    "val_split": 0.0,
+    "num_epochs": 2,
+    "log_freq": 1,
+    "checkpoint_steps": 1,
+    "keep_checkpoints": 100,
+    "disc_channels": 8,
+    "disc_layers": 2,
+}
+ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 2, "disc_ramp": 2}
+
+
+def load(given: dict, name: str) -> dict:
+    return load_checkpoint(Path(given["output_dir"]) / name)
+
+
+def train_values(given: dict, name: str) -> list[float]:
+    """This value of all training records."""
+    return [record[name] for record in records(Path(given["output_dir"]), "train")]
+
+
+def assert_same_training(two: dict, one: dict) -> None:
+    """The gradients of the first step and the final weights differ only by rounding."""
+    moments = [first_moments(load(given, "checkpoint_step_1.pt")) for given in (two, one)]
+    # fp32 sums over images in another order. LPIPS has ReLUs that rounding moves across zero: micro-batches of
+    # 1 and of 4 images in one process differ by 5e-5 too.
+    assert relative_difference(*moments) < (2e-4 if one["perceptual_weight"] else 1e-5)
+    found, expected = (load(given, "checkpoint_epoch_2.pt") for given in (two, one))
+    assert found["position"] == expected["position"]
+    assert_weights_close(found, expected)
+
+
+@pytest.fixture
+def two_and_one(tiny, tmp_path):
+    """Options of a run of two processes, and of one process with the whole batch."""
+
+    def options(batch_size: int, **changes) -> tuple[dict, dict]:
+        given = {**tiny, **RECIPE, **changes}
+        two = {**given, "batch_size": batch_size, "output_dir": str(tmp_path / "two")}
+        return two, {**given, "batch_size": 2 * batch_size, "output_dir": str(tmp_path / "one")}
+
+    return options
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_two_processes_train_like_one_with_the_whole_batch(two_and_one, accumulation_steps):
+    lpips = {"perceptual_weight": 1.0, "perceptual_net": "random"} if accumulation_steps == 2 else {}
+    two, one = two_and_one(2, **lpips)
+    two |= {"batch_size": 2 // accumulation_steps, "accumulation_steps": accumulation_steps}
+    found = train_on_two_processes(two)
+    assert train(one) == 0
+    assert_same_training(two, one)
+    assert found.stdout.count("done: 2 epochs") == 1  # only the main process prints
+
+
+@pytest.mark.slow
+def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tiny, tmp_path):
+    folder = tmp_path / "damaged"
+    copytree(tiny["data_path"], folder)
+    bad = sorted(folder.rglob("*.png"))[5]
+    bad.write_bytes(bad.read_bytes()[:100])
+    two, one = two_and_one(2, **ADVERSARIAL, data_path=str(folder), max_bad_fraction=0.1)
+    found = train_on_two_processes({**two, "micro_batch_size": "1"})
+    assert train(one) == 0
+    assert_same_training(two, one)
+    ratios = []
+    for given in (two, one):
+        reconstruction, adversarial = load(given, "checkpoint_epoch_2.pt")["running_sq_norms"]
+        ratios.append(float(reconstruction / adversarial))
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-4)
+    assert (found.stdout + found.stderr).count(f"skipped {bad.relative_to(folder).as_posix()}") <= 1
+    for name in ("loss", "psnr", "kl"):
+        assert train_values(two, name) == pytest.approx(train_values(one, name), rel=1e-3)
+
+
+OUT_OF_MEMORY = """
+    import os, torch
+    from vae.model.autoencoder import AutoencoderKL
+    forward = AutoencoderKL.forward
+    def limited(self, images, noise=None):
+        training = torch.is_grad_enabled() and images.device.type == "cpu"  # the plan runs on meta
+        if os.environ["RANK"] == "1" and training and len(images) > 2:
+            raise torch.OutOfMemoryError("injected")
+        return forward(self, images, noise)
+    AutoencoderKL.forward = limited
+"""
+
+
+@pytest.mark.slow
+def test_out_of_memory_on_one_process_lowers_the_micro_batch_of_both(two_and_one):
+    two, one = two_and_one(4, **ADVERSARIAL)
+    found = train_on_two_processes(two, OUT_OF_MEMORY)
+    assert found.stdout.count("out of memory: micro-batch lowered to") == 1
+    assert train(one) == 0
+    assert_same_training(two, one)
+
+
+OUT_OF_MEMORY_WITH_A_SINGLE_IMAGE = """
+    import os, torch
+    from vae.model.autoencoder import AutoencoderKL
+    forward = AutoencoderKL.forward
+    def limited(self, images, noise=None):
+        training = torch.is_grad_enabled() and images.device.type == "cpu"
+        if os.environ["RANK"] == "1" and training and not self.encoder.checkpointed:
+            raise torch.OutOfMemoryError("injected")
+        return forward(self, images, noise)
+    AutoencoderKL.forward = limited
+"""
+
+
+@pytest.mark.slow
+def test_out_of_memory_with_a_single_image_raises_the_recompute_level_of_both(two_and_one):
+    two, one = two_and_one(2, **ADVERSARIAL)
+    found = train_on_two_processes(two, OUT_OF_MEMORY_WITH_A_SINGLE_IMAGE)
+    assert found.stdout.count("out of memory: --recompute ") == 3
+    assert train(one) == 0
+    assert_same_training(two, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["activations", "all"])
+def test_two_processes_train_the_same_at_a_recompute_level(two_and_one, level):
+    two, one = two_and_one(2, **ADVERSARIAL, micro_batch_size="1")
+    train_on_two_processes({**two, "recompute": level})
+    assert train({**one, "recompute": "none"}) == 0
+    assert_same_training(two, one)
+
+
+OUT_OF_MEMORY_IN_THE_DISCRIMINATOR = """
+    import os, torch
+    from vae.model.discriminator import Discriminator
+    forward = Discriminator.forward
+    def limited(self, images):
+        trains_itself = images.device.type == "cpu" and not images.requires_grad
+        if os.environ["RANK"] == "1" and trains_itself and len(images) > 4:
+            raise torch.OutOfMemoryError("injected")
+        return forward(self, images)
+    Discriminator.forward = limited
+"""
+
+
+@pytest.mark.slow
+def test_out_of_memory_in_the_discriminator_of_one_process_lowers_the_micro_batch(two_and_one):
+    two, one = two_and_one(4, **ADVERSARIAL)
+    found = train_on_two_processes(two, OUT_OF_MEMORY_IN_THE_DISCRIMINATOR)
+    assert found.stdout.count("out of memory: micro-batch lowered to") == 1
+    assert train(one) == 0
+    assert_same_training(two, one)
+
+
+@pytest.mark.slow
+def test_two_compiled_processes_have_the_same_losses(tiny, tmp_path):
+    compiled = {**tiny, "batch_size": 2, "max_steps": 2, "use_torch_compile": True}
+    plain = {**compiled, "use_torch_compile": False, "output_dir": str(tmp_path / "plain")}
+    train_on_two_processes(compiled)
+    train_on_two_processes(plain)
+    assert train_values(compiled, "loss") == pytest.approx(train_values(plain, "loss"), rel=1e-4)
+
+
+NON_FINITE = """
+    import os
+    import vae.training.oom_retry as oom_retry
+    compute_gradients, calls = oom_retry.compute_gradients, []
+    def nonfinite(networks, inputs, *rest):
+        calls.append(1)
+        if os.environ["RANK"] == "1" and len(calls) == 2:
+            inputs.noise.fill_(float("nan"))
+        return compute_gradients(networks, inputs, *rest)
+    oom_retry.compute_gradients = nonfinite
+"""
+
+
+@pytest.mark.slow
+def test_nonfinite_gradient_on_one_process_skips_the_step_on_both(two_and_one):
+    two, _ = two_and_one(2)
+    train_on_two_processes(two, NON_FINITE)
+    first, second, third = (load(two, f"checkpoint_step_{step}.pt") for step in (1, 2, 3))
+    for name, value in first["model"].items():
+        assert torch.equal(value, second["model"][name]), name
+    assert any(not torch.equal(value, third["model"][name]) for name, value in second["model"].items())
+    assert [int(c["update"]["nonfinite_total"]) for c in (first, second, third)] == [0, 1, 1]
+
+
+COMPARE_WEIGHTS = """
+    import torch
+    import vae.training.run as run_module
+    train_stage = run_module.train_stage
+    def train_and_compare(run, ctx, state):
+        outcome = train_stage(run, ctx, state)
+        for model in (state.autoencoder, state.eval_model, state.discriminator):
+            weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+            total = run.dist.all_reduce(weights.clone())
+            assert torch.equal(total, 2 * weights), "the processes have different weights"
+        print("weights are equal")
+        return outcome
+    run_module.train_stage = train_and_compare
+"""
+
+
+@pytest.mark.slow
+def test_both_processes_have_the_same_weights_at_the_end(two_and_one):
+    two, _ = two_and_one(3, **ADVERSARIAL)
+    found = train_on_two_processes(two, COMPARE_WEIGHTS)
+    assert found.stdout.count("weights are equal") == 2
+
+
+@pytest.mark.slow
+def test_mistake_under_torchrun_is_printed_without_a_traceback_of_ours(tiny):
+    found = train_on_two_processes({**tiny, "data_path": "/nowhere"}, fails=True)
+    lines = [line for line in found.stderr.splitlines() if "/nowhere" in line]
+    assert 1 <= len(lines) <= 2
+    assert str(ROOT / "vae") not in found.stderr  # torchrun prints a traceback about its child processes
+
+
+def test_one_process_communicates_nothing():
+    assert ONE_PROCESS.is_main
+    assert ONE_PROCESS.all_reduce_scalars(1, 2.5) == [1, 2.5]
+    value = torch.ones(3)
+    assert ONE_PROCESS.all_reduce(value) is value
+    assert ONE_PROCESS.all_gather_set({"a"}) == {"a"}
+    module = torch.nn.Linear(1, 1)
+    assert ONE_PROCESS.wrap(module) is module
+    ONE_PROCESS.barrier()
+    ONE_PROCESS.close()

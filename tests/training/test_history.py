@@ -1,0 +1,124 @@
+"""History compares validations of one image size, names the best checkpoint and warns once per stage."""
+
+import math
+
+import pytest
+
+from tests.harness.training_runs import records
+from vae.config.options import OptimConfig
+from vae.training.history import History
+from vae.training.run import train
+
+OPTIM = OptimConfig(learning_rate=0.3, warmup_epochs=2.0)
+
+
+def metrics(psnr: float, image_size: int = 32) -> dict[str, float]:
+    return {"epoch": 1, "image_size": image_size, "psnr": psnr}
+
+
+def test_best_validation_has_the_highest_psnr():
+    history = History()
+    for psnr in (20.0, 22.0, 21.0, 22.0):
+        history.add_epoch(metrics(psnr))
+    assert history.best == metrics(22.0)
+    assert history.without_gain == 2  # an equal PSNR is no gain
+
+
+def test_higher_psnr_resets_the_count_without_gain():
+    history = History()
+    for psnr in (20.0, 19.0, 18.0, 20.5):
+        history.add_epoch(metrics(psnr))
+    assert history.without_gain == 0
+
+
+def test_another_image_size_replaces_the_best_validation_and_checkpoint():
+    history = History()
+    history.add_epoch(metrics(30.0, image_size=16))
+    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(30.0, image_size=16))
+    history.add_epoch(metrics(20.0, image_size=32))
+    history.add_checkpoint("checkpoint_epoch_2.pt", metrics(20.0, image_size=32))
+    assert history.best == metrics(20.0, image_size=32)
+    assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_2.pt", 20.0)
+
+
+def test_best_checkpoint_has_the_highest_psnr():
+    history = History()
+    for number, psnr in enumerate((20.0, 22.0, 21.0), start=1):
+        history.add_checkpoint(f"checkpoint_epoch_{number}.pt", metrics(psnr))
+    assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_2.pt", 22.0)
+
+
+@pytest.mark.parametrize("psnr", [0.0, -3.0])
+def test_psnr_up_to_zero_is_a_value(psnr):
+    history = History()
+    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(psnr))
+    history.add_checkpoint("checkpoint_epoch_2.pt", metrics(psnr - 1))
+    assert history.best_checkpoint == "checkpoint_epoch_1.pt"
+
+
+@pytest.mark.parametrize("unmeasured", [{"epoch": 1, "image_size": 32}, metrics(math.nan)])
+def test_validation_without_psnr_is_never_the_best(unmeasured):
+    """All validation images were unusable, or the reconstructions were not finite."""
+    history = History()
+    for validation in (metrics(20.0), unmeasured, metrics(19.0)):
+        history.add_epoch(validation)
+        history.add_checkpoint("checkpoint_epoch_1.pt", validation)
+    assert history.best == metrics(20.0)
+    assert history.without_gain == 2
+    assert history.best_checkpoint_psnr == 20.0
+    history = History()
+    history.add_epoch(unmeasured)
+    history.add_checkpoint("checkpoint_epoch_1.pt", unmeasured)
+    assert history.best_checkpoint is None
+    history.add_epoch(metrics(20.0))
+    assert history.best == metrics(20.0)
+
+
+def test_stage_starts_without_count_and_without_start_psnr():
+    history = History(best=metrics(20.0), without_gain=3, start_psnr=19.0)
+    history.begin_stage()
+    assert (history.without_gain, history.start_psnr) == (0, None)
+    assert history.best == metrics(20.0)
+
+
+def test_decrease_is_reported_once_with_its_flags():
+    history = History(start_psnr=25.0)
+    assert history.decrease_warning(25.0, OPTIM) is None
+    assert history.decrease_warning(24.996, OPTIM) is None  # printed as 25.00
+    warning = history.decrease_warning(24.0, OPTIM)
+    for words in ("24.00 dB", "25.00 dB", "--learning_rate (now 0.3)", "--warmup_epochs (now 2)"):
+        assert words in warning
+    assert history.decrease_warning(23.0, OPTIM) is None
+
+
+def test_no_decrease_is_reported_without_a_start_psnr():
+    assert History().decrease_warning(1.0, OPTIM) is None
+
+
+# ---- real runs ----------------------------------------------------------------------------------------
+
+
+def psnr_warnings(given: dict, capsys) -> list[str]:
+    """The warnings about PSNR that a run prints."""
+    capsys.readouterr()
+    assert train(given) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING: PSNR ")]
+
+
+@pytest.mark.slow
+def test_run_with_falling_psnr_warns_once(tiny, tmp_path, capsys):
+    given = {**tiny, "learning_rate": 0.3, "warmup_epochs": 0.0, "num_epochs": 3, "max_steps": 8}
+    (warning,) = psnr_warnings(given, capsys)
+    found = records(tmp_path / "run", "validation")
+    worse = next(record for record in found if record["psnr"] < found[0]["psnr"])
+    assert len(found) == 4  # all but the first are worse
+    assert f"PSNR {worse['psnr']:.2f} dB is below the {found[0]['psnr']:.2f} dB" in warning
+    assert "--learning_rate (now 0.3)" in warning
+    # The stage has warned already.
+    assert psnr_warnings({**given, "resume_from": "latest", "max_steps": None}, capsys) == []
+
+
+def test_run_with_rising_psnr_does_not_warn(tiny, tmp_path, capsys):
+    assert psnr_warnings({**tiny, "init": "default", "learning_rate": 1e-3}, capsys) == []
+    found = records(tmp_path / "run", "validation")
+    assert found[-1]["psnr"] > found[0]["psnr"]

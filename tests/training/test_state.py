@@ -1,0 +1,52 @@
+"""The EMA weights: formula, no autograd graph, and the export without an EMA."""
+
+import torch
+from safetensors.torch import load_file
+
+from tests.harness.toy_networks import relative_difference
+from tests.harness.training_runs import ONE_PROCESS, SHORT, train_short
+from vae.interop.checkpoint_file import load_checkpoint
+from vae.training.context import StageContext
+from vae.training.logbook import Logbook
+from vae.training.loop import Outcome, train_stage
+from vae.training.oom_retry import StepSettings
+from vae.training.setup import prepare_run
+from vae.training.signals import StopSignals
+from vae.training.stage_memory import plan_stage
+
+
+def test_ema_weights_follow_the_formula(tiny, tmp_path):
+    train_short(tiny, tmp_path / "run", checkpoint_steps=1, keep_checkpoints=9, ema_decay=0.9)
+    found = [load_checkpoint(tmp_path / "run" / f"checkpoint_step_{step}.pt") for step in (2, 3)]
+    decay = min(0.9, (1 + 2) / (10 + 2))
+    expected = {n: decay * found[0]["ema"][n] + (1 - decay) * v for n, v in found[1]["model"].items()}
+    assert relative_difference(found[1]["ema"], expected) < 1e-6
+
+
+def test_ema_weights_have_no_graph_after_training_steps(tiny):
+    """An EMA update that autograd records would keep a graph that grows with every step."""
+    run, state = prepare_run({**tiny, **SHORT}, ONE_PROCESS)
+    run.output_dir.mkdir()
+    (stage,) = state.stages
+    ctx = StageContext(
+        stage=stage,
+        steps=run.steps_of(stage),
+        plan=plan_stage(run.config, stage, torch.float32, ONE_PROCESS),
+        settings=StepSettings(micro_batch=4, recompute="none", may_recompute_more=False),
+        logbook=Logbook(run.output_dir, 0, active=False),
+        signals=StopSignals(),
+    )
+    before = {name: value.clone() for name, value in state.ema.state_dict().items()}
+    assert train_stage(run, ctx, state) is Outcome.FINISHED
+    assert state.position.step == 4
+    for name, parameter in state.ema.named_parameters():
+        assert parameter.grad_fn is None, name
+        assert not parameter.requires_grad, name
+        assert not torch.equal(parameter, before[name]), name
+
+
+def test_without_ema_the_export_has_the_current_weights(tiny, tmp_path):
+    content = train_short(tiny, tmp_path / "run", ema_decay=0.0)
+    assert content["ema"] is None
+    exported = load_file(tmp_path / "run" / "vae" / "diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(value, exported[name]) for name, value in content["model"].items())
