@@ -7,7 +7,7 @@ import torch
 
 from vae.evaluation.baselines import bicubic_baseline, mean_colour
 from vae.evaluation.metrics import psnr, ssim
-from vae.evaluation.sums import MAX_PSNR_DB, add_sums, baseline_sums, means, validate
+from vae.evaluation.sums import MAX_PSNR_DB, add_sums, baseline_sums, means, reconstruction_sums
 
 
 def images(count: int) -> torch.Tensor:
@@ -24,7 +24,7 @@ def distance(recon: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 
 def test_mean_is_over_images_not_batches():
     whole = images(5)
-    found = means(validate(darker, whole.split([1, 4]), distance))
+    found = means(reconstruction_sums(darker, whole.split([1, 4]), distance))
     assert set(found) == {"psnr", "ssim", "lpips", "images"}
     assert found["images"] == 5
     assert math.isclose(found["psnr"], psnr(darker(whole), whole).mean().item(), rel_tol=1e-12)
@@ -34,30 +34,30 @@ def test_mean_is_over_images_not_batches():
 
 def test_sums_of_ranks_add_up_even_if_one_has_no_images():
     whole = images(5)
-    parts = [validate(darker, [part], distance) for part in whole.split([2, 3])] + [
-        validate(darker, [], distance)
+    parts = [reconstruction_sums(darker, [part], distance) for part in whole.split([2, 3])] + [
+        reconstruction_sums(darker, [], distance)
     ]
-    together, alone = means(add_sums(*parts)), means(validate(darker, [whole], distance))
+    together, alone = means(add_sums(*parts)), means(reconstruction_sums(darker, [whole], distance))
     assert together.keys() == alone.keys()
     assert all(math.isclose(together[name], alone[name], rel_tol=1e-6) for name in alone)
     assert all(type(total) is float and type(count) is int for total, count in parts[0].values())
 
 
 def test_without_lpips_there_is_no_lpips():
-    sums = validate(darker, [images(2)], None)
+    sums = reconstruction_sums(darker, [images(2)], None)
     assert "lpips" not in sums
     assert set(means(sums)) == {"psnr", "ssim", "images"}
-    assert means(validate(darker, [], None)) == {"images": 0}
+    assert means(reconstruction_sums(darker, [], None)) == {"images": 0}
 
 
 def test_exact_copies_leave_the_mean_finite():
-    found = means(validate(lambda batch: batch, [images(2)], None))
+    found = means(reconstruction_sums(lambda batch: batch, [images(2)], None))
     assert found["psnr"] == MAX_PSNR_DB
     assert math.isclose(found["ssim"], 1.0, rel_tol=1e-12)
 
 
 def test_reconstruction_with_nan_gives_nan():
-    assert math.isnan(means(validate(lambda batch: batch * math.nan, [images(2)], None))["psnr"])
+    assert math.isnan(means(reconstruction_sums(lambda batch: batch * math.nan, [images(2)], None))["psnr"])
 
 
 def test_bf16_reconstructions_are_measured_in_fp32_without_a_graph():
@@ -69,7 +69,7 @@ def test_bf16_reconstructions_are_measured_in_fp32_without_a_graph():
         graphs.append(recon.requires_grad)
         return recon
 
-    found = means(validate(reconstruct, [images(2)], distance))
+    found = means(reconstruction_sums(reconstruct, [images(2)], distance))
     assert graphs == [False]
     rounded = images(2).bfloat16().float()
     assert math.isclose(found["psnr"], psnr(rounded, images(2)).mean().item(), rel_tol=1e-12)
@@ -80,6 +80,6 @@ def test_baselines_are_measured_like_reconstructions(perceptual):
     batches = images(3).split(2)
     found = baseline_sums(iter(batches), perceptual, factor=8)
     assert found == {
-        "mean_colour": validate(mean_colour, batches, perceptual),
-        "bicubic": validate(lambda batch: bicubic_baseline(batch, 8), batches, perceptual),
+        "mean_colour": reconstruction_sums(mean_colour, batches, perceptual),
+        "bicubic": reconstruction_sums(lambda batch: bicubic_baseline(batch, 8), batches, perceptual),
     }

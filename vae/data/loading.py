@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 600
 
 
 class TrainLoader:
-    """Training batches of one rank, independent of the number of workers and of resuming."""
+    """Training batches of one rank; neither the number of workers nor resuming changes them."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TrainLoader:
         try:
             yield from _translate_errors(self._iterator)
             finished = True
-        except GeneratorExit:  # the caller stops within the epoch
+        except GeneratorExit:  # the caller stops within the epoch, and may start another one
             finished = True
             raise
         finally:
@@ -175,7 +175,7 @@ def _translate_errors(iterator: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _end_workers(iterator: Iterator[Batch] | None) -> None:
-    # DataLoader's own __del__ calls _shutdown_workers: no public method ends its processes immediately.
+    # No public method ends the processes immediately. DataLoader's own __del__ also calls this one.
     if not isinstance(iterator, _MultiProcessingDataLoaderIter):
         return
     processes = iterator._workers

@@ -19,7 +19,7 @@ Perceptual = Callable[[Tensor, Tensor], Tensor]
 MAX_PSNR_DB = 128.0
 
 
-def validate(
+def reconstruction_sums(
     reconstruct: Callable[[Tensor], Tensor], batches: Iterable[Tensor], perceptual: Perceptual | None
 ) -> Sums:
     """Sums of psnr, ssim and lpips over all images of `batches`; no lpips if `perceptual` is None.
@@ -33,7 +33,7 @@ def validate(
 def baseline_sums(
     batches: Iterable[Tensor], perceptual: Perceptual | None, factor: int = 8
 ) -> dict[str, Sums]:
-    """The sums of `validate` for the baselines mean_colour and bicubic, by name.
+    """The sums of reconstruction_sums for the baselines mean_colour and bicubic, by name.
 
     `factor` is the downsampling factor of the autoencoder.
     """

@@ -43,9 +43,9 @@ class Pass:
     def window(self, start: int, stop: int, side: int) -> tuple[int, int, int]:
         """The input rows (or columns) that output rows start..stop need, for an input of `side` rows.
 
-        Returns the first row, the one after the last, and the offset of `start` in the layer's output for
-        them. At the image's border the layer pads, as it does for a whole image. What it pads at any other
-        edge affects only extra border rows, which are cut off.
+        Returns the first row, the one after the last, and the offset of `start` in what the layer computes
+        from these rows. At the image's border the layer pads, as it does for a whole image. Its padding at
+        any other edge affects only extra border rows, which are cut off.
         """
         if isinstance(self.layer, Upsample):  # nearest-neighbor, then 3x3: needs one more row on each side
             first = max(start // 2 - 1, 0)
@@ -161,15 +161,15 @@ def _make_tile(
 
 
 def _norm_silu(h: torch.Tensor, norm: NormSiLU, moments: Moments) -> torch.Tensor:
-    """NormSiLU of a tile with statistics of its whole feature map; in place on one wide copy of the tile."""
+    """NormSiLU of a tile with statistics of its whole feature map; in place on one copy of the tile."""
     per_group = norm.num_channels // norm.num_groups
     mean, rstd = (
         value.repeat_interleave(per_group, dim=1)[:, :, None, None]  # (B, G) -> (B, C, 1, 1)
         for value in moments.statistics(norm.eps, h)
     )
-    wide = h - mean  # (B, C, rows, columns) in the dtype of the statistics
-    wide.mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
-    return F.silu(wide, inplace=True).to(h.dtype)
+    normalized = h - mean  # (B, C, rows, columns) in the dtype of the statistics
+    normalized.mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
+    return F.silu(normalized, inplace=True).to(h.dtype)
 
 
 def _tiles(height: int, width: int, tile: int) -> Iterator[tuple[Range, Range]]:

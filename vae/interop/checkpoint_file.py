@@ -48,7 +48,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 class _HashedFile:
-    """A file object that hashes what is written to it, so that the SHA-256 does not depend on the disk."""
+    """A file object that hashes what is written to it, before the bytes reach the disk."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -93,7 +93,7 @@ def verify_checkpoint(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except Exception as error:  # a flipped bit in the archive's own fields raises one of seven exceptions
+    except Exception as error:  # damage in the archive's own fields raises many types
         raise DamagedCheckpointError(f"{path} is truncated or not a checkpoint: {error}") from None
     if bad:
         raise DamagedCheckpointError(f"{path} is damaged: the checksum of its part {bad} is wrong")

@@ -15,11 +15,11 @@ OPERATION_COUNTS: dict[tuple[Any, ...], tuple[int, int]] = {}
 
 
 class LiveBytes(TorchDispatchMode):
-    """While entered, follows every storage that an operation creates; `peak` is the most bytes alive at once.
+    """While active, tracks every storage that an operation creates; `peak` is the most bytes alive at once.
 
-    Storages that existed before are not counted. All results count, on whatever device they are. `flops` sums
-    the floating-point operations of matrix products and convolutions. Within an operation of ours, both are
-    counted for its implementation on meta tensors, which needs what it needs on a GPU.
+    Storages that existed before are not counted. Results on all devices are counted. `flops` sums the
+    floating-point operations of matrix products and convolutions. For an operation of vae.ops, both are those
+    of its implementation on meta tensors, which allocates what the GPU path allocates (vae.ops.library).
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         for tensor in _tensors((args, kwargs)):
-            self._follow(tensor.untyped_storage(), from_outside=True)
+            self._track(tensor.untyped_storage(), existed_before=True)
         if func in IMPLEMENTATIONS:
             peak, flops = _operation_counts(func, args, kwargs)
             self.peak = max(self.peak, self.current + peak)
@@ -50,14 +50,14 @@ class LiveBytes(TorchDispatchMode):
         if func not in IMPLEMENTATIONS and func.overloadpacket in flop_registry:
             self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
         for tensor in _tensors(result):
-            self._follow(tensor.untyped_storage())
+            self._track(tensor.untyped_storage())
         return result
 
-    def _follow(self, storage: torch.UntypedStorage, from_outside: bool = False) -> None:
+    def _track(self, storage: torch.UntypedStorage, existed_before: bool = False) -> None:
         key = storage._cdata  # an address: another storage may get it as soon as this one is freed
         if key in self._sizes:
             return
-        size = 0 if from_outside else storage.nbytes()
+        size = 0 if existed_before else storage.nbytes()
         self._sizes[key] = size
         weakref.finalize(storage, self._release, key)
         self.current += size
@@ -95,7 +95,7 @@ class DeviceBytes(LiveBytes):
             with _disable_current_modes():
                 self.peak = max(self.peak, self.current + _operation_counts(func, args, kwargs)[0])
         for tensor in counted:
-            self._follow(tensor.untyped_storage())
+            self._track(tensor.untyped_storage())
         return result
 
 
@@ -106,7 +106,7 @@ def _tensors(tree: object) -> list[torch.Tensor]:
 def _operation_counts(
     func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, int]:
-    """Peak bytes within one call of an operation of ours, results included, and its FLOPs."""
+    """Peak bytes within one call of an operation of vae.ops, results included, and its FLOPs."""
     leaves, structure = tree_flatten((args, kwargs))
     key = (func, *(_signature(leaf) for leaf in leaves))
     if key not in OPERATION_COUNTS:

@@ -77,7 +77,7 @@ def stage_spec(
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
     """Predicted bytes and FLOPs of the step: its real code runs on tensors without data."""
     micro_batch = min(micro_batch, spec.batch)
-    resident, working, flops = count_step(replace(spec, reserve=0), micro_batch)
+    resident, working, flops = count_step(replace(spec, reserve=0), micro_batch)  # it ignores the reserve
     return StepMemory(spec.recompute, micro_batch, resident, working, spec.reserve, flops)
 
 
@@ -85,13 +85,13 @@ def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
 def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     """Resident bytes, working bytes and FLOPs per image; cached, because a search repeats its questions."""
     networks = _meta_networks(spec)
-    passes = min(2, -(-spec.batch // micro_batch))  # from the second pass on, all gradients exist already
+    passes = min(2, -(-spec.batch // micro_batch))  # later passes are like the second: all gradients exist
     images = micro_batch * passes
     inputs = _meta_inputs(spec, images)
     with LiveBytes() as counter:
         compute_gradients(networks, inputs, [micro_batch] * passes, spec.loss)
     working = counter.peak
-    if networks.discriminator is not None:  # its block runs last, on the reconstructions of all passes
+    if networks.discriminator is not None:  # it runs last, so the reconstructions of all passes are kept
         pixels = inputs.images.numel() // images * spec.dtype.itemsize
         working += pixels * max(0, spec.batch - images)
     resident = _resident_bytes(networks, spec)
@@ -128,9 +128,9 @@ def _meta_inputs(spec: StepSpec, images: int) -> StepInputs:
 def _resident_bytes(networks: Networks, spec: StepSpec) -> int:
     """Bytes of weights, EMA weights, moments and LPIPS."""
     weights = _bytes(networks.autoencoder)
-    others = _bytes(networks.discriminator)
-    trained = others + sum(p.nbytes for p in networks.autoencoder.parameters() if p.requires_grad)
-    resident = weights + others + trained * ADAM_COPIES + _bytes(networks.perceptual)
+    discriminator = _bytes(networks.discriminator)
+    trained = discriminator + sum(p.nbytes for p in networks.autoencoder.parameters() if p.requires_grad)
+    resident = weights + discriminator + trained * ADAM_COPIES + _bytes(networks.perceptual)
     resident += weights if spec.ema else 0
     resident += trained if spec.world_size > 1 else 0
     return resident
@@ -143,9 +143,9 @@ def _bytes(module: torch.nn.Module | None) -> int:
 def choose_step(spec: StepSpec, available: int, micro_batch: str, recompute: str) -> StepMemory:
     """The step's memory at the requested recompute level and micro-batch, or at the chosen ones for "auto".
 
-    `recompute` "auto" selects the fastest level at which the requested passes, or else single images, fit
-    into `available` bytes; `micro_batch` "auto" then selects the largest that fits. A number is used as it
-    is. Raises UserError if a single image does not fit with "auto". `spec.recompute` is not read.
+    `recompute` "auto" selects the fastest level at which the requested micro-batch, or one image for "auto",
+    fits into `available` bytes; `micro_batch` "auto" then selects the largest that fits. A number is used as
+    it is. Raises UserError if a single image does not fit with "auto". `spec.recompute` is not read.
     """
     best = fastest_level(spec, available, 1 if micro_batch == "auto" else int(micro_batch), recompute)
     if micro_batch != "auto":
@@ -156,7 +156,7 @@ def choose_step(spec: StepSpec, available: int, micro_batch: str, recompute: str
 
 
 def fastest_level(spec: StepSpec, available: int, micro_batch: int, recompute: str) -> StepMemory:
-    """The step at the fastest recompute level that fits, or at the smallest if none does.
+    """The step at the fastest recompute level that fits; if none does, at the one that needs least memory.
 
     `recompute`: "auto", or the only level to consider.
     """
@@ -179,9 +179,7 @@ def _too_large(spec: StepSpec, best: StepMemory, available: int, recompute: str)
 
 def _largest_micro_batch(spec: StepSpec, available: int) -> StepMemory:
     """The step with the most images per pass that fit; one image must fit."""
-    whole = step_memory(
-        spec, spec.batch
-    )  # a special case: a single pass finds no gradients of an earlier one
+    whole = step_memory(spec, spec.batch)  # a special case: there are no gradients of an earlier pass
     if whole.total <= available:
         return whole
     most = largest_count(lambda micro_batch: step_memory(spec, micro_batch).total, available, spec.batch)

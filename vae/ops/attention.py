@@ -1,8 +1,8 @@
 """One-head attention without the N x N score matrix: in blocks of scores, recomputed in backward.
 
 Forward keeps a running maximum and sum per query (Milakov & Gimelshein, 2018). Backward uses the logarithm of
-that sum and so needs no reduction over keys (Dao et al., 2022, appendix B). Matrix products are PyTorch's, so
-they are as fast as the vendor's. The steps between them are one Triton kernel each if Triton is available.
+that sum and so needs no reduction over keys (Dao et al., 2022, appendix B). PyTorch computes the matrix
+products with the vendor's library. Each step between them is one Triton kernel if Triton is available.
 """
 
 import importlib
@@ -34,7 +34,7 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """attention_reference with memory linear in N; the softmax is in fp32 (fp64 for fp64 inputs)."""
+    """The same as attention_reference, with memory linear in N; softmax in fp32 (fp64 for fp64 inputs)."""
     return _op(q, k, v)[0]
 
 
@@ -65,7 +65,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     batch, tokens, channels = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     log_sums = q.new_empty(batch, tokens, dtype=accumulation_dtype(q))
-    if not q.is_meta and has_no_data(q):
+    if not q.is_meta and has_no_data(q):  # torch.compile is tracing; on meta, the scratch is counted below
         return out, log_sums
     blocks = attention_blocks(batch, tokens, q.device.type)
     scores, weights = _score_buffers(q, blocks)
@@ -97,10 +97,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _attention_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v. Key blocks are the outer loop: only q's gradient is summed over blocks."""
+    """Gradients of q, k and v. Key blocks are the outer loop, so only q's needs sums for all tokens."""
     batch, tokens, channels = q.shape
     grad_k, grad_v = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(2))
-    if not q.is_meta and has_no_data(q):
+    if not q.is_meta and has_no_data(q):  # torch.compile is tracing; on meta, the scratch is counted below
         return torch.empty_like(grad_k), grad_k, grad_v
     dtype = accumulation_dtype(q)
     blocks = attention_blocks(batch, tokens, q.device.type)
@@ -110,7 +110,7 @@ def _attention_backward(
     query_sums = q.new_empty(min(batch, blocks.images) * tokens * channels, dtype=dtype)
     # if all images are one block, grad_q is allocated at the end, after the scratch is freed
     grad_q = torch.empty_like(grad_k) if batch > blocks.images else None
-    deltas = q.new_empty(batch, tokens, dtype=dtype)
+    deltas = q.new_empty(batch, tokens, dtype=dtype)  # sums of grad_out * out: D of Dao et al.
     sums = query_sums.view(-1, tokens, channels)
     if not q.is_meta:
         backend(q).row_products(grad_out, out, deltas)

@@ -30,20 +30,20 @@ def norm_silu_conv_reference(
 def norm_silu_conv(
     h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
 ) -> Tensor:
-    """norm_silu_conv_reference; saves only h and the statistics (B, groups) for backward."""
-    return _op(h, norm_weight, norm_bias, weight, bias, groups, eps)[0]
+    """The same as norm_silu_conv_reference; saves only h and the statistics (B, groups) for backward."""
+    return _norm_silu_conv_op(h, norm_weight, norm_bias, weight, bias, groups, eps)[0]
 
 
 def same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Stride-1 convolution of h (B, C, H, W) with "same" padding, (B, C', H, W); saves no cast weights."""
-    return _conv_op(h, weight, bias)
+    return _same_conv_op(h, weight, bias)
 
 
 @dataclass(frozen=True)
 class NormActivation:
     """GroupNorm with given statistics, then SiLU: the activation in front of a convolution."""
 
-    mean: Tensor  # (B, groups), as rstd
+    mean: Tensor  # (B, groups), like rstd
     rstd: Tensor
     weight: Tensor
     bias: Tensor
@@ -129,17 +129,17 @@ def _pixels(shape: torch.Size) -> int:
     return shape[0] * shape[2] * shape[3]
 
 
-def _conv_flops(h: torch.Size, weight: torch.Size, *_: object, **__: object) -> int:
+def _same_conv_flops(h: torch.Size, weight: torch.Size, *_: object, **__: object) -> int:
     return conv_flops(_pixels(h), weight)
 
 
-def _conv_backward_flops(
+def _same_conv_backward_flops(
     grad_out: torch.Size, h: torch.Size, weight: torch.Size, of_input: bool, of_parameters: bool, **_: object
 ) -> int:
     return (of_input + of_parameters) * conv_flops(_pixels(h), weight)
 
 
-def _flops(
+def _norm_silu_conv_flops(
     h: torch.Size,
     norm_weight: torch.Size,
     norm_bias: torch.Size,
@@ -150,31 +150,35 @@ def _flops(
     return conv_flops(_pixels(h), weight)
 
 
-def _backward_flops(grad_out: torch.Size, h: torch.Size, *shapes: Any, **_: object) -> int:
+def _norm_silu_conv_backward_flops(grad_out: torch.Size, h: torch.Size, *shapes: Any, **_: object) -> int:
     _, _, _, _, weight, _ = shapes  # mean, rstd, the norm's weight and bias, weight, groups
     return 2 * conv_flops(_pixels(h), weight)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_norm_silu_conv(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     h, norm_weight, norm_bias, weight, _, ctx.groups, _ = inputs
     ctx.save_for_backward(h, *output[1:], norm_weight, norm_bias, weight)
 
 
-def _gradients(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward_op(grad_out, *ctx.saved_tensors, ctx.groups), None, None
+def _norm_silu_conv_gradients(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    return *_norm_silu_conv_backward_op(grad_out, *ctx.saved_tensors, ctx.groups), None, None
 
 
-def _save_conv(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _save_same_conv(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2])
 
 
-def _conv_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    of_input, *of_parameters = ctx.needs_input_grad  # image tensors and frozen weights need no gradient
-    grads = _conv_backward_op(grad_out, *ctx.saved_tensors, of_input, any(of_parameters))
+def _same_conv_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    of_input, *of_parameters = ctx.needs_input_grad  # network inputs and frozen weights need no gradient
+    grads = _same_conv_backward_op(grad_out, *ctx.saved_tensors, of_input, any(of_parameters))
     return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad, strict=True))
 
 
-_conv_backward_op = define_op(_same_conv_backward, _same_conv_backward, flops=_conv_backward_flops)
-_conv_op = define_op(_same_conv, _same_conv, _conv_gradients, _save_conv, _conv_flops)
-_backward_op = define_op(_norm_silu_conv_backward, _norm_silu_conv_backward, flops=_backward_flops)
-_op = define_op(_norm_silu_conv, _norm_silu_conv, _gradients, _save_for_backward, _flops)
+_same_conv_backward_op = define_op(_same_conv_backward, _same_conv_backward, flops=_same_conv_backward_flops)
+_same_conv_op = define_op(_same_conv, _same_conv, _same_conv_gradients, _save_same_conv, _same_conv_flops)
+_norm_silu_conv_backward_op = define_op(
+    _norm_silu_conv_backward, _norm_silu_conv_backward, flops=_norm_silu_conv_backward_flops
+)
+_norm_silu_conv_op = define_op(
+    _norm_silu_conv, _norm_silu_conv, _norm_silu_conv_gradients, _save_norm_silu_conv, _norm_silu_conv_flops
+)

@@ -4,7 +4,7 @@ An operation of the namespace "vae" is a real PyTorch operator. torch.compile do
 compiler cannot change what the operation saves and what it recomputes. DDP, the meta device and dispatch
 modes treat it like a built-in operator.
 
-Memory is counted by this convention: `IMPLEMENTATIONS[torch.ops.vae.NAME.default]` is the plain Python
+Memory is counted as follows: `IMPLEMENTATIONS[torch.ops.vae.NAME.default]` is the plain Python
 function of the operation. On meta tensors it allocates what the GPU path allocates, scratch memory included,
 and frees it as early. A counter that runs it under its own mode therefore sees the bytes alive within the
 operation. (PyTorch itself only calls `fake`, which allocates the results but no scratch. On the CPU the
@@ -49,7 +49,7 @@ def on_input_device(
 def has_no_data(tensor: torch.Tensor) -> bool:
     """Whether the tensor is a meta tensor, or a fake tensor that torch.compile traces with.
 
-    A fake tensor names a real device, and its sizes may be symbols.
+    A fake tensor has the name of a real device, and its sizes may be symbolic.
     """
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 

@@ -1,6 +1,6 @@
 """GroupNorm (Wu & He, 2018), alone and followed by SiLU, in the dtype of its input with fp32 statistics.
 
-Only the input and the statistics are saved: backward recomputes the normalised values. Shapes as in vae.ops;
+Only the input and the statistics are saved: backward recomputes the normalized values. Shapes as in vae.ops;
 G: groups of channels.
 """
 
@@ -17,7 +17,7 @@ from vae.ops.library import accumulation_dtype, define_op, has_no_data, layout_o
 
 
 def group_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-    """Normalise h (B, C, H, W) over each of `groups` channel groups of each image.
+    """Normalize h (B, C, H, W) over each of `groups` channel groups of each image.
 
     Statistics are fp32 (fp64 if h is fp64) in every dtype of h. The result has h's dtype and layout.
     """
@@ -25,7 +25,7 @@ def group_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float)
 
 
 def group_norm_silu(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-    """SiLU of group_norm: the activation in front of every convolution of the network."""
+    """SiLU of group_norm: the activation before most convolutions of the network."""
     return _norm_op(h, weight, bias, groups, eps, True)[0]
 
 
@@ -33,7 +33,7 @@ def norm_statistics(h: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]
     """Mean and 1/sqrt(variance + eps) of each group of each image: (B, G) each, fp32 (fp64 if h is fp64)."""
     h = _dense(h)
     if has_no_data(h):
-        partial = _partial_results(h)  # noqa: F841 - alive as long as on a GPU
+        partial = _partial_results(h)  # noqa: F841 - counted until this function returns
         mean, rstd = (h.new_empty(h.shape[0], groups, dtype=accumulation_dtype(h)) for _ in range(2))
         return mean, rstd
     return backend(h).norm_statistics(h, groups, eps)
@@ -68,7 +68,7 @@ def normalize_backward(
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=layout_of(h))
     if has_no_data(h):
-        partial = _partial_results(h)  # noqa: F841 - alive as long as on a GPU
+        partial = _partial_results(h)  # noqa: F841 - counted until this function returns
         grad_h = grad_out if in_place else torch.empty_like(h)
         return grad_h, torch.empty_like(weight), torch.empty_like(bias)
     grad_h, grad_weight, grad_bias = backend(h).normalize_backward(
@@ -96,14 +96,14 @@ def backend(h: Tensor) -> ModuleType:
 
 
 def _dense(h: Tensor) -> Tensor:
-    """h itself if it is contiguous, else in channels_last layout: a copy if its strides are others."""
+    """h if it is contiguous, else h in channels_last layout; copied only if it has neither layout."""
     return h if h.is_contiguous() else h.contiguous(memory_format=torch.channels_last)
 
 
 def _partial_results(h: Tensor) -> Tensor | None:
-    """Scratch of the kernels' split reductions: two values for each channel and block of pixels."""
+    """On meta, the kernels' buffer of partial sums: two for each channel and block of pixels."""
     if not h.is_meta:
-        return None  # torch.compile traces; sizes may be symbols
+        return None  # torch.compile is tracing, and sizes may be symbolic
     batch, channels, height, width = h.shape
     blocks = norm_blocks(batch, channels, height * width, channels_last=not h.is_contiguous())
     return h.new_empty(2, batch, blocks.programs, channels, dtype=accumulation_dtype(h))

@@ -33,7 +33,7 @@ def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: in
 
 
 def residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
-    """residual_block_reference; saves only x and the statistics (B, groups) for backward."""
+    """The same as residual_block_reference; saves only x and the statistics (B, groups) for backward."""
     return _op(x, parameters, groups, eps)[0]
 
 

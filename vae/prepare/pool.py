@@ -22,8 +22,8 @@ from vae.host import GIB, usable_cores
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# Items sent to a process ahead of time: the next one is already there while it works on the first.
-DEPTH = 2
+# Items that a process has at once: it works on the first, and the next one needs no wait.
+ITEMS_PER_PROCESS = 2
 START_SECONDS = 60  # for a process that first reads its libraries from a slow disk
 
 
@@ -74,11 +74,11 @@ class _Worker(Generic[Item]):
 
     def __init__(self, function: Callable[[Item], Any], limits: Limits):
         context = multiprocessing.get_context("spawn")  # as on Windows; forking with threads can deadlock
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, function, limits), daemon=True)
+        self.pipe, child_end = context.Pipe()
+        self.process = context.Process(target=_serve, args=(child_end, function, limits), daemon=True)
         with blocked_signals("spawn"):
             self.process.start()
-        theirs.close()
+        child_end.close()
         self.items: deque[Item] = deque()
         self.deadline = time.monotonic() + START_SECONDS
         self.ready = False
@@ -87,7 +87,7 @@ class _Worker(Generic[Item]):
         if not self.items and self.ready:
             self.deadline = time.monotonic() + seconds
         self.items.append(item)
-        with suppress(ConnectionError):  # the process has died: its sentinel reports that
+        with suppress(ConnectionError):  # the process has ended: its sentinel reports that
             self.pipe.send(item)
 
     def kill(self) -> None:
@@ -101,13 +101,13 @@ class _Pool(Generic[Item, Answer]):
         self.function, self.limits = function, limits
         self.num_workers = num_workers
         self.workers: list[_Worker[Item]] = []
-        self.again: deque[Item] = deque()  # items that a dead process had not started
+        self.returned: deque[Item] = deque()  # items that a dead process had not started
 
     def run(self, items: Iterator[Item]) -> Iterator[tuple[Item, Answer | Failure]]:
         while True:
             while self._has_free_slot():
                 try:
-                    item = self.again.popleft() if self.again else next(items)
+                    item = self.returned.popleft() if self.returned else next(items)
                 except StopIteration:
                     break
                 self._next_free().give(item, self.limits.seconds)
@@ -117,7 +117,7 @@ class _Pool(Generic[Item, Answer]):
             yield from self._collect(busy)
 
     def _has_free_slot(self) -> bool:
-        return sum(len(worker.items) for worker in self.workers) < self.num_workers * DEPTH
+        return sum(len(worker.items) for worker in self.workers) < self.num_workers * ITEMS_PER_PROCESS
 
     def _next_free(self) -> _Worker[Item]:
         """An idle process, else a new one if the limit allows it, else the one with the fewest items."""
@@ -129,23 +129,25 @@ class _Pool(Generic[Item, Answer]):
 
     def _collect(self, busy: list[_Worker[Item]]) -> Iterator[tuple[Item, Answer | Failure]]:
         """Wait for answers, dead processes or deadlines; yield the items that they complete."""
-        patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-        ready = wait([end for worker in busy for end in (worker.pipe, worker.process.sentinel)], patience)
+        timeout = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+        ready = wait([end for worker in busy for end in (worker.pipe, worker.process.sentinel)], timeout)
         now = time.monotonic()
         for worker in busy:
             if worker.pipe in ready:
                 yield from self._answers(worker)
             elif worker.process.sentinel in ready:
-                yield from self._bury(worker, _cause_of_death(worker.process))
+                yield from self._discard(worker, _cause_of_exit(worker.process))
             elif now >= worker.deadline:
-                yield from self._bury(worker, Failure("hung", f"took longer than {self.limits.seconds:g} s"))
+                yield from self._discard(
+                    worker, Failure("hung", f"took longer than {self.limits.seconds:g} s")
+                )
 
     def _answers(self, worker: _Worker[Item]) -> Iterator[tuple[Item, Answer | Failure]]:
         try:
             kind, value = worker.pipe.recv()
         except (EOFError, ConnectionError):
             worker.process.join()
-            yield from self._bury(worker, _cause_of_death(worker.process))
+            yield from self._discard(worker, _cause_of_exit(worker.process))
             return
         worker.deadline = time.monotonic() + self.limits.seconds
         if kind == "ready":
@@ -155,15 +157,15 @@ class _Pool(Generic[Item, Answer]):
         else:
             yield worker.items.popleft(), value
 
-    def _bury(self, worker: _Worker[Item], failure: Failure) -> Iterator[tuple[Item, Answer | Failure]]:
-        """Report the item that a process failed on; give its other items to another process."""
+    def _discard(self, worker: _Worker[Item], failure: Failure) -> Iterator[tuple[Item, Answer | Failure]]:
+        """End a process that failed; report the item it failed on, and give its others to another process."""
         self.workers.remove(worker)
         worker.kill()
         if not worker.ready:
             raise RuntimeError(f"a worker process does not start: {failure.detail}")
-        lost = worker.items.popleft()
-        self.again.extend(worker.items)
-        yield lost, failure
+        failed_item = worker.items.popleft()
+        self.returned.extend(worker.items)
+        yield failed_item, failure
 
     def finish(self) -> None:
         """Close the pipes, so that idle processes exit by themselves."""
@@ -178,7 +180,7 @@ class _Pool(Generic[Item, Answer]):
         self.workers.clear()
 
 
-def _cause_of_death(process: multiprocessing.process.BaseProcess) -> Failure:
+def _cause_of_exit(process: multiprocessing.process.BaseProcess) -> Failure:
     process.join()
     code = process.exitcode or 0
     if code >= 0:

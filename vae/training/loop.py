@@ -40,7 +40,8 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
     with _train_loader(run, ctx) as loader, _progress_bar(run, ctx, state) as bar:
         while outcome is None and position.epoch < ctx.stage.end_epoch:
             first_step = position.images_in_epoch // ctx.steps.images
-            if first_step >= ctx.steps.per_epoch:  # resumed after the last step, or with larger steps
+            # after_step ends an epoch, unless the run was resumed after its last step or with larger steps
+            if first_step >= ctx.steps.per_epoch:
                 end_epoch(run, ctx, state)
                 continue
             for batch in _timed(loader.batches(position.epoch, first_step), ctx):
@@ -59,26 +60,26 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
 def take_step(run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch) -> Outcome | None:
     """Make one optimizer step from a batch; returns why training must stop after it, or None."""
     position, update = state.position, state.update
-    images, stop, save_asked = _sync_ranks(run, ctx, state, batch)
-    inputs = _step_inputs(run, ctx, state, batch, images)
+    total_images, stop, save_asked = _sync_ranks(run, ctx, state, batch)
+    inputs = _step_inputs(run, ctx, state, batch, total_images)
     sums = gradients_with_oom_retry(
         run.networks, inputs, run.config.loss, ctx.settings, run.dist, run.resume_command
     )
     if len(batch.images) == 0:  # the placeholder image of a process without images is not measured
         sums = {name: torch.zeros_like(value) for name, value in sums.items()}
     _set_learning_rates(run, ctx, state)
-    optimizers = state.optimizers[: 1 + (inputs.adversarial_factor is not None)]
-    norms = apply_update(optimizers, update, run.config.optim, run.fp16, images == 0)
+    optimizers = state.optimizers if inputs.adversarial_factor is not None else state.optimizers[:1]
+    norms = apply_update(optimizers, update, run.config.optim, run.fp16, total_images == 0)
     if inputs.adversarial_factor is not None:
         measured = torch.stack([sums.pop("reconstruction_sq_norm"), sums.pop("adversarial_sq_norm")])
         state.running_sq_norms = update_running(state.running_sq_norms, run.dist.all_reduce(measured))
         sums["adversarial_factor"] = inputs.adversarial_factor * len(batch.images)
-    if images:
+    if total_images:
         state.update_ema(ema_decay(run.config.optim.ema_decay, position.step))
     position.step += 1
     position.images_in_epoch += ctx.steps.images
     position.images += ctx.steps.images
-    ctx.metrics.add(sums, images, norms)
+    ctx.metrics.add(sums, total_images, norms)
     if save_asked:
         save_now(run, ctx, state)
     if stop:
@@ -90,7 +91,7 @@ def take_step(run: RunContext, ctx: StageContext, state: TrainingState, batch: B
 def _sync_ranks(
     run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch
 ) -> tuple[int, bool, bool]:
-    """Images of all processes in this step, and whether any process received a stop or a save signal.
+    """Number of images of all processes in this step, and whether any process got a stop or a save signal.
 
     Raises DataError, after saving a checkpoint, if too many images turned out unusable.
     """
@@ -122,7 +123,7 @@ def _report_rejected(
 
 
 def _step_inputs(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch, images: int
+    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch, total_images: int
 ) -> StepInputs:
     """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
     device, size = run.dist.device, ctx.stage.image_size
@@ -130,7 +131,7 @@ def _step_inputs(
     shape = (run.config.model.z_channels, latent, latent)
     pixels = batch.images.to(device, non_blocking=True)
     noise = posterior_noise(batch.epochs, batch.indices, shape, run.config.run.seed, device)
-    share = run.dist.world_size / max(1, images)
+    share = run.dist.world_size / max(1, total_images)
     if len(pixels) == 0:
         pixels = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device)
         noise = torch.zeros(1, *shape, device=device)

@@ -18,14 +18,14 @@ from vae.training.distributed import Distributed
 
 @dataclass
 class StepSettings:
-    """How a step is computed. Both values are lowered if memory runs out; neither changes the gradient."""
+    """How a step is computed. Both values change if memory runs out; neither changes the gradient."""
 
     micro_batch: int
     recompute: str
     may_recompute_more: bool  # --recompute auto
 
     def next_recompute(self) -> str | None:
-        """The next recompute level, which needs less memory, if it may be chosen and exists."""
+        """The next recompute level, which needs less memory, or None if it may not be chosen."""
         if not self.may_recompute_more or self.recompute == RECOMPUTE[-1]:
             return None
         return RECOMPUTE[RECOMPUTE.index(self.recompute) + 1]
@@ -34,7 +34,7 @@ class StepSettings:
 class _OutOfMemoryElsewhereError(Exception):
     """Another process ran out of memory in this step, so all processes repeat it.
 
-    `single_image` is whether its micro-batches had one image.
+    `single_image`: whether its largest micro-batch was one image.
     """
 
     def __init__(self, single_image: bool):
@@ -50,16 +50,16 @@ def gradients_with_oom_retry(
     dist: Distributed,
     resume_command: str,
 ) -> dict[str, torch.Tensor]:
-    """Compute the step's gradients; if memory runs out, all processes repeat it with lower settings."""
+    """Compute the step's gradients; if memory runs out, all processes repeat the step with less."""
     while True:
         in_shared_pass = False
 
         @contextmanager
         def shared_pass() -> Iterator[None]:
             nonlocal in_shared_pass
-            failed, single = dist.all_reduce_scalars(0, 0)
+            failed, failed_on_one = dist.all_reduce_scalars(0, 0)  # 0: this process has not run out
             if failed > 0:
-                raise _OutOfMemoryElsewhereError(single > 0)
+                raise _OutOfMemoryElsewhereError(failed_on_one > 0)
             in_shared_pass = True  # from here on, the other processes wait for this one's gradients
             yield
             in_shared_pass = False
@@ -73,23 +73,23 @@ def gradients_with_oom_retry(
             if not is_out_of_memory(error):
                 raise
             failed_here, single_image = True, max(sizes) == 1
-        # Outside of the except clause: the exception refers to the frames, and they to the step's tensors.
+        # Not within the except clause: there, the exception keeps the tensors of the step alive.
         if failed_here:
             can_notify = not in_shared_pass or dist.world_size == 1
             if can_notify:
                 dist.all_reduce_scalars(1, single_image)
             if not can_notify or (single_image and settings.next_recompute() is None):
                 raise UserError(f"{_out_of_memory(settings, max(sizes))} and resume with: {resume_command}")
-        _lower(settings, networks, max(sizes), single_image)
+        _reduce_memory(settings, networks, max(sizes), single_image)
 
 
 def _out_of_memory(settings: StepSettings, largest: int) -> str:
-    """The error if no lower setting remains, or if the other processes cannot be notified."""
-    following = settings.next_recompute()
+    """The error if no setting needs less memory, or if the other processes cannot be notified."""
+    next_level = settings.next_recompute()
     if largest > 1:
         remedy = "lower --micro_batch_size"
-    elif following:  # several processes with one image each: their only pass is the shared one
-        remedy = f"use --recompute {following}"
+    elif next_level:  # several processes with one image each: their only pass is the shared one
+        remedy = f"use --recompute {next_level}"
     elif settings.recompute != RECOMPUTE[-1]:
         remedy = "use --recompute auto"
     else:
@@ -97,7 +97,7 @@ def _out_of_memory(settings: StepSettings, largest: int) -> str:
     return f"out of memory with --micro_batch_size {largest} --recompute {settings.recompute}: {remedy}"
 
 
-def _lower(settings: StepSettings, networks: Networks, largest: int, single_image: bool) -> None:
+def _reduce_memory(settings: StepSettings, networks: Networks, largest: int, single_image: bool) -> None:
     """Clear the gradients and halve this process's `largest` micro-batch; from one image, recompute more.
 
     Smaller micro-batches come first: they add no arithmetic, and one image of training size keeps a GPU busy.

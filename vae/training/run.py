@@ -194,7 +194,8 @@ def _finish(
     if run.dist.is_main:
         dataset = run.training_set.crops(run.config, stage.image_size)
         stride = max(1, len(dataset) // LATENT_IMAGES)  # a sample over all folders, not only the first
-        crops = (dataset[0, index].image for index in range(0, len(dataset), stride))
+        first_epoch = 0
+        crops = (dataset[first_epoch, index].image for index in range(0, len(dataset), stride))
         batches = (crop[None].to(run.dist.device) for crop in crops if crop is not None)
         model, folder = state.eval_model, run.output_dir / "vae"
         size, fixed = stage.image_size, state.latent_scaling

@@ -9,7 +9,7 @@ import torch
 from vae import console
 from vae.config.options import DataConfig
 from vae.data.loading import load_validation
-from vae.evaluation.sums import Sums, baseline_sums, means, validate
+from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
 from vae.step import Networks, network_input
@@ -67,7 +67,9 @@ def validation_metrics(
 ) -> Metrics:
     """Mean PSNR, SSIM and, if LPIPS is part of the loss, LPIPS, over the images of all processes."""
     reconstruct = mode_reconstruction(model, networks)
-    return means(_all_reduce(validate(reconstruct, map(to_float, batches), networks.perceptual), dist))
+    return means(
+        _all_reduce(reconstruction_sums(reconstruct, map(to_float, batches), networks.perceptual), dist)
+    )
 
 
 def baseline_metrics(
