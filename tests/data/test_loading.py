@@ -245,6 +245,7 @@ def test_probe_reports_reasons_example_and_remedy(image_folder):
     message = str(caught.value)
     for part in ("--data_path", "11 too_small", "1 truncated", "00.png", "48x40", "--upscale"):
         assert part in message
+    assert message.count("--upscale") == 1
     assert "\n" not in message
 
 

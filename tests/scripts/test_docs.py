@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import train_vae
+from launchers.training import MENU
 from tests.harness.runs import ROOT, as_flags
 from vae.config.prepare_flags import CONFIG_OF
+from vae.config.recipes import RECIPES
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone
@@ -128,6 +130,23 @@ def test_architecture_page_lists_every_file():
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vae").rglob("*.py")}
     packages = {file for file in files if file.endswith("/__init__.py") and file != "vae/__init__.py"}
     assert listed == files - packages
+
+
+def test_table_of_profiles_lists_every_profile_for_cards():
+    text = (ROOT / "docs" / "rtx5090.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.+)` \| (\d?) ?\| (\d+) \| (\d+)[ ,].*\| (.+) \|$", text, re.M)
+    numbers = {name: number for number, name in MENU.items()}
+    assert rows == [
+        (
+            name,
+            numbers.get(name, ""),
+            str(one.values["image_size"]),
+            str(one.values["batch_size"]),
+            one.purpose,
+        )
+        for name, one in RECIPES.items()
+        if not name.startswith("demo")
+    ]
 
 
 def test_readme_is_short():

@@ -94,30 +94,33 @@ class SplitConfig:
     input_dir: str = option(MISSING, "folder with a manifest, or the manifest itself", metavar="DIR")
     val_split: float | None = option(
         None,
-        "share of the validation set; none: as in the previous split, at first 0.1, or 0 with --num_folds",
+        "share of the validation set; none: as in the previous split; first split: 0.1, or 0 with "
+        "--num_folds",
         metavar="SHARE",
     )
     num_folds: int | None = option(
         None,
-        "folds that the other images are divided into; none: as in the previous split, at first no folds",
+        "folds that the other images are divided into; none: as in the previous split; first split: no folds",
         metavar="K",
     )
     group_by: str | None = option(
         None,
-        "images to keep together: near_duplicates (used at first), manifest (the groups in it), folder:N "
-        "(the N outermost folders) or a column of --features; none: as in the previous split",
+        "images to keep together: near_duplicates, manifest (the groups in it), folder:N "
+        "(the N outermost folders) or a column of --features; none: as in the previous split; first split: "
+        "manifest if it has groups, otherwise near_duplicates",
         metavar="RULE",
     )
     label_by: str | None = option(
         None,
-        "label to balance by: manifest, folder:N or a column of --features; none: as in the previous split",
+        "label to balance by: manifest, folder:N or a column of --features; none: as in the previous split; "
+        "first split: manifest",
         metavar="RULE",
     )
     features: str | None = option(None, "CSV file with the columns id, filepath and others", metavar="FILE")
     labels: str | None = option(None, "CSV file with id and a label, or one-hot columns", metavar="FILE")
     seed: int | None = option(
         None,
-        "another seed gives another split; none: as in the previous split, at first 0",
+        "another seed gives another split; none: as in the previous split; first split: 0",
         metavar="N",
         at_least=0,
     )

@@ -37,7 +37,8 @@ def probe(dataset: FolderDataset, *, count: int = 16, flag: str = "--data_path")
     most_common = reasons[0][0]
     example = next(rejection for rejection in rejected if rejection.reason == most_common)
     remedy = REMEDIES.get(most_common, "copy the files again or give another folder")
+    shown = str(example) if remedy in example.detail else f"{example}: {remedy}"
     raise DataError(
-        f"{flag} {dataset.root}: none of {len(indices)} images tried can be used ({counts}); "
-        f"for example {example}: {remedy}"
+        f"{flag} {dataset.root}: none of the {len(indices)} images that were tried can be used ({counts}); "
+        f"for example {shown}"
     )

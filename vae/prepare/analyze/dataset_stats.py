@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from vae.config.recipes import RECIPES
 from vae.console import printable
 from vae.prepare.near_duplicates import find_clusters
 
-RESOLUTIONS = (512, 768, 1024, 1536, 2048, 2560)  # image sizes of the profiles
+# Image sizes of the profiles, in px, without the 128 px of the demo.
+RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.items() if name != "demo"})
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
 EXAMPLES = 12  # images in a section
 TWINS = 6  # clusters in a section, and images shown of each
