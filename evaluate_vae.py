@@ -8,6 +8,9 @@ from vae.script import run_script
 def main(argv: list[str]) -> int:
     """Parse the flags and run the comparison; returns the exit code."""
     config = parse_evaluate_flags(argv)
+    from vae.evaluation.precheck import check_command
+
+    check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
     from vae.evaluation.compare import compare
 
     compare(config)

@@ -8,6 +8,9 @@ from vae.script import run_script
 def main(argv: list[str]) -> int:
     """Export as the flags in `argv` specify; returns the exit code."""
     config = parse_export_flags(argv)
+    from vae.interop.precheck import check_command
+
+    check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
     from vae.interop.exporting import export
 
     export(config)

@@ -8,9 +8,12 @@ from vae.script import run_script
 def main(argv: list[str]) -> int:
     """Parse the flags and run the command; returns the exit code."""
     config = parse_infer_flags(argv)
+    from vae.inference.tasks import plan_tasks
+
+    tasks = plan_tasks(config)  # finds mistakes before PyTorch is imported, which takes seconds
     from vae.inference.infer import infer
 
-    return infer(config)
+    return infer(config, tasks)
 
 
 if __name__ == "__main__":

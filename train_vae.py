@@ -18,6 +18,9 @@ def main(argv: list[str]) -> int:
 
         save_config(given, path)
         return 0
+    from vae.training.precheck import check_command
+
+    check_command(given)  # finds mistakes before PyTorch is imported, which takes seconds
     from vae.training.run import train
 
     return train(given)

@@ -8,6 +8,7 @@ import pytest
 from tests.harness.small_vae import write_vae
 from vae.config.infer_flags import parse_infer_flags
 from vae.inference.infer import infer
+from vae.inference.tasks import plan_tasks
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,7 @@ def command(vae_folder, tmp_path) -> Callable[..., int]:
             argv += ["--vae", str(vae_folder)]
         if "--output_dir" not in argv:
             argv += ["--output_dir", str(tmp_path / "out")]
-        return infer(parse_infer_flags(argv))
+        config = parse_infer_flags(argv)
+        return infer(config, plan_tasks(config))
 
     return run

@@ -20,7 +20,8 @@ from vae.interop.checkpoint_file import (
     save_checkpoint,
     verify_checkpoint,
 )
-from vae.training.checkpoints import epoch_name, load_newest
+from vae.training.checkpoints import load_newest
+from vae.training.run_folder import epoch_name
 
 FILLED = torch.arange(200_000, dtype=torch.float32)
 

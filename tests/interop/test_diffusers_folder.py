@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from tests.harness.runs import TINY, as_flags, run_script
 from vae.config.errors import UserError
 from vae.config.options import ModelConfig
-from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
+from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
 from vae.training.distributed import Distributed
 from vae.training.run import train

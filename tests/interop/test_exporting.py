@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from tests.harness.vae_families import FAMILIES, REAL, diffusers_model, image, research_model, save_research
 from vae.config.errors import UserError
 from vae.config.export_flags import ExportConfig
-from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 
 
 def write(*vaes, output, **options) -> None:

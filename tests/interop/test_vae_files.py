@@ -13,8 +13,8 @@ from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, 
 from vae.config.errors import EXIT_CONFIG, UserError
 from vae.config.options import Config, flatten
 from vae.interop.checkpoint_file import save_checkpoint
-from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
 
 

@@ -12,8 +12,8 @@ import export_vae
 from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import ROOT, TINY, run_script
 from tests.harness.vae_families import SMALL, diffusers_model, research_model, save_research
-from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.script import exit_code
 from vae.training.run import train
 
@@ -51,8 +51,10 @@ def test_help_needs_no_pytorch():
         assert word in found.stdout
 
 
-def test_missing_pytorch_is_reported():
-    found = without_libraries("export_vae.py", "--vae", "a", "--output", "b")
+def test_missing_pytorch_is_reported(tmp_path):
+    (tmp_path / "a.safetensors").touch()
+    words = ("--vae", str(tmp_path / "a.safetensors"), "--output", str(tmp_path / "b"))
+    found = without_libraries("export_vae.py", *words)
     assert found.returncode == 1
     assert len(found.stderr.splitlines()) == 1
     assert "is not installed" in found.stderr

@@ -4,7 +4,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vae.config.errors import UserError
-from vae.config.options import MIN_IMAGE_SIZE, Config, LossConfig, ModelConfig, SpeedConfig, build
+from vae.config.options import MIN_IMAGE_SIZE, Config, LossConfig, ModelConfig, build
+from vae.config.precision import exclude_precisions
 
 # Options that belong to one command; a resumed run does not inherit them from its checkpoint.
 PER_COMMAND = frozenset(
@@ -32,9 +33,7 @@ def resolve(
     inherited = {k: v for k, v in (checkpoint or {}).items() if k not in PER_COMMAND}
     if checkpoint is not None:
         check_same_model(given, checkpoint)
-    config = build({**(card or {}), **(profile or {}), **inherited, **given})
-    if config.optim.train_part == "decoder" and checkpoint is None and not config.model.init_from:
-        raise UserError("--train_part decoder needs a trained encoder: give its VAE with --init_from")
+    config = build({**(card or {}), **(profile or {}), **inherited, **exclude_precisions(given)})
     check_together(config)
     return config
 
@@ -83,17 +82,6 @@ def check_together(config: Config) -> None:
         )
 
 
-def precision(speed: SpeedConfig, has_bf16: bool, device_name: str) -> str:
-    """Name of the torch dtype to compute in; raises UserError for --use_bf16 if `has_bf16` is false."""
-    if speed.use_bf16 and not has_bf16:
-        raise UserError(
-            f"--use_bf16: {device_name} has no bf16: use --mixed_precision alone, which selects fp16"
-        )
-    if speed.use_bf16 or (speed.mixed_precision and has_bf16):
-        return "bfloat16"
-    return "float16" if speed.mixed_precision else "float32"
-
-
 def check_discriminator(image_size: int, loss: LossConfig) -> None:
     """Raise UserError if the crop is too small for the discriminator, or a width does not fit its norms."""
     if loss.adversarial_weight == 0:
@@ -133,8 +121,8 @@ class StageRequest:
     batch_size: int
 
 
-def parse_progressive(text: str, model: ModelConfig) -> list[StageRequest]:
-    """Parse a --progressive list such as 512:25:32,1024:50:16; raises UserError if a stage is invalid."""
+def split_progressive(text: str) -> list[StageRequest]:
+    """The stages of a --progressive list such as 512:25:32,1024:50:16; UserError if it is malformed."""
     stages = []
     for part in text.split(","):
         numbers = part.strip().split(":")
@@ -142,7 +130,13 @@ def parse_progressive(text: str, model: ModelConfig) -> list[StageRequest]:
             raise UserError(
                 f"--progressive {text}: {part!r} is not SIZE:EPOCHS:BATCH; for example 512:25:32,1024:50:16"
             )
-        stage = StageRequest(*map(int, numbers))
+        stages.append(StageRequest(*map(int, numbers)))
+    return stages
+
+
+def parse_progressive(text: str, model: ModelConfig) -> list[StageRequest]:
+    """The stages of `split_progressive`; UserError if an image size does not fit the model."""
+    stages = split_progressive(text)
+    for stage in stages:
         check_image_size(stage.image_size, model)
-        stages.append(stage)
     return stages

@@ -10,10 +10,11 @@ from vae.data.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
 
 EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".bmp", ".tif", ".tiff", ".avif",
+    ".gif",
 )  # fmt: skip
 # Image formats that training does not read; prepare_data.py --mode validate reports why for each file.
 OTHER_EXTENSIONS = (
-    ".gif", ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".ico", ".exr", ".hdr",
+    ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".ico", ".exr", ".hdr",
 )  # fmt: skip
 SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
 # With fewer images a hash threshold would miss the requested share by too much (5 % of 1000: sd 0.7 %).
@@ -46,12 +47,17 @@ def walk_images(
     `extensions`, which training does not read. A file without an extension counts as an image if its first
     bytes are those of one. Calls `on_skip(name, code)` for every skipped entry.
     """
+    check_folder(root, flag=flag)
+    return _walk(os.fspath(root), flag, readable_extensions() + extensions, on_skip)
+
+
+def check_folder(root: str | os.PathLike[str], *, flag: str = "--data_path") -> None:
+    """Raise DataError if `root` is not a folder, without reading what it contains."""
     root = os.fspath(root)
     if not os.path.lexists(root):
         raise DataError(f"{flag} {root} does not exist: give the folder that contains your images")
     if not os.path.isdir(root):
         raise DataError(f"{flag} {root} is not a folder: give the folder that contains your images")
-    return _walk(root, flag, readable_extensions() + extensions, on_skip)
 
 
 def readable_extensions() -> tuple[str, ...]:

@@ -18,12 +18,12 @@ from tqdm import tqdm
 from vae import console
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
-from vae.data.decoding import parse_background
-from vae.device import DTYPES, is_out_of_memory, pick_device
+from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.evaluation.codecs import CODECS, bits_per_pixel
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
 from vae.evaluation.measure import Metrics, Reconstruct, VaeCodec, classic_codec, measure
+from vae.evaluation.precheck import check_command
 from vae.evaluation.probes import equivariance, grid_artefacts
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import Protocol, Results, VaeResult
@@ -32,7 +32,6 @@ from vae.evaluation.tables import terminal_text, write_csv, write_json, write_pe
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.pixels import to_float
 
-OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
 CURVES_NAME = "metrics.jsonl"
 MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
 CROPS = {
@@ -52,10 +51,10 @@ class Row:
 
 def compare(config: EvaluateConfig) -> Results:
     """Measure the VAEs, and print and write the results."""
-    parse_background(config.background)  # raises UserError before any work
+    check_command(config)
     output_dir = Path(config.output_dir)
-    _check_output(output_dir, config.overwrite)
     device = pick_device(config.device)
+    warn_of_slow_bf16(config.dtype, precision_support(device))
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
     rows = _load_rows(config)
     missing: dict[str, str] = {}
@@ -85,17 +84,6 @@ def compare(config: EvaluateConfig) -> Results:
         )
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
     return results
-
-
-def _check_output(output_dir: Path, overwrite: bool) -> None:
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"--output_dir {output_dir} is a file: give a folder")
-    existing = [name for name in OUTPUTS if (output_dir / name).exists()]
-    if existing and not overwrite:
-        raise UserError(
-            f"--output_dir {output_dir} contains {existing[0]} of an earlier comparison: add --overwrite, or "
-            "give another folder"
-        )
 
 
 def short_names(paths: tuple[str, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A command of infer_vae.py, from top to bottom: plan the tasks, load the VAE, then process file by file."""
+"""A command of infer_vae.py, from top to bottom: load the VAE, then process the tasks one by one."""
 
 import torch
 from tqdm import tqdm
@@ -6,20 +6,17 @@ from tqdm import tqdm
 from vae import console
 from vae.config.errors import EXIT_DATA
 from vae.config.infer_flags import InferConfig
-from vae.data.decoding import parse_background
 from vae.data.formats import BadImageError
 from vae.device import is_out_of_memory
 from vae.inference.image_files import read_image, write_png
 from vae.inference.latent_file import BadLatentsError, load_latents, save_latents
 from vae.inference.session import Session, open_session
-from vae.inference.tasks import Task, plan_tasks
+from vae.inference.tasks import Task
 from vae.noise import keyed_normal
 
 
-def infer(config: InferConfig) -> int:
-    """Run the command and return the exit code. A file that cannot be used does not stop the others."""
-    parse_background(config.background)  # raises UserError before any work
-    tasks = plan_tasks(config)
+def infer(config: InferConfig, tasks: list[Task]) -> int:
+    """Do the tasks of `plan_tasks(config)`; returns the exit code. A bad file does not stop the others."""
     session = open_session(config)
     console.info(session.headline)
     failed = 0

@@ -1,4 +1,7 @@
-"""The tasks of a command: inputs are listed, results are named, and conflicts are found before any work."""
+"""The tasks of a command: inputs are listed, results are named, and conflicts are found before any work.
+
+Needs no PyTorch, so mistakes are reported at once.
+"""
 
 import os
 from collections import Counter
@@ -7,7 +10,9 @@ from pathlib import Path
 
 from vae.config.errors import DataError, UserError
 from vae.config.infer_flags import InferConfig
+from vae.data.decoding import parse_background
 from vae.data.folder import walk_images
+from vae.interop.vae_path import locate_vae
 
 LATENTS = ".safetensors"
 
@@ -24,9 +29,12 @@ class Task:
 def plan_tasks(config: InferConfig) -> list[Task]:
     """Every input with its results, checked before any work.
 
-    Raises DataError if there is nothing to do. Raises UserError if two inputs would write the same result, if
-    a result would replace an input, or if results exist and --overwrite is not given.
+    Raises DataError if there is nothing to do. Raises UserError for a wrong colour or a missing VAE, if two
+    inputs would write the same result, if a result would replace an input, or if results exist and
+    --overwrite is not given.
     """
+    parse_background(config.background)
+    locate_vae(Path(config.vae), "--vae")
     output_dir = Path(config.output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise UserError(f"--output_dir {output_dir} is a file: give a folder")

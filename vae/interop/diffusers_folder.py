@@ -13,10 +13,9 @@ from vae.config.errors import UserError
 from vae.config.options import ModelConfig
 from vae.files import atomic_path
 from vae.interop.safetensors_file import write_safetensors
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import LatentNorm
 
-WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-PICKLE_REMEDY = "which can run code when loaded: convert it to .safetensors first (docs/export.md shows how)"
 CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")  # without and with a latent norm
 
 
@@ -68,43 +67,6 @@ def save_diffusers_folder(
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
     with atomic_path(folder / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def locate_weights(path: Path, where: str) -> tuple[Path, Path | None]:
-    """Paths of weights and config.json, from a diffusers folder or from the weights file in it.
-
-    A UserError starts with `where` (flag and path).
-    """
-    if path.is_file():
-        config = path.with_name("config.json")
-        return path, config if config.is_file() else None
-    if not path.is_dir():
-        raise UserError(f"{where}: there is no such file or folder")
-    if (path / "vae" / "config.json").is_file() and _weights_in(path) is None:
-        path = path / "vae"  # a complete pipeline, or the output folder of a run
-    weights = _weights_in(path)
-    if weights is None:
-        raise UserError(f"{where} has no {WEIGHTS_NAME}{_alternatives(path)}")
-    if not (path / "config.json").is_file():
-        raise UserError(
-            f"{where} is not a diffusers folder, because it has no config.json: give {weights.name} in it"
-        )
-    return weights, path / "config.json"
-
-
-def _weights_in(folder: Path) -> Path | None:
-    """The weights file in a diffusers folder: the default one, else a variant such as .fp16.safetensors."""
-    if (folder / WEIGHTS_NAME).is_file():
-        return folder / WEIGHTS_NAME
-    return next(iter(sorted(folder.glob("diffusion_pytorch_model.*.safetensors"))), None)
-
-
-def _alternatives(folder: Path) -> str:
-    if any(folder.glob("diffusion_pytorch_model*.bin")):
-        return f", only a pickle (.bin), {PICKLE_REMEDY}"
-    if any(folder.glob("checkpoint_*.pt")):
-        return " yet: give one of the checkpoints in it"
-    return ": give a diffusers folder, a checkpoint or a .safetensors file"
 
 
 def read_config(config_path: Path, where: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """One export: load, average, measure, fold, convert, write."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,9 @@ from vae.data.folder import list_images
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root, is_manifest, train_and_val
 from vae.device import pick_device
-from vae.files import nearest_existing
 from vae.interop.averaging import average, recorded_score, softmax_weights
 from vae.interop.compvis_names import to_compvis
-from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
+from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.folding import fold, folding_for, with_quant_conv
 from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.interop.latent_statistics import (
@@ -29,6 +27,7 @@ from vae.interop.latent_statistics import (
     is_unmeasured,
     set_latent_norm,
 )
+from vae.interop.precheck import check_command
 from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, LoadedVae, load_vae
 from vae.model.autoencoder import AutoencoderKL
@@ -49,8 +48,8 @@ class _Findings:
 
 def export(config: ExportConfig) -> None:
     """Write the VAE as `config` specifies and print the results; after a UserError no file was written."""
+    check_command(config)
     output = Path(config.output)
-    _check_output(output, config)
     loaded = _load_average(config)
     findings = _Findings(scaling=_given_scaling(loaded, config))
     model = with_quant_conv(loaded.autoencoder) if config.add_quant_conv else loaded.autoencoder
@@ -75,23 +74,6 @@ def _missing_scaling(path: str) -> UserError:
         f"--vae {path} does not contain the scaling of its latents, which diffusers needs: give --data_path "
         f"to measure it, or --scaling_factor and --shift_factor ({published})"
     )
-
-
-def _check_output(output: Path, config: ExportConfig) -> None:
-    if config.format == "single" and output.is_dir():
-        raise UserError(f"--output {output} is a folder: give a file, or use --format diffusers")
-    if config.format == "diffusers" and output.exists() and not output.is_dir():
-        raise UserError(f"--output {output} is a file: give a folder, or use --format single")
-    targets = [output] if config.format == "single" else [output / WEIGHTS_NAME, output / "config.json"]
-    if any(path.exists() for path in targets) and not config.overwrite:
-        raise UserError(f"--output {output} exists: give another path, or add --overwrite to replace it")
-    folder = nearest_existing(output.absolute().parent)
-    if not folder.is_dir():
-        raise UserError(f"--output {output}: {folder} is a file, not a folder: give another path")
-    if not os.access(folder, os.W_OK):  # reported before the work; other reasons appear when writing
-        raise UserError(
-            f"--output {output}: {folder} is not writable: fix its permissions or give another path"
-        )
 
 
 def _load_average(config: ExportConfig) -> LoadedVae:

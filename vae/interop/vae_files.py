@@ -10,18 +10,12 @@ import torch
 from vae.config.errors import UserError
 from vae.config.options import build
 from vae.interop.checkpoint_file import DamagedCheckpointError, ForeignFileError, load_checkpoint
-from vae.interop.diffusers_folder import (
-    PICKLE_REMEDY,
-    WEIGHTS_NAME,
-    locate_weights,
-    parse_config,
-    read_config,
-)
+from vae.interop.diffusers_folder import parse_config, read_config
 from vae.interop.fitting import check_fit, config_from_shapes, load_weights
 from vae.interop.safetensors_file import read_safetensors
+from vae.interop.vae_path import locate_vae, refused_pickle
 from vae.model.autoencoder import AutoencoderKL
 
-PICKLES = (".ckpt", ".bin", ".pth", ".pkl", ".pickle")
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
 _MODEL_KEYS = ("channels", "layers_per_block", "z_channels", "norm_groups", "use_quant_conv", "latent_norm")
 
@@ -84,24 +78,12 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "ema") -> Loaded
 
 def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> VaeFile:
     """Read the VAE file or folder at `path`; UserError that starts with `flag` and the path."""
-    where = f"{flag} {path}"
-    if path.is_file() and path.suffix.lower() in PICKLES:
-        raise _refused_pickle(where)
-    if path.is_file() and path.suffix.lower() == ".pt":
+    found = locate_vae(path, flag)
+    if found.kind == "checkpoint":
         return _read_checkpoint(path, flag, weights)
-    if path.is_dir() or path.name == WEIGHTS_NAME:
-        return _read_diffusers(path, where)
-    if not path.exists():
-        raise UserError(f"{where}: there is no such file or folder")
-    if path.suffix.lower() == ".gguf":
-        raise UserError(f"{where} is a GGUF file, whose weights are quantized: use the .safetensors file")
-    if path.suffix.lower() not in (".safetensors", ".sft"):
-        raise UserError(f"{where} is not a .safetensors file, a checkpoint (.pt) or a diffusers folder")
-    return _from_tensors(path, where, None)
-
-
-def _refused_pickle(where: str) -> UserError:
-    return UserError(f"{where} is a pickle, {PICKLE_REMEDY}")
+    where = f"{flag} {path}"
+    config = read_config(found.config, where) if found.config else None
+    return _from_tensors(found.weights, where, config)
 
 
 def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
@@ -109,7 +91,7 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
     try:
         content = load_checkpoint(path, flag=flag)
     except ForeignFileError:
-        raise _refused_pickle(where) from None
+        raise refused_pickle(where) from None
     except DamagedCheckpointError as error:
         raise UserError(f"{where}: {error}") from None
     config = content["config"]
@@ -126,11 +108,6 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
         force_upcast=None,
         step=content["position"]["step"],
     )
-
-
-def _read_diffusers(path: Path, where: str) -> VaeFile:
-    weights_path, config_path = locate_weights(path, where)
-    return _from_tensors(weights_path, where, read_config(config_path, where) if config_path else None)
 
 
 def _number(config: dict[str, Any], name: str, where: str) -> float | None:

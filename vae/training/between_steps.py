@@ -9,9 +9,10 @@ from tqdm import tqdm
 from vae import console
 from vae.config.errors import NonFiniteError, UserError
 from vae.config.options import flatten
-from vae.training.checkpoints import epoch_name, position_name, prune, save_verified, step_name
+from vae.training.checkpoints import position_name, prune, save_verified
 from vae.training.context import RunContext, StageContext
 from vae.training.logbook import Logbook
+from vae.training.run_folder import epoch_name, step_name
 from vae.training.sample_grid import GRID_IMAGES, sample_grid
 from vae.training.stage_memory import memory_peaks
 from vae.training.stages import shorten_stage
@@ -23,7 +24,7 @@ from vae.training.validation import Metrics, baseline_metrics, validation_line, 
 def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm, stopping: bool) -> None:
     """Log, sample, validate and save, each if it is due after this step.
 
-    If a signal asked to stop, only log: a validation could take minutes. The resumed run makes it up.
+    If a signal asked to stop, only log: a validation could take minutes. The resumed run ends the epoch.
     """
     options, step = run.config.run, state.position.step
     epoch_is_done = ctx.steps.epoch_is_done(state.position)
@@ -40,7 +41,7 @@ def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tq
 
 
 def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm) -> None:
-    """Write the record of the steps since the last one. Only here does a step synchronize the device.
+    """Write the record of the steps since the last one. No other part of a step synchronizes the device.
 
     Raises NonFiniteError after too many skipped steps in a row.
     """
@@ -78,7 +79,7 @@ def save_samples(run: RunContext, state: TrainingState, logbook: Logbook, image_
     if run.validation_set is None or not run.dist.is_main:
         return
     shown = replace(run.validation_set, names=run.validation_set.names[:GRID_IMAGES])
-    alone = replace(run.dist, world_size=1)  # the main process reads all of them
+    alone = replace(run.dist, world_size=1)  # so that the images are not divided among processes
     for images in shown.batches(run.config.data, image_size, GRID_IMAGES, 0, alone):
         grid = sample_grid(state.eval_model, run.networks, images)
         logbook.image("samples", state.position.step, grid)
@@ -151,7 +152,7 @@ def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
 
 
 def save_now(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
-    """Save the current position under its name, unless this command has saved this very step."""
+    """Save a checkpoint named after the current position, unless this command has already saved this step."""
     if state.saved_step != state.position.step:
         save(run, ctx, state, position_name(state.position), required=True)
 

@@ -1,6 +1,5 @@
-"""The checkpoints in the folder of a run: names, saving, finding the newest, pruning."""
+"""The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,13 @@ from vae.interop.checkpoint_file import (
     save_checkpoint,
     verify_checkpoint,
 )
+from vae.training.run_folder import checkpoint_paths, epoch_name, step_name
 from vae.training.stages import Position, Stage
-
-_NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
-
-
-def epoch_name(epochs: int) -> str:
-    """File name of the checkpoint after `epochs` epochs of the run."""
-    return f"checkpoint_epoch_{epochs}.pt"
-
-
-def step_name(step: int) -> str:
-    """File name of a checkpoint within an epoch, after `step` optimizer steps of the run."""
-    return f"checkpoint_step_{step}.pt"
 
 
 def position_name(position: Position) -> str:
     """File name of the checkpoint at a position."""
     return step_name(position.step) if position.images_in_epoch else epoch_name(position.epoch)
-
-
-def resume_command(folder: Path) -> str:
-    """The command that resumes the run in `folder`."""
-    return console.command_line("python", "train_vae.py", "--output_dir", folder, "--resume_from", "latest")
 
 
 def save_verified(path: Path, content: dict[str, Any]) -> str | None:
@@ -52,17 +35,7 @@ def save_verified(path: Path, content: dict[str, Any]) -> str | None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in `folder`, the furthest position first; those that cannot be opened come last."""
-    found = [path for path in folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (saved_step(path), path.name), reverse=True)
-
-
-def folders_of_runs(folder: Path) -> list[Path]:
-    """Folders directly in `folder` that contain checkpoints, the most recently written first."""
-    newest: dict[Path, float] = {}
-    for path in folder.glob("*/checkpoint_*.pt"):
-        if _NAME.fullmatch(path.name):
-            newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
-    return sorted(newest, key=lambda found: newest[found], reverse=True)
+    return sorted(checkpoint_paths(folder), key=lambda path: (saved_step(path), path.name), reverse=True)
 
 
 def saved_step(path: Path) -> int:

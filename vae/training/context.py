@@ -7,11 +7,11 @@ import torch
 
 from vae.config.options import Config
 from vae.step import Networks
-from vae.training.checkpoints import resume_command
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
 from vae.training.oom_retry import StepSettings
+from vae.training.run_folder import resume_command
 from vae.training.signals import StopSignals
 from vae.training.stage_memory import StagePlan
 from vae.training.stages import Stage, StageSteps
@@ -58,7 +58,7 @@ class StageContext:
     stage: Stage  # replaced by a shorter one if --early_stopping ends it
     steps: StageSteps
     plan: StagePlan
-    settings: StepSettings  # lowered if memory runs out
+    settings: StepSettings  # changed if memory runs out
     logbook: Logbook
     signals: StopSignals
     metrics: RunningMetrics = field(default_factory=RunningMetrics)

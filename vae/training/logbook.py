@@ -11,8 +11,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from vae import console
 from vae.files import atomic_path
+from vae.training.run_folder import METRICS_NAME
 
-METRICS_NAME = "metrics.jsonl"
 REJECTED_NAME = "rejected_images.txt"
 
 Record = Mapping[str, float | int | str | None]

@@ -1,6 +1,5 @@
 """From given options to a run that is ready to train: everything is checked before anything is written."""
 
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from vae.config.recipes import recipe_values
 from vae.config.resolve import check_discriminator, check_image_size, check_shape, resolve
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
-from vae.files import nearest_existing
 from vae.gpus import CPU_SETTINGS, match_card
 from vae.host import GIB
 from vae.interop.fitting import check_fit, load_weights
@@ -22,30 +20,24 @@ from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
 from vae.step import Networks
-from vae.training.checkpoints import (
-    folders_of_runs,
-    list_checkpoints,
-    load_named,
-    load_newest,
-    resume_command,
-)
+from vae.training.checkpoints import load_named, load_newest
 from vae.training.context import RunContext
 from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
-from vae.training.logbook import METRICS_NAME
+from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
+from vae.training.run_folder import folders_of_runs, resume_command
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
 from vae.training.state import TrainingState, begin_state, restore
 
-Given = dict[str, Any]  # option values by name, as the user gave them
 Checkpoint = tuple[Path, dict[str, Any]]
 
 
 def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingState]:
     """Check everything and build the run; raises UserError, with nothing written, if something is wrong."""
+    check_command(given)
     options = resolve_options(given, dist.device)
     config, given, path, content = options.config, options.given, options.path, options.content
-    _check_output(config, path, latest=given.get("resume_from") == "latest")
     stages, position = _stages(config, given, content)
     dtype = compute_dtype(config.speed, dist.device)
     training_set, validation_set = find_images(config, given)
@@ -89,7 +81,11 @@ def resolve_options(given: Given, device: torch.device) -> ResolvedOptions:
     """Combine the `given` options with the files that they name, the profile and the card."""
     given, checkpoint = _find_checkpoint(given)
     path, content = checkpoint or (None, None)
-    config, source = _existing_vae(_resolve(given, content, device), given)
+    config = _resolve(given, content, device)
+    if config.optim.train_part == "decoder" and content is None and not config.model.init_from:
+        flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
+        raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")
+    config, source = _existing_vae(config, given)
     return ResolvedOptions(config, given, path, content, source)
 
 
@@ -155,33 +151,6 @@ def _resolve(given: Given, content: dict[str, Any] | None, device: torch.device)
         card = match_card(properties.name, properties.total_memory / GIB)
         card_settings = card.settings if card else {}
     return resolve(given, content["config"] if content else None, profile, card_settings)
-
-
-def _check_output(config: Config, resumed_from: Path | None, latest: bool) -> None:
-    """Raise UserError if the output folder cannot be written or contains another run.
-
-    With --resume_from latest, records without a checkpoint belong to this run: it stopped before it saved.
-    """
-    folder = Path(config.run.output_dir)
-    nearest = nearest_existing(folder)
-    if not nearest.is_dir():
-        where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
-        raise UserError(f"--output_dir {folder} {where}: use another folder")
-    try:
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"--output_dir {folder} cannot be written ({nearest}: {error.strerror}): "
-            "change its permissions or use another folder"
-        ) from None
-    if resumed_from and resumed_from.parent.resolve() == folder.resolve():
-        return
-    if list_checkpoints(folder) or (not latest and (folder / METRICS_NAME).exists()):
-        raise UserError(
-            f"--output_dir {folder} contains another run: use a new folder, or resume that run: "
-            f"{resume_command(folder)}"
-        )
 
 
 def _check_stages(

@@ -1,0 +1,88 @@
+"""Mistakes that can be found without PyTorch are reported before it is imported, which takes seconds."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.harness.blocked_imports import without_pytorch
+from vae.interop.vae_path import WEIGHTS_NAME
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """One image, two VAE files without content, and the outputs of earlier commands in `used`."""
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
+    for name in ("a.safetensors", "a.ckpt"):
+        (tmp_path / name).touch()
+    (tmp_path / "used").mkdir()
+    for name in ("a.png", "report.html", "metrics.jsonl", WEIGHTS_NAME):
+        (tmp_path / "used" / name).touch()
+    return tmp_path
+
+
+TRAIN = {"--data_path": "F/data", "--output_dir": "F/out"}
+INFER = {
+    "--vae": "F/a.safetensors",
+    "--mode": "reconstruct",
+    "--input": "F/data/a.png",
+    "--output_dir": "F/out",
+}
+EVALUATE = {"--vae": "F/a.safetensors", "--data_path": "F/data", "--output_dir": "F/out"}
+EXPORT = {"--vae": "F/a.safetensors", "--output": "F/out"}
+
+# script, its flags, changed flags, exit code, words of the line; F is the folder
+REFUSALS = [
+    ("train_vae.py", TRAIN, {"--profile": "standrd"}, 78, ["--profile standrd", "standard"]),
+    ("train_vae.py", TRAIN, {"--progressive": "32:x"}, 78, ["--progressive 32:x", "SIZE:EPOCHS:BATCH"]),
+    ("train_vae.py", TRAIN, {"--progressive": "33:1:1"}, 78, ["33", "32 or 40"]),
+    ("train_vae.py", TRAIN, {"--image_size": "33"}, 78, ["--image_size 33", "32 or 40"]),
+    ("train_vae.py", TRAIN, {"--background": "whit"}, 78, ["--background whit", "#808080"]),
+    ("train_vae.py", TRAIN, {"--output_dir": "F/used"}, 78, ["--output_dir F/used", "--resume_from latest"]),
+    ("train_vae.py", TRAIN, {"--output_dir": "F/a.ckpt"}, 78, ["--output_dir F/a.ckpt", "another folder"]),
+    ("train_vae.py", TRAIN, {"--data_path": "F/dta"}, 77, ["--data_path F/dta", "does not exist"]),
+    ("train_vae.py", TRAIN, {"--init_from": "F/none.pt"}, 78, ["--init_from F/none.pt"]),
+    ("infer_vae.py", INFER, {"--mode": "improve"}, 2, ["--mode", "improve", "reconstruct"]),
+    ("infer_vae.py", INFER, {"--vae": "F/none"}, 78, ["--vae F/none"]),
+    ("infer_vae.py", INFER, {"--vae": "F/a.ckpt"}, 78, ["--vae F/a.ckpt", "pickle"]),
+    ("infer_vae.py", INFER, {"--output_dir": "F/used"}, 78, ["F/used/a.png", "--overwrite"]),
+    ("infer_vae.py", INFER, {"--background": "whit"}, 78, ["--background whit", "#808080"]),
+    ("infer_vae.py", INFER, {"--input": "F/none.png"}, 77, ["--input F/none.png"]),
+    ("evaluate_vae.py", EVALUATE, {"--crop": "left"}, 2, ["--crop", "left", "center"]),
+    ("evaluate_vae.py", EVALUATE, {"--vae": "F/none"}, 78, ["--vae F/none"]),
+    ("evaluate_vae.py", EVALUATE, {"--output_dir": "F/used"}, 78, ["--output_dir F/used", "--overwrite"]),
+    ("evaluate_vae.py", EVALUATE, {"--background": "whit"}, 78, ["--background whit", "#808080"]),
+    ("evaluate_vae.py", EVALUATE, {"--data_path": "F/none"}, 77, ["--data_path F/none"]),
+    ("export_vae.py", EXPORT, {"--format": "zip"}, 2, ["--format", "zip", "single"]),
+    ("export_vae.py", EXPORT, {"--vae": "F/none"}, 78, ["--vae F/none"]),
+    ("export_vae.py", EXPORT, {"--output": "F/used"}, 78, ["--output F/used", "--overwrite"]),
+    ("export_vae.py", EXPORT, {"--data_path": "F/none"}, 77, ["--data_path F/none"]),
+]
+
+
+@pytest.mark.parametrize(("script", "flags", "changed", "code", "words"), REFUSALS)
+def test_mistake_is_reported_without_pytorch(folder, script, flags, changed, code, words):
+    given = [word for pair in {**flags, **changed}.items() for word in pair]
+    found = without_pytorch(script, *(word.replace("F/", f"{folder}/") for word in given))
+    assert found.returncode == code, found.stderr
+    assert len(found.stderr.splitlines()) == 1, found.stderr
+    for word in words:
+        assert word.replace("F/", f"{folder}/") in found.stderr
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("train_vae.py", TRAIN),
+        ("infer_vae.py", INFER),
+        ("evaluate_vae.py", EVALUATE),
+        ("export_vae.py", EXPORT),
+    ],
+)
+def test_valid_command_gets_as_far_as_pytorch(folder, script, flags):
+    given = [word.replace("F/", f"{folder}/") for pair in flags.items() for word in pair]
+    found = without_pytorch(script, *given)
+    assert found.returncode == 1
+    assert found.stderr.startswith(f"{script}: torch is not installed")

@@ -1,0 +1,31 @@
+"""Checks of a command of evaluate_vae.py that need no PyTorch, so that mistakes are reported at once."""
+
+from pathlib import Path
+
+from vae.config.errors import UserError
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.data.decoding import parse_background
+from vae.data.folder import check_folder
+from vae.interop.vae_path import locate_vae
+
+OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
+
+
+def check_command(config: EvaluateConfig) -> None:
+    """Raise UserError for a wrong colour, an output in use, and a VAE or a folder that does not exist."""
+    parse_background(config.background)
+    _check_output(Path(config.output_dir), config.overwrite)
+    for path in config.vae:
+        locate_vae(Path(path), "--vae")
+    check_folder(config.data_path)
+
+
+def _check_output(output_dir: Path, overwrite: bool) -> None:
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UserError(f"--output_dir {output_dir} is a file: give a folder")
+    existing = [name for name in OUTPUTS if (output_dir / name).exists()]
+    if existing and not overwrite:
+        raise UserError(
+            f"--output_dir {output_dir} contains {existing[0]} of an earlier comparison: add --overwrite, or "
+            "give another folder"
+        )

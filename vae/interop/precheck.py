@@ -1,0 +1,37 @@
+"""Checks of a command of export_vae.py that need no PyTorch, so that mistakes are reported at once."""
+
+import os
+from pathlib import Path
+
+from vae.config.errors import UserError
+from vae.config.export_flags import ExportConfig
+from vae.data.folder import check_folder
+from vae.data.manifest import is_manifest
+from vae.files import nearest_existing
+from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
+
+
+def check_command(config: ExportConfig) -> None:
+    """Raise UserError if the output is in use, or if a VAE or the folder of images does not exist."""
+    _check_output(Path(config.output), config)
+    for path in config.vae:
+        locate_vae(Path(path), "--vae")
+    if config.data_path is not None and not is_manifest(config.data_path):
+        check_folder(config.data_path)
+
+
+def _check_output(output: Path, config: ExportConfig) -> None:
+    if config.format == "single" and output.is_dir():
+        raise UserError(f"--output {output} is a folder: give a file, or use --format diffusers")
+    if config.format == "diffusers" and output.exists() and not output.is_dir():
+        raise UserError(f"--output {output} is a file: give a folder, or use --format single")
+    targets = [output] if config.format == "single" else [output / WEIGHTS_NAME, output / "config.json"]
+    if any(path.exists() for path in targets) and not config.overwrite:
+        raise UserError(f"--output {output} exists: give another path, or add --overwrite to replace it")
+    folder = nearest_existing(output.absolute().parent)
+    if not folder.is_dir():
+        raise UserError(f"--output {output}: {folder} is a file, not a folder: give another path")
+    if not os.access(folder, os.W_OK):  # reported before the work; other reasons appear when writing
+        raise UserError(
+            f"--output {output}: {folder} is not writable: fix its permissions or give another path"
+        )

@@ -1,0 +1,77 @@
+"""Checks of a training command that need no PyTorch, so that mistakes are reported at once."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vae.config.errors import UserError
+from vae.config.options import Config
+from vae.config.recipes import recipe_values
+from vae.config.resolve import parse_progressive, resolve, split_progressive
+from vae.data.decoding import parse_background
+from vae.data.folder import check_folder
+from vae.data.manifest import is_manifest
+from vae.files import nearest_existing
+from vae.interop.vae_path import locate_vae
+from vae.training.run_folder import METRICS_NAME, checkpoint_paths, resume_command
+
+Given = dict[str, Any]  # option values by name, as the user gave them
+
+
+def check_command(given: Given) -> None:
+    """Raise UserError for mistakes in the `given` options, as far as they are known without PyTorch.
+
+    train_vae.py calls this before it imports PyTorch, and every run calls it again.
+    """
+    _check_options(given)
+    if given.get("init_from") and not given.get("resume_from"):  # giving both is another mistake
+        locate_vae(Path(given["init_from"]), "--init_from")
+    _check_output(given)
+    data_path = given.get("data_path", Config().data.data_path)
+    is_inherited = given.get("resume_from") and "data_path" not in given
+    if not is_inherited and not is_manifest(data_path):
+        check_folder(data_path)
+
+
+def _check_options(given: Given) -> None:
+    """Check the options themselves; across options only if no file and no device adds others."""
+    name, progressive = given.get("profile"), given.get("progressive")
+    recipe = recipe_values(name, has_gpu=False) if name else None
+    parse_background(given.get("background", Config().data.background))
+    if progressive:
+        split_progressive(progressive)
+    if given.get("resume_from") or given.get("init_from") or name == "demo":  # demo depends on the device
+        return
+    config = resolve(given, profile=recipe)
+    if progressive:
+        parse_progressive(progressive, config.model)
+
+
+def _check_output(given: Given) -> None:
+    """Raise UserError if the output folder cannot be written or contains another run.
+
+    With --resume_from latest, the run in the folder is this run, even if it stopped before its first
+    checkpoint.
+    """
+    resumed = given.get("resume_from")
+    implied = Config().run.output_dir if resumed in (None, "latest") else Path(resumed).parent
+    folder = Path(given.get("output_dir", implied))
+    nearest = nearest_existing(folder)
+    if not nearest.is_dir():
+        where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
+        raise UserError(f"--output_dir {folder} {where}: use another folder")
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"--output_dir {folder} cannot be written ({nearest}: {error.strerror}): "
+            "change its permissions or use another folder"
+        ) from None
+    if resumed == "latest" or (resumed and Path(resumed).parent.resolve() == folder.resolve()):
+        return
+    if checkpoint_paths(folder) or (folder / METRICS_NAME).exists():
+        raise UserError(
+            f"--output_dir {folder} contains another run: use a new folder, or resume that run: "
+            f"{resume_command(folder)}"
+        )
