@@ -1,8 +1,12 @@
-"""The device that --device names, the precisions that --dtype names, and which of them the device has."""
+"""The device for --device, the dtypes for --dtype, and what a device supports."""
+
+import platform
 
 import torch
 
+from vae import console
 from vae.config.errors import UserError
+from vae.config.precision import PrecisionSupport, slow_bf16
 from vae.gpus import BF16_CAPABILITY
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -12,26 +16,43 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "ALLOCATION_FAILED",  # cuDNN 9: ..._DEVICE_ALLOCATION_FAILED, ..._HOST_ALLOCATION_FAILED
-    "unable to find an engine to execute this computation",  # cuDNN, where no workspace could be had
-    "can't allocate memory",  # PyTorch's allocators of main memory
+    "unable to find an engine to execute this computation",  # cuDNN, if it got no workspace
+    "can't allocate memory",  # PyTorch's allocators of host memory
     "not enough memory",
 )
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of --device cuda, cpu or auto, without a card's number; UserError where there is no card."""
-    here = torch.cuda.is_available()
-    if name == "cuda" and not here:
-        raise UserError("--device cuda: PyTorch finds no CUDA device here; use --device cpu or auto")
-    return torch.device("cuda" if here and name != "cpu" else "cpu")
+    """The device for --device cuda, cpu or auto, without an index; UserError if cuda is not available."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UserError("--device cuda: PyTorch finds no CUDA device; use --device cpu or auto")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def has_bf16(device: torch.device) -> bool:
-    """Whether the device computes in bf16: CPUs do, if slowly, and cards from Ampere on."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
+def precision_support(device: torch.device) -> PrecisionSupport:
+    """The precisions that the device computes well: bf16 on GPUs from Ampere on and on some CPUs."""
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
+        return PrecisionSupport(torch.cuda.get_device_name(device), True, "native" if has_bf16 else "none")
+    return PrecisionSupport("the CPU", False, "native" if cpu_has_native_bf16() else "slow")
+
+
+def warn_of_slow_bf16(dtype: str, support: PrecisionSupport) -> None:
+    """Print a warning if --dtype bf16 is slower than fp32 on this device."""
+    if dtype == "bf16" and support.bf16 == "slow":
+        console.warning(f"--dtype bf16: {slow_bf16(support)}: use --dtype fp32")
+
+
+def cpu_has_native_bf16() -> bool:
+    """Whether this CPU has instructions for bf16. Without them, oneDNN does not compute in bf16."""
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: libraries that allocate for themselves have words of their own for it."""
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or (isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY))
+    """Whether the error means out of memory; libraries with their own allocators have their own messages."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

@@ -38,7 +38,7 @@ STABLE_DEFAULTS = {
     "perceptual_weight": 1.0,
     "kl_weight": 1e-6,
     "mixed_precision": False,
-    "use_bf16": False,
+    "use_bf16": None,
     "max_steps": None,
     "val_path": None,
     "keep_checkpoints": 3,

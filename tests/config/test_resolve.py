@@ -6,9 +6,9 @@ import pytest
 
 from vae.config.errors import UserError
 from vae.config.flags import parse_flags
-from vae.config.options import Config, SpeedConfig, build, flatten
+from vae.config.options import Config, build, flatten
 from vae.config.recipes import RECIPES, profile_table, recipe_values
-from vae.config.resolve import PER_COMMAND, parse_progressive, precision, resolve
+from vae.config.resolve import PER_COMMAND, parse_progressive, resolve
 
 # The value that each source sets for one option, in order of precedence.
 SOURCES = {"given": 1, "checkpoint": 2, "profile": 3, "card": 4}
@@ -39,7 +39,7 @@ def test_flag_overrides_json_and_json_overrides_profile(tmp_path):
     path.write_text(json.dumps({"image_size": 256, "batch_size": 3}))
     given = parse_flags(["--config", str(path), "--profile", "standard", "--batch_size", "2"])
     found = resolve(given, profile=recipe_values("standard", has_gpu=True))
-    assert (found.run.batch_size, found.data.image_size, found.speed.use_bf16) == (2, 256, True)
+    assert (found.run.batch_size, found.data.image_size, found.speed.mixed_precision) == (2, 256, True)
 
 
 def test_profile_overrides_card_settings():
@@ -127,7 +127,7 @@ def test_profile_sets_its_size_batch_and_speed_options(name):
     config = resolve({}, profile=recipe_values(name, has_gpu=True))
     assert (config.data.image_size, config.run.batch_size, config.run.accumulation_steps) == PROFILES[name]
     speed = config.speed
-    assert speed.use_bf16
+    assert speed.mixed_precision
     assert speed.enable_tf32
     assert speed.channels_last
     assert speed.use_torch_compile
@@ -151,26 +151,6 @@ def test_demo_profile_is_larger_with_a_gpu():
 def test_unknown_profile_suggests_the_most_similar():
     with pytest.raises(UserError, match=r"--profile ultr is unknown: did you mean ultra\?"):
         recipe_values("ultr", has_gpu=False)
-
-
-@pytest.mark.parametrize(
-    ("mixed", "bf16", "has_bf16", "expected"),
-    [
-        (False, False, True, "float32"),
-        (True, False, True, "bfloat16"),
-        (True, False, False, "float16"),
-        (False, True, True, "bfloat16"),
-        (True, True, True, "bfloat16"),
-    ],
-)
-def test_precision(mixed, bf16, has_bf16, expected):
-    speed = SpeedConfig(mixed_precision=mixed, use_bf16=bf16)
-    assert precision(speed, has_bf16, "a card") == expected
-
-
-def test_use_bf16_without_hardware_support_is_an_error():
-    with pytest.raises(UserError, match=r"--use_bf16: Tesla T4 .*use --mixed_precision"):
-        precision(SpeedConfig(use_bf16=True, mixed_precision=True), False, "Tesla T4")
 
 
 # --- stages ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from tests.harness.runs import ROOT
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, build
+from vae.config.precision import PrecisionSupport
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
 from vae.gpus import CARDS, lookup_card
@@ -55,7 +56,8 @@ RTX_5090 = lookup_card("RTX 5090")
 
 
 def target(available: int, card=RTX_5090, has_bf16: bool = True) -> Target:
-    return Target("a card", card, is_gpu=True, has_bf16=has_bf16, available=available, explained="")
+    support = PrecisionSupport("a card", is_gpu=True, bf16="native" if has_bf16 else "none")
+    return Target("a card", card, is_gpu=True, precision=support, available=available, explained="")
 
 
 # --- the target -----------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ def test_card_in_another_machine(card):
     found = find_target(card.name, None)
     assert found.card == card
     assert found.is_gpu
-    assert found.has_bf16 == card.has_bf16
+    assert (found.precision.bf16 == "native") == card.has_bf16
     assert found.available == int((card.vram_gib - DRIVER_AND_CONTEXT_GIB) * GIB)
 
 
@@ -124,7 +126,8 @@ def cards_here(monkeypatch, *cards: tuple[str, float, tuple[int, int]], free_gib
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: cards[index][0])
+    index = lambda device: getattr(device, "index", device)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: cards[index(device)][0])
     name, gib, (major, minor) = cards[0]
     facts = SimpleNamespace(name=name, total_memory=int(gib * GIB), major=major, minor=minor)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
@@ -160,7 +163,7 @@ def test_several_different_cards(monkeypatch):
 def test_card_without_bf16(monkeypatch):
     cards_here(monkeypatch, ("Tesla T4", 14.6, (7, 5)), free_gib=14)
     found = find_target(None, None)
-    assert not found.has_bf16
+    assert found.precision.bf16 == "none"
     plan = plan_profile("mine", TINY, found)
     assert "Tesla T4 has no bf16" in plan.problem
     assert "Tesla T4 has no bf16" in table_row(plan)

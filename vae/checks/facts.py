@@ -69,6 +69,7 @@ class LoadedTorch:
     vision_error: str | None = None
     arch_list: tuple[str, ...] = ()
     cuda_available: bool = False
+    cpu_bf16: str | None = None  # PrecisionSupport.bf16 of the CPU
     cuda_message: str | None = None  # PyTorch's message if CUDA cannot be used
     devices: tuple[CudaDevice, ...] = ()
     kernels: tuple[KernelRun, ...] = ()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
-from vae.device import has_bf16
+from vae.device import precision_support
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
@@ -27,8 +27,8 @@ PIXELS_ONLY = LossConfig(perceptual_weight=0.0, kl_weight=1e-4)
 
 
 def low_precision(device: torch.device) -> torch.dtype:
-    """bf16, or fp16 on cards before Ampere, as in training."""
-    return torch.bfloat16 if has_bf16(device) else torch.float16
+    """The dtype that --mixed_precision selects on this device."""
+    return getattr(torch, precision_support(device).fast_dtype)
 
 
 def run_matmul(device: torch.device) -> tuple[float, float]:

@@ -99,7 +99,10 @@ def _import_torch() -> bool:
     except Exception as error:  # a damaged installation raises anything: ImportError, OSError, RuntimeError
         _emit("loaded", error=_short(error))
         return False
-    _emit("loaded", arch_list=torch.cuda.get_arch_list() if torch.version.cuda else [])
+    from vae.device import precision_support
+
+    arch_list = torch.cuda.get_arch_list() if torch.version.cuda else []
+    _emit("loaded", arch_list=arch_list, cpu_bf16=precision_support(torch.device("cpu")).bf16)
     _begin("loading torchvision")
     try:
         import torchvision  # noqa: F401

@@ -69,7 +69,7 @@ def default_text(item: Field[Any]) -> str:
     """An option's default as --help and docs/flags.md print it."""
     default: Any = item.default
     if default is None:
-        return "none"
+        return "auto" if base_type(item) is bool else "none"
     if isinstance(default, bool):
         return "on" if default else "off"
     return " ".join(map(str, default)) if is_list(item) else str(default)

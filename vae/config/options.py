@@ -206,7 +206,9 @@ class SpeedConfig:
     mixed_precision: bool = option(
         False, "use bf16 if the device supports it, else fp16 with loss scaling; the choice is printed"
     )
-    use_bf16: bool = option(False, "use bf16; an error if the device does not support it")
+    use_bf16: bool | None = option(
+        None, "use bf16 even if it is slow; an error if the device does not support it; --no-use_bf16: never"
+    )
     enable_tf32: bool = option(True, "use TF32 for fp32 matrix products and convolutions on NVIDIA cards")
     channels_last: bool = option(True, "use the NHWC memory layout")
     use_torch_compile: bool = option(False, "compile the networks with torch.compile")

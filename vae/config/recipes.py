@@ -6,10 +6,10 @@ from typing import Any
 from vae.config.errors import UserError
 from vae.config.values import nearest
 
-# Shared by all profiles for cards; none of these options changes what is trained.
+# Shared by all profiles for cards; none of these options changes what is trained. Mixed precision is bf16, or
+# fp16 on cards without bf16.
 _FAST = {
     "mixed_precision": True,
-    "use_bf16": True,
     "enable_tf32": True,
     "channels_last": True,
     "use_torch_compile": True,
@@ -34,6 +34,30 @@ RECIPES = {
     "maximum": Recipe(
         "experimental", {**_FAST, "image_size": 2560, "batch_size": 2, "accumulation_steps": 2}
     ),
+    # For a card of a given size: the largest crops that fit without recomputing more than activations, so no
+    # step needs more arithmetic than on a large card. tests/memory/test_plan_table.py runs the planner on them.
+    "card-8gb": Recipe("for cards with 8 GB", {**_FAST, "image_size": 512, "batch_size": 16}),
+    "card-12gb": Recipe("for cards with 12 GB", {**_FAST, "image_size": 768, "batch_size": 12}),
+    "card-16gb": Recipe("for cards with 16 GB", {**_FAST, "image_size": 1024, "batch_size": 8}),
+    "card-24gb": Recipe("for cards with 24 GB", {**_FAST, "image_size": 1280, "batch_size": 8}),
+    # Losses of sd-vae-ft-ema, which are those of its initial VAE: L1, LPIPS and the adversarial term
+    # (https://huggingface.co/stabilityai/sd-vae-ft-ema), with the weight and start of VA-VAE (0.5 from step
+    # 5000, https://github.com/hustvl/LightningDiT). Learning rate: AiArtLab's decoder on one card (5e-5),
+    # DC-AE's adversarial phase (5.4e-5, arXiv 2410.10733).
+    "decoder": Recipe(
+        "improves the decoder of --init_from",
+        {
+            **_FAST,
+            "train_part": "decoder",
+            "image_size": 512,
+            "batch_size": 16,
+            "learning_rate": 5e-5,
+            "warmup_epochs": 1.0,
+            "adversarial_weight": 0.5,
+            "disc_start": 5000,
+            "disc_learning_rate": 5e-5,
+        },
+    ),
     "demo": Recipe(
         "a first look, a few minutes on 2 CPU cores",
         {
@@ -45,7 +69,7 @@ RECIPES = {
             "num_epochs": 30,
             "learning_rate": 1e-3,
             "perceptual_weight": 0.0,  # LPIPS would download 528 MB
-            "use_bf16": True,
+            "mixed_precision": True,
             "val_freq": 5,
             "checkpoint_freq": 10,
         },

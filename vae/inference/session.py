@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from vae.config.infer_flags import InferConfig
-from vae.device import DTYPES, has_bf16, pick_device
+from vae.device import DTYPES, pick_device, precision_support, warn_of_slow_bf16
 from vae.inference.codec import decode_latents, encode_images
 from vae.inference.image_files import read_image
 from vae.inference.latent_file import (
@@ -117,6 +117,8 @@ def _tile_progress(description: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
+    support = precision_support(device)
     if name == "auto":
-        name = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
+        name = "bf16" if support.is_gpu and support.bf16 == "native" else "fp32"
+    warn_of_slow_bf16(name, support)
     return DTYPES[name]

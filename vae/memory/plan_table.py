@@ -14,9 +14,10 @@ import torch
 from vae import console
 from vae.config.errors import UserError
 from vae.config.options import Config
+from vae.config.precision import PrecisionSupport, choose_dtype
 from vae.config.recipes import RECIPES, recipe_values
-from vae.config.resolve import precision, resolve
-from vae.device import has_bf16
+from vae.config.resolve import resolve
+from vae.device import precision_support
 from vae.gpus import CPU_SETTINGS, Card, find_cards, match_card
 from vae.host import GIB
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
@@ -35,7 +36,7 @@ class Target:
     name: str
     card: Card | None
     is_gpu: bool
-    has_bf16: bool
+    precision: PrecisionSupport
     available: int  # bytes, before --vram_margin
     explained: str  # how `available` is derived
     notes: tuple[str, ...] = ()
@@ -78,11 +79,12 @@ def find_target(gpu: str | None, vram_gib: float | None) -> Target:
             f"--vram_gib {total:g} leaves no memory to plan with, because the driver and CUDA use "
             f"{DRIVER_AND_CONTEXT_GIB} GiB: set the memory of the whole card, for example 12"
         )
+    name = card.name if card else f"a GPU of {total:g} GiB"
     return Target(
-        name=card.name if card else f"a GPU of {total:g} GiB",
+        name=name,
         card=card,
         is_gpu=True,
-        has_bf16=card.has_bf16 if card else True,
+        precision=PrecisionSupport(name, True, "native" if card is None or card.has_bf16 else "none"),
         available=int((total - DRIVER_AND_CONTEXT_GIB) * GIB),
         explained=f"{total:.1f} GiB minus {DRIVER_AND_CONTEXT_GIB} for the driver and CUDA",
         notes=tuple(_notes_on_card(cards, vram_gib)),
@@ -109,7 +111,7 @@ def _target_here() -> Target:
             name="this machine's CPU",
             card=None,
             is_gpu=False,
-            has_bf16=True,
+            precision=precision_support(torch.device("cpu")),
             available=available_bytes(torch.device("cpu")),
             explained=f"{CPU_SHARE:.0%} of the free main memory",
             notes=('no GPU found: --gpu "RTX 5090" or --vram_gib 12 plans for a card in another machine',),
@@ -127,7 +129,7 @@ def _target_here() -> Target:
         name=facts.name,
         card=card,
         is_gpu=True,
-        has_bf16=has_bf16(device),
+        precision=precision_support(device),
         available=available_bytes(device),
         explained=f"free now of {facts.total_memory / GIB:.1f} GiB",
         notes=tuple(notes),
@@ -148,7 +150,7 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
     available = int(target.available * config.speed.vram_margin)
     images = batch_size * config.run.accumulation_steps
     try:
-        dtype = precision(config.speed, target.has_bf16, target.name)
+        dtype = choose_dtype(config.speed, target.precision)
     except UserError as error:
         return ProfilePlan(name, image_size, images, available / GIB, problem=str(error))
     reserve = CUDA_RESERVE if target.is_gpu else 0

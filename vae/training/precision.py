@@ -5,18 +5,22 @@ import shutil
 
 import torch
 
+from vae import console
 from vae.config.options import SpeedConfig
-from vae.config.resolve import precision
-from vae.device import has_bf16
+from vae.config.precision import choose_dtype, precision_remark
+from vae.device import precision_support
 from vae.model.layers import Attention, Downsample, ResnetBlock, Upsample
 
 COMPILED_BLOCKS = (ResnetBlock, Attention, Downsample, Upsample)
 
 
 def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
-    """fp32, bf16 or fp16, from --mixed_precision, --use_bf16 and what the device supports."""
-    name = "the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return getattr(torch, precision(speed, has_bf16(device), name))
+    """fp32, bf16 or fp16, from --mixed_precision, --use_bf16 and what the device computes well."""
+    support = precision_support(device)
+    remark = precision_remark(speed, support)
+    if remark:
+        console.info(remark)
+    return getattr(torch, choose_dtype(speed, support))
 
 
 def set_backends(speed: SpeedConfig) -> None:

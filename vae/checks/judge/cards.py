@@ -155,13 +155,23 @@ def _bf16(facts: Facts) -> Check:
     check, title, expected = "card.bf16", "bf16", "compute capability 8.0 or newer (RTX 30)"
     cards = remedies.capabilities(facts)
     if not cards:
-        return Check(check, title, SKIP, "no card")
+        return _cpu_bf16(facts)
     old = [name for name, capability in cards if capability < BF16_CAPABILITY]
     if not old:
         return Check(check, title, PASS, "in hardware", expected)
     found = f"{', '.join(old)} computes bf16 slowly or not at all"
     remedy = "train with --mixed_precision without --use_bf16: it uses fp16 there"
     return Check(check, title, WARN, found, expected, remedy)
+
+
+def _cpu_bf16(facts: Facts) -> Check:
+    """What --mixed_precision selects on a machine without a card."""
+    check, title, support = "card.bf16", "bf16", facts.loaded.cpu_bf16 if facts.loaded else None
+    if support is None:
+        return Check(check, title, SKIP, "no card")
+    if support == "native":
+        return Check(check, title, PASS, "in hardware, on the CPU: --mixed_precision uses bf16")
+    return Check(check, title, PASS, "no bf16 instructions in the CPU: --mixed_precision uses fp32")
 
 
 def _same(facts: Facts) -> Check:
