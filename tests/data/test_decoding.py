@@ -15,10 +15,11 @@ from tests.harness.image_bytes import (
     adobe_rgb_profile,
     cmyk_profile,
     png,
+    png_chunk,
     smooth,
 )
 from vae.config.errors import UserError
-from vae.data.decoding import decode_image
+from vae.data.decoding import decode_image, read_image
 from vae.data.formats import BadImageError
 
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
@@ -295,10 +296,32 @@ def test_animations_and_pages_are_rejected(tmp_path):
     for name in ("a.png", "a.webp", "a.gif", "a.tif", "a.avif"):
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
         assert reason_of(tmp_path / name) == "animated", name
-    frames[0].save(tmp_path / "still.gif")
-    assert reason_of(tmp_path / "still.gif") == "format_not_supported"
     frames[0].save(tmp_path / "stereo.jpg", format="MPO", save_all=True, append_images=frames[1:])
     assert decode_image(tmp_path / "stereo.jpg")[2, 2, 0] > 200  # frame 0 is red there, frame 1 is not
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.tif"])
+def test_single_frame_of_an_animation_format_is_an_ordinary_image(tmp_path, name):
+    Image.fromarray(corners()).save(tmp_path / name, save_all=True, **{"lossless": True} if "webp" in name else {})
+    if name == "a.png":  # an APNG with a single frame, which Pillow writes as a plain PNG
+        whole = (tmp_path / name).read_bytes()
+        extra = png_chunk(b"acTL", struct.pack(">II", 1, 0))
+        extra += png_chunk(b"fcTL", struct.pack(">IIIIIHHBB", 0, 24, 16, 0, 0, 1, 10, 0, 0))
+        at = whole.index(b"IDAT") - 4
+        (tmp_path / name).write_bytes(whole[:at] + extra + whole[at:])
+    found = read_image(tmp_path / name)
+    assert (found.pixels == corners()).all()
+    assert found.flags == ()
+    assert (read_image(tmp_path / name, first_frame=True).pixels == corners()).all()
+
+
+def test_gif_that_ends_after_its_first_frame_is_truncated(tmp_path):
+    frames = [Image.fromarray(corners()), Image.fromarray(255 - corners())]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    second = (tmp_path / "two.gif").read_bytes().rindex(b"\x21\xf9")  # the extension before the second frame
+    for end in (second, second - 10, 60, 12):
+        (tmp_path / "cut.gif").write_bytes((tmp_path / "two.gif").read_bytes()[:end])
+        assert reason_of(tmp_path / "cut.gif") == "truncated", end
 
 
 def test_tiff_preview_pages_do_not_count(tmp_path):

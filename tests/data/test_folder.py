@@ -24,14 +24,15 @@ def test_list_is_sorted_and_recursive(tmp_path):
         "e.bmp",
         "f.jpeg",
         "g.tif",
+        "i.gif",
     ):
         touch(tmp_path / name)
-    for name in ("._a.jpg", ".hidden.png", "Thumbs.db", "notes.txt", "list.json", ".cache/x.png", "g.gif"):
+    for name in ("._a.jpg", ".hidden.png", "Thumbs.db", "notes.txt", "list.json", ".cache/x.png", "g.psd"):
         touch(tmp_path / name)
     (tmp_path / "folder.jpg").mkdir()
     touch(tmp_path / "folder.jpg" / "h.png")
     found = list_images(tmp_path)
-    expected = "a.jpg|b.PNG|sub/deep/c.tiff|sub/d.avif|Ümlaut é.webp|e.bmp|f.jpeg|g.tif|folder.jpg/h.png"
+    expected = "a.jpg|b.PNG|sub/deep/c.tiff|sub/d.avif|Ümlaut é.webp|e.bmp|f.jpeg|g.tif|i.gif|folder.jpg/h.png"
     assert found == sorted(expected.split("|"))
 
 

@@ -12,19 +12,21 @@ def smooth(height: int = 40, width: int = 56) -> np.ndarray:
     return np.stack([x * 4, y * 5, 255 - x * 2 - y * 2], axis=-1).clip(0, 255).astype(np.uint8)
 
 
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    """A chunk of a PNG file."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
 def png(width: int, height: int, depth: int, color_type: int, raw: bytes, extra: bytes = b"") -> bytes:
     """A PNG from filtered scanlines `raw`; `extra`: chunks between the header and the data."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
+        + png_chunk(b"IHDR", header)
         + extra
-        + chunk(b"IDAT", zlib.compress(raw))
-        + chunk(b"IEND", b"")
+        + png_chunk(b"IDAT", zlib.compress(raw))
+        + png_chunk(b"IEND", b"")
     )
 
 

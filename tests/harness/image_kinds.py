@@ -70,6 +70,7 @@ def _rejected(folder: Path) -> Expected:
     jpeg, png_file = encoded(detailed(1), "JPEG", quality=95), encoded(detailed(2), "PNG")
     frames = [detailed(3), detailed(4)]
     animated = {"save_all": True, "append_images": frames[1:]}
+    film_gif = encoded(frames[0], "GIF", **animated)
     bad_crc = bytearray(png_file)
     bad_crc[len(bad_crc) // 2] ^= 1
     float_pixels = np.full((32, 32), np.nan, dtype=np.float32)
@@ -88,8 +89,8 @@ def _rejected(folder: Path) -> Expected:
         "text_bomb.png": (text_bomb(), "text_bomb"),
         "drawing.png": (b"<?xml version='1.0'?><svg xmlns='x'></svg>", "format_not_supported"),
         "paper.jpg": (b"%PDF-1.7 and so on", "format_not_supported"),
-        "still.gif": (encoded(frames[0], "GIF"), "format_not_supported"),
-        "film.gif": (encoded(frames[0], "GIF", **animated), "animated"),
+        "cut.gif": (film_gif[: len(encoded(frames[0], "GIF")) - 1], "truncated"),
+        "film.gif": (film_gif, "animated"),
         "film.webp": (encoded(frames[0], "WEBP", **animated), "animated"),
         "film.png": (encoded(frames[0], "PNG", **animated), "animated"),
         "pages.tif": (encoded(frames[0], "TIFF", **animated), "animated"),
@@ -154,6 +155,8 @@ def _flagged(folder: Path) -> Expected:
     detailed(37).save(folder / "profile.png", icc_profile=b"not a profile" * 20)
     Image.frombytes("CMYK", (64, 64), detailed(38).convert("CMYK").tobytes()).save(folder / "inks.jpg")
     detailed(39).convert("1").save(folder / "bits.png")
+    detailed(41).save(folder / "still.gif")
+    (folder / "tail.gif").write_bytes(encoded(detailed(42), "GIF") + b"garbage")
     detailed(40).convert("L").save(folder / "grey.jpg")
     Image.new("RGB", (32, 32), (90, 20, 30)).save(folder / "constant.png")
     blank = np.full((64, 64, 3), 250, dtype=np.uint8)
@@ -169,6 +172,8 @@ def _flagged(folder: Path) -> Expected:
         "profile.png": "broken_profile",
         "inks.jpg": "cmyk_without_profile",
         "bits.png": "one_bit",
+        "still.gif": "",
+        "tail.gif": "trailing_bytes",
         "grey.jpg": "grey",
         "constant.png": "constant",
         "blank.png": "near_blank",

@@ -84,7 +84,7 @@ def test_summary_is_grouped_by_reason(validated):
     _, expected, done, _ = validated
     lines = done.stdout.splitlines()
     assert f"{sum(status == 'rejected' for status, _ in expected.values())} rejected" in done.stdout
-    assert any(line.split()[:3] == ["rejected", "4", "truncated:"] for line in lines)
+    assert any(line.split()[:3] == ["rejected", "5", "truncated:"] for line in lines)
     assert "Traceback" not in done.stderr
     assert "bad=" in done.stderr
 

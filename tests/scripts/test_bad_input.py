@@ -206,7 +206,7 @@ def test_missing_or_empty_image_folder(mistake, tmp_path):
     for name, token in (
         ("nothing", "does not exist"),
         ("file.png", "not a folder"),
-        ("empty", "(jpg jpeg jpe jfif mpo png apng webp bmp tif tiff avif)"),
+        ("empty", "(jpg jpeg jpe jfif mpo png apng webp bmp tif tiff avif gif)"),
     ):
         path = tmp_path / name
         assert_contains(mistake(DATA, data_path=str(path)), (f"--data_path {path}", token))

@@ -19,6 +19,7 @@ from vae.config.options import MAX_PIXELS
 from vae.data.color import to_srgb, transform_to_srgb
 from vae.data.formats import (
     BadImageError,
+    check_gif,
     check_jpeg,
     check_png,
     extension_flag,
@@ -29,7 +30,7 @@ from vae.data.strict_jpeg import decode_strictly
 
 NEW_SUBFILE_TYPE = 254  # TIFF 6.0 tag
 ORIENTATION = 0x0112  # EXIF 2.32 tag
-INTEGRITY_CHECKS = {"JPEG": check_jpeg, "PNG": check_png}
+INTEGRITY_CHECKS = {"JPEG": check_jpeg, "PNG": check_png, "GIF": check_gif}
 EMPTY_EXIF = 20  # bytes: the marker, a TIFF header and a directory without entries
 # Exceptions that Pillow's readers may raise on damaged content; such a file is rejected, nothing else stops.
 DECODER_ERRORS = (
@@ -117,8 +118,10 @@ def _decode_open_file(
     flags: set[str] = set()
     try:
         pil_image = _open_header(file, kind, max_pixels)
-        _check_frames(pil_image, first_frame, flags)
+        if pil_image.format == "MPO":
+            flags.add("mpo")
         end = INTEGRITY_CHECKS[kind](file, flags) if kind in INTEGRITY_CHECKS else None
+        _check_frames(pil_image, first_frame, flags)
         if kind == "JPEG":
             assert end is not None
             pixels = decode_strictly(file, end, pil_image.mode)
@@ -166,10 +169,9 @@ def _open_header(file: BinaryIO, kind: str, max_pixels: int) -> Image.Image:
 
 def _check_frames(pil_image: Image.Image, first_frame: bool, flags: set[str]) -> None:
     """Raise BadImageError for several frames or pages; those of MPO files and TIFF previews do not count."""
-    frames = getattr(pil_image, "n_frames", 1)
     if pil_image.format == "MPO":  # frame 0 is the image
-        flags.add("mpo")
         return
+    frames = getattr(pil_image, "n_frames", 1)
     if frames > 1 and isinstance(pil_image, TiffImageFile):
         pages = 1
         for page in range(1, frames):
@@ -181,8 +183,6 @@ def _check_frames(pil_image: Image.Image, first_frame: bool, flags: set[str]) ->
         raise BadImageError("animated", f"{frames} frames or pages: save one of them, or use --first_frame")
     if frames > 1:
         flags.add("first_frame")
-    elif pil_image.format == "GIF" and not first_frame:
-        raise BadImageError("format_not_supported", "GIF: convert it to PNG, or use --first_frame")
 
 
 def _orientation(pil_image: Image.Image, flags: set[str]) -> int:

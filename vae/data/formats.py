@@ -199,3 +199,33 @@ def check_png(file: BinaryIO, flags: set[str]) -> int:
         if len(data) > position:
             flags.add("trailing_bytes")
         return position
+
+
+def check_gif(file: BinaryIO, flags: set[str]) -> int:
+    """Read a GIF's blocks and return the offset of its end; BadImageError if truncated.
+
+    Finds an animation that was cut between two frames, which the decoder treats as a single image.
+    """
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            position = 13 + _gif_palette_bytes(data[10])
+            while data[position] != 0x3B:  # GIF89a, section 27: the trailer
+                if data[position] == 0x2C:  # section 20: an image
+                    position += 11 + _gif_palette_bytes(data[position + 9])
+                elif data[position] == 0x21:  # section 23: an extension
+                    position += 2
+                else:
+                    raise BadImageError("damaged", f"no block starts at byte {position}")
+                while data[position]:  # section 15: sub-blocks up to an empty one
+                    position += 1 + data[position]
+                position += 1
+        except IndexError:
+            raise BadImageError("truncated", "the end marker is missing") from None
+        if len(data) > position + 1:
+            flags.add("trailing_bytes")
+        return position + 1
+
+
+def _gif_palette_bytes(packed: int) -> int:
+    """Bytes of the colour table that a GIF's packed field announces (GIF89a, sections 18 and 20)."""
+    return 3 * 2 ** ((packed & 7) + 1) if packed & 0x80 else 0
