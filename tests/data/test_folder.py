@@ -32,8 +32,8 @@ def test_list_is_sorted_and_recursive(tmp_path):
     (tmp_path / "folder.jpg").mkdir()
     touch(tmp_path / "folder.jpg" / "h.png")
     found = list_images(tmp_path)
-    expected = "a.jpg|b.PNG|sub/deep/c.tiff|sub/d.avif|Ümlaut é.webp|e.bmp|f.jpeg|g.tif|i.gif|folder.jpg/h.png"
-    assert found == sorted(expected.split("|"))
+    expected = "a.jpg|b.PNG|sub/deep/c.tiff|sub/d.avif|Ümlaut é.webp|e.bmp|f.jpeg|g.tif|i.gif"
+    assert found == sorted([*expected.split("|"), "folder.jpg/h.png"])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights on Windows")
