@@ -15,7 +15,7 @@ LINES = [
     {"console", "files"},
     {"config"},
     {"gpus", "host", "html", "script"},
-    {"ops", "device", "noise", "pixels"},
+    {"ops", "device", "noise", "pixels", "shapes"},
     {"losses", "data", "model"},
     {"interop"},
     {"step", "inference"},

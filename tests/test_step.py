@@ -1,4 +1,4 @@
-"""The step: its gradients are those of the plain formulas, however the batch is cut; and the update."""
+"""The step has the gradients of the plain formulas, for any micro-batches; and the update."""
 
 import math
 from contextlib import contextmanager
@@ -6,10 +6,18 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.harness.toy_networks import ALL_LOSSES, gradients, relative_difference, toy_inputs, toy_networks
+from tests.harness.toy_networks import (
+    ALL_LOSSES,
+    gradients,
+    plain_losses,
+    relative_difference,
+    toy_inputs,
+    toy_networks,
+)
 from vae.config.options import LossConfig, OptimConfig
 from vae.ops.attention import attention_reference
 from vae.ops.resample import upsample_conv_reference
+from vae.pixels import to_float
 from vae.step import (
     LOSS_SCALE_GROWTH_STEPS,
     LOSS_SCALE_START,
@@ -18,12 +26,11 @@ from vae.step import (
     compute_gradients,
     micro_batch_sizes,
     network_input,
-    to_float,
 )
 
 
 def step_gradients(sizes, loss=ALL_LOSSES, inputs=None, **networks):
-    """Gradients of the autoencoder and the discriminator, and the sums, of one step cut into `sizes`."""
+    """Gradients of the autoencoder and the discriminator, and the sums, of a step with passes of `sizes`."""
     nets = toy_networks(**networks)
     inputs = inputs or toy_inputs(sum(sizes))
     sums = compute_gradients(nets, inputs, sizes, loss)
@@ -34,7 +41,7 @@ def step_gradients(sizes, loss=ALL_LOSSES, inputs=None, **networks):
 @pytest.mark.parametrize(
     ("sizes", "pixel_loss"), [([2, 2], "l1"), ([1, 1, 1, 1], "l1"), ([3, 1], "l1"), ([2, 1, 1], "mse")]
 )
-def test_cut_into_micro_batches_changes_no_gradient(sizes, pixel_loss):
+def test_micro_batches_do_not_change_gradients(sizes, pixel_loss):
     loss = LossConfig(**{**vars(ALL_LOSSES), "reconstruction_loss": pixel_loss})
     whole_vae, whole_disc, whole_sums = step_gradients([4], loss)
     vae, disc, sums = step_gradients(sizes, loss)
@@ -43,36 +50,6 @@ def test_cut_into_micro_batches_changes_no_gradient(sizes, pixel_loss):
     for name, value in whole_sums.items():
         rtol = 1e-5 if value.dtype == torch.float32 else 1e-12
         torch.testing.assert_close(sums[name], value, rtol=rtol, atol=1e-9)
-
-
-def plain_losses(nets, inputs, loss):
-    """The same losses written as one graph of plain formulas; returns the autoencoder's and the other's."""
-    model, trunk = nets.autoencoder, nets.perceptual
-    images = (inputs.images.float() / 127.5 - 1).double()  # images are fp32 on the way in
-    mean, logvar = model.encoder(images).chunk(2, dim=1)
-    latents = mean + (logvar / 2).exp() * inputs.noise
-    recon = model.decoder(latents)
-    pixel = (recon - images).abs().mean()
-
-    lpips = 0
-    a, b = ((x - trunk.shift) / trunk.scale for x in (recon, images))
-    for index, piece in enumerate(trunk.slices):
-        a, b = piece(a), piece(b)
-        unit_a, unit_b = (x / (x.square().sum(1, keepdim=True) + 1e-10).sqrt() for x in (a, b))
-        weight = getattr(trunk, f"linear{index}")[:, None, None]
-        lpips = lpips + ((unit_a - unit_b) ** 2 * weight).sum(1).mean()
-
-    kl = (0.5 * (mean**2 + logvar.exp() - 1 - logvar)).sum(dim=(1, 2, 3)).mean()
-    fooled = -nets.discriminator(recon).mean()
-    total = (
-        loss.reconstruction_weight * pixel
-        + loss.perceptual_weight * lpips
-        + loss.kl_weight * kl
-        + inputs.adversarial_factor * fooled
-    )
-    real, fake = nets.discriminator(images), nets.discriminator(recon.detach())
-    hinge = ((1 - real).clamp(min=0).mean() + (1 + fake).clamp(min=0).mean()) / 2
-    return total, hinge
 
 
 def test_gradients_equal_plain_autograd_of_the_formulas(monkeypatch):
@@ -103,16 +80,16 @@ def test_sums_are_over_images():
     assert float(sums["kl"]) == pytest.approx(float(kl), rel=1e-9)
 
 
-def test_squared_norms_add_up_to_those_of_the_batch():
-    # what the adaptive weight runs on: the norms must not depend on the cut either
+def test_squared_norms_of_micro_batches_add_up():
+    # the adaptive weight uses these norms, so they must not depend on micro-batches either
     _, _, whole = step_gradients([4])
-    _, _, cut = step_gradients([1, 1, 1, 1])
+    _, _, split = step_gradients([1, 1, 1, 1])
     for name in ("reconstruction_sq_norm", "adversarial_sq_norm"):
-        assert float(cut[name]) == pytest.approx(float(whole[name]), rel=1e-12)
+        assert float(split[name]) == pytest.approx(float(whole[name]), rel=1e-12)
         assert float(whole[name]) > 0
 
 
-def test_gradients_add_to_those_already_there():
+def test_gradients_are_added_to_existing_ones():
     nets, inputs = toy_networks(), toy_inputs(2)
     compute_gradients(nets, inputs, [2], ALL_LOSSES)
     once = gradients(nets.autoencoder)
@@ -120,7 +97,7 @@ def test_gradients_add_to_those_already_there():
     assert relative_difference(gradients(nets.autoencoder), {n: 2 * g for n, g in once.items()}) < 1e-12
 
 
-def test_the_last_pass_of_each_network_is_the_shared_one():
+def test_shared_pass_is_the_last_pass_of_each_network():
     nets, inputs = toy_networks(), toy_inputs(3)
     seen = []
 
@@ -135,10 +112,10 @@ def test_the_last_pass_of_each_network_is_the_shared_one():
     assert seen == [2, "begin", 1, "end", "begin", "end"]  # the autoencoder's, then the discriminator's
 
 
-def test_images_stay_whole_until_the_networks_take_them():
+def test_images_are_fp32_until_the_networks_read_them():
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
     images = to_float(levels)
-    assert images.dtype == torch.float32  # bf16 holds no 256 levels: what losses compare with is not rounded
+    assert images.dtype == torch.float32  # bf16 cannot store 256 levels, and the losses need exact targets
     assert len(images.unique()) == 256
     assert (images.min(), images.max()) == (-1, 1)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -155,7 +132,7 @@ def test_micro_batch_sizes_cover_the_batch(distributed):
             assert sum(sizes) == images
             assert min(sizes) >= 1
             assert max(sizes) <= micro_batch
-            if distributed:  # the pass that carries the collective sum is never the largest
+            if distributed:  # the pass with the all-reduce is never the largest
                 assert sizes[-1] <= (max(sizes) + 1) // 2
 
 
@@ -185,15 +162,14 @@ def test_update_is_adamw():
     assert parameter.grad is None
 
 
-def test_clipping_shortens_the_whole_gradient():
+def test_clipping_scales_the_whole_gradient():
     state = UpdateState.begin(torch.device("cpu"), fp16=False)
     parameter, optimizer = toy_optimizer()
     (norm,) = update(parameter, optimizer, [3.0, 4.0], state, clip=1.0)
     assert float(norm) == pytest.approx(5.0)
     moment = optimizer.state[parameter]["exp_avg"]
-    torch.testing.assert_close(
-        moment, 0.1 * torch.tensor([0.6, 0.8]), rtol=1e-5, atol=0
-    )  # 1e-6 guards the norm
+    expected = 0.1 * torch.tensor([0.6, 0.8])
+    torch.testing.assert_close(moment, expected, rtol=1e-5, atol=0)  # 1e-6 is added to the norm
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -208,14 +184,14 @@ def test_non_finite_gradient_changes_no_weight_of_any_network(bad):
     assert (int(state.nonfinite_total), int(state.nonfinite_streak)) == (1, 1)
     for parameter, optimizer in ((one, first), (two, second)):
         found = optimizer.state[parameter]
-        assert float(found["step"]) == 0  # the skipped step is no step of the bias correction either
+        assert float(found["step"]) == 0  # the bias correction does not count the skipped step
         assert torch.equal(found["exp_avg"], torch.zeros(2))
     update(one, first, [0.1, 0.1], state)
     assert (int(state.nonfinite_total), int(state.nonfinite_streak)) == (1, 0)
     assert one.tolist() != [1.0, -2.0]
 
 
-def test_empty_step_changes_nothing_and_counts_as_no_failure():
+def test_empty_step_changes_nothing_and_is_not_counted_as_non_finite():
     state = UpdateState.begin(torch.device("cpu"), fp16=False)
     parameter, optimizer = toy_optimizer()
     update(parameter, optimizer, [0.0, 0.0], state, empty=True)
@@ -237,7 +213,7 @@ def test_loss_scale_halves_on_overflow_and_grows_after_enough_finite_steps():
     assert float(state.finite_steps) == 0
 
 
-def test_overflow_begins_the_count_of_finite_steps_anew():
+def test_overflow_resets_the_count_of_finite_steps():
     state = UpdateState.begin(torch.device("cpu"), fp16=True)
     parameter, optimizer = toy_optimizer()
     state.finite_steps += LOSS_SCALE_GROWTH_STEPS - 1
@@ -255,26 +231,26 @@ def test_loss_scale_stays_one_without_fp16():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_gradients_are_near_fp32s(dtype):
+def test_half_precision_gradients_are_close_to_fp32(dtype):
     scale = LOSS_SCALE_START / 64 if dtype == torch.float16 else 1.0
     found, _, _ = step_gradients([2, 2], inputs=toy_inputs(4, loss_scale=scale), dtype=dtype)
     expected, _, _ = step_gradients([2, 2], dtype=torch.float32)
     assert all(g.dtype == torch.float32 for g in found.values())
     found = {name: g / scale for name, g in found.items()}
-    # roundings of 2**-11 (fp16) or 2**-8 (bf16) over some twenty layers; what weighs most is that the sign in
-    # the gradient of L1 flips where the error is near zero
+    # rounding of 2**-11 (fp16) or 2**-8 (bf16) in about twenty layers; most of the difference is the gradient
+    # of L1, whose sign changes where the error is near zero
     assert relative_difference(found, expected) < (0.05 if dtype == torch.float16 else 0.25)
 
 
-def test_loss_scale_keeps_small_gradients_of_fp16_alive():
+def test_loss_scale_prevents_underflow_of_fp16_gradients():
     inputs = toy_inputs(2, factor=None)
     tiny = LossConfig(reconstruction_weight=1e-6, perceptual_weight=0.0, kl_weight=0.0)
     options = {"dtype": torch.float16, "perceptual": False}
-    lost, _, _ = step_gradients([2], tiny, inputs, **options)
+    without_scale, _, _ = step_gradients([2], tiny, inputs, **options)
     inputs.loss_scale = torch.tensor(LOSS_SCALE_START)
-    kept, _, _ = step_gradients([2], tiny, inputs, **options)
-    assert sum(float(g.abs().sum()) for g in lost.values()) == 0
-    assert sum(float(g.abs().sum()) for g in kept.values()) > 0
+    with_scale, _, _ = step_gradients([2], tiny, inputs, **options)
+    assert sum(float(g.abs().sum()) for g in without_scale.values()) == 0
+    assert sum(float(g.abs().sum()) for g in with_scale.values()) > 0
 
 
 def test_memory_layout_changes_only_rounding():

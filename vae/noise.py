@@ -1,4 +1,4 @@
-"""Reproducible noise: each draw depends on its key only, not on batches, processes or their order."""
+"""Reproducible noise: a draw depends only on its key, not on the batch, the process or the order."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import torch
 
 
 def keyed_normal(shape: Sequence[int], *key: int | str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Standard normal fp32 values of `shape`, drawn on `device` by a generator seeded with the key's hash."""
+    """Standard normal fp32 values of `shape`, drawn on `device`; the hash of the key is the seed."""
     text = " ".join(map(str, key)).encode("utf-8", "surrogateescape")
     digest = hashlib.blake2b(text, digest_size=8).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") % 2**63)

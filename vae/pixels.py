@@ -1,10 +1,10 @@
-"""Conversions between 8-bit pixels and the values that networks compute with."""
+"""Conversions between uint8 pixels and the float values that networks compute with."""
 
 import torch
 
 
 def to_float(images: torch.Tensor) -> torch.Tensor:
-    """uint8 images to fp32 in [-1, 1], whatever dtype the networks compute in."""
+    """uint8 images to fp32 in [-1, 1], for networks of any compute dtype."""
     return images.float() / 127.5 - 1
 
 

@@ -1,7 +1,7 @@
-"""One optimizer step: micro-batches, losses first, one backward; the discriminator's block; the update.
+"""One optimizer step: micro-batches, gradients of the losses, the discriminator, and the update.
 
 Shapes: B images of this process and step, b images of one micro-batch, Z latent channels.
-Every loss is a mean over the images of all processes, so that how they are cut changes no gradient.
+Every loss is a mean over the images of all processes, so micro-batches do not change the gradient.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,13 +18,15 @@ from vae.losses.kl import kl_divergence
 from vae.losses.reconstruction import reconstruction_loss
 from vae.pixels import to_float
 
-LOSS_SCALE_START = 2.0**16  # fp16: PyTorch's GradScaler starts, grows and shrinks by the same figures
+LOSS_SCALE_START = 2.0**16  # fp16: start, growth and backoff as in PyTorch's GradScaler
 LOSS_SCALE_GROWTH_STEPS = 2000
+
+SharedPass = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass
 class Networks:
-    """What one step runs: networks (wrapped for several processes or not), and their compute dtype."""
+    """The networks of a step, wrapped by DistributedDataParallel or not, and their compute dtype."""
 
     autoencoder: nn.Module
     discriminator: nn.Module | None
@@ -35,38 +37,38 @@ class Networks:
 
 @dataclass
 class StepInputs:
-    """One step's images and everything random or running that it needs, so the step is a function."""
+    """Images of a step, and its random and running values as well, so that the step is a function."""
 
     images: torch.Tensor  # (B, 3, H, W) uint8 on the device
-    noise: torch.Tensor  # (B, Z, H/f, W/f), one draw per image whatever the micro-batches
-    image_share: float  # weight of one image: processes / images of all processes
+    noise: torch.Tensor  # (B, Z, H/f, W/f), one draw per image, independent of micro-batches
+    image_share: float  # weight of one image: number of processes / images of all processes
     loss_scale: torch.Tensor  # () fp32; 1 unless fp16
-    adversarial_factor: torch.Tensor | None  # () weight of the adversarial term; None: not begun
+    adversarial_factor: torch.Tensor | None  # () weight of the adversarial term; None: not started
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The network inside its wrapper for several processes."""
+    """The network inside its DistributedDataParallel wrapper, if it has one."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def network_input(images: torch.Tensor, networks: Networks) -> torch.Tensor:
-    """Float images in the networks' dtype and memory layout."""
+    """Float images in the dtype and memory layout of the networks."""
     layout = torch.channels_last if networks.channels_last else torch.contiguous_format
     return images.to(dtype=networks.dtype, memory_format=layout)
 
 
 def micro_batch_sizes(images: int, micro_batch: int, distributed: bool) -> list[int]:
-    """Sizes that cut `images` into passes of at most `micro_batch`.
+    """Sizes that split `images` into passes of at most `micro_batch`.
 
-    Among several processes the last pass is at most half of the largest, rounded up: its backward carries
-    the collective sum, in which no process may run out of memory alone.
+    With several processes, the last pass is at most half of the largest, rounded up. Its backward includes
+    the all-reduce, and there no process may run out of memory alone.
     """
     sizes = [micro_batch] * (images // micro_batch)
     if images % micro_batch:
         sizes.append(images % micro_batch)
     if distributed and len(sizes) == 1 and images > 1:
-        tail = max(1, images // 3)
-        return [images - tail, tail]
+        last = max(1, images // 3)
+        return [images - last, last]
     half = (sizes[0] + 1) // 2
     if distributed and sizes[-1] > half:
         sizes[-1:] = [half, sizes[-1] - half]
@@ -78,13 +80,13 @@ def compute_gradients(
     inputs: StepInputs,
     sizes: list[int],
     loss: LossConfig,
-    shared_pass: Callable[[], AbstractContextManager] = nullcontext,
+    shared_pass: SharedPass = nullcontext,
 ) -> dict[str, torch.Tensor]:
-    """Add this step's gradients to every trained parameter's .grad; returns sums over images, on the device.
+    """Add this step's gradients to .grad of all trained parameters; return sums over images, on the device.
 
-    `shared_pass` is entered around each pass whose backward sums over processes, one for each network
-    trained. The discriminator's block runs before any weight changes: it sees the same detached
-    reconstructions either way, and a step that ran out of memory can be taken again from the start.
+    `shared_pass` is entered around each pass whose backward includes the all-reduce: one pass per trained
+    network. The discriminator's gradients are computed before any weight changes. It gets the same detached
+    reconstructions in either order, and this way a step that ran out of memory can restart.
     """
     sums, recons = autoencoder_gradients(networks, inputs, sizes, loss, shared_pass)
     if inputs.adversarial_factor is not None:
@@ -93,9 +95,9 @@ def compute_gradients(
 
 
 def autoencoder_gradients(
-    networks: Networks, inputs: StepInputs, sizes: list[int], loss: LossConfig, shared_pass: Callable
+    networks: Networks, inputs: StepInputs, sizes: list[int], loss: LossConfig, shared_pass: SharedPass
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """The autoencoder's block: gradients of all its losses; returns sums and detached reconstructions."""
+    """Gradients of all losses of the autoencoder; returns sums and detached reconstructions."""
     sums: dict[str, torch.Tensor] = {}
     recons = []
     image_parts, noise_parts = inputs.images.split(sizes), inputs.noise.split(sizes)
@@ -109,7 +111,7 @@ def autoencoder_gradients(
             kl = kl_divergence(mean, logvar)  # (b,)
             kl_term = kl.sum() * (loss.kl_weight * inputs.image_share) * inputs.loss_scale
             roots, gradients = [recon], [grad_recon]
-            if kl_term.requires_grad:  # not where the encoder is frozen
+            if kl_term.requires_grad:  # false if the encoder is frozen
                 roots, gradients = [recon, kl_term], [grad_recon, torch.ones_like(kl_term)]
             torch.autograd.backward(roots, gradients)
         _accumulate(sums, terms | {"kl": kl.detach()})
@@ -119,9 +121,9 @@ def autoencoder_gradients(
 def reconstruction_gradient(
     networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs, loss: LossConfig
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Gradient, at the reconstruction, of the losses on it: their graph is gone before the decoder's runs.
+    """Gradient of the losses at the reconstruction; their graph is freed before the backward of the decoder.
 
-    `recon` (b, 3, H, W) is detached. Returns the gradient and the terms, each (b,) or () for norms.
+    `recon` (b, 3, H, W) is detached. Returns the gradient and the terms: (b,), or () for norms.
     """
     recon.requires_grad_()
     pixel = reconstruction_loss(recon, images, loss.reconstruction_loss)
@@ -137,7 +139,8 @@ def reconstruction_gradient(
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
         return grad, terms
-    logits = unwrapped(networks.discriminator)(recon)  # no parameter's gradient is asked for
+    assert networks.discriminator is not None
+    logits = unwrapped(networks.discriminator)(recon)  # without gradients of its parameters
     adversarial = generator_loss(logits)
     (adversarial_grad,) = torch.autograd.grad((adversarial * scale).sum(), recon)
     terms["adversarial"] = adversarial.detach()
@@ -151,9 +154,10 @@ def discriminator_gradients(
     inputs: StepInputs,
     recons: list[torch.Tensor],
     sizes: list[int],
-    shared_pass: Callable,
+    shared_pass: SharedPass,
 ) -> dict[str, torch.Tensor]:
-    """The discriminator's block: hinge loss of real images and detached reconstructions."""
+    """Gradients of the discriminator: hinge loss of real images and detached reconstructions."""
+    assert networks.discriminator is not None
     sums: dict[str, torch.Tensor] = {}
     for index, (part, recon) in enumerate(zip(inputs.images.split(sizes), recons, strict=True)):
         with _one_pass(networks.discriminator, index == len(sizes) - 1, shared_pass) as discriminator:
@@ -167,11 +171,11 @@ def discriminator_gradients(
 
 
 @contextmanager
-def _one_pass(module: nn.Module, last: bool, shared_pass: Callable) -> Iterator[nn.Module]:
-    """The module to run: only the last pass, inside the wrapper, sums all gradients over the processes.
+def _one_pass(module: nn.Module, last: bool, shared_pass: SharedPass) -> Iterator[nn.Module]:
+    """The module to run: the wrapper for the last pass, whose all-reduce includes all gradients.
 
-    The passes before go around the wrapper, which leaves their gradients here as its no_sync() would; but
-    its forward would wait for the other processes, who may have fewer passes to make.
+    Earlier passes run the unwrapped network, so their gradients stay on this process, as with no_sync().
+    Under no_sync() the forward of the wrapper would still wait for processes that may have fewer passes.
     """
     if last:
         with shared_pass():
@@ -187,7 +191,7 @@ def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -
 
 @dataclass
 class UpdateState:
-    """What updates carry from step to step, as tensors on the device so that no step waits for the host."""
+    """State of the update between steps, as tensors on the device so that no step waits for the host."""
 
     loss_scale: torch.Tensor  # () fp32
     finite_steps: torch.Tensor  # () steps since the scale last changed
@@ -204,26 +208,28 @@ class UpdateState:
 def apply_update(
     optimizers: list[torch.optim.Optimizer], state: UpdateState, optim: OptimConfig, fp16: bool, empty: bool
 ) -> list[torch.Tensor]:
-    """Clip, step and clear the gradients; returns each optimizer's gradient norm before clipping, ().
+    """Clip, step and clear the gradients; return the gradient norm of each optimizer before clipping, ().
 
-    A step with a non-finite gradient on any process, or with no image at all (`empty`), changes no weight
-    of any network: the fused optimizers read `found_inf` on the device. Then the fp16 loss scale follows.
+    If a gradient is not finite on any process, or the step has no image (`empty`), no weight of any network
+    changes: the fused optimizers read `found_inf` on the device. Then the fp16 loss scale is adjusted.
     """
     norms = [_clip(optimizer, state.loss_scale, optim.gradient_clip, fp16) for optimizer in optimizers]
     skipped = torch.stack([~torch.isfinite(norm) for norm in norms]).any().float()
     if empty:
         skipped = torch.ones_like(skipped)
     for optimizer in optimizers:
-        optimizer.found_inf = skipped
+        optimizer.found_inf = skipped  # type: ignore[attr-defined]  # fused optimizers read it, as GradScaler's
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if not empty:
-        _follow(state, skipped, fp16)
+        _adjust_loss_scale(state, skipped, fp16)
     return norms
 
 
-def _clip(optimizer: torch.optim.Optimizer, loss_scale: torch.Tensor, limit: float, fp16: bool):
-    """Take the loss scale out of the gradients and shorten them to `limit`; returns their norm before."""
+def _clip(
+    optimizer: torch.optim.Optimizer, loss_scale: torch.Tensor, limit: float, fp16: bool
+) -> torch.Tensor:
+    """Divide the gradients by the loss scale and clip them to `limit`; return their norm before clipping."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if fp16:
         torch._foreach_div_(grads, loss_scale)
@@ -233,7 +239,7 @@ def _clip(optimizer: torch.optim.Optimizer, loss_scale: torch.Tensor, limit: flo
     return norm
 
 
-def _follow(state: UpdateState, skipped: torch.Tensor, fp16: bool) -> None:
+def _adjust_loss_scale(state: UpdateState, skipped: torch.Tensor, fp16: bool) -> None:
     state.nonfinite_total += skipped
     state.nonfinite_streak = (state.nonfinite_streak + skipped) * skipped
     if fp16:

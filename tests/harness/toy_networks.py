@@ -1,4 +1,4 @@
-"""Networks and inputs of one step that take milliseconds, for tests of the step and of what it promises."""
+"""Networks and inputs of one step that takes milliseconds, and the plain formulas of its losses."""
 
 from functools import cache
 
@@ -24,7 +24,7 @@ def toy_networks(
     channels_last: bool = False,
     model: ModelConfig = MODEL,
 ) -> Networks:
-    """The same seeded networks on every call; fp64 ones are fp64 throughout, others keep fp32 weights."""
+    """The same seeded networks at each call; their weights are fp64 if `dtype` is, otherwise fp32."""
     torch.manual_seed(0)
     weights_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     return Networks(
@@ -38,14 +38,19 @@ def toy_networks(
 
 @cache
 def random_lpips(dtype: torch.dtype) -> PerceptualLoss:
-    """LPIPS with its random trunk; frozen, so all tests may share it."""
+    """LPIPS with its random trunk; all tests share it, because it is frozen."""
     return build_perceptual("random", None, dtype, "cpu")
 
 
 def toy_inputs(
-    batch: int = 4, size: int = 16, *, factor: float | None = 0.3, loss_scale: float = 1.0, model=MODEL
+    batch: int = 4,
+    size: int = 16,
+    *,
+    factor: float | None = 0.3,
+    loss_scale: float = 1.0,
+    model: ModelConfig = MODEL,
 ) -> StepInputs:
-    """Seeded images and noise of one step; `factor` weighs the adversarial term, None: not begun."""
+    """Seeded images and noise of one step; `factor` weights the adversarial term; None: not started."""
     generator = torch.Generator().manual_seed(1)
     latent = size // 2 ** (len(model.channels) - 1)
     return StepInputs(
@@ -58,12 +63,44 @@ def toy_inputs(
 
 
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of all gradients by parameter name; a parameter without one is left out."""
+    """Copies of all gradients by parameter name, without parameters that have none."""
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
 def relative_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Norm of the difference of all tensors together over the norm of `expected`."""
+    """Norm of the difference of all tensors together, divided by the norm of `expected`."""
     assert found.keys() == expected.keys()
     difference = torch.stack([(found[n].double() - expected[n].double()).norm() for n in expected]).norm()
     return float(difference / torch.stack([value.double().norm() for value in expected.values()]).norm())
+
+
+def plain_losses(
+    networks: Networks, inputs: StepInputs, loss: LossConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses of the autoencoder and the discriminator, from plain formulas in one graph."""
+    model, trunk = networks.autoencoder, networks.perceptual
+    images = (inputs.images.float() / 127.5 - 1).double()  # the step converts images to fp32 first
+    mean, logvar = model.encoder(images).chunk(2, dim=1)
+    latents = mean + (logvar / 2).exp() * inputs.noise
+    recon = model.decoder(latents)
+    pixel = (recon - images).abs().mean()
+
+    lpips = 0
+    a, b = ((x - trunk.shift) / trunk.scale for x in (recon, images))
+    for index, layers in enumerate(trunk.slices):
+        a, b = layers(a), layers(b)
+        unit_a, unit_b = (x / (x.square().sum(1, keepdim=True) + 1e-10).sqrt() for x in (a, b))
+        weight = getattr(trunk, f"linear{index}")[:, None, None]
+        lpips = lpips + ((unit_a - unit_b) ** 2 * weight).sum(1).mean()
+
+    kl = (0.5 * (mean**2 + logvar.exp() - 1 - logvar)).sum(dim=(1, 2, 3)).mean()
+    adversarial = -networks.discriminator(recon).mean()
+    total = (
+        loss.reconstruction_weight * pixel
+        + loss.perceptual_weight * lpips
+        + loss.kl_weight * kl
+        + inputs.adversarial_factor * adversarial
+    )
+    real, fake = networks.discriminator(images), networks.discriminator(recon.detach())
+    hinge = ((1 - real).clamp(min=0).mean() + (1 + fake).clamp(min=0).mean()) / 2
+    return total, hinge

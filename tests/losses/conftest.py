@@ -1,4 +1,4 @@
-"""Trunks with random weights, in files like torchvision's: the real weights are a download."""
+"""Trunks with random weights, in files like torchvision's, because the real weights need a download."""
 
 import warnings
 from pathlib import Path
@@ -10,9 +10,9 @@ import torch
 
 @pytest.fixture(scope="session")
 def packages() -> dict[str, lpips.LPIPS]:
-    """The lpips package's own LPIPS with each trunk."""
+    """LPIPS of the lpips package with each trunk."""
     with warnings.catch_warnings(), torch.random.fork_rng():
-        warnings.simplefilter("ignore")  # the package calls torchvision the old way
+        warnings.simplefilter("ignore")  # the package uses a deprecated call of torchvision
         torch.manual_seed(0)
         return {
             net: lpips.LPIPS(net=net, pnet_rand=True, verbose=False).eval()
@@ -21,8 +21,10 @@ def packages() -> dict[str, lpips.LPIPS]:
 
 
 @pytest.fixture(scope="session")
-def weights_files(packages, tmp_path_factory) -> dict[str, Path]:
-    """A classifier's weights file for each trunk, the weights those of `packages`."""
+def weights_files(
+    packages: dict[str, lpips.LPIPS], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """A weights file of a classifier for each trunk, with the weights of `packages`."""
     folder = tmp_path_factory.mktemp("trunks")
     files = {}
     for net, package in packages.items():

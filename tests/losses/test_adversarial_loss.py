@@ -1,4 +1,4 @@
-"""The adversarial terms by hand, and the weight that balances them: its formula, its start, its cuts."""
+"""Adversarial terms computed by hand, and their adaptive weight: formula, start, micro-batches."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_hinge_by_hand():
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 5), (3, 1, 4, 6)])
-def test_one_value_per_image_whatever_the_shape(shape):
+def test_one_value_per_image_for_any_shape(shape):
     generator = torch.Generator().manual_seed(0)
     real, fake = (torch.randn(shape, generator=generator) for _ in range(2))
     whole = hinge_discriminator_loss(real, fake)
@@ -43,22 +43,22 @@ def test_adaptive_weight_by_hand():
 def test_without_history_the_weight_is_zero():
     zero = torch.zeros(())
     assert adaptive_weight(zero, zero, 100.0).item() == 0.0
-    assert adaptive_weight(torch.tensor(1.0), zero, 100.0).item() == 0.0  # adversarial term not yet measured
+    assert (
+        adaptive_weight(torch.tensor(1.0), zero, 100.0).item() == 0.0
+    )  # the adversarial term has no measurement yet
 
 
-def test_balances_the_two_gradients():
+def test_adaptive_weight_balances_the_two_gradients():
     generator = torch.Generator().manual_seed(0)
-    rec, adv = (
-        torch.randn(2, 3, 8, 8, generator=generator),
-        1e-3 * torch.randn(2, 3, 8, 8, generator=generator),
-    )
+    rec = torch.randn(2, 3, 8, 8, generator=generator)
+    adv = 1e-3 * torch.randn(2, 3, 8, 8, generator=generator)
     weight = adaptive_weight(squared_norm(rec), squared_norm(adv), 1e9)
     assert torch.allclose((weight * adv).norm(), rec.norm())
 
 
-def test_running_ratio_is_right_from_the_first_step_and_free_of_a_common_scale():
+def test_running_ratio_is_correct_from_the_first_step_and_ignores_a_common_scale():
     running = torch.zeros(2)
-    for scale in (1.0, 2.0**16, 2.0**15):  # a loss scale multiplies both norms alike
+    for scale in (1.0, 2.0**16, 2.0**15):  # a loss scale multiplies both norms
         running = update_running(running, torch.tensor([0.09, 0.01]) * scale)
         assert math.isclose(adaptive_weight(*running, 100.0).item(), 3.0, rel_tol=1e-6)
 
@@ -69,7 +69,7 @@ def test_running_value_by_hand():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_non_finite_step_changes_nothing(bad):
+def test_non_finite_step_changes_nothing(bad):
     running = torch.tensor([1.0, 2.0])
     assert torch.equal(update_running(running, torch.tensor([5.0, bad])), running)
 
@@ -87,8 +87,8 @@ def test_ramp():
     assert ramp(torch.tensor([9, 10, 20]), 10, 4).tolist() == [0, 0.25, 1]
 
 
-def test_nothing_asks_for_a_value():
-    """On the meta device a value cannot be read: whatever runs there waits for no GPU."""
+def test_nothing_copies_a_value_to_the_host():
+    """Meta tensors have no values, so code that runs on them never waits for a GPU."""
     norms = torch.zeros(2, device="meta")
     weight = adaptive_weight(*update_running(norms, norms), 100.0)
     logits = torch.zeros(2, 1, 4, 4, device="meta")

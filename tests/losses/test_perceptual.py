@@ -1,11 +1,12 @@
-"""LPIPS: the package's value, a gradient where it belongs, nothing shared between images, little kept."""
+"""LPIPS: values of the package, gradients only for the reconstruction, independent images, little memory."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from vae.config.errors import UserError
@@ -22,14 +23,14 @@ def image_pair(batch: int = 3, height: int = 48, width: int = 35) -> tuple[Tenso
     return recon, images
 
 
-def gradient(loss, recon: Tensor, images: Tensor) -> Tensor:
+def gradient(loss: nn.Module, recon: Tensor, images: Tensor) -> Tensor:
     leaf = recon.clone().requires_grad_()
     loss(leaf, images).sum().backward()
     return leaf.grad
 
 
 @pytest.fixture(scope="module")
-def small(weights_files) -> PerceptualLoss:
+def small(weights_files: dict[str, Path]) -> PerceptualLoss:
     return build_perceptual("alex", weights_files["alex"], torch.float32, "cpu")
 
 
@@ -44,9 +45,9 @@ def test_equals_the_package(net, packages, weights_files):
     assert (gradient(ours, recon, images) - theirs).norm() < 1e-5 * theirs.norm()
 
 
-@pytest.mark.parametrize("elements", [700, 4000])  # at most a row; several rows and a last piece of fewer
+@pytest.mark.parametrize("elements", [700, 4000])  # at most one row; several rows and a smaller last piece
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_equals_the_package_where_features_are_cut_into_pieces(
+def test_equals_the_package_when_features_are_split_into_pieces(
     packages, small, monkeypatch, elements, layout
 ):
     recon, images = (each.contiguous(memory_format=layout) for each in image_pair(2, 64, 64))
@@ -56,16 +57,16 @@ def test_equals_the_package_where_features_are_cut_into_pieces(
     assert (gradient(small, recon, images) - whole).norm() < 1e-5 * whole.norm()
 
 
-def test_gives_gradient_to_the_reconstruction_alone(small):
+def test_only_the_reconstruction_gets_a_gradient(small):
     recon, images = (each.requires_grad_() for each in image_pair())
     small.train()(recon, images).sum().backward()
     assert (recon.grad.flatten(1).norm(dim=1) > 0).all()
     assert images.grad is None
     assert not any(weight.requires_grad for weight in small.parameters())
-    assert not list(module for module in small.modules() if isinstance(module, torch.nn.Dropout))
+    assert not list(module for module in small.modules() if isinstance(module, nn.Dropout))
 
 
-def test_equal_images_and_dead_features_have_a_finite_gradient(small):
+def test_equal_images_and_zero_features_have_finite_gradients(small):
     _, images = image_pair()
     assert small(images, images).tolist() == [0.0, 0.0, 0.0]
     assert torch.equal(gradient(small, images, images), torch.zeros_like(images))
@@ -73,11 +74,11 @@ def test_equal_images_and_dead_features_have_a_finite_gradient(small):
     features = torch.zeros(1, 4, 2, 2, requires_grad=True)
     distance = FeatureDistance.apply(features, torch.ones(1, 4, 2, 2), torch.ones(4))
     distance.sum().backward()
-    assert torch.allclose(distance, torch.ones(1))  # a unit vector from nothing
+    assert torch.allclose(distance, torch.ones(1))  # distance of a unit vector from zero
     assert torch.isfinite(features.grad).all()
 
 
-def test_distance_has_the_gradient_of_its_value():
+def test_gradient_of_the_distance_is_correct():
     generator = torch.Generator().manual_seed(0)
     features, target = (torch.randn(2, 5, 3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     linear = torch.rand(5, generator=generator, dtype=torch.float64)
@@ -86,11 +87,11 @@ def test_distance_has_the_gradient_of_its_value():
 
 @pytest.mark.parametrize(("window", "ceil_mode"), [(2, False), (3, False), (3, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pooling_equals_stock_with_ties(window, ceil_mode, dtype):
-    stock = torch.nn.MaxPool2d(window, 2, ceil_mode=ceil_mode)
+def test_pooling_equals_pytorch_with_ties(window, ceil_mode, dtype):
+    reference = nn.MaxPool2d(window, 2, ceil_mode=ceil_mode)
     images = torch.randint(0, 3, (2, 4, 9, 10), generator=torch.Generator().manual_seed(0)).to(dtype)
     found, expected = (images.clone().requires_grad_() for _ in range(2))
-    ours, theirs = LeanMaxPool(stock)(found), stock(expected)
+    ours, theirs = LeanMaxPool(reference)(found), reference(expected)
     assert torch.equal(ours, theirs)
     upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     ours.backward(upstream)
@@ -98,7 +99,7 @@ def test_pooling_equals_stock_with_ties(window, ceil_mode, dtype):
     assert torch.equal(found.grad, expected.grad)
 
 
-def test_images_do_not_touch_each_other(weights_files):
+def test_images_do_not_affect_each_other(weights_files):
     loss = build_perceptual("squeeze", weights_files["squeeze"], torch.float64, "cpu")
     recon, images = (each.double() for each in image_pair())
     whole, whole_gradient = loss(recon, images), gradient(loss, recon, images)
@@ -111,7 +112,7 @@ def test_images_do_not_touch_each_other(weights_files):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
 def test_half_precision_is_close(small, weights_files, dtype, tolerance):
-    """8 and 11 bits of each feature (2^-8, 2^-11) through a few layers; the sum itself is fp32."""
+    """Features have 8 or 11 bits (2^-8, 2^-11) in a few layers; the sum is fp32."""
     half = build_perceptual("alex", weights_files["alex"], dtype, "cpu")
     recon, images = image_pair()
     recon = recon.to(dtype)
@@ -120,10 +121,10 @@ def test_half_precision_is_close(small, weights_files, dtype, tolerance):
     assert (found / expected - 1).abs().max() < tolerance
     slope, exact = gradient(half, recon, images), gradient(small, recon.float(), images)
     assert slope.dtype == dtype
-    assert torch.nn.functional.cosine_similarity(slope.float().flatten(), exact.flatten(), dim=0) > 0.99
+    assert nn.functional.cosine_similarity(slope.float().flatten(), exact.flatten(), dim=0) > 0.99
 
 
-def test_channels_last_changes_nothing(small, weights_files):
+def test_channels_last_does_not_change_the_result(small, weights_files):
     loss = build_perceptual("alex", weights_files["alex"], torch.float32, "cpu")
     loss = loss.to(memory_format=torch.channels_last)
     recon, images = image_pair()
@@ -145,27 +146,27 @@ def test_runs_on_the_meta_device_without_any_file(net, monkeypatch, tmp_path):
     assert recon.grad.shape == recon.shape
 
 
-def test_keeps_little_for_its_backward():
-    """850 bytes per pixel in bf16, computed; the package keeps 1,351 in the same dtype."""
+def test_saves_few_bytes_for_backward():
+    """850 bytes per pixel in bf16, computed; the package saves 1,351 in the same dtype."""
     loss = build_perceptual("vgg", None, torch.bfloat16, "meta")
     side = 256
     recon = torch.empty(1, 3, side, side, device="meta", dtype=torch.bfloat16, requires_grad=True)
     weights = {value.untyped_storage()._cdata for value in loss.state_dict().values()}
-    kept = {}
+    saved = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
-            kept[storage._cdata] = storage.nbytes()
+            saved[storage._cdata] = storage.nbytes()
         return tensor
 
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    with saved_tensors_hooks(record, lambda tensor: tensor):
         distance = loss(recon, torch.empty(1, 3, side, side, device="meta"))
     assert distance.requires_grad
-    assert sum(kept.values()) / side**2 <= 850
+    assert sum(saved.values()) / side**2 <= 850
 
 
-def test_random_trunk_is_the_same_anywhere_and_leaves_the_generator_alone():
+def test_random_trunk_is_always_the_same_and_does_not_change_the_random_state():
     torch.manual_seed(7)
     before = torch.get_rng_state()
     one = build_perceptual("random", None, torch.float32, "cpu")
@@ -179,12 +180,12 @@ def test_random_trunk_is_the_same_anywhere_and_leaves_the_generator_alone():
 
 
 @pytest.mark.parametrize(("net", "smallest"), [("vgg", 16), ("alex", 31), ("squeeze", 17)])
-def test_smallest_side_is_the_true_one(net, smallest):
+def test_smallest_side_is_the_smallest_that_works(net, smallest):
     loss = build_perceptual(net, None, torch.float32, "meta")
     fits = torch.empty(1, 3, smallest, 64, device="meta")
     assert loss(fits, fits).shape == (1,)
     small = fits[:, :, 1:]
-    with pytest.raises(UserError, match=f"{smallest} px a side"):
+    with pytest.raises(UserError, match=rf"\b{smallest} px .*--image_size"):
         loss(small, small)
     loss.smallest_side = 0
     with pytest.raises(RuntimeError):
@@ -192,9 +193,10 @@ def test_smallest_side_is_the_true_one(net, smallest):
 
 
 @pytest.mark.slow
-def test_importing_it_imports_no_code_of_the_package():
+def test_product_imports_neither_lpips_nor_the_type_checkers():
     code = (
         "import sys, torch; from vae.losses.perceptual import build_perceptual; "
-        "build_perceptual('random', None, torch.float32, 'cpu'); sys.exit('lpips' in sys.modules)"
+        "build_perceptual('random', None, torch.float32, 'cpu')(*torch.zeros(2, 1, 3, 16, 16)); "
+        "sys.exit(bool({'lpips', 'jaxtyping', 'beartype'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

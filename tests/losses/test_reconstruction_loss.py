@@ -1,7 +1,8 @@
-"""The per-pixel term: values by hand, precision, one value per image."""
+"""The per-pixel term: values computed by hand, precision, independent images."""
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 
 from vae.losses.reconstruction import reconstruction_loss
 
@@ -26,10 +27,15 @@ def test_half_precision_is_averaged_in_fp32(dtype):
 
 
 @pytest.mark.parametrize("kind", ["l1", "mse"])
-def test_images_do_not_touch_each_other(kind):
+def test_images_do_not_affect_each_other(kind):
     generator = torch.Generator().manual_seed(0)
     recon, images = (torch.randn(3, 3, 9, 7, generator=generator, dtype=torch.float64) for _ in range(2))
     whole = reconstruction_loss(recon, images, kind)
     singles = torch.cat([reconstruction_loss(recon[i : i + 1], images[i : i + 1], kind) for i in range(3)])
     assert whole.dtype == torch.float64
     assert torch.allclose(whole, singles, rtol=1e-14)
+
+
+def test_tests_check_shape_annotations():
+    with pytest.raises(TypeCheckError, match="images"):
+        reconstruction_loss(torch.zeros(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), "l1")

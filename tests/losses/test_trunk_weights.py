@@ -1,4 +1,4 @@
-"""Where the weights of LPIPS come from, and the one clear error if they do not: real files, real servers."""
+"""The weights of LPIPS: their sources, and one clear error for each failure; with real files and servers."""
 
 import functools
 import hashlib
@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,19 @@ ALTERNATIVES = ("--perceptual_weights FILE", "--perceptual_net", "--perceptual_w
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache of PyTorch's; downloads go nowhere unless a test serves them."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of PyTorch; downloads fail unless a test serves them."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setattr(urllib.request, "_opener", None)  # urllib reads the proxies once
+    monkeypatch.setattr(urllib.request, "_opener", None)  # urllib reads the proxies only once
     for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens at the discard port: refused at once
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # refused immediately: no server on the discard port
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     return tmp_path / "torch" / "hub" / "checkpoints"
 
 
 @pytest.fixture
-def server(tmp_path):
-    """A web server on this machine: (its folder, its address)."""
+def server(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """The folder and the address of a local web server."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -49,12 +50,12 @@ def server(tmp_path):
     serving.server_close()
 
 
-def named_by_its_hash(content: bytes) -> str:
+def name_with_hash(content: bytes) -> str:
     return f"tiny-{hashlib.sha256(content).hexdigest()[:8]}.pth"
 
 
 @pytest.mark.parametrize("net", ["vgg", "alex", "squeeze"])
-def test_no_network_is_one_clear_message_at_once(net, cache):
+def test_no_network_is_one_clear_error_without_delay(net, cache):
     started = time.monotonic()
     with pytest.raises(UserError) as caught:
         build_perceptual(net, None, torch.float32, "cpu")
@@ -65,17 +66,17 @@ def test_no_network_is_one_clear_message_at_once(net, cache):
     for part in (net, *ALTERNATIVES):
         assert part in message
     assert message.index("--perceptual_weight 0") < message.index("--perceptual_weights FILE")
-    assert message.endswith(f"or fetch them: curl -L --create-dirs -o {cache / name} {URLS[net]}")
+    assert message.endswith(f": curl -L --create-dirs -o {cache / name} {URLS[net]}")
     assert "urlopen" not in message
     assert "Errno" not in message
-    assert not list(cache.iterdir())  # nothing half made
+    assert not list(cache.iterdir())  # no incomplete file
 
 
-def test_a_silent_server_does_not_hold_the_start_for_minutes(cache, monkeypatch):
-    """A socket that accepts and never answers."""
+def test_server_that_never_answers_does_not_delay_the_start_by_minutes(cache, monkeypatch):
+    """The socket accepts and never answers."""
     monkeypatch.setattr(trunk_weights, "TIMEOUT_SECONDS", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/alexnet-owt-7be5be79.pth"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/alexnet-owt-7be5be79.pth"
         monkeypatch.setitem(trunk_weights.URLS, "alex", url)
         started = time.monotonic()
         with pytest.raises(UserError, match="timed out"):
@@ -83,10 +84,10 @@ def test_a_silent_server_does_not_hold_the_start_for_minutes(cache, monkeypatch)
     assert time.monotonic() - started < 5
 
 
-def test_download_lands_in_the_cache_and_is_not_repeated(cache, server, monkeypatch):
+def test_download_goes_to_the_cache_and_is_not_repeated(cache, server, monkeypatch):
     folder, address = server
     content = b"weights" * 1000
-    name = named_by_its_hash(content)
+    name = name_with_hash(content)
     (folder / name).write_bytes(content)
     monkeypatch.setitem(trunk_weights.URLS, "alex", f"{address}/{name}")
     assert find_trunk_weights("alex", None) == cache / name
@@ -95,7 +96,7 @@ def test_download_lands_in_the_cache_and_is_not_repeated(cache, server, monkeypa
     assert [path.name for path in cache.iterdir()] == [name]
 
 
-def test_a_download_damaged_on_the_way_leaves_nothing(tmp_path, cache, server):
+def test_damaged_download_leaves_no_file(tmp_path, cache, server):
     folder, address = server
     (folder / "tiny-00000000.pth").write_bytes(b"something else")
     with pytest.raises(OSError, match="SHA-256"):
@@ -105,7 +106,7 @@ def test_a_download_damaged_on_the_way_leaves_nothing(tmp_path, cache, server):
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_damaged_file_in_the_cache_is_named(cache):
+def test_error_names_a_damaged_file_in_the_cache(cache):
     cache.mkdir(parents=True)
     path = cache / URLS["squeeze"].rsplit("/", 1)[-1]
     path.write_bytes(b"half a download")
@@ -114,14 +115,14 @@ def test_a_damaged_file_in_the_cache_is_named(cache):
     assert str(path) in str(caught.value)
 
 
-def test_hashes_are_only_asked_of_names_that_state_one(tmp_path):
+def test_only_files_with_a_hash_in_their_name_are_verified(tmp_path):
     content = b"1234"
-    for name, expected in [(named_by_its_hash(content), True), ("a-00000000.pth", False), ("mine.pth", True)]:
+    for name, expected in [(name_with_hash(content), True), ("a-00000000.pth", False), ("mine.pth", True)]:
         (tmp_path / name).write_bytes(content)
         assert matches_name(tmp_path / name, name) is expected
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"--perceptual_weights .*absent\.pth is not a file"):
         find_trunk_weights("vgg", tmp_path / "absent.pth")
     with pytest.raises(UserError, match="is not a file"):
@@ -130,7 +131,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize("damage", ["empty", "text", "half", "altered head"])
-def test_an_unreadable_file_is_one_clear_message(damage, suffix, weights_files, tmp_path):
+def test_unreadable_file_is_one_clear_error(damage, suffix, weights_files, tmp_path):
     whole = as_file(weights_files["squeeze"], tmp_path / f"whole{suffix}").read_bytes()
     content = {
         "empty": b"",
@@ -147,7 +148,7 @@ def test_an_unreadable_file_is_one_clear_message(damage, suffix, weights_files, 
     assert all(part in message for part in (str(path), *ALTERNATIVES))
 
 
-def test_another_network_or_other_contents_are_one_clear_message(weights_files, tmp_path):
+def test_weights_of_another_network_or_other_contents_are_an_error(weights_files, tmp_path):
     with pytest.raises(UserError, match="another network than vgg16"):
         build_perceptual("vgg", weights_files["alex"], torch.float32, "cpu")
     for number, content in enumerate(({"x": torch.zeros(1)}, [1, 2], {1: 2})):
@@ -157,7 +158,7 @@ def test_another_network_or_other_contents_are_one_clear_message(weights_files, 
             build_perceptual("vgg", path, torch.float32, "cpu")
 
 
-def test_code_in_a_file_is_not_run(tmp_path):
+def test_code_in_a_file_is_not_executed(tmp_path):
     class Evil:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "ran",))
@@ -180,7 +181,7 @@ def test_safetensors_and_half_precision_files_are_read(weights_files, tmp_path):
 
 
 def as_file(source: Path, target: Path) -> Path:
-    """The weights of `source` in the format that the name of `target` says."""
+    """Write the weights of `source` to `target`, in the format of its file extension."""
     weights = torch.load(source, weights_only=True)
     torch.save(weights, target.parent / "copy.pth")
     if target.suffix == ".safetensors":

@@ -1,22 +1,23 @@
-"""The autoencoder is diffusers' AutoencoderKL in names and numbers, at any aspect ratio."""
+"""The autoencoder has the names and the numbers of diffusers' AutoencoderKL, at any aspect ratio."""
 
 import pytest
 import torch
 from diffusers import AutoencoderKL as DiffusersVAE
+from jaxtyping import TypeCheckError
 
 from vae.config.errors import UserError
 from vae.config.options import ModelConfig
 from vae.interop.diffusers_folder import diffusers_config
 from vae.model.autoencoder import LOGVAR_RANGE, AutoencoderKL, Posterior
 
-# The published models at a quarter of their widths: quant convolutions as in SD 1.x, none as in FLUX.
+# The published models at a quarter of their widths; SD 1.x has quant convolutions, FLUX has none.
 SD1_LIKE = ModelConfig(channels=(32, 64, 128, 128), z_channels=4, use_quant_conv=True)
 FLUX_LIKE = ModelConfig(channels=(32, 64, 128, 128), z_channels=16, use_quant_conv=False)
 OTHER = ModelConfig(channels=(24, 48, 40), layers_per_block=1, z_channels=3, norm_groups=8)
 CONFIGS = {"SD 1": SD1_LIKE, "FLUX": FLUX_LIKE, "other": OTHER}
 
 
-def theirs(config: ModelConfig) -> DiffusersVAE:
+def diffusers_model(config: ModelConfig) -> DiffusersVAE:
     torch.manual_seed(0)
     plain = diffusers_config(config, sample_size=64, scaling_factor=1.0, shift_factor=0.0)
     plain = {name: value for name, value in plain.items() if not name.startswith("_")}
@@ -24,46 +25,46 @@ def theirs(config: ModelConfig) -> DiffusersVAE:
 
 
 @pytest.fixture(params=CONFIGS, scope="module")
-def pair(request) -> tuple[AutoencoderKL, DiffusersVAE]:
+def pair(request: pytest.FixtureRequest) -> tuple[AutoencoderKL, DiffusersVAE]:
     """Our model and diffusers' with the same weights."""
-    reference = theirs(CONFIGS[request.param])
+    reference = diffusers_model(CONFIGS[request.param])
     model = AutoencoderKL(CONFIGS[request.param])
-    model.load_state_dict(reference.state_dict())  # strict: names and shapes are the same
+    model.load_state_dict(reference.state_dict())  # strict: all names and shapes must match
     return model, reference
 
 
-def test_parameter_names_and_shapes_are_diffusers(pair):
+def test_parameter_names_and_shapes_match_diffusers(pair):
     model, reference = pair
     assert {n: p.shape for n, p in model.state_dict().items()} == {
         n: p.shape for n, p in reference.state_dict().items()
     }
 
 
-def assert_near(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
-    """Differences below `share` of the range of values."""
+def assert_near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    """All differences are below `tolerance` times the range of values."""
     assert found.shape == expected.shape
-    assert (found - expected).abs().max() < share * (expected.max() - expected.min())
+    assert (found - expected).abs().max() < tolerance * (expected.max() - expected.min())
 
 
-# fp32: sums in another order over up to 9 x 128 products a layer; fp64: the formulas are the same
+# fp32: sums of up to 9 x 128 products per layer in another order; fp64: the formulas are the same
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
 @pytest.mark.parametrize(("height", "width"), [(64, 32), (24, 72)])
-def test_outputs_are_diffusers(pair, height, width, dtype, share):
+def test_outputs_match_diffusers(pair, height, width, dtype, tolerance):
     model, reference = (network.to(dtype) for network in pair)
     images = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(1), dtype=dtype) * 2 - 1
     with torch.no_grad():
         expected, found = reference.encode(images).latent_dist, model.encode(images)
-        assert_near(found.mean, expected.mean, share)
-        assert_near(found.logvar, expected.logvar, share)
-        assert_near(model.decode(expected.mean), reference.decode(expected.mean).sample, share)
+        assert_near(found.mean, expected.mean, tolerance)
+        assert_near(found.logvar, expected.logvar, tolerance)
+        assert_near(model.decode(expected.mean), reference.decode(expected.mean).sample, tolerance)
         recon, mean, logvar = model(images)
-        assert_near(recon, reference(images).sample, share)
+        assert_near(recon, reference(images).sample, tolerance)
         assert torch.equal(mean, found.mean)
         assert torch.equal(logvar, found.logvar)
 
 
-def test_gradients_are_diffusers(pair):
+def test_gradients_match_diffusers(pair):
     model, reference = (network.double() for network in pair)
     images = torch.rand(1, 3, 32, 48, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2 - 1
     noise = torch.randn(
@@ -76,10 +77,11 @@ def test_gradients_are_diffusers(pair):
     (
         (expected - images).square().mean() + posterior.logvar.mean() + posterior.mean.square().mean()
     ).backward()
-    for (name, mine), (_, plain) in zip(
-        sorted(model.named_parameters()), sorted(reference.named_parameters()), strict=True
-    ):
-        torch.testing.assert_close(mine.grad, plain.grad, rtol=1e-8, atol=1e-10, msg=name)
+    expected_parameters = dict(reference.named_parameters())
+    for name, parameter in model.named_parameters():
+        expected_grad = expected_parameters.pop(name).grad
+        torch.testing.assert_close(parameter.grad, expected_grad, rtol=1e-8, atol=1e-10, msg=name)
+    assert not expected_parameters
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 120), (104, 16), (56, 24)])
@@ -94,7 +96,7 @@ def test_any_aspect_ratio(height, width):
 
 
 @pytest.mark.parametrize("levels", [1, 2, 3, 5])
-def test_a_level_more_halves_the_latent_once_more(levels):
+def test_each_level_after_the_first_halves_the_latent(levels):
     config = ModelConfig(channels=(8,) * levels, layers_per_block=1, norm_groups=2, z_channels=2)
     model = AutoencoderKL(config)
     side = 2 ** (levels - 1)
@@ -121,8 +123,17 @@ def test_logvar_is_clamped_as_in_diffusers():
     assert LOGVAR_RANGE == (-30.0, 20.0)
 
 
+@pytest.mark.parametrize(
+    ("images", "noise"), [((2, 4, 16, 16), None), ((2, 3, 16, 16), (1, 16, 2, 2)), ((3, 16, 16), None)]
+)
+def test_tests_check_shape_annotations(images, noise):
+    model = AutoencoderKL(ModelConfig(channels=(8, 8, 8, 8), layers_per_block=1, norm_groups=4))
+    with pytest.raises(TypeCheckError, match=r"(parameters|return value) of .*AutoencoderKL\.forward"):
+        model(torch.zeros(images), None if noise is None else torch.zeros(noise))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_computes_in_the_dtype_of_the_images_over_fp32_weights(dtype):
+def test_computes_in_the_dtype_of_the_images_with_fp32_weights(dtype):
     model = AutoencoderKL(ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4))
     images = torch.rand(1, 3, 32, 32) * 2 - 1
     seen = set()
@@ -141,6 +152,6 @@ def test_computes_in_the_dtype_of_the_images_over_fp32_weights(dtype):
     assert (recon.float() - exact).abs().max() < (0.1 if dtype == torch.bfloat16 else 0.02)
 
 
-def test_widths_that_the_groups_do_not_divide_are_named():
+def test_error_names_a_width_that_is_no_multiple_of_the_groups():
     with pytest.raises(UserError, match=r"--channels width 100 .* --norm_groups 32"):
         AutoencoderKL(ModelConfig(channels=(64, 100)))

@@ -1,4 +1,4 @@
-"""The discriminator: pix2pix' PatchGAN in shape, one image's logits untouched by another's pixels."""
+"""The discriminator has the shape of pix2pix's PatchGAN, and keeps the images of a batch independent."""
 
 import pytest
 import torch
@@ -9,9 +9,9 @@ from vae.model.discriminator import Discriminator
 
 
 @pytest.mark.parametrize(("layers", "field"), [(1, 16), (2, 34), (3, 70)])
-def test_receptive_field_is_that_of_pix2pix(layers, field):
+def test_receptive_field_matches_pix2pix(layers, field):
     # Isola et al. 2017, appendix 6.1.2: PatchGANs of 16, 34 and 70 px for one, two and three strided layers.
-    # Norms spread every pixel everywhere, so only convolutions are followed here.
+    # Norms spread each pixel to all positions, so the test disables them.
     model = Discriminator(4, layers).double()
     for norm in model.norms:
         norm.forward = lambda h: h
@@ -38,7 +38,7 @@ def test_shape_and_dtype():
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_equals_a_plain_stack():
+def test_equals_a_plain_sequence_of_layers():
     torch.manual_seed(0)
     model = Discriminator(8, 2)
     stack = [model.convs[0], nn.LeakyReLU(0.2)]
@@ -50,14 +50,14 @@ def test_equals_a_plain_stack():
     torch.testing.assert_close(model(images), nn.Sequential(*stack, model.conv_out)(images))
 
 
-def test_first_weights_are_pix2pix():
+def test_initial_weights_match_pix2pix():
     torch.manual_seed(0)
     weights = torch.cat([conv.weight.detach().flatten() for conv in Discriminator(32, 3).convs])
     assert float(weights.std()) == pytest.approx(0.02, rel=0.02)
     assert abs(float(weights.mean())) < 1e-3
 
 
-def test_images_do_not_touch_each_other():
+def test_images_do_not_affect_each_other():
     model = Discriminator(8, 3).double()
     images = torch.rand(3, 3, 32, 32, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(images)[1].sum(), images)
@@ -65,7 +65,7 @@ def test_images_do_not_touch_each_other():
     assert gradient[1].abs().max() > 0
 
 
-def test_learns_to_tell_noise_from_flat_images():
+def test_learns_to_distinguish_noise_from_flat_images():
     torch.manual_seed(0)
     model = Discriminator(8, 2)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)

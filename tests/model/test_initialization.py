@@ -1,4 +1,4 @@
-"""First weights: the linear codec reconstructs, every weight can learn, and a seed is a seed."""
+"""Initial weights: the linear codec reconstructs, every weight can learn, and the seed decides the result."""
 
 import copy
 import functools
@@ -16,10 +16,15 @@ from vae.model.initialization import initialize, natural_images
 SMALL = {"channels": (32, 64, 64, 64), "layers_per_block": 1, "norm_groups": 8}
 ODD = [
     {"channels": (8, 16, 16), "layers_per_block": 1, "norm_groups": 4, "z_channels": 4},
-    {"channels": (8, 16), "layers_per_block": 1, "norm_groups": 8, "z_channels": 32},  # groups of one
+    {"channels": (8, 16), "layers_per_block": 1, "norm_groups": 8, "z_channels": 32},  # one channel per group
     {"channels": (32, 64, 64, 64), "layers_per_block": 1, "norm_groups": 32, "z_channels": 32},
     {"channels": (24, 24, 24), "layers_per_block": 3, "norm_groups": 2, "use_quant_conv": True},
-    {"channels": (32, 16, 8, 16), "layers_per_block": 1, "norm_groups": 4, "z_channels": 8},  # narrowing
+    {
+        "channels": (32, 16, 8, 16),
+        "layers_per_block": 1,
+        "norm_groups": 4,
+        "z_channels": 8,
+    },  # widths decrease
     {"channels": (8, 16, 16, 16, 16, 16), "layers_per_block": 1, "norm_groups": 2, "z_channels": 16},
 ]
 
@@ -36,7 +41,7 @@ def warm_model(seed: int = 0, **shape) -> AutoencoderKL:
 
 
 def unseen_images() -> torch.Tensor:
-    """Images of another spectrum than the fitted ones: edges of random discs, softly lit."""
+    """Images with another spectrum than the fitted ones: random discs with sharp edges."""
     generator = torch.Generator().manual_seed(5)
     images = torch.zeros(4, 3, 128, 128)
     grid = torch.arange(128.0)
@@ -45,8 +50,8 @@ def unseen_images() -> torch.Tensor:
             x, y, radius = torch.rand(3, generator=generator) * torch.tensor([128.0, 128.0, 30.0])
             inside = (grid[:, None] - y) ** 2 + (grid[None] - x) ** 2 < radius**2
             gray = torch.rand(1, generator=generator) * 1.6 - 0.8
-            colour = gray + 0.15 * torch.randn(3, generator=generator)
-            image[:, inside] = colour[:, None].clamp(-1, 1)
+            color = gray + 0.15 * torch.randn(3, generator=generator)
+            image[:, inside] = color[:, None].clamp(-1, 1)
     return images
 
 
@@ -55,25 +60,25 @@ def psnr(recon: torch.Tensor, images: torch.Tensor) -> float:
     return (10 * torch.log10(4 / error)).mean().item()
 
 
-def enlarged_reduction(images: torch.Tensor, factor: int) -> torch.Tensor:
+def bicubic_baseline(images: torch.Tensor, factor: int) -> torch.Tensor:
     small = F.interpolate(images, scale_factor=1 / factor, mode="area")
     return F.interpolate(small, scale_factor=factor, mode="bicubic")
 
 
 @pytest.mark.slow
-def test_untrained_codec_beats_reducing_and_enlarging():
+def test_untrained_codec_beats_the_bicubic_baseline():
     natural = natural_images(26, 128)[24:]  # the fits see the first 24
     model = warm_model(**SMALL)
     with torch.no_grad():
         for images in (natural, unseen_images()):
             recon, mean, _ = model(images)
-            assert psnr(recon, images) > psnr(enlarged_reduction(images, 8), images) + 0.7
+            assert psnr(recon, images) > psnr(bicubic_baseline(images, 8), images) + 0.7
         assert 0.7 < mean.std() < 1.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [SMALL, {**SMALL, "use_quant_conv": True}])
-def test_bf16_costs_less_than_half_a_decibel(shape):
+def test_bf16_loses_less_than_half_a_decibel(shape):
     images = unseen_images()
     model = warm_model(**shape)
     with torch.no_grad():
@@ -81,15 +86,15 @@ def test_bf16_costs_less_than_half_a_decibel(shape):
     assert abs(psnr(exact, images) - psnr(rounded, images)) < 0.5
 
 
-def test_rounding_in_an_operation_moves_the_weights_by_rounding_alone(monkeypatch):
-    """Fitted in fp32, a change of the norm's last digit moved them by a thousandth."""
-    stock = layers.group_norm_silu
+def test_a_rounding_change_in_one_operation_changes_weights_only_by_rounding(monkeypatch):
+    """With fits in fp32, a change in the last digit of the norm changed the weights by a thousandth."""
+    original = layers.group_norm_silu
 
-    def rounded_otherwise(h, *rest):
-        return stock(h, *rest) * (1 + torch.finfo(h.dtype).eps)
+    def rounded_differently(h, *rest):
+        return original(h, *rest) * (1 + torch.finfo(h.dtype).eps)
 
     expected = warm_model(**SMALL).state_dict()
-    monkeypatch.setattr(layers, "group_norm_silu", rounded_otherwise)
+    monkeypatch.setattr(layers, "group_norm_silu", rounded_differently)
     model = AutoencoderKL(ModelConfig(**SMALL))
     initialize(model, "warm", 0)
     for name, weight in model.state_dict().items():
@@ -111,7 +116,7 @@ def test_every_weight_learns(shape):
     model = warm_model(**shape)
     images = natural_images(2, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    moved = set()
+    trained = set()
     for step in range(3):
         noise = torch.randn(model.encode(images).mean.shape, generator=torch.Generator().manual_seed(step))
         recon, mean, logvar = model(images, noise)
@@ -120,13 +125,13 @@ def test_every_weight_learns(shape):
         optimizer.zero_grad()
         ((recon - images).abs().mean() + 1e-6 * kl).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        moved |= {name for name, p in model.named_parameters() if p.grad.abs().max() > 0}
+        trained |= {name for name, p in model.named_parameters() if p.grad.abs().max() > 0}
         optimizer.step()
-    assert moved == {name for name, _ in model.named_parameters()}
+    assert trained == {name for name, _ in model.named_parameters()}
 
 
 def test_no_channel_is_dead():
-    """Each output channel of each convolution gets a gradient, not only each tensor."""
+    """Each output channel of each convolution gets a gradient."""
     model = warm_model(**SMALL)
     images = natural_images(2, 64)
     (model(images)[0] - images).abs().mean().backward()
@@ -140,7 +145,7 @@ def test_no_channel_is_dead():
 
 
 @pytest.mark.slow
-def test_seed_decides_alone():
+def test_result_depends_only_on_the_seed():
     torch.manual_seed(1)
     first, state = warm_model(seed=0, **SMALL).state_dict(), torch.get_rng_state()
     model = AutoencoderKL(ModelConfig(**SMALL))
@@ -154,7 +159,7 @@ def test_seed_decides_alone():
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-def test_default_is_pytorch_own():
+def test_default_weights_are_those_of_pytorch():
     model = AutoencoderKL(ModelConfig(**SMALL))
     initialize(model, "default", 7)
     with torch.random.fork_rng():
@@ -172,7 +177,7 @@ def test_default_is_pytorch_own():
 
 
 @pytest.mark.parametrize("shape", [SMALL, *ODD])
-def test_architecture_stays(shape):
+def test_warm_start_keeps_the_architecture(shape):
     plain = AutoencoderKL(ModelConfig(**shape)).state_dict()
     warm = warm_model(**shape).state_dict()
     assert {n: (p.shape, p.dtype) for n, p in plain.items()} == {

@@ -1,5 +1,6 @@
-"""The ladder: whatever is computed again, the whole step has the gradients of the plain formulas."""
+"""At every recompute level, the whole step has the gradients of the plain formulas."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -7,25 +8,34 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tests.harness.operations import in_bands
-from tests.harness.toy_networks import ALL_LOSSES, gradients, relative_difference, toy_inputs, toy_networks
-from tests.test_step import plain_losses
-from vae.config.options import RECOMPUTE, ModelConfig
+from tests.harness.toy_networks import (
+    ALL_LOSSES,
+    gradients,
+    plain_losses,
+    relative_difference,
+    toy_inputs,
+    toy_networks,
+)
+from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import RECOMPUTE_LEVELS, set_recompute
 from vae.ops.attention import attention_reference
 from vae.ops.resample import upsample_conv_reference
-from vae.step import compute_gradients
+from vae.step import Networks, StepInputs, compute_gradients
 
 DEEP = ModelConfig(channels=(8, 8, 16), layers_per_block=2, norm_groups=4, z_channels=4)
 SIZE = 16  # px: sides of 16, 8 and 4
 RECOMPUTING = RECOMPUTE[1:]
 
+Gradients = dict[str, Tensor]
+
 
 @contextmanager
-def plain_operations():
-    """The network's layers call PyTorch's own operations, with autograd of their own."""
+def plain_operations() -> Iterator[None]:
+    """The network's layers call PyTorch's own operations, with their own autograd."""
     with pytest.MonkeyPatch.context() as patches:
         layers = "vae.model.layers."
         patches.setattr(layers + "attention", attention_reference)
@@ -35,33 +45,39 @@ def plain_operations():
         yield
 
 
-def plain_norm(h, weight, bias, groups, eps):
+def plain_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
     return F.group_norm(h, groups, weight.to(h.dtype), bias.to(h.dtype), eps)
 
 
-def networks_on(rung, **choices):
-    nets = toy_networks(model=DEEP, **choices)
-    set_recompute(nets.autoencoder, rung)
-    return nets
+def networks_at(level: str, **choices) -> Networks:
+    networks = toy_networks(model=DEEP, **choices)
+    set_recompute(networks.autoencoder, level)
+    return networks
 
 
-def rung_gradients(rung, dtype=torch.float64, inputs=None, loss=ALL_LOSSES, channels_last=False):
-    """Gradients of the autoencoder and the discriminator of one adversarial step on a rung."""
-    nets = networks_on(rung, dtype=dtype, channels_last=channels_last)
+def level_gradients(
+    level: str,
+    dtype: torch.dtype = torch.float64,
+    inputs: StepInputs | None = None,
+    loss: LossConfig = ALL_LOSSES,
+    channels_last: bool = False,
+) -> tuple[Gradients, Gradients]:
+    """Gradients of the autoencoder and the discriminator of one adversarial step at a recompute level."""
+    networks = networks_at(level, dtype=dtype, channels_last=channels_last)
     if channels_last:
-        nets.autoencoder.to(memory_format=torch.channels_last)
-    compute_gradients(nets, inputs or toy_inputs(4, SIZE, model=DEEP), [3, 1], loss)
-    return gradients(nets.autoencoder), gradients(nets.discriminator)
+        networks.autoencoder.to(memory_format=torch.channels_last)
+    compute_gradients(networks, inputs or toy_inputs(4, SIZE, model=DEEP), [3, 1], loss)
+    return gradients(networks.autoencoder), gradients(networks.discriminator)
 
 
 @pytest.fixture(scope="module")
-def exact():
-    """Those of the plain formulas as one graph, fp64."""
+def exact() -> list[Gradients]:
+    """The same gradients from the plain formulas as one graph, in fp64."""
     with plain_operations():
-        nets = networks_on("none")
-        losses = plain_losses(nets, toy_inputs(4, SIZE, model=DEEP), ALL_LOSSES)
+        networks = networks_at("none")
+        losses = plain_losses(networks, toy_inputs(4, SIZE, model=DEEP), ALL_LOSSES)
     found = []
-    for network, loss in zip((nets.autoencoder, nets.discriminator), losses, strict=True):
+    for network, loss in zip((networks.autoencoder, networks.discriminator), losses, strict=True):
         names = dict(network.named_parameters())
         found.append(dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True)))
     return found
@@ -69,69 +85,69 @@ def exact():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rung", "channels_last"),
-    [*((rung, False) for rung in RECOMPUTE), *((rung, True) for rung in ("none", "activations", "all"))],
+    ("level", "channels_last"),
+    [*((level, False) for level in RECOMPUTE), *((level, True) for level in ("none", "activations", "all"))],
 )
-def test_gradients_equal_plain_autograd_of_the_formulas(exact, rung, channels_last):
-    for found, expected in zip(rung_gradients(rung, channels_last=channels_last), exact, strict=True):
+def test_gradients_equal_plain_autograd_of_the_formulas(exact, level, channels_last):
+    for found, expected in zip(level_gradients(level, channels_last=channels_last), exact, strict=True):
         assert relative_difference(found, expected) < 1e-11  # fp64; other kernels, other order of sums
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", ["none", "activations", "all"])
+@pytest.mark.parametrize("level", ["none", "activations", "all"])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_gradients_of_images_in_bands_of_rows(exact, rung, channels_last):
+def test_gradients_in_bands_of_rows(exact, level, channels_last):
     with in_bands(300):
-        every = rung_gradients(rung, channels_last=channels_last)
-    for found, expected in zip(every, exact, strict=True):
+        both = level_gradients(level, channels_last=channels_last)
+    for found, expected in zip(both, exact, strict=True):
         assert relative_difference(found, expected) < 1e-11
 
 
-# squared errors: the gradient of an absolute one jumps where a rounding changes its sign
+# squared errors: the gradient of an absolute error jumps where rounding changes its sign
 SMOOTH = replace(ALL_LOSSES, reconstruction_loss="mse")
 
 
 @cache
-def smooth_gradients(seed):
-    return rung_gradients("none", torch.float64, seeded_inputs(seed), SMOOTH)
+def smooth_gradients(seed: int) -> tuple[Gradients, Gradients]:
+    return level_gradients("none", torch.float64, seeded_inputs(seed), SMOOTH)
 
 
-def seeded_inputs(seed):
+def seeded_inputs(seed: int) -> StepInputs:
     inputs = toy_inputs(4, SIZE, model=DEEP)
     inputs.images.random_(0, 256, generator=torch.Generator().manual_seed(seed))
     return inputs
 
 
-@pytest.mark.parametrize("rung", RECOMPUTE)
-def test_gradients_in_fp32(rung):
-    found = rung_gradients(rung, torch.float32, seeded_inputs(0), SMOOTH)
-    for one, expected in zip(found, smooth_gradients(0), strict=True):
-        assert relative_difference(one, expected) < 1e-5
+@pytest.mark.parametrize("level", RECOMPUTE)
+def test_gradients_in_fp32(level):
+    both = level_gradients(level, torch.float32, seeded_inputs(0), SMOOTH)
+    for found, expected in zip(both, smooth_gradients(0), strict=True):
+        assert relative_difference(found, expected) < 1e-5
 
 
 def test_gradients_in_fp32_in_bands_of_rows():
     with in_bands(300):
-        every = rung_gradients("all", torch.float32, seeded_inputs(0), SMOOTH, channels_last=True)
-    for found, expected in zip(every, smooth_gradients(0), strict=True):
+        both = level_gradients("all", torch.float32, seeded_inputs(0), SMOOTH, channels_last=True)
+    for found, expected in zip(both, smooth_gradients(0), strict=True):
         assert relative_difference(found, expected) < 1e-5
 
 
 @cache
-def bf16_error(rung, plain=False):
-    """Distance of bf16's gradients from fp64's, mean over three batches: one alone is luck."""
+def bf16_error(level: str, plain: bool = False) -> float:
+    """Difference of bf16 gradients from fp64, mean over three batches, because one batch varies too much."""
     errors = []
     for seed in range(3):
         with plain_operations() if plain else nullcontext():
-            found = rung_gradients(rung, torch.bfloat16, seeded_inputs(seed), SMOOTH)
-        pairs = zip(found, smooth_gradients(seed), strict=True)
+            both = level_gradients(level, torch.bfloat16, seeded_inputs(seed), SMOOTH)
+        pairs = zip(both, smooth_gradients(seed), strict=True)
         errors.append(sum(relative_difference(*pair) for pair in pairs))
     return sum(errors) / len(errors)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", ["none", "activations", "blocks", "all"])
-def test_bf16_is_no_further_from_fp64_than_plain_bf16(rung):
-    assert bf16_error(rung) <= 1.1 * bf16_error("none", plain=True)
+@pytest.mark.parametrize("level", ["none", "activations", "blocks", "all"])
+def test_bf16_is_as_close_to_fp64_as_plain_bf16(level):
+    assert bf16_error(level) <= 1.1 * bf16_error("none", plain=True)
 
 
 @pytest.mark.slow
@@ -141,63 +157,63 @@ def test_bf16_in_bands_of_rows():
     assert found <= 1.1 * bf16_error("none", plain=True)
 
 
-@pytest.mark.parametrize("rung", RECOMPUTING)
+@pytest.mark.parametrize("level", RECOMPUTING)
 @pytest.mark.parametrize("shape", [(1, 4, 4), (2, 20, 12), (1, 4, 28)])
-def test_odd_sizes_and_single_images(rung, shape):
-    # sides that leave odd latents: 20 x 12 px are 5 x 3
+def test_odd_sizes_and_single_images(level, shape):
+    # some latents have odd sides: for 20 x 12 px they are 5 x 3
     batch, height, width = shape
     generator = torch.Generator().manual_seed(3)
     images = torch.randn(batch, 3, height, width, generator=generator, dtype=torch.float64)
     results = []
-    for name in ("none", rung):
-        model = networks_on(name, perceptual=False, discriminator=False).autoencoder
+    for name in ("none", level):
+        model = networks_at(name, perceptual=False, discriminator=False).autoencoder
         recon, mean, logvar = model(images)
         (recon.square().sum() + mean.sum() + logvar.sum()).backward()
         results.append(gradients(model))
     assert relative_difference(*results[::-1]) < 1e-11
 
 
-@pytest.mark.parametrize("rung", RECOMPUTING)
-def test_without_gradients_the_result_is_the_same(rung):
+@pytest.mark.parametrize("level", RECOMPUTING)
+def test_result_without_gradients_is_the_same(level):
     images = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         results = [
-            networks_on(name, perceptual=False, discriminator=False).autoencoder(images)
-            for name in ("none", rung)
+            networks_at(name, perceptual=False, discriminator=False).autoencoder(images)
+            for name in ("none", level)
         ]
     for found, expected in zip(*results[::-1], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_frozen_encoder_takes_part_at_every_rung():
+def test_every_level_supports_a_frozen_encoder():
     results = []
-    for rung in RECOMPUTE:
-        nets = networks_on(rung)
-        nets.autoencoder.freeze_encoder()
-        compute_gradients(nets, toy_inputs(2, SIZE, model=DEEP), [2], ALL_LOSSES)
-        results.append(gradients(nets.autoencoder))
+    for level in RECOMPUTE:
+        networks = networks_at(level)
+        networks.autoencoder.freeze_encoder()
+        compute_gradients(networks, toy_inputs(2, SIZE, model=DEEP), [2], ALL_LOSSES)
+        results.append(gradients(networks.autoencoder))
     assert all(name.startswith(("decoder", "post_quant")) for name in results[0])
     for found in results[1:]:
         assert relative_difference(found, results[0]) < 1e-11
 
 
-def test_a_rung_leaves_no_trace_of_another():
+def test_a_level_replaces_all_settings_of_another():
     def settings(model):
-        names = ("recompute", "redone", "start_redone", "fused_out")
+        names = ("recompute", "checkpointed", "start_checkpointed", "recompute_out")
         return [getattr(module, name, None) for module in model.modules() for name in names]
 
     fresh = settings(AutoencoderKL(DEEP))
     seen = []
-    for rung in RECOMPUTE:
+    for level in RECOMPUTE:
         model = AutoencoderKL(DEEP)
-        set_recompute(model, rung)
+        set_recompute(model, level)
         assert settings(model) not in seen
         seen.append(settings(model))
         set_recompute(model, "none")
         assert settings(model) == fresh
 
 
-def test_every_rung_of_the_option_is_there_and_names_stay():
+def test_every_level_of_the_option_exists_and_keeps_parameter_names():
     assert tuple(RECOMPUTE_LEVELS) == RECOMPUTE
     model = AutoencoderKL(DEEP)
     names = list(model.state_dict())

@@ -1,16 +1,18 @@
 """The KL divergence of the posterior from the standard normal distribution."""
 
 import torch
-from torch import Tensor
+
+from vae.ops.library import accumulation_dtype
+from vae.shapes import Latents, PerImage
 
 
-def kl_divergence(mean: Tensor, logvar: Tensor) -> Tensor:
-    """KL(N(mean, exp(logvar)) || N(0, 1)) of each image in nats, summed over its latent: -> (B,).
+def kl_divergence(mean: Latents, logvar: Latents) -> PerImage:
+    """KL(N(mean, exp(logvar)) || N(0, 1)) of each image in nats, summed over its latent.
 
-    Kingma and Welling 2014, appendix B. At least fp32 inside.
+    Kingma and Welling 2014, appendix B. Computed in fp32 at least.
     """
-    assert mean.shape == logvar.shape, f"{tuple(mean.shape)} is not {tuple(logvar.shape)}"
-    dtype = torch.promote_types(mean.dtype, torch.float32)  # exp() overflows fp16 above logvar 11
+    assert mean.shape == logvar.shape, f"{tuple(mean.shape)} differs from {tuple(logvar.shape)}"
+    dtype = accumulation_dtype(mean)  # exp() overflows fp16 above logvar 11
     mean, logvar = mean.to(dtype), logvar.to(dtype)
-    # expm1(v) - v, because exp(v) - 1 - v loses its digits near v = 0, where unused channels stay
+    # expm1(v) - v, because exp(v) - 1 - v loses digits near v = 0, and unused channels have v near 0
     return 0.5 * (mean.square() + torch.expm1(logvar) - logvar).flatten(1).sum(1)

@@ -1,15 +1,17 @@
-"""LPIPS (Zhang et al. 2018), written for training: its value, a finite gradient, and little memory.
+"""LPIPS (Zhang et al. 2018) for training: same values as the package, finite gradients, little memory.
 
-What costs the package its memory is left out: the target's features have no graph, normalised features are
-recomputed in bounded pieces instead of kept, pooling keeps no indices, and the trunk may be bf16 or fp16.
+It needs less memory than the package: the target's features have no graph, normalized features are
+recomputed in pieces of limited size instead of saved, pooling saves no indices, and the trunk may be bf16 or
+fp16.
 
-Shapes: B images, C channels of a feature map, h x w its sides.
+Shapes: B images, C channels of a feature map, h x w its height and width.
 """
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,28 +21,29 @@ from torchvision import models
 
 from vae.config.errors import UserError
 from vae.losses.trunk_weights import find_trunk_weights, read_trunk_weights, wrong_network
-from vae.ops.layout import layout_of
+from vae.ops.library import layout_of
+from vae.shapes import Images, PerImage
 
-# The root of the eps bounds the gradient of features that are all zero; the package divides by norm + 1e-10,
-# whose gradient is NaN there. At a norm of 1 the two values differ in the 11th digit.
+# Added to the squared norm, so that the gradient is finite if all features are zero. The package divides by
+# norm + 1e-10, and its gradient is NaN there. At a norm of 1 the two values differ in the 11th digit.
 EPS = 1e-10
-# Elements of a feature map normalised at once. GPU: 16 MiB for each of the three fp32 temporaries. CPU, per
-# thread: 2 MiB, a share of a third-level cache; on one core of an AMD EPYC 2**18 to 2**20 are alike.
+# Elements of a feature map normalized at a time. GPU: 16 MiB for each of the three fp32 temporaries. CPU, per
+# thread: 2 MiB, a share of a third-level cache; on one core of an AMD EPYC, 2**18 to 2**20 are equally fast.
 GPU_PIECE_ELEMENTS = 2**22
 CPU_PIECE_ELEMENTS = 2**19
-# Mean and spread of ImageNet's colours, for images in [-1, 1]: the constants LPIPS was calibrated with.
+# Mean and deviation of ImageNet's colors, for images in [-1, 1]: LPIPS was calibrated with these constants.
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 RANDOM_TRUNK_SEED = 20180611
 
 
 class Trunk(NamedTuple):
-    """A torchvision classifier whose `features` LPIPS reads at the end of some layers."""
+    """A torchvision classifier; LPIPS reads its `features` after the layers `ends`."""
 
     model: Callable[..., nn.Module]
     ends: tuple[int, ...]
     widths: tuple[int, ...]
-    smallest_side: int  # px; below it nothing is left for the last layer
+    smallest_side: int  # px; the last layer has no output for smaller images
 
 
 TRUNKS = {
@@ -53,10 +56,13 @@ TRUNKS = {
 class PerceptualLoss(nn.Module):
     """LPIPS distance of each image; frozen, and the same in training and evaluation."""
 
+    shift: Tensor
+    scale: Tensor
+
     def __init__(
         self, trunk: Trunk, features: nn.Sequential, linears: list[Tensor], dtype: torch.dtype
     ) -> None:
-        """Cut `features` at `trunk.ends` and hold them in `dtype`; `linears` are (C,) weights per cut."""
+        """Split `features` at `trunk.ends` and store them in `dtype`; `linears` has one (C,) per slice."""
         super().__init__()
         self.smallest_side = trunk.smallest_side
         starts = (0, *trunk.ends[:-1])
@@ -65,38 +71,38 @@ class PerceptualLoss(nn.Module):
             for start, end in zip(starts, trunk.ends, strict=True)
         )
         self.slices.to(dtype)
-        wide = torch.promote_types(dtype, torch.float32)
-        device = linears[0].device
+        sum_dtype, device = torch.promote_types(dtype, torch.float32), linears[0].device
         for index, linear in enumerate(linears):
-            self.register_buffer(f"linear{index}", linear.to(wide))
-        self.register_buffer("shift", torch.tensor(SHIFT, dtype=wide, device=device).view(1, 3, 1, 1))
-        self.register_buffer("scale", torch.tensor(SCALE, dtype=wide, device=device).view(1, 3, 1, 1))
+            self.register_buffer(f"linear{index}", linear.to(sum_dtype))
+        for name, colors in (("shift", SHIFT), ("scale", SCALE)):
+            values = torch.tensor(colors, dtype=sum_dtype, device=device).view(1, 3, 1, 1)
+            self.register_buffer(name, values)
         self.dtype = dtype
         self.requires_grad_(False).eval()
 
-    def forward(self, recon: Tensor, images: Tensor) -> Tensor:
-        """Distance of (B, 3, H, W) `recon` from `images`, both in [-1, 1]: -> (B,), at least fp32.
+    def forward(self, recon: Images, images: Images) -> PerImage:
+        """Distance of `recon` from `images`, both in [-1, 1], at least fp32.
 
-        The gradient goes to `recon` alone. The trunk computes in its own dtype. Raises UserError below the
-        trunk's smallest side.
+        Only `recon` gets a gradient. The trunk computes in its own dtype. Raises UserError if the images are
+        smaller than the trunk supports.
         """
-        assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
+        assert recon.shape == images.shape, f"{tuple(recon.shape)} differs from {tuple(images.shape)}"
         height, width = recon.shape[2:]
         if min(height, width) < self.smallest_side:
             raise UserError(
-                f"images of {width} x {height} px are too small for this --perceptual_net, which needs "
-                f"{self.smallest_side} px a side: raise --image_size or take another network"
+                f"images of {width} x {height} px are too small for this --perceptual_net, which needs at "
+                f"least {self.smallest_side} px per side: increase --image_size or choose another network"
             )
         features = self._scaled(recon)
         with torch.no_grad():
-            # one layout for both, or every comparison walks one of them across its rows: at 256 px on a CPU
-            # 0.72 s instead of 0.87
+            # the same layout for both, because a comparison of two layouts accesses one of them with large
+            # strides: at 256 px on a CPU 0.72 s instead of 0.87
             target = self._scaled(images).contiguous(memory_format=layout_of(features))
         distance = torch.zeros((), dtype=self.scale.dtype, device=recon.device)
-        for index, piece in enumerate(self.slices):
+        for index, layers in enumerate(self.slices):
             with torch.no_grad():
-                target = piece(target)  # (B, C, h, w)
-            features = piece(features)  # (B, C, h, w)
+                target = layers(target)  # (B, C, h, w)
+            features = layers(features)  # (B, C, h, w)
             distance = distance + FeatureDistance.apply(features, target, getattr(self, f"linear{index}"))
         return distance  # (B,)
 
@@ -105,17 +111,18 @@ class PerceptualLoss(nn.Module):
 
 
 def build_perceptual(
-    net: str, weights_path: str | None, dtype: torch.dtype, device: torch.device | str
+    net: str, weights_path: str | os.PathLike[str] | None, dtype: torch.dtype, device: torch.device | str
 ) -> PerceptualLoss:
-    """LPIPS with trunk `net` (vgg, alex, squeeze, random) held and computed in `dtype` on `device`.
+    """LPIPS with trunk `net` (vgg, alex, squeeze, random), stored and computed in `dtype` on `device`.
 
-    Raises UserError where the weights are missing, damaged or another network's. On the meta device no file
-    is looked for. `random` is vgg with fixed random weights: say so wherever its values are shown.
+    Raises UserError if the weights are missing, damaged or those of another network. On the meta device it
+    reads no file. `random` is vgg with fixed random weights: wherever its values are shown, add this fact.
     """
     name = "vgg" if net == "random" else net
     trunk = TRUNKS[name]
     with torch.device("meta"):
         features = trunk.model(weights=None).features
+    assert isinstance(features, nn.Sequential)
     if torch.device(device).type == "meta":
         linears = [torch.empty(width, device="meta") for width in trunk.widths]
         return PerceptualLoss(trunk, features, linears, dtype)
@@ -132,56 +139,56 @@ def build_perceptual(
 
 
 class FeatureDistance(torch.autograd.Function):
-    """Weighted squared distance of unit-length features, mean over positions; keeps its inputs alone."""
+    """Weighted squared distance of unit-length features, mean over positions; saves only its inputs."""
 
     @staticmethod
-    def forward(ctx, features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
+    def forward(ctx: Any, features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
         """(B, C, h, w) twice and (C,) -> (B,) in the dtype of `linear`."""
         ctx.save_for_backward(features, target, linear)
         distance = linear.new_zeros(features.shape[0])
-        parts = _pieces(features)
-        rooms = _scratch(features[parts[0]], linear.dtype, 2)
-        for part in parts:
-            difference, target_unit = _wide(features[part], rooms[0]), _wide(target[part], rooms[1])
+        pieces = _pieces(features)
+        buffers = _buffers(features[pieces[0]], linear.dtype, 2)
+        for piece in pieces:
+            difference, target_unit = _cast(features[piece], buffers[0]), _cast(target[piece], buffers[1])
             _to_unit_length(difference)
             _to_unit_length(target_unit)
             difference -= target_unit
-            distance[part[0]] += torch.einsum("bchw,c->b", difference.square_(), linear)
+            distance[piece[0]] += torch.einsum("bchw,c->b", difference.square_(), linear)
         return distance / (features.shape[2] * features.shape[3])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         features, target, linear = ctx.saved_tensors
         per_image = 2 * grad / (features.shape[2] * features.shape[3])  # (B,)
-        parts = _pieces(features)
-        rooms = _scratch(features[parts[0]], linear.dtype, 3)
+        pieces = _pieces(features)
+        buffers = _buffers(features[pieces[0]], linear.dtype, 3)
         grad_features = torch.empty_like(features)
-        for part in parts:
-            unit, slope = _wide(features[part], rooms[0]), _wide(target[part], rooms[1])
+        for piece in pieces:
+            unit, slope = _cast(features[piece], buffers[0]), _cast(target[piece], buffers[1])
             inverse_norm = _to_unit_length(unit)
             _to_unit_length(slope)
             torch.sub(unit, slope, out=slope).mul_(linear.view(1, -1, 1, 1))
             # d(f/n)/df = (1 - u u^T)/n, with u = f/n
-            along = torch.mul(unit, slope, out=_part(rooms[2], slope)).sum(1, keepdim=True)
+            along = torch.mul(unit, slope, out=_rows(buffers[2], slope)).sum(1, keepdim=True)
             slope -= unit.mul_(along)
-            slope *= inverse_norm * per_image[part[0]].view(-1, 1, 1, 1)
-            grad_features[part] = slope
+            slope *= inverse_norm * per_image[piece[0]].view(-1, 1, 1, 1)
+            grad_features[piece] = slope
         return grad_features, None, None
 
 
 class _MaxPool(torch.autograd.Function):
-    """Max pooling that finds its indices again in backward: stock keeps 8 bytes for each output."""
+    """Max pooling that recomputes its indices in backward; PyTorch's own saves 8 bytes per output."""
 
     @staticmethod
-    def forward(ctx, images: Tensor, window: int, stride: int, ceil_mode: bool) -> Tensor:
+    def forward(ctx: Any, images: Tensor, window: int, stride: int, ceil_mode: bool) -> Tensor:
         ctx.save_for_backward(images)
         ctx.shape = (window, stride, 0, 1, ceil_mode)  # window, stride, padding, dilation
         return F.max_pool2d(images, *ctx.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (images,) = ctx.saved_tensors
         window, stride, padding, dilation, ceil_mode = ctx.shape
         _, indices = F.max_pool2d(images, *ctx.shape, return_indices=True)
@@ -191,7 +198,7 @@ class _MaxPool(torch.autograd.Function):
 
 
 class LeanMaxPool(nn.Module):
-    """nn.MaxPool2d without padding, whose graph holds its input alone."""
+    """nn.MaxPool2d without padding; its graph saves only its input."""
 
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
@@ -208,9 +215,9 @@ def _lean(layer: nn.Module) -> nn.Module:
 
 
 def _pieces(features: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Cuts of a (B, C, h, w) tensor by image and rows, the first one the largest.
+    """Slices of a (B, C, h, w) tensor by image and rows; the first one is the largest.
 
-    Without data, on the meta device, the first two: where memory is counted, all others are like the second.
+    On the meta device only the first two are returned: to count memory, all others equal the second.
     """
     batch, channels, height, width = features.shape
     on_cpu = features.device.type == "cpu"
@@ -226,23 +233,23 @@ def _pieces(features: Tensor) -> list[tuple[slice, slice, slice]]:
     return pieces[:2] if features.is_meta else pieces
 
 
-def _scratch(piece: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
-    """Room for `count` pieces: new tensors for each piece would cost a CPU as much as the arithmetic."""
+def _buffers(piece: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
+    """Buffers that all pieces share: on a CPU, new tensors for each piece cost as much as the arithmetic."""
     return [torch.empty_like(piece, dtype=dtype) for _ in range(count)]
 
 
-def _part(room: Tensor, piece: Tensor) -> Tensor:
-    """As many rows of `room` as the piece has."""
-    return room[:, :, : piece.shape[2]]
+def _rows(buffer: Tensor, piece: Tensor) -> Tensor:
+    """As many rows of `buffer` as the piece has."""
+    return buffer[:, :, : piece.shape[2]]
 
 
-def _wide(piece: Tensor, room: Tensor) -> Tensor:
-    """The piece in the dtype of `room`, and there."""
-    return _part(room, piece).copy_(piece)
+def _cast(piece: Tensor, buffer: Tensor) -> Tensor:
+    """The piece in the dtype of `buffer`, copied there."""
+    return _rows(buffer, piece).copy_(piece)
 
 
 def _to_unit_length(features: Tensor) -> Tensor:
-    """Divide (b, C, h, w) features by their length at each position; returns one over that, (b, 1, h, w)."""
+    """Divide (b, C, h, w) features by their length at each position; return 1 / length, (b, 1, h, w)."""
     norm = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     inverse_norm = norm.square_().add_(EPS).rsqrt_()
     features *= inverse_norm
@@ -250,19 +257,19 @@ def _to_unit_length(features: Tensor) -> Tensor:
 
 
 def _random_weights(features: nn.Module) -> dict[str, Tensor]:
-    """Normal weights (He et al. 2015) and zero biases, from a generator of their own: always the same."""
+    """Normal weights (He et al. 2015) and zero biases, always the same: they have their own generator."""
     generator = torch.Generator().manual_seed(RANDOM_TRUNK_SEED)
     weights = {}
     for name, parameter in features.state_dict().items():
         weights[name] = torch.zeros(parameter.shape)
         if parameter.dim() == 4:
-            spread = (2 / parameter[0].numel()) ** 0.5
-            weights[name].normal_(0, spread, generator=generator)
+            deviation = (2 / parameter[0].numel()) ** 0.5
+            weights[name].normal_(0, deviation, generator=generator)
     return weights
 
 
 def _linear_weights(name: str, widths: tuple[int, ...]) -> list[Tensor]:
-    """The calibrated (C,) weights per cut, version 0.1, from the files of the installed lpips package."""
+    """The calibrated (C,) weights per slice, version 0.1, from the files of the installed lpips package."""
     package = importlib.util.find_spec("lpips")
     if package is None or package.origin is None:
         raise UserError("LPIPS needs the lpips package for its weights: pip install lpips")

@@ -1,22 +1,18 @@
-"""The per-pixel term: L1 or mean squared error.
+"""The per-pixel loss term: L1 or mean squared error."""
 
-Shapes: B images, C channels, H x W px.
-"""
-
-import torch
-from torch import Tensor
+from vae.ops.library import accumulation_dtype
+from vae.shapes import Images, PerImage
 
 
-def reconstruction_loss(recon: Tensor, images: Tensor, kind: str) -> Tensor:
-    """Mean error of each image over its channels and pixels: (B, C, H, W) twice -> (B,).
+def reconstruction_loss(recon: Images, images: Images, kind: str) -> PerImage:
+    """Mean error of each image over its channels and pixels, computed in fp32 at least.
 
-    `kind` is "l1" (mean absolute) or "mse" (mean squared); values are in [-1, 1]. At least fp32 inside.
+    `kind` is "l1" (mean absolute) or "mse" (mean squared). Values are in [-1, 1].
     """
-    assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
+    assert recon.shape == images.shape, f"{tuple(recon.shape)} differs from {tuple(images.shape)}"
     assert kind in ("l1", "mse"), kind
-    dtype = torch.promote_types(
-        recon.dtype, torch.float32
-    )  # bf16 has 3 digits: too few for a mean of millions
+    # fp32: the 3 digits of bf16 are too few for a mean over millions of values
+    dtype = accumulation_dtype(recon)
     error = recon.to(dtype) - images.to(dtype)
     error = error.abs() if kind == "l1" else error.square()
-    return error.flatten(1).mean(1)  # (B,)
+    return error.flatten(1).mean(1)

@@ -1,6 +1,6 @@
-"""The ImageNet weights of LPIPS' networks: which file, where it is found, how it is read.
+"""The ImageNet weights of LPIPS' networks: which file, where to find it, how to read it.
 
-Every way this can fail ends in one UserError that names the file, the place for it, and the alternatives.
+Each failure is one UserError that names the file, its place and the alternatives.
 """
 
 import http.client
@@ -25,15 +25,15 @@ URLS = {
     "alex": models.AlexNet_Weights.IMAGENET1K_V1.url,
     "squeeze": models.SqueezeNet1_1_Weights.IMAGENET1K_V1.url,
 }
-TIMEOUT_SECONDS = 5  # of each address tried and of each read: a person waits for the error
+TIMEOUT_SECONDS = 5  # of each address and each read: someone is waiting for the error
 CHUNK_BYTES = 1 << 18
-WITHOUT_LPIPS = "train without LPIPS by --perceptual_weight 0"  # other scripts have another way
+WITHOUT_LPIPS = "train without LPIPS with --perceptual_weight 0"  # other scripts replace this phrase
 
 
-def find_trunk_weights(net: str, weights_path: str | os.PathLike | None) -> Path:
-    """The verified weights file of `net` (vgg, alex, squeeze): the given one, PyTorch's cache, or a download.
+def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) -> Path:
+    """The verified weights file of `net` (vgg, alex, squeeze): `weights_path`, PyTorch's cache or a download.
 
-    Raises UserError where there is none. Call it before training starts, first in one process.
+    Raises UserError if there is none. Call it before training starts, and first in one process.
     """
     url = URLS[net]
     if weights_path is not None:
@@ -45,10 +45,10 @@ def find_trunk_weights(net: str, weights_path: str | os.PathLike | None) -> Path
         if not path.is_file():
             try:
                 download(url, path)
-            except (OSError, http.client.HTTPException) as error:  # no network, refused, timed out, disk full
+            except (OSError, http.client.HTTPException) as error:  # no network, refused, timeout, disk full
                 raise UserError(
-                    f"the {net} weights of LPIPS are missing and could not be downloaded ({_reason(error)}): "
-                    f"{_alternatives(net)}, or fetch them: {fetch_command(url, path)}"
+                    f"the {net} weights of LPIPS are missing and the download failed ({_reason(error)}): "
+                    f"{_alternatives(net)}, or download them: {fetch_command(url, path)}"
                 ) from error
     _verify(path, net)
     return path
@@ -64,24 +64,24 @@ def read_trunk_weights(path: Path, net: str) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file raises anything: RuntimeError, KeyError, struct.error, ...
         raise _unusable(path, net, "is not a readable weights file") from error
     tensors = state if isinstance(state, dict) else {}
-    # cloned: safetensors' memory is not aligned, and other kernels round otherwise
+    # cloned: the memory of safetensors is not aligned, and PyTorch then uses kernels that round differently
     found = {
         name.removeprefix("features."): value.clone()
         for name, value in tensors.items()
         if isinstance(name, str) and name.startswith("features.") and isinstance(value, Tensor)
     }
     if not found:
-        raise _unusable(path, net, "holds no tensors named features.*")
+        raise _unusable(path, net, "has no tensors named features.*")
     return found
 
 
 def wrong_network(path: Path, net: str) -> UserError:
-    """The error for a file that can be read and holds some other network."""
-    return _unusable(path, net, f"holds another network than {Path(_file_name(URLS[net])).stem}")
+    """The error for a readable file with the weights of another network."""
+    return _unusable(path, net, f"is from another network than {Path(_file_name(URLS[net])).stem}")
 
 
 def download(url: str, path: Path) -> None:
-    """Fetch `url` into `path` whole or not at all; raises OSError, also for a wrong SHA-256."""
+    """Download `url` to `path`, completely or not at all; raises OSError, also if the SHA-256 is wrong."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -92,20 +92,18 @@ def download(url: str, path: Path) -> None:
                     file.write(chunk)
                     bar.update(len(chunk))
         if expected and partial.stat().st_size != expected:
-            raise OSError(f"the connection ended after {partial.stat().st_size} of {expected} bytes")
+            raise OSError(f"the connection closed after {partial.stat().st_size} of {expected} bytes")
         if not matches_name(partial, path.name):
-            raise OSError("the SHA-256 of what arrived is wrong")
+            raise OSError("the SHA-256 of the downloaded file is wrong")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def matches_name(path: Path, name: str) -> bool:
-    """Whether a file's SHA-256 begins as its name says (vgg16-397923af.pth); True where that says nothing."""
-    stated = re.search(r"-([0-9a-f]{8})\.pth$", name)
-    if stated is None:
-        return True
-    return sha256_of_file(path).startswith(stated[1])
+    """Whether the SHA-256 starts with the digits in `name` (vgg16-397923af.pth); True if it has none."""
+    digits = re.search(r"-([0-9a-f]{8})\.pth$", name)
+    return digits is None or sha256_of_file(path).startswith(digits[1])
 
 
 def _verify(path: Path, net: str) -> None:
@@ -114,24 +112,24 @@ def _verify(path: Path, net: str) -> None:
     except OSError as error:
         raise _unusable(path, net, f"cannot be read ({error.strerror})") from error
     if not intact:
-        raise _unusable(path, net, "is damaged: its SHA-256 is not the one in its name")
+        raise _unusable(path, net, "is damaged: its SHA-256 differs from the one in its name")
 
 
 def _unusable(path: Path, net: str, reason: str) -> UserError:
-    return UserError(f"{path} {reason}: {_alternatives(net)}, or replace it by {URLS[net]}")
+    return UserError(f"{path} {reason}: {_alternatives(net)}, or replace the file with {URLS[net]}")
 
 
 def _alternatives(net: str) -> str:
     others = ", ".join(name for name in URLS if name != net)
     return (
-        f"{WITHOUT_LPIPS}, give the file as --perceptual_weights FILE, take "
-        f"another network with --perceptual_net ({others}; random is for trials)"
+        f"{WITHOUT_LPIPS}, pass the file with --perceptual_weights FILE, choose another network with "
+        f"--perceptual_net ({others}; random is only for experiments)"
     )
 
 
 def _reason(error: Exception) -> str:
-    """Why a download failed, without the wrapping of urllib and the number of the system's error."""
-    cause = error
+    """Why a download failed, without urllib's wrapper and the errno."""
+    cause: object = error
     if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
         cause = error.reason
     return getattr(cause, "strerror", None) or str(cause)

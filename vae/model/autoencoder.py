@@ -1,9 +1,10 @@
-"""The autoencoder, with diffusers' AutoencoderKL parameter names: its state_dict is the diffusers file.
+"""The autoencoder; its parameter names are those of diffusers' AutoencoderKL.
+
+So its state_dict has the keys of a diffusers file.
 
 Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent channels.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,36 +18,38 @@ from vae.model.layers import (
     Attention,
     Conv2d,
     Downsample,
+    ModuleList,
     NormSiLU,
     ResnetBlock,
     Upsample,
     activated_conv,
     maybe_checkpoint,
 )
+from vae.shapes import Features, Images, Latents, Moments
 
 IMAGE_CHANNELS = 3
-LOGVAR_RANGE = (-30.0, 20.0)  # AutoencoderKL's clamp: keeps exp() finite
+LOGVAR_RANGE = (-30.0, 20.0)  # AutoencoderKL clamps to this range, so that exp() stays finite
 
 
 @dataclass
 class Posterior:
     """Diagonal Gaussian over the latent of each image; mean and logvar are (B, Z, H/f, W/f)."""
 
-    mean: torch.Tensor
-    logvar: torch.Tensor
+    mean: Latents
+    logvar: Latents
 
     @classmethod
-    def of_moments(cls, moments: torch.Tensor) -> "Posterior":
-        """From means and log-variances (B, 2Z, H/f, W/f) as an encoder gives them; fp32 at least."""
+    def from_moments(cls, moments: Moments) -> "Posterior":
+        """From an encoder's means and log-variances (B, 2Z, H/f, W/f); the result is at least fp32."""
         moments = moments if moments.dtype == torch.float64 else moments.float()
         mean, logvar = moments.chunk(2, dim=1)
         return cls(mean, logvar.clamp(*LOGVAR_RANGE))
 
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Latents:
         return self.mean
 
-    def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        """Reparametrised sample from standard normal `noise` of the latent's shape."""
+    def sample(self, noise: Latents) -> Latents:
+        """Reparametrized sample from standard normal `noise` in the shape of the latent."""
         return self.mean + torch.exp(0.5 * self.logvar) * noise
 
 
@@ -55,58 +58,60 @@ class MidBlock(nn.Module):
 
     def __init__(self, channels: int, groups: int):
         super().__init__()
-        self.attentions = nn.ModuleList([Attention(channels, groups)])
-        self.resnets = nn.ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
-        self.checkpointed = False  # whether the backward runs it again, as in the levels, encoder and decoder
+        self.attentions = ModuleList([Attention(channels, groups)])
+        self.resnets = ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
+        self.checkpointed = False  # set by vae.model.recompute, here and below
 
-    def forward(self, h: torch.Tensor) -> torch.Tensor:
+    def forward(self, h: Features) -> Features:
         return maybe_checkpoint(self._forward, h, self.checkpointed)
 
-    def _forward(self, h: torch.Tensor) -> torch.Tensor:
+    def _forward(self, h: Features) -> Features:
         h = self.resnets[0](h)
         h = self.attentions[0](h)
         return self.resnets[1](h)
 
 
-def _resnets(in_channels: int, out_channels: int, blocks: int, groups: int) -> nn.ModuleList:
-    """`blocks` residual blocks in a row, the first of which changes the width."""
-    return nn.ModuleList(
-        ResnetBlock(in_channels if i == 0 else out_channels, out_channels, groups) for i in range(blocks)
-    )
+def _resnets(in_channels: int, out_channels: int, blocks: int, groups: int) -> ModuleList[ResnetBlock]:
+    """A sequence of `blocks` residual blocks; the first one changes the width."""
+    widths = [in_channels, *[out_channels] * blocks]
+    return ModuleList(ResnetBlock(widths[i], out_channels, groups) for i in range(blocks))
 
 
 class DownBlock(nn.Module):
-    """Residual blocks of one encoder level, then half the resolution unless it is the last level."""
+    """Residual blocks of one encoder level; each level except the last ends with a downsampling."""
 
     def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, last: bool):
         super().__init__()
         self.resnets = _resnets(in_channels, out_channels, blocks, groups)
         if not last:
-            self.downsamplers = nn.ModuleList([Downsample(out_channels)])
+            self.downsamplers = ModuleList([Downsample(out_channels)])
         self.last = last
         self.checkpointed = False
 
-    def forward(self, h: torch.Tensor) -> torch.Tensor:
+    def forward(self, h: Features) -> torch.Tensor:
         for block in self.resnets:
             h = block(h)
         return h if self.last else self.downsamplers[0](h)
 
 
 class UpBlock(nn.Module):
-    """Residual blocks of one decoder level; unless it is the last, what doubles the resolution after them."""
+    """Residual blocks of one decoder level.
+
+    Each level except the last has an upsampler, which runs at the start of the next level's forward.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, last: bool):
         super().__init__()
         self.resnets = _resnets(in_channels, out_channels, blocks, groups)
         if not last:
-            self.upsamplers = nn.ModuleList([Upsample(out_channels)])
+            self.upsamplers = ModuleList([Upsample(out_channels)])
         self.last = last
         self.checkpointed = False
-        self.start_checkpointed = False  # the enlargement and the first block, within the level once more
+        self.start_checkpointed = False  # the upsampling and the first block, nested within the level
 
-    def forward(self, h: torch.Tensor, enlarge: Callable) -> torch.Tensor:
-        """h before it is enlarged to this level's resolution: so what a redone level keeps is smaller."""
-        h = maybe_checkpoint(lambda h: self.resnets[0](enlarge(h)), h, self.start_checkpointed)
+    def forward(self, h: Features, upsampler: nn.Module) -> torch.Tensor:
+        """`h` is not yet upsampled, so checkpointing stores the smaller tensor."""
+        h = maybe_checkpoint(lambda h: self.resnets[0](upsampler(h)), h, self.start_checkpointed)
         for block in self.resnets[1:]:
             h = block(h)
         return h
@@ -120,26 +125,26 @@ class Encoder(nn.Module):
         widths, groups = config.channels, config.norm_groups
         self.conv_in = Conv2d(IMAGE_CHANNELS, widths[0], 3, padding=1)
         inputs = (widths[0], *widths[:-1])
-        self.down_blocks = nn.ModuleList(
+        self.down_blocks = ModuleList(
             DownBlock(a, b, config.layers_per_block, groups, last=level == len(widths) - 1)
             for level, (a, b) in enumerate(zip(inputs, widths, strict=True))
         )
         self.mid_block = MidBlock(widths[-1], groups)
         self.conv_norm_out = NormSiLU(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], 2 * config.z_channels, 3, padding=1)
-        self.fused_out = False  # whether the last activation is made again in the backward
+        self.recompute_out = False  # whether backward recomputes the activation before conv_out
         self.checkpointed = False
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Images) -> Moments:
         return maybe_checkpoint(self._forward, images, self.checkpointed)
 
-    def _forward(self, images: torch.Tensor) -> torch.Tensor:
+    def _forward(self, images: Images) -> Moments:
         first, *others = self.down_blocks
         h = maybe_checkpoint(lambda images: first(self.conv_in(images)), images, first.checkpointed)
         for level in others:
             h = maybe_checkpoint(level, h, level.checkpointed)
         h = self.mid_block(h)
-        return activated_conv(self.conv_norm_out, self.conv_out, h, self.fused_out)
+        return activated_conv(self.conv_norm_out, self.conv_out, h, self.recompute_out)
 
 
 class Decoder(nn.Module):
@@ -151,35 +156,39 @@ class Decoder(nn.Module):
         self.conv_in = Conv2d(config.z_channels, widths[0], 3, padding=1)
         self.mid_block = MidBlock(widths[0], groups)
         inputs = (widths[0], *widths[:-1])
-        self.up_blocks = nn.ModuleList(
+        self.up_blocks = ModuleList(
             UpBlock(a, b, config.layers_per_block + 1, groups, last=level == len(widths) - 1)
             for level, (a, b) in enumerate(zip(inputs, widths, strict=True))
         )
         self.conv_norm_out = NormSiLU(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS, 3, padding=1)
-        self.fused_out = False
+        self.recompute_out = False
 
-    def forward(self, latents: torch.Tensor) -> torch.Tensor:
+    def forward(self, latents: Latents) -> Images:
         h = self.mid_block(self.conv_in(latents))
         *others, last = self.up_blocks
-        enlarge = nn.Identity()
+        upsampler: nn.Module = nn.Identity()
         for level in others:
-            h = maybe_checkpoint(partial(level, enlarge=enlarge), h, level.checkpointed)
-            enlarge = level.upsamplers[0]
-        return maybe_checkpoint(lambda h: self._image(last(h, enlarge)), h, last.checkpointed)
+            h = maybe_checkpoint(partial(level, upsampler=upsampler), h, level.checkpointed)
+            upsampler = level.upsamplers[0]
+        return maybe_checkpoint(lambda h: self._to_images(last(h, upsampler)), h, last.checkpointed)
 
-    def _image(self, h: torch.Tensor) -> torch.Tensor:
-        return activated_conv(self.conv_norm_out, self.conv_out, h, self.fused_out)
+    def _to_images(self, h: Features) -> torch.Tensor:
+        return activated_conv(self.conv_norm_out, self.conv_out, h, self.recompute_out)
 
 
 class LatentNorm(nn.Module):
-    """Fixed mean and variance of every channel of 2x2 latent patches, as FLUX.2 normalises its latents.
+    """Fixed mean and variance of each channel of 2x2 latent patches: FLUX.2 normalizes its latents with them.
 
-    Diffusion models read latents through it; encoder and decoder do not. It takes part in no training step,
-    and its buffers, named as the batch norm's that they were measured by, never change.
+    Diffusion models read latents through it; encoder and decoder do not use it. Training never runs it and
+    never changes its buffers. They have the names of the batch norm that measured them.
     """
 
     EPS = 1e-4
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    num_batches_tracked: torch.Tensor
 
     def __init__(self, z_channels: int):
         super().__init__()
@@ -188,12 +197,12 @@ class LatentNorm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
 
     def normalize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents (B, Z, h, w) of even sides to normalised patches (B, 4Z, h/2, w/2)."""
+        """Latents (B, Z, h, w) with even h and w to normalized patches (B, 4Z, h/2, w/2)."""
         patches = F.pixel_unshuffle(latents, 2)
         return (patches - self._mean()) / self._std()
 
     def denormalize(self, patches: torch.Tensor) -> torch.Tensor:
-        """Normalised patches (B, 4Z, h/2, w/2) to latents (B, Z, h, w)."""
+        """Normalized patches (B, 4Z, h/2, w/2) to latents (B, Z, h, w)."""
         return F.pixel_shuffle(patches * self._std() + self._mean(), 2)
 
     def _mean(self) -> torch.Tensor:
@@ -204,10 +213,10 @@ class LatentNorm(nn.Module):
 
 
 class AutoencoderKL(nn.Module):
-    """Variational autoencoder of latent diffusion (Rombach et al. 2022), any aspect ratio.
+    """Variational autoencoder of latent diffusion (Rombach et al. 2022), for any aspect ratio.
 
-    Computes in the dtype of the images; parameters stay as they are. Image sides must be multiples of
-    `downsampling`.
+    It computes in the dtype of the images and leaves the dtype of its parameters as it is. Height and width
+    of the images must be multiples of `downsampling`.
     """
 
     def __init__(self, config: ModelConfig):
@@ -223,31 +232,31 @@ class AutoencoderKL(nn.Module):
         self.encoder_frozen = False
 
     def freeze_encoder(self) -> None:
-        """Keep all that makes latents as it is, and run it without a graph: only the decoder is trained."""
+        """Train only the decoder: freeze everything that produces latents and run it without a graph."""
         for part in filter(None, (self.encoder, self.quant_conv)):
             part.requires_grad_(False)
         self.encoder_frozen = True
 
     @property
     def downsampling(self) -> int:
-        """Image sides divided by latent sides."""
+        """Side of an image divided by the side of its latent."""
         return downsampling(self.config)
 
-    def encode(self, images: torch.Tensor) -> Posterior:
+    def encode(self, images: Images) -> Posterior:
         """Posterior of images (B, 3, H, W) in [-1, 1]; its mean and logvar are at least fp32."""
         moments = self.encoder(images)
         if self.quant_conv is not None:
             moments = self.quant_conv(moments)
-        return Posterior.of_moments(moments)
+        return Posterior.from_moments(moments)
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Images (B, 3, H, W), about [-1, 1] and not clamped, in the dtype of `latents`."""
+    def decode(self, latents: Latents) -> Images:
+        """Images (B, 3, H, W) in the dtype of `latents`, in about [-1, 1] and not clamped."""
         if self.post_quant_conv is not None:
             latents = self.post_quant_conv(latents)
         return self.decoder(latents)
 
-    def forward(self, images: torch.Tensor, noise: torch.Tensor | None = None):
-        """Reconstruction, posterior mean and log-variance; without `noise` the mode is decoded."""
+    def forward(self, images: Images, noise: Latents | None = None) -> tuple[Images, Latents, Latents]:
+        """Reconstruction, posterior mean and log-variance; without `noise`, the mode is decoded."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_frozen):
             posterior = self.encode(images)
         latents = posterior.mode() if noise is None else posterior.sample(noise)
@@ -255,15 +264,15 @@ class AutoencoderKL(nn.Module):
 
 
 def downsampling(config: ModelConfig) -> int:
-    """Image sides divided by latent sides."""
+    """Side of an image divided by the side of its latent."""
     return 2 ** (len(config.channels) - 1)
 
 
 def check_widths(config: ModelConfig) -> None:
-    """Raise UserError where the groups of the norms do not divide a width."""
+    """Raise UserError if a width is not a multiple of the number of norm groups."""
     for width in config.channels:
         if width % config.norm_groups:
             raise UserError(
                 f"--channels width {width} is not a multiple of --norm_groups {config.norm_groups}: "
-                "choose other widths or groups"
+                "choose other widths or another number of groups"
             )

@@ -1,20 +1,20 @@
-"""PatchGAN discriminator (Isola et al. 2017) that keeps the images of a batch apart."""
+"""PatchGAN discriminator (Isola et al. 2017) without batch statistics."""
 
-import torch
 import torch.nn.functional as F
 from torch import nn
 
 from vae.model.autoencoder import IMAGE_CHANNELS
 from vae.model.layers import Conv2d, GroupNorm
+from vae.shapes import Images, Logits
 
-MAX_WIDTH_FACTOR = 8  # pix2pix: widths double per layer up to eight times the first
+MAX_WIDTH_FACTOR = 8  # as in pix2pix: each layer doubles the width, up to eight times the first
 
 
 class Discriminator(nn.Module):
     """Logits per patch, (B, 1, h, w), of images (B, 3, H, W).
 
-    GroupNorm stands where pix2pix has BatchNorm: batch statistics would couple the images of a batch, and
-    then micro-batches and processes would change the gradient.
+    It uses GroupNorm instead of pix2pix's BatchNorm. Batch statistics would couple the images of a batch, so
+    the gradient would depend on micro-batches and processes.
     """
 
     def __init__(self, channels: int, layers: int):
@@ -30,9 +30,9 @@ class Discriminator(nn.Module):
             self.norms.append(GroupNorm(min(32, widths[layer]), widths[layer]))
         self.conv_out = Conv2d(widths[-1], 1, 4, padding=1)
         for conv in [*self.convs, self.conv_out]:
-            nn.init.normal_(conv.weight, 0.0, 0.02)  # pix2pix
+            nn.init.normal_(conv.weight, 0.0, 0.02)  # as in pix2pix
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Images) -> Logits:
         h = F.leaky_relu(self.convs[0](images), 0.2)
         for conv, norm in zip(self.convs[1:], self.norms, strict=True):
             h = F.leaky_relu(norm(conv(h)), 0.2)

@@ -1,9 +1,11 @@
-"""Layers that keep fp32 parameters and compute in the dtype of their input.
+"""Layers with fp32 parameters that compute in the dtype of their input.
 
-Casting at the few places that compute, here and in vae.ops, keeps the master weights whole: no autocast.
+Each layer, and each operation of vae.ops, casts the weights it uses. The master weights stay fp32 without
+autocast.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -16,20 +18,40 @@ from vae.ops.norm import group_norm, group_norm_silu
 from vae.ops.resample import downsample_conv, upsample_conv
 from vae.ops.residual_block import residual_block
 
-NORM_EPS = 1e-6  # AutoencoderKL's own, in diffusers and CompVis alike
+NORM_EPS = 1e-6  # as in AutoencoderKL of diffusers and CompVis
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+class ModuleList(nn.ModuleList, Generic[AnyModule]):
+    """nn.ModuleList for which a type checker knows the type of the elements."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, modules: Iterable[AnyModule]) -> None: ...
+
+        def __iter__(self) -> Iterator[AnyModule]: ...
+
+        @overload
+        def __getitem__(self, index: slice) -> "ModuleList[AnyModule]": ...
+
+        @overload
+        def __getitem__(self, index: int) -> AnyModule: ...
+
+        def __getitem__(self, index: int | slice) -> "AnyModule | ModuleList[AnyModule]": ...
 
 
 class Conv2d(nn.Conv2d):
-    """Convolution in the dtype of its input; where it keeps the sides its graph holds no cast weights."""
+    """Convolution in the dtype of its input; if it keeps height and width, no cast weights are saved."""
 
     @property
-    def keeps_sides(self) -> bool:
+    def keeps_size(self) -> bool:
         size = self.kernel_size[0]
         square = (self.stride, self.kernel_size) == ((1, 1), (size, size))
         return square and self.padding == (size // 2, size // 2)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        if self.keeps_sides and self.bias is not None:
+        if self.keeps_size and self.bias is not None:
             return same_conv(h, self.weight, self.bias)
         bias = None if self.bias is None else self.bias.to(h.dtype)
         return F.conv2d(h, self.weight.to(h.dtype), bias, self.stride, self.padding)
@@ -43,7 +65,7 @@ class Linear(nn.Linear):
 
 
 class GroupNorm(nn.GroupNorm):
-    """Normalisation in the dtype of its input, fp32 statistics."""
+    """Group normalization in the dtype of its input, with fp32 statistics."""
 
     def __init__(self, groups: int, channels: int):
         super().__init__(groups, channels, eps=NORM_EPS)
@@ -59,26 +81,35 @@ class NormSiLU(GroupNorm):
         return group_norm_silu(h, self.weight, self.bias, self.num_groups, self.eps)
 
 
+def weight_and_bias(layer: nn.Conv2d | nn.Linear | nn.GroupNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parameters of a layer that has a bias."""
+    assert layer.bias is not None
+    return layer.weight, layer.bias
+
+
 def activated_conv(norm: NormSiLU, conv: Conv2d, h: torch.Tensor, recompute: bool) -> torch.Tensor:
-    """conv(norm(h)); with `recompute` the activation in between is not kept for the backward."""
+    """conv(norm(h)); with `recompute`, backward recomputes the activation between the two."""
     if recompute:
-        return norm_silu_conv(h, norm.weight, norm.bias, conv.weight, conv.bias, norm.num_groups, norm.eps)
+        parameters = (*weight_and_bias(norm), *weight_and_bias(conv))
+        return norm_silu_conv(h, *parameters, norm.num_groups, norm.eps)
     return conv(norm(h))
 
 
-def maybe_checkpoint(part: Callable, h: torch.Tensor, checkpointed: bool) -> torch.Tensor:
-    """part(h); with `redone` only h is kept, and the backward runs the part again first.
+def maybe_checkpoint(
+    function: Callable[[torch.Tensor], torch.Tensor], h: torch.Tensor, checkpointed: bool
+) -> torch.Tensor:
+    """function(h); if `checkpointed`, the graph saves only `h`, and backward runs the function again first.
 
-    torch's checkpoint with its hooks on saved tensors, not the reentrant form: parameters' gradients then
-    belong to the one outer backward, which is what DDP listens to. Nothing random happens in the networks.
+    The non-reentrant form of PyTorch's checkpoint keeps the gradients of parameters in the one outer
+    backward, which DDP observes. The networks draw no random numbers, so no random state is saved.
     """
     if checkpointed and torch.is_grad_enabled():
-        return checkpoint(part, h, use_reentrant=False, preserve_rng_state=False)
-    return part(h)
+        return checkpoint(function, h, use_reentrant=False, preserve_rng_state=False)
+    return function(h)
 
 
 class ResnetBlock(nn.Module):
-    """norm-SiLU-conv twice, added to the input; a 1x1 convolution carries a change of width."""
+    """norm-SiLU-conv twice, added to the input; a 1x1 convolution adapts the input if the width changes."""
 
     def __init__(self, in_channels: int, out_channels: int, groups: int):
         super().__init__()
@@ -87,13 +118,13 @@ class ResnetBlock(nn.Module):
         self.norm2 = NormSiLU(groups, out_channels)
         self.conv2 = Conv2d(out_channels, out_channels, 3, padding=1)
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
-        self.recompute = "none"  # or "activations", or "block": all but x; see vae.model.recompute
+        self.recompute: Literal["none", "activations", "block"] = "none"  # see vae.model.recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.recompute == "block":
-            layers = [self.norm1, self.conv1, self.norm2, self.conv2]
+            layers: list[Conv2d | NormSiLU] = [self.norm1, self.conv1, self.norm2, self.conv2]
             layers += [] if self.conv_shortcut is None else [self.conv_shortcut]
-            parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
+            parameters = [parameter for layer in layers for parameter in weight_and_bias(layer)]
             return residual_block(x, parameters, self.norm1.num_groups, self.norm1.eps)
         recompute = self.recompute == "activations"
         h = activated_conv(self.norm1, self.conv1, x, recompute)
@@ -103,7 +134,7 @@ class ResnetBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """One-head self-attention over all positions, added to the input."""
+    """Self-attention with one head over all positions, added to the input."""
 
     def __init__(self, channels: int, groups: int):
         super().__init__()
@@ -111,7 +142,7 @@ class Attention(nn.Module):
         self.to_q = Linear(channels, channels)
         self.to_k = Linear(channels, channels)
         self.to_v = Linear(channels, channels)
-        self.to_out = nn.ModuleList([Linear(channels, channels)])  # diffusers' name: to_out.0
+        self.to_out = ModuleList([Linear(channels, channels)])  # a list, because diffusers names it to_out.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = x.shape
@@ -122,22 +153,22 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halves both sides."""
+    """Convolution that halves height and width."""
 
     def __init__(self, channels: int):
         super().__init__()
         self.conv = Conv2d(channels, channels, 3, stride=2)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return downsample_conv(h, self.conv.weight, self.conv.bias)  # (B, C, H/2, W/2)
+        return downsample_conv(h, *weight_and_bias(self.conv))  # (B, C, H/2, W/2)
 
 
 class Upsample(nn.Module):
-    """Doubles both sides."""
+    """Nearest-neighbor upsampling by two, then a convolution."""
 
     def __init__(self, channels: int):
         super().__init__()
         self.conv = Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return upsample_conv(h, self.conv.weight, self.conv.bias)  # (B, C, 2H, 2W)
+        return upsample_conv(h, *weight_and_bias(self.conv))  # (B, C, 2H, 2W)

@@ -1,49 +1,52 @@
-"""The ladder of recomputation: what the network keeps for its backward, and what it computes again.
+"""Recompute levels: what the network saves for backward, and what backward recomputes.
 
-Every rung gives the same gradients; from one to the next the step takes less memory and more time, but for
-"encoder" and "blocks", which are alike: up to 1024 px the first has less arithmetic, at 2048 the second.
+All levels give the same gradients. Each level needs less memory and more time than the one before it.
+The exception is "encoder" and "blocks": they need about the same memory, and the first needs less arithmetic
+up to 1024 px, the second at 2048 px.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.layers import ResnetBlock
 
 
 @dataclass(frozen=True)
-class Rung:
-    """What is computed again in the backward."""
+class RecomputeLevel:
+    """What backward recomputes."""
 
-    block: str = "none"  # of each residual block: nothing, its activations, or all but its input
-    top_level: bool = False  # the levels of full resolution, from the image and from half the resolution
-    levels: bool = False  # every level and middle, one at a time, and the last one's start once more
+    resnets: Literal["none", "activations", "block"] = "none"  # of each: nothing, activations, all but x
     encoder: bool = False  # the whole encoder, from the images
+    full_resolution: bool = False  # the encoder's first and the decoder's last resolution
+    every_resolution: bool = False  # each one and the mid blocks; the start of the last one is nested
 
 
 RECOMPUTE_LEVELS = {
-    "none": Rung(),
-    "activations": Rung("activations"),
-    "top_level": Rung("activations", top_level=True),
-    "encoder": Rung("activations", encoder=True),
-    "blocks": Rung("block"),
-    "blocks_encoder": Rung("block", encoder=True),
-    "all": Rung("block", levels=True),
+    "none": RecomputeLevel(),
+    "activations": RecomputeLevel("activations"),
+    "top_level": RecomputeLevel("activations", full_resolution=True),
+    "encoder": RecomputeLevel("activations", encoder=True),
+    "blocks": RecomputeLevel("block"),
+    "blocks_encoder": RecomputeLevel("block", encoder=True),
+    "all": RecomputeLevel("block", every_resolution=True),
 }
 
 
 def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
-    """Put the network on the rung `name` of the ladder, from its next forward on."""
-    rung = RECOMPUTE_LEVELS[name]
+    """Apply the recompute level `name` to the network, starting with its next forward."""
+    level = RECOMPUTE_LEVELS[name]
     encoder, decoder = autoencoder.encoder, autoencoder.decoder
     for module in autoencoder.modules():
         if isinstance(module, ResnetBlock):
-            module.recompute = rung.block
+            module.recompute = level.resnets
     for half in (encoder, decoder):
-        half.fused_out = rung.block != "none"
-        half.mid_block.checkpointed = rung.levels
-    for level in [*encoder.down_blocks, *decoder.up_blocks]:
-        level.checkpointed = rung.levels
-    encoder.down_blocks[0].checkpointed |= rung.top_level
-    decoder.up_blocks[-1].checkpointed |= rung.top_level
-    decoder.up_blocks[-1].start_checkpointed = rung.levels
-    encoder.checkpointed = rung.encoder
+        half.recompute_out = level.resnets != "none"
+        half.mid_block.checkpointed = level.every_resolution
+    for block in [*encoder.down_blocks, *decoder.up_blocks]:
+        block.checkpointed = level.every_resolution
+    first, last = encoder.down_blocks[0], decoder.up_blocks[-1]
+    first.checkpointed |= level.full_resolution
+    last.checkpointed |= level.full_resolution
+    last.start_checkpointed = level.every_resolution
+    encoder.checkpointed = level.encoder
