@@ -1,6 +1,7 @@
 """The memory plan of a stage before it starts, the measured peaks after it, and their record."""
 
 import pytest
+import torch
 
 from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.training_runs import records
