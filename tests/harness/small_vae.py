@@ -13,14 +13,14 @@ from vae.model.initialization import initialize
 SMALL = ModelConfig(channels=(16, 32, 32), layers_per_block=1, norm_groups=8, z_channels=16)
 
 
-def write_vae(folder: Path, seed: int = 0) -> Path:
+def write_vae(folder: Path, seed: int = 0, shape: ModelConfig = SMALL) -> Path:
     """Write a new network with weights from `seed`."""
-    model = AutoencoderKL(SMALL)
+    model = AutoencoderKL(shape)
     initialize(model, "warm", seed)
     with torch.no_grad():  # so that no layer is only a linear codec
         torch.manual_seed(seed)
         for parameter in model.parameters():
             parameter += 0.01 * torch.randn_like(parameter)
-    config = diffusers_config(SMALL, 32, 0.5, 0.25)
+    config = diffusers_config(shape, 32, 0.5, 0.25)
     save_diffusers_folder(folder, model.state_dict(), config)
     return folder

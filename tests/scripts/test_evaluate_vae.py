@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ from PIL import Image
 
 import evaluate_vae
 from tests.harness.blocked_imports import without_libraries
-from tests.harness.small_vae import write_vae
+from tests.harness.small_vae import SMALL, write_vae
+from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.compare import read_curves, short_names
 from vae.evaluation.metrics import psnr, ssim
 from vae.inference.codec import reconstruct
 from vae.interop.vae_files import load_vae
+from vae.pixels import to_float, to_uint8
 from vae.script import exit_code
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
@@ -68,7 +71,7 @@ def test_comparison_writes_correct_values_to_every_file(capsys, flags, folder, t
     assert {path.name for path in out.iterdir()} == OUTPUTS
     results = json.loads((out / "results.json").read_text())
     assert [row["name"] for row in results["vaes"]] == [
-        "first/vae", "second/vae", "JPEG 8 bit/px", "WebP 8 bit/px",
+        "first/vae", "second/vae", "bicubic 4x", "JPEG 8 bit/px", "WebP 8 bit/px",
     ]  # fmt: skip
     first = results["vaes"][0]
     model = load_vae(folder / "first" / "vae").autoencoder
@@ -84,6 +87,9 @@ def test_comparison_writes_correct_values_to_every_file(capsys, flags, folder, t
         )  # a value of half a level may round the other way
         assert math.isclose(found["ssim"], values[name][1], abs_tol=1e-4)
         assert found["ms_ssim"] is found["lpips"] is None
+        expected = psnr(to_float(to_uint8(bicubic_baseline(image, 4))), image).item()
+        bicubic = results["vaes"][2]["sizes"][0]["per_image"][name]["psnr"]
+        assert math.isclose(bicubic, expected, abs_tol=1e-3)
     mean = sum(value for value, _ in values.values()) / 3
     assert math.isclose(first["sizes"][0]["metrics"]["psnr"], mean, abs_tol=1e-3)
     assert f"{mean:.2f}" in output
@@ -94,6 +100,13 @@ def test_comparison_writes_correct_values_to_every_file(capsys, flags, folder, t
     assert first["latents"]["channels"] == len(first["latents"]["std"]) == 16
     assert len(first["samples"][0]["latents"]) == 16
     assert all((out / sample["recon"]).is_file() for row in results["vaes"] for sample in row["samples"])
+    with (out / "results.csv").open(newline="", encoding="utf-8") as file:
+        by_name = {row["vae"]: row for row in csv.DictReader(file)}
+    assert list(by_name) == [row["name"] for row in results["vaes"]]
+    assert by_name["bicubic 4x"]["kind"] == "baseline"
+    shown = f"{results['vaes'][2]['sizes'][0]['metrics']['psnr']:.2f}"
+    assert f"{float(by_name['bicubic 4x']['psnr']):.2f}" == shown
+    assert shown in next(line for line in output.splitlines() if line.startswith("bicubic 4x "))
     with (out / "per_image.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["vae"] == "first/vae"]
     assert rows[0]["image"] == min(values, key=lambda name: values[name][0])
@@ -111,6 +124,17 @@ def test_samples_of_the_posterior_do_not_depend_on_the_batch(capsys, flags, tmp_
         found.append([row["psnr"] for row in results["vaes"][0]["sizes"][0]["per_image"].values()])
     assert np.allclose(found[0], found[1], atol=0.01)
     assert not np.allclose(found[0], found[2], atol=0.01)
+
+
+def test_one_bicubic_row_for_each_downsampling(capsys, flags, tmp_path):
+    flags["--vae"].append(str(write_vae(tmp_path / "third", shape=replace(SMALL, channels=(16, 32)))))
+    flags.update({"--samples": 0, "--probe_images": 0, "--max_images": 1})
+    assert run_command(capsys, flags)[0] == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    rows = [row for row in results["vaes"] if row["kind"] == "baseline"]
+    assert [row["name"] for row in rows] == ["bicubic 2x", "bicubic 4x"]
+    fine, coarse = (row["sizes"][0]["metrics"]["psnr"] for row in rows)
+    assert fine > coarse
 
 
 def test_vae_that_returns_nan_has_no_means_and_a_reason(capsys, flags, folder, tmp_path):
@@ -189,6 +213,8 @@ def test_overwrite_replaces_results_and_old_samples(capsys, flags, tmp_path):
     (tmp_path / "out" / "notes.txt").write_text("mine")
     flags.update({"--vae": flags["--vae"][:1], "--probe_images": 0})
     assert run_command(capsys, flags, "--overwrite", "--no-codecs")[0] == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["kind"] for row in results["vaes"]] == ["diffusers"]
     assert not old.exists()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*OUTPUTS, "notes.txt"}
 

@@ -66,7 +66,10 @@ class EvaluateConfig:
     inception_weights: str | None = option(
         None, "file with torch-fidelity's Inception weights, instead of the download", metavar="FILE"
     )
-    codecs: bool = option(True, "also measure JPEG and WebP with as many bytes as the latents in 8 bit")
+    codecs: bool = option(
+        True,
+        "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
+    )
     probe_images: int = option(
         16,
         "number of images to measure equivariance on, at the smallest size; 0: none",

@@ -22,7 +22,14 @@ from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support,
 from vae.evaluation.codecs import CODECS, bits_per_pixel
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
-from vae.evaluation.measure import Metrics, Reconstruct, VaeCodec, classic_codec, measure
+from vae.evaluation.measure import (
+    Metrics,
+    Reconstruct,
+    VaeCodec,
+    bicubic_reconstruction,
+    classic_codec,
+    measure,
+)
 from vae.evaluation.precheck import check_command
 from vae.evaluation.probes import equivariance, grid_artefacts
 from vae.evaluation.report.page import write_report
@@ -43,7 +50,7 @@ ROUNDING = "reconstructions clamped and rounded to 8 bit"
 
 @dataclass
 class Row:
-    """One VAE or classic codec, and its result so far."""
+    """One VAE, baseline or classic codec, and its result so far."""
 
     result: VaeResult
     source: LoadedVae | Reconstruct
@@ -102,7 +109,7 @@ def short_names(paths: tuple[str, ...]) -> list[str]:
 
 
 def _load_rows(config: EvaluateConfig) -> list[Row]:
-    """The VAEs, then the classic codecs."""
+    """The VAEs, then what they are compared with."""
     rows, latent_shapes = [], []
     for path, name in zip(config.vae, short_names(config.vae), strict=True):
         loaded = load_vae(Path(path), flag="--vae", weights=config.weights)
@@ -116,7 +123,21 @@ def _load_rows(config: EvaluateConfig) -> list[Row]:
         )
         rows.append(Row(result, loaded))
         latent_shapes.append((loaded.autoencoder.config.z_channels, loaded.autoencoder.downsampling))
-    return rows + _codec_rows(latent_shapes) if config.codecs else rows
+    if not config.codecs:
+        return rows
+    return (
+        rows + _bicubic_rows([downsampling for _, downsampling in latent_shapes]) + _codec_rows(latent_shapes)
+    )
+
+
+def _bicubic_rows(factors: list[int]) -> list[Row]:
+    """The bicubic baseline, once for each downsampling factor."""
+    rows = []
+    for factor in sorted(set(factors)):
+        facts = {"reduction": f"{factor}x by area average, enlarged bicubically"}
+        result = VaeResult(name=f"bicubic {factor}x", path="", kind="baseline", config=facts)
+        rows.append(Row(result, bicubic_reconstruction(factor)))
+    return rows
 
 
 def _codec_rows(latent_shapes: list[tuple[int, int]]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Measure the reconstructions of every image at one size, by a VAE or by a classic codec with as many bytes.
+"""Measure the reconstructions of every image at one size, by a VAE, the bicubic baseline or a classic codec.
 
 Shapes: B images of H x W px, Z latent channels, h x w latent pixels.
 """
@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
+from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.codecs import latent_bytes, through_codec
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.latents import LatentMeter
@@ -20,6 +21,7 @@ from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim, psnr,
 from vae.evaluation.results import PER_IMAGE, SizeResult
 from vae.evaluation.sums import MAX_PSNR_DB
 from vae.inference.codec import decode_latents, encode_images
+from vae.inference.padding import crop_back, pad_to_multiple
 from vae.losses.perceptual import PerceptualLoss
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.noise import keyed_normal
@@ -120,6 +122,16 @@ class VaeCodec:
             self._peaks[part] = max(peak, self._peaks[part] or 0)
         self._seconds[part] += time.perf_counter() - begin
         return result
+
+
+def bicubic_reconstruction(factor: int) -> Reconstruct:
+    """The bicubic baseline for a VAE with the downsampling `factor`; images are padded as for the VAE."""
+
+    def reconstruct(images: torch.Tensor, _: range) -> list[torch.Tensor | None]:
+        padded = pad_to_multiple(to_float(images), factor)
+        return list(to_uint8(crop_back(bicubic_baseline(padded, factor), images.shape[2:])))
+
+    return reconstruct
 
 
 def classic_codec(name: str, channels: int, downsampling: int) -> Reconstruct:

@@ -102,18 +102,18 @@ class Sample:
     original: Path
     recon: Path
     error: Path  # |recon - original| * ERROR_GAIN
-    latents: list[Path]  # one grey image per channel; none for a codec
+    latents: list[Path]  # one grey image per channel; none without a network
     metrics: dict[str, float | None]
     why: str  # "worst", "typical" or "best" by the mean PSNR of all VAEs
 
 
 @dataclass
 class VaeResult:
-    """One VAE, or one classic codec for comparison."""
+    """One VAE, or a reconstruction without a network to compare it with: bicubic, JPEG or WebP."""
 
     name: str  # unique in the comparison
     path: str
-    kind: str  # checkpoint, diffusers, compvis, or codec
+    kind: str  # checkpoint, diffusers, compvis; without a network: baseline or codec
     sizes: list[SizeResult] = field(default_factory=list)
     latents: LatentFacts | None = None
     equivariance: dict[str, Equivariance] = field(default_factory=dict)  # turn_90, scale_0.5, ...
@@ -121,6 +121,11 @@ class VaeResult:
     samples: list[Sample] = field(default_factory=list)
     curves: list[dict[str, Any]] = field(default_factory=list)  # records of metrics.jsonl beside a checkpoint
     config: dict[str, Any] = field(default_factory=dict)  # the model's shape
+
+    @property
+    def is_network(self) -> bool:
+        """Whether this is a VAE: only VAEs are ranked, timed and used to choose images."""
+        return self.kind not in ("baseline", "codec")
 
 
 @dataclass

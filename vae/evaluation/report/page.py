@@ -22,7 +22,8 @@ def write_report(results: Results, path: Path) -> None:
     write_page(
         path,
         "report.html.jinja",
-        names=[vae.name for vae in results.vaes if vae.kind != "codec"],
+        names=[vae.name for vae in results.vaes if vae.is_network],
+        has_references=any(not vae.is_network for vae in results.vaes),
         protocol=results.protocol,
         environment=results.environment,
         quality=quality_tables(results),

@@ -103,7 +103,7 @@ def metric_columns(
     results: Results, vaes: list[VaeResult], size: int, values: list[dict[str, float | None]]
 ) -> Columns:
     """A column per metric, for one row of `values` per VAE. Classic codecs are never marked best."""
-    networks = [vae.kind != "codec" for vae in vaes]
+    networks = [vae.is_network for vae in vaes]
     columns = {}
     for name, metric in METRICS.items():
         if not any(name in row for row in values):
@@ -134,9 +134,7 @@ def speed_tables(results: Results) -> list[Table]:
     """Throughput and peak memory of the networks per resolution; classic codecs are not timed."""
     tables = []
     for size in results.protocol.sizes:
-        rows = [
-            (vae, result) for vae in results.vaes if vae.kind != "codec" and (result := _result_at(vae, size))
-        ]
+        rows = [(vae, result) for vae in results.vaes if vae.is_network and (result := _result_at(vae, size))]
         columns: Columns = {}
         for part in ("encode", "decode"):
             rates = [getattr(result, f"{part}_images_per_s") for _, result in rows]
@@ -223,9 +221,7 @@ def hardest_table(results: Results) -> Table | None:
     """The images with the lowest mean PSNR over all networks, at the last resolution."""
     size = results.protocol.sizes[-1]
     rows = [
-        (vae.name, result)
-        for vae in results.vaes
-        if vae.kind != "codec" and (result := _result_at(vae, size))
+        (vae.name, result) for vae in results.vaes if vae.is_network and (result := _result_at(vae, size))
     ]
     if not rows:
         return None
