@@ -151,6 +151,21 @@ def test_images_are_rotated_by_exif(command, tmp_path):
     assert pixels(tmp_path / "out" / "turned.png").shape == (40, 24, 3)
 
 
+@pytest.mark.parametrize("mode", ["decode", "encode", "reconstruct"])
+def test_input_of_the_wrong_kind_names_the_mode_that_reads_it(command, image_folder, tmp_path, mode):
+    image = image_folder / "image_00.png"
+    assert command("encode", "--input", image, "--output_dir", tmp_path / "z") == 0
+    file = image if mode == "decode" else tmp_path / "z" / "image_00.safetensors"
+    other = "--mode encode" if mode == "decode" else "--mode decode"
+    for wrong in (file, file.parent):
+        with pytest.raises(DataError, match=f"--input {wrong}.*--mode {mode} reads .*{other}"):
+            command(mode, "--input", wrong)
+    if mode == "decode":
+        with pytest.raises(DataError, match=r"\.safetensors.*--mode reconstruct"):
+            command(mode, "--input", image)
+    assert not (tmp_path / "out").exists()
+
+
 def test_latents_of_another_vae_are_refused(command, odd_image, tmp_path, capsys):
     assert command("encode", "--input", odd_image, "--output_dir", tmp_path / "z") == 0
     other = write_vae(tmp_path / "other", seed=1)

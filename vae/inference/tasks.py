@@ -15,6 +15,13 @@ from vae.data.folder import walk_images
 from vae.interop.vae_path import locate_vae
 
 LATENTS = ".safetensors"
+# What a mode reads, and what it does not read; the other modes read images and latents.
+_READS_IMAGES = "reads images: use --mode decode for latent files"
+_READS_LATENTS = (
+    f"reads latent files ({LATENTS}), which --mode encode writes: use --mode reconstruct or --mode encode for "
+    "images"
+)
+_READS = {"reconstruct": _READS_IMAGES, "encode": _READS_IMAGES, "decode": _READS_LATENTS}
 
 
 @dataclass(frozen=True)
@@ -58,20 +65,26 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
             raise DataError(f"--input {given} does not exist: give a file or a folder")
         if not path.is_file():
             raise DataError(f"--input {given} is neither a file nor a folder: give one of these")
+        if not _is_read(path.name, mode):
+            raise DataError(f"--input {given}: --mode {mode} {_READS[mode]}")
         return [(path.name, path)]
     if Path(os.path.realpath(output_dir)).is_relative_to(os.path.realpath(path)):
         raise UserError(f"--output_dir {output_dir} is inside --input {given}: give a folder outside of it")
-    names = sorted(walk_images(given, flag="--input", extensions=(LATENTS,)))
-    if mode in ("reconstruct", "encode"):
-        names = [name for name in names if not name.lower().endswith(LATENTS)]
-    elif mode == "decode":
-        names = [name for name in names if name.lower().endswith(LATENTS)]
+    found = sorted(walk_images(given, flag="--input", extensions=(LATENTS,)))
+    names = [name for name in found if _is_read(name, mode)]
+    if found and not names:
+        raise DataError(f"--input {given} contains {len(found)} other files, but --mode {mode} {_READS[mode]}")
     if not names:
         expected = {"reconstruct": "images", "encode": "images", "decode": f"latents ({LATENTS})"}
         raise DataError(
             f"--input {given} contains no {expected.get(mode, 'images or latents')}: give another folder"
         )
     return [(name, path / name) for name in names]
+
+
+def _is_read(name: str, mode: str) -> bool:
+    """Whether the mode reads a file with this name."""
+    return mode not in _READS or (mode == "decode") == name.lower().endswith(LATENTS)
 
 
 def _interpolation(config: InferConfig, found: list[tuple[str, Path]], output_dir: Path) -> Task:
