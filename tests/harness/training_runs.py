@@ -17,9 +17,9 @@ from vae.training.run import train
 
 ONE_PROCESS = Distributed(0, 1, torch.device("cpu"))
 SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  # 4 steps of 4 images
-# The gradients of these parameters are only rounding, and Adam makes steps of full size from it. A bias of the
-# keys cancels in the softmax. The gradients of the hinge loss from real and from reconstructed images cancel in
-# the last bias of the discriminator, as long as all logits are within the margin.
+# The gradients of these parameters are only rounding, and Adam makes steps of full size from it: the bias of
+# the keys cancels in the softmax; the gradients from real and from reconstructed images cancel in the last
+# bias of the discriminator, as long as all logits are within the margin of the hinge loss.
 ROUNDING_ONLY = {"model": "to_k.bias", "ema": "to_k.bias", "discriminator": "conv_out.bias"}
 MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib")  # differ between equal runs
 

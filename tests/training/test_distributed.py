@@ -43,8 +43,8 @@ def train_values(given: dict, name: str) -> list[float]:
 def assert_same_training(two: dict, one: dict) -> None:
     """The gradients of the first step and the final weights differ only by rounding."""
     moments = [first_moments(load(given, "checkpoint_step_1.pt")) for given in (two, one)]
-    # fp32 sums over images in another order. LPIPS has ReLUs that rounding moves across zero: micro-batches of
-    # 1 and of 4 images in one process differ by 5e-5 too.
+    # fp32 sums over images in another order. Rounding also moves some ReLUs of LPIPS across zero: in one
+    # process, micro-batches of 1 and of 4 images differ by 5e-5 too.
     assert relative_difference(*moments) < (2e-4 if one["perceptual_weight"] else 1e-5)
     found, expected = (load(given, "checkpoint_epoch_2.pt") for given in (two, one))
     assert found["position"] == expected["position"]

@@ -1,12 +1,10 @@
-"""Mistakes of public VAE trainers, one test each: what is true here instead.
+"""Mistakes of public VAE trainers: the tests check that this trainer does not make them.
 
-Resuming bit for bit is held in test_resume.py, two processes in test_processes.py; both are on the list too.
+test_resume.py checks that a resumed run equals an uninterrupted one, test_distributed.py checks training with
+several processes, and test_bad_images.py checks that a corrupt image is not replaced by a black one.
 """
 
 import ast
-import json
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import fields, replace
 
@@ -24,8 +22,9 @@ from tests.harness.toy_networks import (
     toy_inputs,
     toy_networks,
 )
-from vae.config.errors import EXIT_DATA, DataError
+from tests.harness.training_runs import last_checkpoint, records
 from vae.config.options import Config, LossConfig, OptimConfig, all_options
+from vae.interop.checkpoint_file import load_checkpoint
 from vae.losses.kl import kl_divergence
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
@@ -36,7 +35,6 @@ from vae.step import (
     compute_gradients,
     discriminator_gradients,
 )
-from vae.training.distributed import Processes
 from vae.training.run import train
 
 ADVERSARIAL = {
@@ -49,15 +47,6 @@ ADVERSARIAL = {
 }
 
 
-def records(output_dir, kind="train") -> list[dict]:
-    lines = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
-
-
-def load(path) -> dict:
-    return torch.load(path, weights_only=True)
-
-
 # --- LPIPS computed under no_grad -----------------------------------------------------------------
 
 
@@ -66,16 +55,16 @@ def test_lpips_alone_gives_the_decoder_a_gradient():
     only = LossConfig(reconstruction_weight=0.0, kl_weight=0.0, perceptual_weight=1.0)
     compute_gradients(nets, inputs, [2], only)
     found = gradients(nets.autoencoder)
-    # a bias under softmax is shifted away: the one parameter whose gradient is 0 by its formula
-    silent = [n for n, g in found.items() if g.abs().max() == 0 and not n.endswith("to_k.bias")]
-    assert silent == []
+    # the bias of the keys cancels in the softmax, so its gradient is 0
+    zero = [n for n, g in found.items() if g.abs().max() == 0 and not n.endswith("to_k.bias")]
+    assert zero == []
     assert len(found) == len(list(nets.autoencoder.parameters()))
 
 
-# --- fakes not detached in the discriminator's step -------------------------------------------------
+# --- reconstructions that are not detached in the discriminator's step -------------------------------
 
 
-def test_the_discriminators_block_gives_the_autoencoder_no_gradient():
+def test_discriminator_loss_gives_the_autoencoder_no_gradient():
     nets, inputs = toy_networks(), toy_inputs(2)
     _, recons = autoencoder_gradients(nets, inputs, [1, 1], ALL_LOSSES, nullcontext)
     assert not any(recon.requires_grad for recon in recons)
@@ -85,7 +74,7 @@ def test_the_discriminators_block_gives_the_autoencoder_no_gradient():
     assert len(gradients(nets.discriminator)) == len(list(nets.discriminator.parameters()))
 
 
-def test_the_autoencoders_block_gives_the_discriminator_no_gradient():
+def test_autoencoder_losses_give_the_discriminator_no_gradient():
     nets = toy_networks()
     sums, _ = autoencoder_gradients(nets, toy_inputs(2), [1, 1], ALL_LOSSES, nullcontext)
     assert "adversarial" in sums
@@ -96,9 +85,9 @@ def test_the_autoencoders_block_gives_the_discriminator_no_gradient():
 # --- weights cast to bf16 after the optimizer was built ---------------------------------------------
 
 
-def test_a_small_update_is_not_lost_under_bf16():
+def test_small_update_is_not_lost_with_bf16():
     update = 4.5e-6
-    assert torch.tensor(0.5).bfloat16() - update == torch.tensor(0.5).bfloat16()  # what is lost elsewhere
+    assert torch.tensor(0.5).bfloat16() - update == torch.tensor(0.5).bfloat16()  # a bf16 weight loses it
     nets = toy_networks(torch.bfloat16, perceptual=False, discriminator=False)
     nn.init.constant_(nets.autoencoder.decoder.conv_out.weight, 0.5)
     optimizer = torch.optim.AdamW(nets.autoencoder.parameters(), update, weight_decay=0.0, fused=True)
@@ -108,24 +97,24 @@ def test_a_small_update_is_not_lost_under_bf16():
     apply_update([optimizer], state, OptimConfig(), fp16=False, empty=False)
     weight = nets.autoencoder.decoder.conv_out.weight
     assert weight.dtype == torch.float32
-    # Adam's first step is the learning rate in each weight; fp32 resolves 3e-8 at 0.5
+    # Adam's first step changes each weight by the learning rate; fp32 resolves 3e-8 at 0.5
     torch.testing.assert_close((weight - 0.5).abs(), torch.full_like(weight, update), rtol=0.02, atol=0)
 
 
-def test_a_run_in_bf16_saves_fp32_weights_and_moments(tiny, tmp_path):
+def test_bf16_run_saves_fp32_weights_and_moments(tiny, tmp_path):
     assert train({**tiny, "init": "default", "use_bf16": True, "num_epochs": 1, "learning_rate": 4.5e-6}) == 0
-    saved = load(tmp_path / "run" / "checkpoint_epoch_1.pt")
+    saved = last_checkpoint(tmp_path / "run")
     tensors = [*saved["model"].values(), *saved["ema"].values()]
     for state in saved["optimizers"][0]["state"].values():
         tensors += [state["exp_avg"], state["exp_avg_sq"]]
     assert {t.dtype for t in tensors} == {torch.float32}
 
 
-# --- a loss term computed and never added -----------------------------------------------------------
+# --- a loss term that is computed and never added ---------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["reconstruction_weight", "perceptual_weight", "kl_weight"])
-def test_setting_a_weight_to_0_changes_the_gradient(name):
+def test_each_loss_weight_changes_the_gradient(name):
     def found(loss):
         nets = toy_networks(torch.float64)
         compute_gradients(nets, toy_inputs(2), [2], loss)
@@ -135,64 +124,57 @@ def test_setting_a_weight_to_0_changes_the_gradient(name):
 
 
 @pytest.mark.slow
-def test_setting_the_adversarial_weight_to_0_changes_the_gradient(tiny, tmp_path):
+def test_adversarial_weight_changes_the_trained_weights(tiny, tmp_path):
     weights = {}
     for weight in (0.0, 0.5):
         folder = tmp_path / str(weight)
         options = {**tiny, **ADVERSARIAL, "adversarial_weight": weight, "output_dir": str(folder)}
         assert train({**options, "disc_start": 0, "max_steps": 3}) == 0
-        weights[weight] = load(next(folder.glob("checkpoint_*.pt")))["model"]
+        weights[weight] = last_checkpoint(folder)["model"]
     assert relative_difference(weights[0.5], weights[0.0]) > 1e-6
-    factors = [record["adversarial_factor"] for record in records(tmp_path / "0.5")]
-    assert factors[-1] > 0
+    assert records(tmp_path / "0.5", "train")[-1]["adversarial_factor"] > 0
 
 
-# --- two optimizers counted as steps; the discriminator's start in two places ------------------------
+# --- steps of two optimizers counted together; two places that start the discriminator ---------------
 
 
 @pytest.mark.slow
-def test_schedules_and_disc_start_count_steps_of_the_autoencoder(tiny, tmp_path):
+def test_schedules_and_disc_start_count_autoencoder_steps(tiny, tmp_path):
     options = {**tiny, **ADVERSARIAL, "batch_size": 2, "accumulation_steps": 2, "val_split": 0.0}
-    options |= {
-        "checkpoint_steps": 1,
-        "keep_checkpoints": 100,
-        "log_freq": 1,
-        "num_epochs": 2,
-        "disc_start": 5,
-    }
+    options |= {"log_freq": 1, "num_epochs": 2, "disc_start": 5}
     options |= {"lr_schedule": "cosine", "warmup_epochs": 0, "learning_rate": 1e-3}
     assert train(options) == 0
-    found = records(tmp_path / "run")
-    assert [record["step"] for record in found] == list(range(1, 9))  # 16 images, 2 x 2 a step, 2 epochs
+    found = records(tmp_path / "run", "train")
+    assert [record["step"] for record in found] == list(range(1, 9))  # 16 images, 2 x 2 per step, 2 epochs
     assert ["adversarial" in record for record in found] == [False] * 5 + [True] * 3
     assert ["discriminator" in record for record in found] == [False] * 5 + [True] * 3
     expected = [1e-3 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 8)).item()) for step in range(8)]
     assert [record["learning_rate"] for record in found] == pytest.approx(expected, rel=1e-4)
-    last = load(tmp_path / "run" / "checkpoint_epoch_2.pt")
+    last = last_checkpoint(tmp_path / "run")
     assert last["position"]["step"] == 8
     counted = [state["state"][0]["step"].item() for state in last["optimizers"]]
     assert counted == [8, 3]
 
 
-def test_one_flag_starts_the_discriminator_and_its_term(tiny, tmp_path):
+def test_disc_start_starts_the_discriminator_and_its_loss_term(tiny, tmp_path):
     options = {**tiny, **ADVERSARIAL, "val_split": 0.0, "num_epochs": 1, "log_freq": 1}
     options |= {"checkpoint_steps": 1, "keep_checkpoints": 100}
     assert train(options) == 0
-    states = [load(tmp_path / "run" / f"checkpoint_step_{step}.pt") for step in (1, 2, 3)]
+    states = [load_checkpoint(tmp_path / "run" / f"checkpoint_step_{step}.pt") for step in (1, 2, 3)]
     first, before, after = (state["discriminator"] for state in states)
     assert all(torch.equal(first[name], before[name]) for name in first)
     assert all(not torch.equal(before[name], after[name]) for name in first)
     assert [state["optimizers"][1]["state"] == {} for state in states] == [True, True, False]
     assert states[1]["running_sq_norms"].tolist() == [0, 0]
     assert states[2]["running_sq_norms"].min() > 0
-    for record in records(tmp_path / "run")[:2]:
+    for record in records(tmp_path / "run", "train")[:2]:
         assert not {"adversarial", "adversarial_factor", "discriminator"} & record.keys()
 
 
-# --- KL averaged in one place, summed in another ----------------------------------------------------
+# --- KL that is a mean in one place and a sum in another --------------------------------------------
 
 
-def test_kl_is_nats_per_image_summed_over_the_latent_and_averaged_over_images():
+def test_kl_is_summed_over_the_latents_and_averaged_over_images():
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(3, 4, 5, 6, generator=generator, dtype=torch.float64)
     logvar = torch.randn(3, 4, 5, 6, generator=generator, dtype=torch.float64)
@@ -202,7 +184,7 @@ def test_kl_is_nats_per_image_summed_over_the_latent_and_averaged_over_images():
         exact = torch.distributions.kl_divergence(posterior, torch.distributions.Normal(0.0, 1.0)).sum()
         assert float(found[image]) == pytest.approx(float(exact), rel=1e-6)
 
-    def gradient(batch):  # of the KL term alone: the same images twice give the same mean
+    def gradient(batch):  # of the KL term alone; repeated images have the same mean
         nets, inputs = toy_networks(), toy_inputs(2, factor=None)
         inputs.images, inputs.noise = (
             inputs.images.repeat(batch, 1, 1, 1),
@@ -216,25 +198,24 @@ def test_kl_is_nats_per_image_summed_over_the_latent_and_averaged_over_images():
     assert relative_difference(gradient(3), gradient(1)) < 1e-12
 
 
-def test_the_help_says_how_kl_is_reduced():
-    words = [sys.executable, "train_vae.py", "--help"]
-    text = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    text = " ".join(text.split())
-    assert "in nats per image: summed over the latent, then mean over images" in text
+def test_help_gives_the_unit_and_reduction_of_kl():
+    _, option = all_options()["kl_weight"]
+    for words in ("nats per image", "summed over the latents", "averaged over images"):
+        assert words in option.metadata["help"]
 
 
-def test_the_record_holds_nats_per_image(tiny, tmp_path):
+def test_recorded_kl_is_in_nats_per_image(tiny, tmp_path):
     assert train({**tiny, "init": "default", "max_steps": 1, "log_freq": 1, "val_split": 0.0}) == 0
-    (record,) = records(tmp_path / "run")
+    (record,) = records(tmp_path / "run", "train")
     expected = record["reconstruction"] + 1e-6 * record["kl"]
     assert record["loss"] == pytest.approx(expected, rel=1e-5)
-    assert record["kl"] > 10  # 4 x 16 x 16 numbers; a mean over them would be below 1
+    assert record["kl"] > 10  # summed over 4 x 16 x 16 values; their mean would be below 1
 
 
-# --- statistics of the batch under micro-batches or several processes ---------------------------------
+# --- batch statistics with micro-batches or several processes -----------------------------------------
 
 
-def every_network() -> dict[str, nn.Module]:
+def all_networks() -> dict[str, nn.Module]:
     return {
         "autoencoder": AutoencoderKL(MODEL).double(),
         "discriminator": Discriminator(8, 2).double(),
@@ -242,14 +223,14 @@ def every_network() -> dict[str, nn.Module]:
     }
 
 
-@pytest.mark.parametrize("name", every_network())
+@pytest.mark.parametrize("name", all_networks())
 def test_no_module_couples_the_images_of_a_batch(name):
-    network = every_network()[name]
+    network = all_networks()[name]
     coupling = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.Dropout)
     for module in network.modules():
         assert not isinstance(module, coupling), module
         assert not hasattr(module, "parametrizations"), f"{module} is parametrized"
-        assert not module._forward_pre_hooks, f"{module} changes before each forward"
+        assert not module._forward_pre_hooks, f"{module} has a hook before each forward"
     buffers = {n: b.clone() for n, b in network.named_buffers()}
     images = torch.rand(3, 3, 32, 32, dtype=torch.float64, requires_grad=True)
     arguments = (images, torch.rand_like(images)) if name == "LPIPS" else (images,)
@@ -262,9 +243,9 @@ def test_no_module_couples_the_images_of_a_batch(name):
     assert all(torch.equal(buffers[n], b) for n, b in network.named_buffers())
 
 
-@pytest.mark.parametrize("name", every_network())
-def test_an_image_alone_gives_what_it_gives_in_a_batch(name):
-    network = every_network()[name]
+@pytest.mark.parametrize("name", all_networks())
+def test_output_of_an_image_does_not_depend_on_its_batch(name):
+    network = all_networks()[name]
     images = torch.rand(3, 3, 32, 32, dtype=torch.float64)
     others = torch.rand(3, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
@@ -274,84 +255,11 @@ def test_an_image_alone_gives_what_it_gives_in_a_batch(name):
     torch.testing.assert_close(first[1][0], first[0][1], rtol=1e-12, atol=1e-12)
 
 
-# --- a corrupt image replaced by a black one ----------------------------------------------------------
-
-
-def break_images(tiny, tmp_path, count):
-    """A copy of the images of which `count` cannot be decoded; returns their names."""
-    from pathlib import Path
-    from shutil import copytree
-
-    folder = tmp_path / "damaged"
-    copytree(tiny["data_path"], folder)
-    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.png"))[:count]
-    for name in names:
-        path = Path(folder, name)
-        path.write_bytes(path.read_bytes()[:200])
-    tiny["data_path"] = str(folder)
-    return names
-
-
-def test_a_corrupt_image_is_counted_named_once_and_skipped(tiny, tmp_path, monkeypatch, capsys):
-    (bad,) = break_images(tiny, tmp_path, 1)
-    batches = []
-
-    def spy(networks, inputs, sizes, loss, shared_pass):
-        batches.append((inputs.images.clone(), inputs.image_share))
-        return compute_gradients(networks, inputs, sizes, loss, shared_pass)
-
-    monkeypatch.setattr("vae.training.oom_retry.compute_gradients", spy)
-    options = {**tiny, "init": "default", "val_split": 0.0, "num_epochs": 3, "max_bad_fraction": 0.1}
-    assert train(options) == 0
-    sizes = [len(images) for images, _ in batches]
-    assert sorted(sizes) == [3] * 3 + [4] * 9  # once in each of 3 epochs of 4 steps
-    assert all(share == 1 / len(images) for images, share in batches)  # the mean is over the valid ones
-    assert all(images.flatten(1).max(1).values.min() > 0 for images, _ in batches)  # and none is black
-    lines = (tmp_path / "run" / "rejected_images.txt").read_text().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith(bad)
-    said = capsys.readouterr()
-    assert (said.out + said.err).count(f"skipped {bad}") == 1
-
-
-def test_a_step_without_any_image_changes_nothing(tiny, tmp_path, monkeypatch):
-    break_images(tiny, tmp_path, 6)
-    changed = []
-
-    def spy(optimizers, state, optim, fp16, empty):
-        weights = optimizers[0].param_groups[0]["params"]
-        before = [weight.detach().clone() for weight in weights]
-        norms = apply_update(optimizers, state, optim, fp16, empty)
-        changed.append(any(not torch.equal(a, b) for a, b in zip(before, weights, strict=True)))
-        assert changed[-1] is not empty
-        return norms
-
-    monkeypatch.setattr("vae.training.loop.apply_update", spy)
-    options = {**tiny, "init": "default", "val_split": 0.0, "batch_size": 1, "max_bad_fraction": 1.0}
-    assert train({**options, "num_epochs": 1}) == 0
-    assert (len(changed), sum(changed)) == (16, 10)
-    last = load(tmp_path / "run" / "checkpoint_epoch_1.pt")
-    assert last["optimizers"][0]["state"][0]["step"].item() == 10
-    assert last["update"]["nonfinite_total"] == 0
-
-
-def test_training_stops_above_the_stated_share(tiny, tmp_path):
-    break_images(tiny, tmp_path, 4)
-    options = {**tiny, "init": "default", "val_split": 0.0, "num_epochs": 1}
-    with pytest.raises(DataError, match=r"of 16 training images .* --max_bad_fraction 0\.05") as caught:
-        train(options)
-    assert caught.value.exit_code == EXIT_DATA == 77
-    assert "\n" not in str(caught.value)
-    assert f"listed in {tmp_path / 'run' / 'rejected_images.txt'}; remove them, or allow" in str(caught.value)
-    assert (tmp_path / "run" / "rejected_images.txt").exists()
-    assert train({**options, "output_dir": str(tmp_path / "other"), "max_bad_fraction": 0.25}) == 0
-
-
-# --- flags parsed and never used -----------------------------------------------------------------------
+# --- flags that are parsed and never used --------------------------------------------------------------
 
 
 def words_read(path, strings: bool) -> set[str]:
-    """Attribute names that a file reads and, where asked for, its string constants."""
+    """Attribute names that a file reads and, with `strings`, its string constants."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -361,19 +269,19 @@ def words_read(path, strings: bool) -> set[str]:
     return found
 
 
-def test_every_field_of_the_configuration_is_read_somewhere():
-    givers = {"recipes.py", "resolve.py", "gpus.py", "summary.py"}  # give or show values by name: no reading
+def test_every_option_is_read_somewhere():
+    givers = {"recipes.py", "resolve.py", "gpus.py", "summary.py"}  # set or print values by name
     files = [p for p in [*(ROOT / "vae").rglob("*.py"), *ROOT.glob("*.py")] if p.name != "options.py"]
     read = set().union(*(words_read(path, strings=path.name not in givers) for path in files))
     assert [name for name in all_options() if name not in read] == []
     assert {section.name for section in fields(Config)} <= read
 
 
-# --- modules unwrapped in training -----------------------------------------------------------------------
+# --- passes that bypass DistributedDataParallel ----------------------------------------------------------
 
 
-def test_the_loop_calls_the_wrapped_network_once_per_pass(monkeypatch):
-    # gradients of several processes are summed in the wrapper: encode and decode must not bypass it
+def test_each_pass_calls_the_wrapped_network_once(monkeypatch):
+    """The wrapper sums the gradients of all processes, so encode and decode must not bypass it."""
     nets, inputs = (
         toy_networks(torch.float32, perceptual=False, discriminator=False),
         toy_inputs(4, factor=None),
@@ -398,4 +306,3 @@ def test_the_loop_calls_the_wrapped_network_once_per_pass(monkeypatch):
     nets.autoencoder = Wrapper()
     compute_gradients(nets, inputs, [2, 2], LossConfig(perceptual_weight=0.0))
     assert calls == ["forward", "encode", "decode"] * 2
-    assert Processes(0, 1, torch.device("cpu")).wrap(model) is model

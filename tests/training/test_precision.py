@@ -1,4 +1,4 @@
-"""Precision, memory layout and compilation change only rounding; compiled networks save as much as eager ones."""
+"""Precision, memory layout and compilation change only rounding; compiled networks save no more tensors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The course of the learning rate and of the averaging, at exact values."""
+"""Exact values of the learning-rate and EMA schedules."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
 
 
-def test_warm_up_is_counted_in_epochs_and_capped_at_a_fifth_of_the_stage():
+def test_warmup_is_given_in_epochs_and_limited_to_a_fifth_of_the_stage():
     assert warmup_steps(5, steps_per_epoch=10, total_steps=1000) == 50
     assert warmup_steps(0.25, steps_per_epoch=10, total_steps=1000) == 2
     assert warmup_steps(5, steps_per_epoch=10, total_steps=100) == 20
@@ -16,7 +16,7 @@ def test_warm_up_is_counted_in_epochs_and_capped_at_a_fifth_of_the_stage():
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
-def test_linear_warm_up_reaches_the_peak_with_its_last_step(schedule):
+def test_linear_warmup_reaches_the_peak_in_its_last_step(schedule):
     rates = [learning_rate_factor(schedule, step, 100, 4) for step in range(5)]
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
 
@@ -29,11 +29,11 @@ def test_cosine_falls_from_the_peak_to_zero():
     assert learning_rate_factor("cosine", 100, 100, 20) == 0.0
 
 
-def test_constant_stays():
+def test_constant_schedule_stays_at_the_peak():
     assert {learning_rate_factor("constant", step, 100, 10) for step in range(10, 100)} == {1.0}
 
 
-def test_onecycle_begins_at_a_25th_and_ends_at_a_ten_thousandth_of_that():
+def test_onecycle_starts_at_a_25th_and_ends_at_a_ten_thousandth_of_that():
     rates = [learning_rate_factor("onecycle", step, 1000, 200) for step in range(1001)]
     assert 1 / 25 < rates[0] < 1 / 25 + 1e-3
     assert rates[199] == rates[200] == pytest.approx(1.0, abs=1e-15)
@@ -45,13 +45,13 @@ def test_onecycle_begins_at_a_25th_and_ends_at_a_ten_thousandth_of_that():
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant", "onecycle"])
 @pytest.mark.parametrize("total", [1, 2, 7])
-def test_short_stages_have_a_rate_at_every_step(schedule, total):
+def test_rate_of_short_stages_is_positive_at_every_step(schedule, total):
     warm_up = warmup_steps(5, 1, total)
     rates = [learning_rate_factor(schedule, step, total, warm_up) for step in range(total)]
     assert all(0 < rate <= 1 for rate in rates)
 
 
-def test_averaging_is_short_at_first_and_then_as_asked():
+def test_ema_decay_rises_to_its_limit():
     assert ema_decay(0.999, 0) == 0.1
     assert ema_decay(0.999, 8) == 0.5
     assert ema_decay(0.999, 90) == 0.91

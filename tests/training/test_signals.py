@@ -1,4 +1,4 @@
-"""Real signals: finish the step, save, exit 75 and go on bit for bit; save and go on; leave at once."""
+"""Real signals: stop and resume bit for bit, save and continue, or exit at once."""
 
 import json
 import os
@@ -9,22 +9,22 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.harness.runs import ROOT, as_flags
+from tests.harness.training_runs import assert_same, last_checkpoint
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training import loop
 from vae.training.run import train
 from vae.training.signals import StopSignals
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows sends no signals to other processes")
-PATIENCE = 120  # seconds: a loaded machine is no failure
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send signals to other processes")
+TIMEOUT = 120  # seconds: a busy machine is no failure
 
 
 @pytest.fixture
 def long(tiny) -> dict:
-    """A run of 60 steps that records each."""
+    """A run of 60 steps with a record of each."""
     return {
         **tiny,
         "num_epochs": 20,
@@ -37,30 +37,29 @@ def long(tiny) -> dict:
 
 def assert_same_weights(one: Path, other: Path) -> None:
     contents = [load_checkpoint(folder / "checkpoint_epoch_20.pt") for folder in (one, other)]
-    assert contents[0]["position"] == contents[1]["position"]
-    for part in ("model", "ema"):
-        for name, value in contents[0][part].items():
-            assert torch.equal(value, contents[1][part][name]), name
+    found, expected = ([content[k] for k in ("position", "model", "ema")] for content in contents)
+    assert_same(found, expected, "checkpoint")
 
 
 def steps(folder: Path) -> list[int]:
+    """Steps of the training records that are complete; a running process may be writing another."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     found = [json.loads(line) for line in lines if line.endswith("\n")]
     return [record["step"] for record in found if record["kind"] == "train"]
 
 
-# ---- in this process: the signal comes at a known step ---------------------------------------------------
+# ---- in this process: the signal arrives at a known step -------------------------------------------------
 
 
 def send_at(monkeypatch, wanted: dict[int, int]) -> None:
-    """Send this process the signal `wanted[n]` in the middle of optimizer step n (from 1)."""
-    apply_update, made = loop.apply_update, []
+    """Send this process the signal `wanted[n]` during optimizer step n (from 1)."""
+    apply_update, updates = loop.apply_update, []
 
     def update(*arguments):
-        made.append(1)
-        if len(made) in wanted:
-            os.kill(os.getpid(), wanted[len(made)])
+        updates.append(1)
+        if len(updates) in wanted:
+            os.kill(os.getpid(), wanted[len(updates)])
         return apply_update(*arguments)
 
     monkeypatch.setattr(loop, "apply_update", update)
@@ -70,26 +69,23 @@ def send_at(monkeypatch, wanted: dict[int, int]) -> None:
 @pytest.mark.parametrize(
     ("number", "step"),
     [(signal.SIGTERM, 1), (signal.SIGINT, 4), (signal.SIGTERM, 6)],
-    ids=["first_step", "within_an_epoch", "at_an_epoch_end"],
+    ids=["first_step", "within_an_epoch", "end_of_an_epoch"],
 )
-def test_a_stop_is_saved_and_gone_on_from(tiny, tmp_path, monkeypatch, capsys, number, step):
-    """The loop asks at the start of a step: the one after that in which the signal comes is the last."""
+def test_stop_signal_saves_and_the_run_can_be_resumed(tiny, tmp_path, monkeypatch, capsys, number, step):
+    """The loop reads signals at the start of a step: the step after the signal is the last."""
     folder, before = tmp_path / "run", signal.getsignal(number)
     send_at(monkeypatch, {step: number})
     assert train({**tiny, "num_epochs": 4}) == EXIT_SAVED_RESUMABLE
-    assert (
-        f"go on with: python train_vae.py --output_dir {folder} --resume_from latest\n"
-        in capsys.readouterr().out
-    )
-    saved = [load_checkpoint(path)["position"]["step"] for path in folder.glob("*.pt")]
-    assert max(saved) == step + 1
+    command = f"python train_vae.py --output_dir {folder} --resume_from latest\n"
+    assert command in capsys.readouterr().out
+    assert last_checkpoint(folder)["position"]["step"] == step + 1
     assert not (folder / "vae").exists()
     assert signal.getsignal(number) is before
     assert train({**tiny, "num_epochs": 4, "resume_from": "latest"}) == 0
     assert load_checkpoint(folder / "checkpoint_epoch_4.pt")["position"]["step"] == 12
 
 
-def test_a_save_is_made_and_training_goes_on(tiny, tmp_path, monkeypatch):
+def test_save_signal_saves_and_training_continues(tiny, tmp_path, monkeypatch):
     send_at(monkeypatch, {1: signal.SIGUSR1, 4: signal.SIGUSR1})
     assert train({**tiny, "num_epochs": 3, "checkpoint_freq": 3}) == 0
     saved = {path.name: load_checkpoint(path)["position"] for path in (tmp_path / "run").glob("*.pt")}
@@ -98,14 +94,14 @@ def test_a_save_is_made_and_training_goes_on(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_stop_in_the_very_last_step_still_ships_when_gone_on_from(tiny, tmp_path, monkeypatch):
+def test_run_stopped_in_its_last_step_exports_when_resumed(tiny, tmp_path, monkeypatch):
     send_at(monkeypatch, {5: signal.SIGTERM})
     assert train(tiny) == EXIT_SAVED_RESUMABLE
     assert train({**tiny, "resume_from": "latest"}) == 0
     assert (tmp_path / "run" / "vae" / "config.json").exists()
 
 
-def test_handlers_are_there_only_while_entered():
+def test_handlers_are_installed_only_within_the_context():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -115,11 +111,11 @@ def test_handlers_are_there_only_while_entered():
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
 
 
-# ---- in a process of its own: the signal comes at any moment ---------------------------------------------
+# ---- in another process: the signal arrives at any moment ------------------------------------------------
 
 
 class Trainer:
-    """train_vae.py running, its console in a file."""
+    """A process of train_vae.py that writes its output into a file."""
 
     def __init__(self, given: dict, console: Path):
         self.folder = Path(given["output_dir"])
@@ -141,44 +137,44 @@ class Trainer:
         self.process.wait()
 
     def wait_for(self, condition) -> None:
-        """Until `condition()`; a process that ended before is a failure."""
-        until = time.monotonic() + PATIENCE
+        """Wait until `condition()` is true; the process must not end before."""
+        deadline = time.monotonic() + TIMEOUT
         while not condition():
             assert self.process.poll() is None, self.console.read_text()
-            assert time.monotonic() < until, self.console.read_text()
+            assert time.monotonic() < deadline, self.console.read_text()
             time.sleep(0.005)
 
     def wait(self) -> int:
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT)
 
 
 @pytest.fixture
-def undisturbed(long, tmp_path) -> Path:
-    assert train({**long, "output_dir": str(tmp_path / "undisturbed")}) == 0
-    return tmp_path / "undisturbed"
+def uninterrupted(long, tmp_path) -> Path:
+    assert train({**long, "output_dir": str(tmp_path / "uninterrupted")}) == 0
+    return tmp_path / "uninterrupted"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_stopped_process_saves_and_goes_on_bit_for_bit(long, undisturbed, tmp_path, number, workers):
+def test_stopped_process_resumes_bit_for_bit(long, uninterrupted, tmp_path, number, workers):
     folder = tmp_path / "run"
     with Trainer({**long, "num_workers": workers}, tmp_path / "console") as trainer:
         trainer.wait_for(lambda: len(steps(folder)) >= 4)
         trainer.process.send_signal(number)
         assert trainer.wait() == EXIT_SAVED_RESUMABLE
-    said = (tmp_path / "console").read_text()
-    assert "stopped and saved at step" in said
-    assert "Traceback" not in said
+    printed = (tmp_path / "console").read_text()
+    assert "--resume_from latest" in printed
+    assert "Traceback" not in printed
     (saved,) = folder.glob("*.pt")
     assert 4 <= load_checkpoint(saved)["position"]["step"] < 60
     assert train({**long, "resume_from": "latest"}) == 0
     assert steps(folder) == list(range(1, 61))
-    assert_same_weights(folder, undisturbed)
+    assert_same_weights(folder, uninterrupted)
 
 
 @pytest.mark.slow
-def test_a_process_asked_to_save_saves_and_goes_on(long, undisturbed, tmp_path):
+def test_process_saves_on_request_and_continues(long, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     with Trainer(long, tmp_path / "console") as trainer:
         trainer.wait_for(lambda: len(steps(folder)) >= 2)
@@ -186,21 +182,21 @@ def test_a_process_asked_to_save_saves_and_goes_on(long, undisturbed, tmp_path):
         trainer.wait_for(lambda: list(folder.glob("checkpoint_*.sha256")))
         assert trainer.wait() == 0
     assert len(list(folder.glob("checkpoint_step_*.pt"))) == 1
-    assert_same_weights(folder, undisturbed)
+    assert_same_weights(folder, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
 )
-def test_a_second_signal_leaves_at_once(long, tmp_path, number, code):
-    """With steps of seconds the second signal comes long before the first one's step has ended."""
+def test_second_signal_exits_at_once(long, tmp_path, number, code):
+    """Steps take seconds, so the second signal arrives long before the step of the first one ends."""
     slow = {**long, "image_size": 96, "upscale": True, "batch_size": 12}
     folder = tmp_path / "run"
     with Trainer(slow, tmp_path / "console") as trainer:
         trainer.wait_for(lambda: len(steps(folder)) >= 1)
         trainer.process.send_signal(number)
-        time.sleep(0.6)  # within half a second they would be one: schedulers and torchrun both send
+        time.sleep(0.6)  # within half a second, both count as one: schedulers and torchrun send their own
         trainer.process.send_signal(number)
         assert trainer.wait() == code
     assert list(folder.glob("checkpoint_*")) == []

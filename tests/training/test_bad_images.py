@@ -1,0 +1,84 @@
+"""Corrupt training images are reported once and skipped; they are never replaced by black ones."""
+
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+
+from tests.harness.training_runs import last_checkpoint
+from vae.config.errors import EXIT_DATA, DataError
+from vae.step import apply_update, compute_gradients
+from vae.training.run import train
+
+
+@pytest.fixture
+def options(tiny, tmp_path) -> dict:
+    """A run on a copy of the images without validation; `damage` makes some of them undecodable."""
+    copytree(tiny["data_path"], tmp_path / "images")
+    return {**tiny, "data_path": str(tmp_path / "images"), "init": "default", "val_split": 0.0}
+
+
+def damage(options: dict, count: int) -> list[str]:
+    """Truncate the first `count` image files; returns their names."""
+    folder = Path(options["data_path"])
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.png"))[:count]
+    for name in names:
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:200])
+    return names
+
+
+def test_corrupt_image_is_skipped_and_reported_once(options, tmp_path, monkeypatch, capsys):
+    (bad,) = damage(options, 1)
+    batches = []
+
+    def spy(networks, inputs, sizes, loss, shared_pass):
+        batches.append((inputs.images.clone(), inputs.image_share))
+        return compute_gradients(networks, inputs, sizes, loss, shared_pass)
+
+    monkeypatch.setattr("vae.training.oom_retry.compute_gradients", spy)
+    assert train({**options, "num_epochs": 3, "max_bad_fraction": 0.1}) == 0
+    sizes = [len(images) for images, _ in batches]
+    assert sorted(sizes) == [3] * 3 + [4] * 9  # once in each of 3 epochs of 4 steps
+    assert all(share == 1 / len(images) for images, share in batches)  # the mean is over the valid images
+    assert all(images.flatten(1).max(1).values.min() > 0 for images, _ in batches)  # none is black
+    lines = (tmp_path / "run" / "rejected_images.txt").read_text().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(bad)
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count(f"skipped {bad}") == 1
+
+
+def test_step_without_any_valid_image_changes_nothing(options, tmp_path, monkeypatch):
+    damage(options, 6)
+    changed = []
+
+    def spy(optimizers, state, optim, fp16, empty):
+        weights = optimizers[0].param_groups[0]["params"]
+        before = [weight.detach().clone() for weight in weights]
+        norms = apply_update(optimizers, state, optim, fp16, empty)
+        changed.append(any(not torch.equal(a, b) for a, b in zip(before, weights, strict=True)))
+        assert changed[-1] is not empty
+        return norms
+
+    monkeypatch.setattr("vae.training.loop.apply_update", spy)
+    assert train({**options, "batch_size": 1, "max_bad_fraction": 1.0, "num_epochs": 1}) == 0
+    assert (len(changed), sum(changed)) == (16, 10)
+    content = last_checkpoint(tmp_path / "run")
+    assert content["optimizers"][0]["state"][0]["step"].item() == 10
+    assert content["update"]["nonfinite_total"] == 0
+
+
+def test_training_stops_above_max_bad_fraction(options, tmp_path):
+    damage(options, 4)
+    options["num_epochs"] = 1
+    with pytest.raises(DataError, match=r" of 16 training images .* --max_bad_fraction 0\.05") as caught:
+        train(options)
+    assert caught.value.exit_code == EXIT_DATA == 77
+    assert "\n" not in str(caught.value)
+    for words in (str(tmp_path / "run" / "rejected_images.txt"), "remove them", "raise --max_bad_fraction"):
+        assert words in str(caught.value)
+    assert (tmp_path / "run" / "rejected_images.txt").exists()
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] < 4  # saved before the error
+    assert train({**options, "output_dir": str(tmp_path / "other"), "max_bad_fraction": 0.25}) == 0
