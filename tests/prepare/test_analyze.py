@@ -57,7 +57,7 @@ def test_statistics_of_the_set(analysis, folder):
     assert stats["images"] == 7
     assert {reason: one["count"] for reason, one in stats["rejected"].items()} == {"truncated": 1, "empty": 1}
     sizes = {one["image_size"]: one["images"] for one in stats["resolutions"]}
-    assert sizes == {512: 3, 768: 2, 1024: 1, 1536: 0, 2048: 0, 2560: 0}
+    assert {size: sizes[size] for size in (512, 768, 1024, 1536)} == {512: 3, 768: 2, 1024: 1, 1536: 0}
     read = [
         path
         for path in folder.rglob("*.*")

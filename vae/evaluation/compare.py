@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from vae import console
 from vae.config.errors import UserError
@@ -32,8 +31,9 @@ from vae.evaluation.measure import (
 )
 from vae.evaluation.precheck import check_command
 from vae.evaluation.probes import equivariance, grid_artefacts
+from vae.progress import track
 from vae.evaluation.report.page import write_report
-from vae.evaluation.results import Protocol, Results, VaeResult
+from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
 from vae.interop.vae_files import LoadedVae, load_vae
@@ -207,7 +207,7 @@ def _write_sample_files(
     for old in folder.glob("[0-9][0-9]_*.png"):  # from the comparison that --overwrite replaces
         old.unlink()
     write_originals(chosen, image_set, networks[0].size, folder)
-    for position, row in enumerate(tqdm(rows, "samples", leave=False, disable=None)):
+    for position, row in enumerate(track(rows, "samples", len(rows), "VAE", keep=False)):
         with _on_device(config, row, device) as codec:
             result = row.result
             result.samples = write_samples(
@@ -246,7 +246,7 @@ def _explain_missing(results: Results, device: torch.device) -> None:
                     f"{reason} for {failed} of {len(one.per_image)} images: no means"
                 )
                 continue
-            for metric in ("ssim", "ms_ssim", "lpips"):
+            for metric in PER_IMAGE:
                 if one.metrics[metric] is None and metric not in results.missing:
                     results.missing[f"{metric} at {one.size or 'whole'}"] = "the images are too small for it"
 
