@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from vae import console
 from vae.config.errors import UserError
@@ -31,7 +32,6 @@ from vae.evaluation.measure import (
 )
 from vae.evaluation.precheck import check_command
 from vae.evaluation.probes import equivariance, grid_artefacts
-from vae.progress import track
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult
 from vae.evaluation.samples import choose, write_originals, write_samples
@@ -207,7 +207,7 @@ def _write_sample_files(
     for old in folder.glob("[0-9][0-9]_*.png"):  # from the comparison that --overwrite replaces
         old.unlink()
     write_originals(chosen, image_set, networks[0].size, folder)
-    for position, row in enumerate(track(rows, "samples", len(rows), "VAE", keep=False)):
+    for position, row in enumerate(tqdm(rows, "samples", leave=False, disable=None)):
         with _on_device(config, row, device) as codec:
             result = row.result
             result.samples = write_samples(
