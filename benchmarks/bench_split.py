@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Seconds that a split of a large manifest takes, beside those that only reading and writing it take."""
+"""Time --mode split of a large manifest, and compare it with only reading and writing the manifest."""
 
 import argparse
 import json
@@ -17,17 +17,21 @@ from vae.prepare.split.run import split_manifest  # noqa: E402
 
 
 def write_rows(path: Path, count: int, labels: int) -> None:
-    """A manifest of `count` rows in groups of up to five, with labels of unequal frequency."""
-    chance = random.Random(0)
+    """Write a manifest of `count` rows in groups of up to five, with labels of different frequencies."""
+    generator = random.Random(0)
     with path.open("w", encoding="utf-8") as file:
-        group, left, label = 0, 0, 0
+        group, remaining, label = 0, 0, 0
         for number in range(count):
-            if left == 0:
-                group, left, label = number, chance.randint(1, 5), int(labels * chance.random() ** 2)
-            left -= 1
+            if remaining == 0:
+                group, remaining, label = (
+                    number,
+                    generator.randint(1, 5),
+                    int(labels * generator.random() ** 2),
+                )
+            remaining -= 1
             row = {
                 "path": f"{number % 7}/{number:07d}.jpg",
-                "sha256": f"{chance.getrandbits(256):064x}",
+                "sha256": f"{generator.getrandbits(256):064x}",
                 "width": 64,
                 "height": 48,
                 "source": f"{number % 7}/{number:07d}.png",
@@ -39,7 +43,7 @@ def write_rows(path: Path, count: int, labels: int) -> None:
 
 
 def main() -> None:
-    """Print one JSON object: seconds of the split, of copying the manifest row by row, and their ratio."""
+    """Print a JSON object: seconds of the split and of a copy of the manifest row by row, and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--labels", type=int, default=10)
@@ -47,13 +51,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         manifest = Path(name) / "manifest.jsonl"
         write_rows(manifest, options.rows, options.labels)
-        began = time.perf_counter()
+        start = time.perf_counter()
         with (Path(name) / "copy.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(format_row(row) for row in read_rows(manifest))
-        copied = time.perf_counter() - began
-        began = time.perf_counter()
+        copied = time.perf_counter() - start
+        start = time.perf_counter()
         split_manifest(SplitConfig(input_dir=name, val_split=0.05))
-        split = time.perf_counter() - began
+        split = time.perf_counter() - start
     found = {"rows": options.rows, "labels": options.labels, "split_seconds": round(split, 2)}
     print(json.dumps({**found, "copy_seconds": round(copied, 2), "ratio": round(split / copied, 2)}))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tiles against the whole image: difference and seconds of a narrow model, memory of the default one."""
+"""Compare tiles with the whole image: difference and seconds of a narrow model, memory of the default one."""
 
 import argparse
 import json
@@ -17,16 +17,16 @@ from vae.inference.codec import decode_latents, encode_images, reconstruct  # no
 from vae.memory.live_bytes import DeviceBytes  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 
-# One level more than usual: attention in the middle would otherwise take most of the time on a CPU.
+# One level more than usual: without it, most of the time on a CPU would be attention in the mid block.
 NARROW = ModelConfig(channels=(16, 32, 32, 32, 32), layers_per_block=1, norm_groups=8, z_channels=16)
 
 
 def peaks(config: ModelConfig, side: int, tile: int | None, dtype: torch.dtype) -> dict[str, dict[str, int]]:
-    """Peak bytes on "cuda" and on "cpu" of encoding and of decoding a square image; nothing is computed.
+    """Peak bytes on "cuda" and on "cpu" to encode and to decode a square image, without computing anything.
 
-    Counted is what operations create: on the device tiles, or whole feature maps, and scratch, but neither
-    weights, which lie there before, nor what libraries take for themselves; on the host the feature maps
-    and the result.
+    Counted are the tensors that operations create. On the device these are tiles or whole feature maps, and
+    scratch buffers, but not the existing weights or memory that libraries allocate. On the host these are the
+    feature maps and the result.
     """
     found = {}
     with FakeTensorMode():
@@ -45,7 +45,7 @@ def peaks(config: ModelConfig, side: int, tile: int | None, dtype: torch.dtype) 
 
 
 def compare(side: int, tile: int, config: ModelConfig = NARROW) -> dict[str, float]:
-    """Largest difference of the two reconstructions as a share of the value range, and their seconds."""
+    """Largest difference of the two reconstructions as a fraction of the value range, and their seconds."""
     torch.manual_seed(0)
     model = AutoencoderKL(config).eval()
     coarse = torch.rand(1, 3, 64, 64)
@@ -53,9 +53,9 @@ def compare(side: int, tile: int, config: ModelConfig = NARROW) -> dict[str, flo
     images += 0.05 * torch.randn_like(images)
     seconds, results = [], []
     for size in (None, tile):
-        began = time.perf_counter()
+        start = time.perf_counter()
         results.append(reconstruct(model, images, tile=size))
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
     difference = (results[1] - results[0]).abs().max().item() / 2  # of the range [-1, 1]
     return {
         "largest_difference": difference,
@@ -67,11 +67,13 @@ def compare(side: int, tile: int, config: ModelConfig = NARROW) -> dict[str, flo
 
 
 def main() -> None:
-    """Print one JSON object."""
+    """Print a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", type=int, default=3072, help="of the square image, px")
-    parser.add_argument("--tile", type=int, default=512, help="of the tiles, px")
-    parser.add_argument("--full_width", action="store_true", help="compute with the default network, too")
+    parser.add_argument("--side", type=int, default=3072, help="side of the square image, px")
+    parser.add_argument("--tile", type=int, default=512, help="side of the tiles, px")
+    parser.add_argument(
+        "--full_width", action="store_true", help="compute with the default network instead of the narrow one"
+    )
     options = parser.parse_args()
     memory = {
         f"{str(dtype).removeprefix('torch.')} {name}": {
@@ -82,11 +84,8 @@ def main() -> None:
         for name, tile in (("whole", None), ("tiled", options.tile))
     }
     config = ModelConfig() if options.full_width else NARROW
-    print(
-        json.dumps(
-            {**vars(options), **compare(options.side, options.tile, config), "peak_mib": memory}, indent=1
-        )
-    )
+    found = {**vars(options), **compare(options.side, options.tile, config), "peak_mib": memory}
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

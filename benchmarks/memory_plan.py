@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Predicted against measured peak memory of the trainer's step, for each image size and rung of the ladder.
+"""Compare predicted and measured peak memory of the trainer's step, per image size and recompute level.
 
-Each case is two passes of one image, so that the second meets whole gradients, in a process of its own.
-On a card: the default model in bf16, eager and compiled, every rung that fits. On a CPU: a small model,
-eager, and measured are the bytes that are alive while the step really runs.
+Each case runs two passes of one image, so that gradients exist during the second pass, in its own process.
+On a GPU it measures the default model in bf16, eager and compiled, at each recompute level that fits. On a
+CPU it measures the live bytes while an eager step of a small model runs.
 """
 
 import argparse
@@ -33,13 +33,13 @@ from vae.training.state import begin_state  # noqa: E402
 SIZES = {"cuda": (512, 1024, 2048), "cpu": (64, 128)}
 SMALL = {"channels": [32, 64, 64, 64], "layers_per_block": 1, "norm_groups": 8}
 PASSES = 2
-STEPS = 3  # the first makes AdamW's moments
-TIMEOUT_SECONDS = 1800  # of one case: compiling takes minutes
+STEPS = 3  # the first creates the moments of AdamW
+TIMEOUT_SECONDS = 1800  # per case: compilation takes minutes
 
 
 @dataclass(frozen=True)
 class Case:
-    """One step to predict and to measure."""
+    """A step to predict and to measure."""
 
     device: str
     image_size: int
@@ -47,20 +47,20 @@ class Case:
     compiled: bool
 
     def config(self) -> Config:
-        """The run's configuration; LPIPS with random weights takes what LPIPS takes."""
+        """The configuration of the run; LPIPS with random weights needs as much memory as LPIPS."""
         small = SMALL if self.device == "cpu" else {}
         values = {"image_size": self.image_size, "batch_size": PASSES, "use_bf16": True}
         return build({**small, **values, "perceptual_net": "random", "use_torch_compile": self.compiled})
 
     def predicted(self) -> StepMemory:
-        """What the planner says."""
+        """The prediction of the memory plan."""
         reserve = reserve_bytes(torch.device(self.device))
         spec = stage_spec(self.config(), self.image_size, PASSES, torch.bfloat16, reserve)
         return step_memory(replace(spec, recompute=self.recompute), 1)
 
 
 def run_steps(case: Case, begin: Callable[[], None]) -> None:
-    """The trainer's own step, STEPS times on random pixels; `begin` is called when all is built."""
+    """Run the trainer's step STEPS times on random pixels; `begin` is called after everything is built."""
     device, config = torch.device(case.device), case.config()
     set_backends(config.speed)
     state = begin_state(config, device, fp16=False)
@@ -87,36 +87,36 @@ def run_steps(case: Case, begin: Callable[[], None]) -> None:
         torch._foreach_lerp_(list(state.ema.parameters()), list(state.autoencoder.parameters()), weight)
 
 
-def begin_on_card() -> None:
-    """Forget what building took."""
+def begin_on_gpu() -> None:
+    """Reset the peak, so that it does not include building."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
 
 def measure(case: Case) -> dict[str, float]:
-    """GiB of the case's step, run here and now."""
+    """Run the step of the case in this process; return GiB."""
     if case.device == "cpu":
         with LiveBytes() as counter:
             run_steps(case, lambda: setattr(counter, "peak", counter.current))
         return {"measured_gib": counter.peak / GIB}
-    run_steps(case, begin_on_card)
+    run_steps(case, begin_on_gpu)
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return {
         "measured_gib": torch.cuda.max_memory_reserved() / GIB,
         "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
-        # CUDA's context and what libraries take for themselves, if no other process is on the card
+        # the CUDA context and allocations of libraries, if no other process uses the GPU
         "outside_pytorch_gib": (total - free - torch.cuda.memory_reserved()) / GIB,
     }
 
 
 def in_a_process(case: Case) -> dict[str, float | str]:
-    """measure() in a process of its own; its failure in one line where it has none."""
+    """measure() in a new process; if it fails, its last error line."""
     words = [sys.executable, __file__, "--one", json.dumps(asdict(case))]
     try:
         found = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        return {"failure": f"not done after {TIMEOUT_SECONDS} s"}
+        return {"failure": f"not finished after {TIMEOUT_SECONDS} s"}
     if found.returncode == 0:
         return json.loads(found.stdout.splitlines()[-1])
     lines = [line for line in found.stderr.splitlines() if line.strip()] or [f"exit {found.returncode}"]
@@ -124,21 +124,21 @@ def in_a_process(case: Case) -> dict[str, float | str]:
 
 
 def compare(case: Case, available: int) -> dict:
-    """The case with its prediction and, where that fits, its measurement."""
+    """The case with its prediction and, if it fits, its measurement."""
     memory = case.predicted()
     row = asdict(case) | {"predicted_gib": memory.total / GIB, "tflop_per_image": memory.flops / 1e12}
     if memory.total > available:
-        return row | {"failure": f"does not fit {available / GIB:.1f} GiB"}
+        return row | {"failure": f"does not fit in {available / GIB:.1f} GiB"}
     row |= in_a_process(case)
     if "measured_gib" in row:
         row["difference"] = row["measured_gib"] / row["predicted_gib"] - 1
     return row
 
 
-def line_of(row: dict) -> str:
+def table_line(row: dict) -> str:
     """One row of the table."""
-    way = "compiled" if row["compiled"] else "eager"
-    head = f"| {row['image_size']} | {way} | {row['recompute']} | {row['predicted_gib']:.3f} |"
+    mode = "compiled" if row["compiled"] else "eager"
+    head = f"| {row['image_size']} | {mode} | {row['recompute']} | {row['predicted_gib']:.3f} |"
     if "failure" in row:
         return f"{head} {row['failure']} | | |"
     outside = f"{row['outside_pytorch_gib']:.3f}" if "outside_pytorch_gib" in row else "-"
@@ -147,10 +147,19 @@ def line_of(row: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
-    parser.add_argument("--sizes", type=int, nargs="+", help="px; default 512 1024 2048, on a CPU 64 128")
-    parser.add_argument("--rungs", nargs="+", choices=RECOMPUTE, default=list(RECOMPUTE), metavar="RUNG")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if available")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", help="image sizes in px; default 512 1024 2048, on a CPU 64 128"
+    )
+    parser.add_argument(
+        "--recompute",
+        nargs="+",
+        choices=RECOMPUTE,
+        default=list(RECOMPUTE),
+        metavar="LEVEL",
+        help="default: all",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -160,14 +169,14 @@ def main() -> None:
     device = torch.device(kind)
     name = torch.cuda.get_device_name() if kind == "cuda" else "CPU"
     print(f"{name}, PyTorch {torch.__version__}, {PASSES} passes of one image, bf16")
-    print("| px | way | recompute | predicted GiB | measured GiB | difference | outside PyTorch GiB |")
+    print("| px | mode | recompute | predicted GiB | measured GiB | difference | outside PyTorch GiB |")
     print("|---|---|---|---|---|---|---|")
     rows = []
     for size in given.sizes or SIZES[kind]:
         for compiled in (False, True) if kind == "cuda" else (False,):
-            for rung in given.rungs:
-                rows.append(compare(Case(kind, size, rung, compiled), available_bytes(device)))
-                print(line_of(rows[-1]), flush=True)
+            for level in given.recompute:
+                rows.append(compare(Case(kind, size, level, compiled), available_bytes(device)))
+                print(table_line(rows[-1]), flush=True)
     if given.json:
         about = {"device": name, "torch": str(torch.__version__), "rows": rows}
         given.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

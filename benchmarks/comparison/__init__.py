@@ -1,1 +1,1 @@
-"""Ours beside diffusers' AutoencoderKL and its trainer's step: the same work on both sides, one process."""
+"""Comparison with diffusers' AutoencoderKL and its trainer's step, on the same work in one process."""

@@ -1,7 +1,7 @@
-"""The ten cases: what each compares, at which size, and what is made of the figures.
+"""The ten cases: what they compare, their sizes, and their ratios.
 
-Each case is a function of a Bench. It returns its contestants, each with its side, seconds and bytes, and the
-ratios: speed is theirs' best median over ours' best, memory is ours over theirs.
+Each case is a function of a Bench. It returns its contestants, with side, seconds and bytes of each, and the
+ratios. Speed is their best median divided by our best; memory is ours divided by theirs.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.comparison import operations
-from benchmarks.comparison.measuring import Contestant, Measured, Stopwatch, counted, memory_cap
+from benchmarks.comparison.measuring import Contestant, Measured, Stopwatch, counted, memory_limit
 from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.theirs import (
     AUTOCAST,
@@ -25,14 +25,14 @@ from benchmarks.comparison.theirs import (
     Variant,
 )
 from benchmarks.comparison.work import Work
+from vae.host import GIB
 from vae.model.recompute import RECOMPUTE_LEVELS
 
 META = torch.device("meta")
-GIB = 2**30
-CAP_BYTES = 30 * GIB  # of case 4: what a 32 GB card leaves
+LIMIT_BYTES = 30 * GIB  # of case 4: available on a 32 GB card
 ADAM_BYTES_PER_PARAMETER = 12  # fp32 weight and both moments
 
-# Image sides in px (cases 1 to 6 and 10), sides of the feature map in px (7 and 8), tokens (9).
+# Sides of the image in px (cases 1 to 6 and 10), of the feature map in px (7 and 8), tokens (9).
 SMALL = {1: 96, 2: 256, 3: 64, 4: 128, 5: 64, 6: 64, 7: 256, 8: 64, 9: (1024, 4096), 10: 128}
 LARGE = {1: 512, 2: 1024, 3: 2048, 4: 2048, 5: 2048, 6: 1024, 7: 1024, 8: 512, 9: (16384, 65536), 10: 1024}
 BATCH = {"small": {1: 1, 5: 4}, "large": {1: 4, 5: 4}}
@@ -40,7 +40,7 @@ BATCH = {"small": {1: 1, 5: 4}, "large": {1: 4, 5: 4}}
 
 @dataclass(frozen=True)
 class OursKind:
-    """One way to run our step: a rung of the ladder, compiled or not."""
+    """A configuration of our step: recompute level, compiled or not."""
 
     recompute: str
     compiled: bool = False
@@ -52,7 +52,7 @@ class OursKind:
 
 @dataclass(frozen=True)
 class Bench:
-    """What every case is given."""
+    """The settings of all cases."""
 
     stopwatch: Stopwatch
     size: str  # "small" or "large"
@@ -72,7 +72,7 @@ class Bench:
 def network_case(
     bench: Bench, work: Work, ours: list[OursKind], theirs: list[Variant], whole: bool
 ) -> dict[str, Any]:
-    """Time and count steps (`whole`) or gradients alone of both sides' kinds."""
+    """Measure whole steps (`whole`) or only gradients, for all given configurations of both sides."""
     contestants, sides, facts = [], {}, {}
     for kind in ours:
         contestants.append(Contestant(kind.name, _ours(bench, work, kind, whole), kind.compiled))
@@ -116,7 +116,7 @@ def _table(measured: dict[str, Measured], sides: dict[str, str], facts: dict) ->
 
 
 def _speed(measured: dict[str, Measured], sides: dict[str, str]) -> dict[str, Any]:
-    """Best against best by median; nothing where one side has no figure."""
+    """Ratio of the best medians; empty if a side has none."""
     best = {}
     for side in ("ours", "theirs"):
         timed = [m for name, m in measured.items() if sides[name] == side and m.seconds]
@@ -131,14 +131,14 @@ def _speed(measured: dict[str, Measured], sides: dict[str, str]) -> dict[str, An
 
 
 def _memory(work: Work, pairs: list[tuple[str, Variant]]) -> dict[str, Any]:
-    """Counted peaks of one step, ours over theirs, at `work`; and bytes per pixel."""
+    """Ratios of the counted peaks of one step of `work`, ours to theirs; and bytes per pixel."""
     ratios, per_pixel = {}, {}
     pixels = work.batch * work.image_size**2
-    for rung, variant in pairs:
-        mine = counted(Ours(work, META, recompute=rung).gradients)["counted_bytes"]
+    for level, variant in pairs:
+        mine = counted(Ours(work, META, recompute=level).gradients)["counted_bytes"]
         other = counted(Theirs(work, META, variant).gradients)["counted_bytes"]
-        ratios[f"ours {rung} / diffusers {variant.name}"] = round(mine / other, 4)
-        per_pixel[f"ours {rung}"] = round(mine / pixels)
+        ratios[f"ours {level} / diffusers {variant.name}"] = round(mine / other, 4)
+        per_pixel[f"ours {level}"] = round(mine / pixels)
         per_pixel[f"diffusers {variant.name}"] = round(other / pixels)
     counted_at = {"image_size": work.image_size, "batch": work.batch}
     return {"memory": ratios, "memory_counted_at": counted_at, "counted_bytes_per_pixel": per_pixel}
@@ -151,18 +151,18 @@ def _plain(bench: Bench) -> list[Variant]:
 
 
 def _fast(bench: Bench) -> list[OursKind]:
-    """Our fast rungs."""
+    """Our fast configurations."""
     compiled = [OursKind("activations", compiled=True)] if bench.compile else []
     return [OursKind("none"), OursKind("activations"), *compiled]
 
 
 def _without_compile(bench: Bench) -> Bench:
-    """For cases whose compiled variants would cost minutes each and say what case 2 says."""
+    """For cases whose compiled variants need minutes each and show the same as in case 2."""
     return replace(bench, compile=False)
 
 
 def case_1(bench: Bench) -> dict[str, Any]:
-    """VAE forward and backward, L1 alone"""
+    """VAE forward and backward, only L1"""
     bench = _without_compile(bench)
     work = Work(bench.sizes(1), bench.batch(1), perceptual=False)
     found = network_case(bench, work, _fast(bench), _plain(bench), whole=False)
@@ -186,42 +186,42 @@ def case_3(bench: Bench) -> dict[str, Any]:
 
 def case_4(bench: Bench) -> dict[str, Any]:
     """Whole step within 30 GiB, theirs with gradient checkpointing"""
-    rung = fastest_within(Work(LARGE[4]), CAP_BYTES)
-    kinds = [OursKind(name) for name in dict.fromkeys((rung, "blocks_encoder"))]
+    level = fastest_within(Work(LARGE[4]), LIMIT_BYTES)
+    kinds = [OursKind(name) for name in dict.fromkeys((level, "blocks_encoder"))]
     theirs = [BF16_CHECKPOINTING, AUTOCAST_CHECKPOINTING]
-    with memory_cap(bench.device, CAP_BYTES):
+    with memory_limit(bench.device, LIMIT_BYTES):
         found = network_case(bench, Work(bench.sizes(4)), kinds, theirs, whole=True)
-    pairs = [("blocks_encoder", BF16_CHECKPOINTING), (rung, BF16_CHECKPOINTING)]
+    pairs = [("blocks_encoder", BF16_CHECKPOINTING), (level, BF16_CHECKPOINTING)]
     return found | _memory(Work(LARGE[4]), pairs)
 
 
-def fastest_within(work: Work, capped_bytes: int) -> str:
-    """The first rung whose counted step, weights and moments included, takes at most `capped_bytes`."""
-    for rung in RECOMPUTE_LEVELS:
-        side = Ours(work, META, recompute=rung)
+def fastest_within(work: Work, limit_bytes: int) -> str:
+    """The first level whose counted step, with weights and moments, needs at most `limit_bytes`."""
+    for level in RECOMPUTE_LEVELS:
+        side = Ours(work, META, recompute=level)
         parameters = sum(p.numel() for p in side.networks.autoencoder.parameters())
-        if counted(side.gradients)["counted_bytes"] + parameters * ADAM_BYTES_PER_PARAMETER <= capped_bytes:
-            return rung
-    raise ValueError(f"no rung fits {capped_bytes / GIB:.1f} GiB at {work.image_size} px")
+        if counted(side.gradients)["counted_bytes"] + parameters * ADAM_BYTES_PER_PARAMETER <= limit_bytes:
+            return level
+    raise ValueError(f"no recompute level fits in {limit_bytes / GIB:.1f} GiB at {work.image_size} px")
 
 
 def case_5(bench: Bench) -> dict[str, Any]:
-    """Four images as 4 passes of 1, against four steps' gradients of one"""
-    rung = "blocks_encoder"
+    """Four images as 4 passes of 1, compared with the gradients of four steps of one"""
+    level = "blocks_encoder"
     work = Work(bench.sizes(5), bench.batch(5))
 
-    def cut() -> Callable:
-        side = Ours(work, bench.device, recompute=rung, micro_batch=1)
+    def micro_batches() -> Callable:
+        side = Ours(work, bench.device, recompute=level, micro_batch=1)
         return lambda: (side.gradients(), side.clear())
 
     def singles() -> Callable:
-        side = Ours(replace(work, batch=1), bench.device, recompute=rung)
+        side = Ours(replace(work, batch=1), bench.device, recompute=level)
         return lambda: [(side.gradients(), side.clear()) for _ in range(work.batch)]
 
-    names = {"4 as 4 x 1": cut, "four singles": singles}
+    names = {"4 as 4 x 1": micro_batches, "four singles": singles}
     measured = bench.stopwatch.compare([Contestant(name, build) for name, build in names.items()])
     large = Work(LARGE[5], BATCH["large"][5])
-    side = Ours(large, META, recompute=rung, micro_batch=1)
+    side = Ours(large, META, recompute=level, micro_batch=1)
     parameters = sum(p.numel() for p in side.networks.autoencoder.parameters())
     facts = counted(side.gradients)
     all_in = facts["counted_bytes"] + parameters * ADAM_BYTES_PER_PARAMETER
@@ -234,16 +234,16 @@ def case_5(bench: Bench) -> dict[str, Any]:
         "batch": work.batch,
         "contestants": _table(measured, dict.fromkeys(names, "ours"), {}),
         **ratio,
-        "memory_counted_at": {"image_size": large.image_size, "batch": large.batch, "recompute": rung},
+        "memory_counted_at": {"image_size": large.image_size, "batch": large.batch, "recompute": level},
         "all_in_gib": round(all_in / GIB, 2),
-        "gradient_difference": cut_difference(
+        "gradient_difference": micro_batch_difference(
             replace(work, image_size=min(64, work.image_size)), bench.device
         ),
     }
 
 
-def cut_difference(work: Work, device: torch.device) -> float:
-    """Relative difference of the gradients of a batch in one pass and as single images, fp32."""
+def micro_batch_difference(work: Work, device: torch.device) -> float:
+    """Relative difference of the gradients of a batch in one pass and in passes of one image, fp32."""
     grads = []
     for micro_batch in (work.batch, 1):
         side = Ours(work, device, torch.float32, micro_batch=micro_batch)
@@ -276,12 +276,12 @@ def case_7(bench: Bench) -> dict[str, Any]:
 
 
 def case_8(bench: Bench) -> dict[str, Any]:
-    """Nearest enlargement by two and 3x3 convolution, forward and backward, 256 channels"""
+    """Nearest-neighbor upsampling by two and 3x3 convolution, forward and backward, 256 channels"""
     return operations.compare_upsample(bench.stopwatch, (bench.sizes(8), LARGE[8]))
 
 
 def case_9(bench: Bench) -> dict[str, Any]:
-    """One-head attention of width 512, forward and backward"""
+    """Attention with one head of width 512, forward and backward"""
     return operations.compare_attention(bench.stopwatch, bench.sizes(9), LARGE[9])
 
 

@@ -1,9 +1,9 @@
-"""CUDA's choices on the meta device, so that diffusers' step can be counted there: autocast and attention.
+"""CUDA's autocast and attention on the meta device, to count the memory of diffusers' step there.
 
-Autocast knows no meta tensors, and their attention on them would hold the whole score matrix, which the CUDA
-kernel does not; what that kernel's launcher allocates besides its results is not known to PyTorch's meta form
-of it. The lists are those of PyTorch's page on automatic mixed precision, as far as this model and LPIPS meet
-them; tests hold them against PyTorch's own autocast.
+Autocast does not support meta tensors. On meta tensors, their attention would allocate the whole score
+matrix, but the CUDA kernel does not; and PyTorch's meta implementation of this kernel omits the scratch
+buffers of its launcher. The lists are those in PyTorch's documentation of automatic mixed precision, as far
+as this model and LPIPS need them; tests compare them with PyTorch's autocast.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ TO_BF16 = {torch.conv2d, F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul_
 TO_FP32 = {F.group_norm, torch.pow, Tensor.pow, Tensor.__pow__, torch.exp, Tensor.exp, F.l1_loss, F.softmax}
 SUM_IN_FP32 = {torch.sum, Tensor.sum}
 
-# The memory-efficient kernel's backward as PyTorch launches it for heads wider than 128, from compute
-# capability 8.0 on: tiles of 128 queries by 64 keys, at most so many splits of the keys in all. Source:
+# The backward of the memory-efficient kernel as PyTorch launches it for heads wider than 128, from compute
+# capability 8.0 on: tiles of 128 queries by 64 keys, and a maximum number of splits of the keys. Source:
 # attention_backward.cu and mem_eff_attention/kernel_backward.h of aten/src/ATen/native/transformers/cuda.
 TILE_KEYS = 64
 MOST_KEY_SPLITS = 200
@@ -26,7 +26,7 @@ WIDE_HEAD = 128
 
 
 class CudaRules(TorchFunctionMode):
-    """While entered, operations take CUDA's attention and, where asked for, bf16 autocast's dtypes."""
+    """Inside this mode, operations use CUDA's attention and, if requested, the dtypes of bf16 autocast."""
 
     def __init__(self, autocast: bool):
         super().__init__()
@@ -55,7 +55,7 @@ class CudaRules(TorchFunctionMode):
     def _one(self, value: Any, dtype: torch.dtype) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == dtype:
             return value
-        if dtype == torch.bfloat16 and value.is_leaf and value.requires_grad:  # autocast keeps these
+        if dtype == torch.bfloat16 and value.is_leaf and value.requires_grad:  # autocast caches these
             if id(value) not in self._cast_weights:
                 self._cast_weights[id(value)] = value.to(dtype)
             return self._cast_weights[id(value)]
@@ -67,7 +67,7 @@ class CudaRules(TorchFunctionMode):
 
 
 class MemoryEfficientAttention(torch.autograd.Function):
-    """CUDA's kernel for wide heads on meta tensors, with the scratch that its backward is launched with."""
+    """CUDA's kernel for wide heads on meta tensors, with the scratch buffers of its backward."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -89,10 +89,10 @@ class MemoryEfficientAttention(torch.autograd.Function):
 
 
 def backward_scratch_bytes(query: Tensor) -> int:
-    """What the launcher of the backward allocates besides the three gradients, for as many keys as queries.
+    """Bytes that the launcher of the backward allocates besides the three gradients; as many keys as queries.
 
-    The gradient of the queries in fp32, as tiles of keys add to it; below fp32, for wide heads, also those of
-    the keys and values that are in work, one tile for each split of the keys.
+    These are the gradient of the queries in fp32, because tiles of keys are added to it. For dtypes below
+    fp32 and wide heads, there are also gradients of keys and values: one tile per split of the keys.
     """
     batch, heads, tokens, width = query.shape
     elements = batch * heads * tokens * width

@@ -1,4 +1,4 @@
-"""Before anything is timed: both sides give the same reconstruction, losses and gradients."""
+"""The check before any timing: both sides give the same reconstruction, losses and gradients."""
 
 from typing import Any
 
@@ -9,24 +9,24 @@ from benchmarks.comparison.theirs import FP64, Theirs
 from benchmarks.comparison.work import Work
 
 IMAGE_SIZE = 64
-# Networks compute in fp64; what is left is from the images and the L1 term, which are fp32 on both sides.
+# Networks compute in fp64; the remaining difference is from the images and the L1 term, fp32 on both sides.
 TOLERANCE = 1e-6
 
 
-class OtherWorkError(Exception):
-    """Both sides do not compute the same: their times must not be compared."""
+class DifferentWorkError(Exception):
+    """The two sides compute different results, so their times must not be compared."""
 
 
 def check_same_work(device: torch.device, work: Work | None = None) -> dict[str, Any]:
     """Relative differences of one step in fp64 with the same weights, images and noise.
 
-    Raises OtherWorkError where one is above TOLERANCE.
+    Raises DifferentWorkError if one is above TOLERANCE.
     """
     work = work or Work(IMAGE_SIZE)
     differences = _differences(work, device)
     for name, difference in differences.items():
         if not difference <= TOLERANCE:
-            raise OtherWorkError(f"{name} differ by {difference:.1e}, more than {TOLERANCE:.0e}")
+            raise DifferentWorkError(f"{name} differ by {difference:.1e}, more than {TOLERANCE:.0e}")
     return {
         "image_size": work.image_size,
         "dtype": "fp64",

@@ -1,18 +1,18 @@
-"""What the project sets itself for each case, and whether a table of results meets it.
+"""The goals of the project for each case, and whether the results meet them.
 
-Speed is theirs' time over ours, bytes are ours over theirs. On a GPU each case has its goal; on a CPU only
-the two that are stated for it. Bytes are counted, and the same everywhere.
+Speed is their time divided by ours; bytes are our bytes divided by theirs. On a GPU every case has a
+goal for speed or time, on a CPU only two have one. Bytes are counted, so they are the same on every machine.
 """
 
 from typing import Any
 
 GPU_SPEED = {1: 2.0, 2: 2.5, 3: 3.0, 4: 2.5, 6: 4.0, 7: 5.0, 8: 1.7, 9: 4.0, 10: 1.5}
 CPU_SPEED = {2: 1.3, 8: 1.25}
-MOST_TIME_RATIO = {5: 1.05}  # a batch in passes of one, against as many single steps
+MOST_TIME_RATIO = {5: 1.05}  # a batch in passes of one image, compared with the same number of single steps
 MOST_ALL_IN_GIB = {5: 16.0}
 
 _FAST = "ours activations / diffusers"
-MOST_BYTES = {  # by the names of the ratios in each case's result
+MOST_BYTES = {  # keys are names of ratios in the results of the case
     1: {f"{_FAST} bf16": 0.40},
     2: {f"{_FAST} bf16": 0.40, f"{_FAST} autocast": 0.25},
     3: {f"{_FAST} bf16": 0.40},
@@ -26,7 +26,7 @@ MOST_BYTES = {  # by the names of the ratios in each case's result
 
 
 def judge(case: int, result: dict[str, Any], gpu: bool) -> list[dict[str, Any]]:
-    """Each goal of the case that its result can be held against: what, goal, found, met."""
+    """The goals of the case for which `result` has a figure: what, goal, found, met."""
     goals = []
     speed_goal = (GPU_SPEED if gpu else CPU_SPEED).get(case)
     speeds = result.get("speed", {})

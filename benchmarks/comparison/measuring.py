@@ -1,13 +1,13 @@
 """Seconds and bytes of contestants that do the same work: interleaved, warmed up, median of repeats.
 
-On a CPU all contestants are built, then take turns (A B A B ...), so that whatever else the machine does
-meets them alike; with one thread the clock is the process's own CPU time, which leaves out what other
-programs take. On a GPU each is alone on the card while it is measured: its peak of memory is its own.
+On a CPU all contestants are built and then run in turn (A B A B ...), so that other load affects all of them
+equally. With one thread the clock is the CPU time of the process, which excludes other programs. On a GPU
+each contestant is measured alone, so that the memory peak is its own.
 """
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,21 +19,21 @@ from vae.memory.live_bytes import LiveBytes
 
 Run = Callable[[], Any]
 GPU_WARMUP = 3  # algorithm search, first allocations, clocks
-SHORT_SECONDS, MOST_ROUNDS = 2.0, 25  # runs of milliseconds are repeated for about this long
+SHORT_SECONDS, MOST_ROUNDS = 2.0, 25  # short runs are repeated for about this time
 
 
 @dataclass
 class Contestant:
-    """One way to do a case's work: `build` makes what `run` needs and returns it."""
+    """One implementation of the work of a case; `build` prepares it and returns the function to time."""
 
     name: str
     build: Callable[[], Run]
-    optional: bool = False  # left out where the time is up: compiling takes minutes
+    optional: bool = False  # skipped after the deadline: compilation takes minutes
 
 
 @dataclass
 class Measured:
-    """Seconds of each timed run, and on a GPU the most bytes while they ran, everything included."""
+    """Seconds of each timed run, and on a GPU the peak bytes, everything included."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Measured:
         return median(self.seconds) if self.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
-        """What the JSON file holds: nothing that is not known."""
+        """The entry in the JSON file; unknown values are omitted."""
         found: dict[str, Any] = {}
         if self.seconds:
             found["seconds"] = _digits(self.median)
@@ -60,7 +60,7 @@ class Measured:
 
 @dataclass
 class Stopwatch:
-    """How often to measure on which device, and until when optional contestants still start."""
+    """The device, the minimum number of rounds, and the deadline for the start of optional contestants."""
 
     device: torch.device
     rounds: int
@@ -68,16 +68,16 @@ class Stopwatch:
 
     @property
     def clock(self) -> str:
-        """What seconds are: "cpu" time of this process, or time on the "wall"."""
+        """The clock: "cpu" time of this process, or "wall" time."""
         return "cpu" if self.device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
 
     def compare(self, contestants: list[Contestant]) -> dict[str, Measured]:
-        """Every contestant's figures by its name."""
+        """The figures of all contestants by name."""
         gc.collect()
         gpu = self.device.type == "cuda"
-        return self._one_by_one(contestants) if gpu else self._in_turns(contestants)
+        return self._one_by_one(contestants) if gpu else self._interleaved(contestants)
 
-    def _in_turns(self, contestants: list[Contestant]) -> dict[str, Measured]:
+    def _interleaved(self, contestants: list[Contestant]) -> dict[str, Measured]:
         chosen = [c for c in contestants if not c.optional or time.monotonic() < self.deadline]
         runs = {c.name: c.build() for c in chosen}
         found = {name: Measured(name) for name in runs}
@@ -85,7 +85,7 @@ class Stopwatch:
         for _ in range(self._rounds(min(warmup))):
             for name, run in runs.items():
                 found[name].seconds.append(self._seconds(run))
-        return self._with_left_out(contestants, found)
+        return self._with_skipped(contestants, found)
 
     def _one_by_one(self, contestants: list[Contestant]) -> dict[str, Measured]:
         found = {}
@@ -95,7 +95,7 @@ class Stopwatch:
             found[contestant.name] = self._alone(contestant)
             gc.collect()
             torch.cuda.empty_cache()
-        return self._with_left_out(contestants, found)
+        return self._with_skipped(contestants, found)
 
     def _alone(self, contestant: Contestant) -> Measured:
         measured = Measured(contestant.name)
@@ -112,10 +112,8 @@ class Stopwatch:
             measured.failure = "out of memory"
         return measured
 
-    def _with_left_out(
-        self, contestants: list[Contestant], found: dict[str, Measured]
-    ) -> dict[str, Measured]:
-        missing = Measured("", failure="left out: the time was up")
+    def _with_skipped(self, contestants: list[Contestant], found: dict[str, Measured]) -> dict[str, Measured]:
+        missing = Measured("", failure="skipped: the time limit was reached")
         return {c.name: found.get(c.name, missing) for c in contestants}
 
     def _rounds(self, seconds: float) -> int:
@@ -123,25 +121,25 @@ class Stopwatch:
 
     def _seconds(self, run: Run) -> float:
         clock = time.process_time if self.clock == "cpu" else time.perf_counter
-        self._wait()
-        began = clock()
+        self._synchronize()
+        start = clock()
         run()
-        self._wait()
-        return clock() - began
+        self._synchronize()
+        return clock() - start
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 @contextmanager
-def memory_cap(device: torch.device, capped_bytes: int):
-    """On a GPU, this process may take no more than `capped_bytes` of the card while entered."""
+def memory_limit(device: torch.device, limit_bytes: int) -> Iterator[None]:
+    """On a GPU, limit the memory of this process to `limit_bytes`."""
     if device.type != "cuda":
         yield
         return
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, capped_bytes / total), device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
     try:
         yield
     finally:
@@ -156,19 +154,19 @@ def counted(run: Run) -> dict[str, int]:
 
 
 def saved_bytes(forward: Run, parameters: list[torch.Tensor]) -> int:
-    """Bytes that the graph of `forward` keeps for its backward, the input included, parameters not."""
-    apart = {parameter.untyped_storage()._cdata for parameter in parameters}
-    kept = {}
+    """Bytes that the graph of `forward` saves for backward, including the input, without parameters."""
+    excluded = {parameter.untyped_storage()._cdata for parameter in parameters}
+    saved = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def record(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in apart:
-            kept[storage._cdata] = storage  # held, so that its address stays its own
+        if storage._cdata not in excluded:
+            saved[storage._cdata] = storage  # a reference, so that its address is not reused
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         forward()
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def _digits(seconds: float) -> float:

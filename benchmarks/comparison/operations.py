@@ -1,4 +1,4 @@
-"""Cases 7 to 10: single operations and LPIPS, forward and backward, ours beside what diffusers' model runs.
+"""Cases 7 to 10: single operations and LPIPS, forward and backward, compared with those of diffusers' model.
 
 Shapes: B images, C channels, H x W pixels, N tokens.
 """
@@ -29,7 +29,7 @@ ATTENTION_WIDTH = 512
 
 @dataclass(frozen=True)
 class Setting:
-    """Dtype and memory layout of the input; parameters are fp32 on our side, as in training."""
+    """Dtype and memory layout of the input; our parameters are fp32, as in training."""
 
     dtype: torch.dtype
     channels_last: bool
@@ -54,7 +54,7 @@ def _random(shape: tuple[int, ...], device: torch.device, scale: float = 1.0) ->
 
 
 def _forward_backward(operation: Callable, leaves: list[torch.Tensor]) -> Callable[[], None]:
-    """Run `operation` and walk a fixed gradient back to `leaves`."""
+    """A function that runs `operation`, and its backward to `leaves` from a fixed gradient."""
     grad = None
 
     def run() -> None:
@@ -70,7 +70,7 @@ def _forward_backward(operation: Callable, leaves: list[torch.Tensor]) -> Callab
 def _operation(
     kind: Callable, shape: tuple[int, ...], setting: Setting, device: torch.device, mine: bool
 ) -> tuple[Callable, list[torch.Tensor], list[torch.Tensor]]:
-    """The call, what gradients are taken of, and which of these are parameters."""
+    """The call, the leaves that get gradients, and the parameters among them."""
     h = _random(shape, device).to(setting.dtype, memory_format=setting.layout).requires_grad_()
     parameters = [p.to(torch.float32 if mine else setting.dtype) for p in kind.parameters(shape[1], device)]
     parameters = [p.contiguous(memory_format=setting.layout) if p.dim() == 4 else p for p in parameters]
@@ -80,7 +80,7 @@ def _operation(
 
 
 class NormSilu:
-    """GroupNorm of 32 groups and SiLU."""
+    """GroupNorm with 32 groups, then SiLU."""
 
     @staticmethod
     def parameters(channels: int, device: torch.device) -> list[torch.Tensor]:
@@ -96,7 +96,7 @@ class NormSilu:
 
 
 class UpsampleConv:
-    """Nearest enlargement by two and a 3x3 convolution."""
+    """Nearest-neighbor upsampling by two, then a 3x3 convolution."""
 
     @staticmethod
     def parameters(channels: int, device: torch.device) -> list[torch.Tensor]:
@@ -112,9 +112,9 @@ class UpsampleConv:
 def _compare(
     stopwatch: Stopwatch, kind: Callable, channels: int, sides: tuple[int, int], settings: list[Setting]
 ) -> dict[str, Any]:
-    """Like against like at each setting, and the best bf16 of each side against each other.
+    """Compare both sides at each setting, and the fastest bf16 setting of each side.
 
-    `sides` of the square map: timed, and counted (where parameters hardly weigh).
+    `sides` are those of the square map for timing, and for counting (there parameters are negligible).
     """
     shape, counted_shape = ((1, channels, side, side) for side in sides)
     contestants, facts = [], {}
@@ -167,7 +167,7 @@ def compare_norm_silu(stopwatch: Stopwatch, sides: tuple[int, int]) -> dict[str,
 
 
 def compare_upsample(stopwatch: Stopwatch, sides: tuple[int, int]) -> dict[str, Any]:
-    """Case 8: a map of `sides` px becomes twice as large."""
+    """Case 8: upsamples a map of `sides` px by two."""
     settings = SETTINGS if stopwatch.device.type == "cpu" else BF16_SETTINGS
     return _compare(stopwatch, UpsampleConv, UPSAMPLE_CHANNELS, sides, settings)
 
@@ -178,7 +178,7 @@ def _attention_run(device: torch.device, tokens: int, mine: bool) -> Callable:
     if mine:
         return _forward_backward(lambda: attention(q, k, v), [q, k, v])
 
-    def theirs() -> torch.Tensor:  # their processor: one head, then back to tokens
+    def theirs() -> torch.Tensor:  # as in their attention processor, with one head
         heads = (t.view(1, tokens, 1, ATTENTION_WIDTH).transpose(1, 2) for t in (q, k, v))
         return F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(shape)
 
@@ -188,7 +188,7 @@ def _attention_run(device: torch.device, tokens: int, mine: bool) -> Callable:
 def compare_attention(
     stopwatch: Stopwatch, token_counts: tuple[int, ...], counted_at: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Case 9; on meta, theirs is CUDA's memory-efficient kernel, the one that takes this width."""
+    """Case 9; on meta, theirs is CUDA's memory-efficient kernel, because it supports this width."""
     found: dict[str, Any] = {"width": ATTENTION_WIDTH, "contestants": {}, "speed": {}, "memory": {}}
     for tokens in token_counts:
         sides = {"ours": True, "theirs": False}
@@ -233,7 +233,7 @@ def _lpips_run(work: Work, device: torch.device, mine: bool, channels_last: bool
 
 
 def compare_lpips(stopwatch: Stopwatch, work: Work, counted_at: Work) -> dict[str, Any]:
-    """Case 10: the package in bf16, both layouts, and under autocast; bytes are counted at `counted_at`."""
+    """Case 10: the package in bf16 in both layouts, and under autocast; bytes are counted at `counted_at`."""
     kinds = {  # name: ours, channels_last, autocast
         "ours bf16": (True, False, False),
         "ours bf16 channels_last": (True, True, False),

@@ -1,4 +1,4 @@
-"""Our side: the trainer's own step on networks built as the trainer builds them."""
+"""Our side: the trainer's step, with networks built in the same way as in the trainer."""
 
 import torch
 
@@ -14,7 +14,7 @@ from vae.training.precision import compile_in_place
 
 
 class Ours:
-    """Networks, optimizers and one batch of `work`; weights are fp32, `dtype` is what they compute in."""
+    """Networks, optimizers and one batch of `work`; weights are fp32, and `dtype` is the compute dtype."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Ours:
         apply_update(self.optimizers, self.update, self.optim, fp16=False, empty=False)
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients."""
         for network in (self.networks.autoencoder, self.networks.discriminator):
             if network is not None:
                 network.zero_grad(set_to_none=True)

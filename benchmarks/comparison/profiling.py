@@ -1,5 +1,6 @@
-"""Where a whole step's time goes: the five largest items of each side."""
+"""The five most expensive operations in a whole step of each side."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ ITEMS = 5
 
 
 def largest_items(bench: Bench) -> dict[str, Any]:
-    """By operation and by own time (what it calls not included), as shares of one step of case 2."""
+    """Operations with the largest self time, as fractions of one step of case 2."""
     work = Work(bench.sizes(2))
     sides = {
         "ours activations": lambda: Ours(work, bench.device, recompute="activations"),
@@ -24,7 +25,7 @@ def largest_items(bench: Bench) -> dict[str, Any]:
     return {"image_size": work.image_size} | {name: _profile(bench, build) for name, build in sides.items()}
 
 
-def _profile(bench: Bench, build) -> list[dict[str, Any]]:
+def _profile(bench: Bench, build: Callable[[], Ours | Theirs]) -> list[dict[str, Any]]:
     side = build()
     gpu = bench.device.type == "cuda"
     side.step()
@@ -35,14 +36,14 @@ def _profile(bench: Bench, build) -> list[dict[str, Any]]:
         side.step()
         if gpu:
             torch.cuda.synchronize(bench.device)
-    own = "self_device_time_total" if gpu else "self_cpu_time_total"
-    events = sorted(recorded.key_averages(), key=lambda event: getattr(event, own), reverse=True)
-    total = sum(getattr(event, own) for event in events)
+    self_time = "self_device_time_total" if gpu else "self_cpu_time_total"
+    events = sorted(recorded.key_averages(), key=lambda event: getattr(event, self_time), reverse=True)
+    total = sum(getattr(event, self_time) for event in events)
     return [
         {
             "item": event.key,
-            "seconds": round(getattr(event, own) / 1e6, 4),
-            "share": round(getattr(event, own) / total, 3),
+            "seconds": round(getattr(event, self_time) / 1e6, 4),
+            "share": round(getattr(event, self_time) / total, 3),
             "calls": event.count,
         }
         for event in events[:ITEMS]

@@ -1,4 +1,4 @@
-"""What is printed and written: the machine, the versions, and a table of the cases."""
+"""The report: machine, versions, and a table of the cases."""
 
 import platform
 import subprocess
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from vae.gpus import match_card
+from vae.host import GIB
 
 PACKAGES = ("torch", "torchvision", "diffusers", "lpips", "triton")
 
 
 def describe_machine(device: torch.device, root: Path) -> dict[str, Any]:
-    """Card or processor, versions, date and commit of a run."""
+    """GPU or processor, versions, date and commit of a run."""
     found: dict[str, Any] = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _git(root, "rev-parse", "--short", "HEAD"),
@@ -28,20 +29,20 @@ def describe_machine(device: torch.device, root: Path) -> dict[str, Any]:
         "versions": {name: v for name in PACKAGES if (v := _version(name))},
     }
     if device.type == "cuda":
-        found["card"], found["card_gib"] = card(device)
+        found["card"], found["card_gib"] = gpu_name_and_gib(device)
         found["cuda"] = torch.version.cuda
         found["cudnn"] = torch.backends.cudnn.version()
     return found
 
 
-def card(device: torch.device) -> tuple[str, float]:
-    """Name and GiB that the driver reports."""
+def gpu_name_and_gib(device: torch.device) -> tuple[str, float]:
+    """Name and GiB as the driver reports them."""
     properties = torch.cuda.get_device_properties(device)
-    return properties.name, round(properties.total_memory / 2**30, 1)
+    return properties.name, round(properties.total_memory / GIB, 1)
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's model name, with what decides bf16's speed on it."""
+    """Model name of the processor, with the instruction set that determines the speed of bf16."""
     try:
         lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -52,8 +53,8 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return f"{facts.get('model name', 'unknown')} ({units[0] if units else 'no AVX2'})"
 
 
-def share_of_card(result: dict[str, Any], card_name: str, card_gib: float) -> dict[str, Any]:
-    """Arithmetic per second of our fastest whole step, as a share of the card's bf16 rate where known."""
+def fraction_of_peak(result: dict[str, Any], card_name: str, card_gib: float) -> dict[str, Any]:
+    """TFLOP/s of our fastest whole step, and as a fraction of the bf16 peak of the card, if that is known."""
     known = match_card(card_name, card_gib)
     row = result["contestants"].get(result.get("fastest", {}).get("ours"), {})
     if known is None or known.bf16_tflops is None or "flops" not in row:
@@ -63,7 +64,7 @@ def share_of_card(result: dict[str, Any], card_name: str, card_gib: float) -> di
 
 
 def print_case(number: int, title: str, result: dict[str, Any]) -> None:
-    """One case for a person."""
+    """Print one case as text."""
     size = result.get("image_size") or result.get("shape") or f"width {result.get('width')}"
     batch = f" px x {result['batch']}" if "batch" in result else ""
     print(f"\n{number}. {title}: {size}{batch}")
@@ -84,7 +85,7 @@ def _row(row: dict[str, Any]) -> str:
     least, most = row["seconds_least_and_most"]
     text = f"{row['seconds']:.4g} s ({least:.3g} to {most:.3g}, {row['repeats']} repeats)"
     if "allocated_bytes" in row:
-        text += f", peak {row['allocated_bytes'] / 2**30:.2f} GiB"
+        text += f", peak {row['allocated_bytes'] / GIB:.2f} GiB"
     return text
 
 

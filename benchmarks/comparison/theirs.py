@@ -1,21 +1,21 @@
-"""The other side: diffusers' AutoencoderKL in the step of its own trainer, written out from its formulas.
+"""The other side: diffusers' AutoencoderKL in the step of its trainer, implemented from its formulas.
 
 Source: examples/research_projects/autoencoderkl/train_autoencoderkl.py of huggingface/diffusers. The loss of
 a step, with sums over the N values of an image: sum(|recon - target|) + N * scale * LPIPS + kl_scale * KL,
-mean over the images; then clipping at 1, AdamW, and the logged terms read to the host.
+mean over the images. Then clipping at 1, AdamW, and a copy of the logged terms to the host.
 
-What differs from the script, each so that both sides do the same work:
-- LPIPS has its gradient. The script takes it under no_grad, so there it teaches nothing.
-- LPIPS' few linear weights are frozen. The script lets gradients add up in them, unused.
-- The noise of the posterior is handed in instead of drawn.
-- Gradients are set to none, which the script does with --set_grads_to_none.
-- Before the discriminator begins, the script already runs it each step, and two gradients at the last layer,
-  for a term of weight 0: left out, but where both sides are adversarial.
-- The script computes the discriminator's loss and never walks it back: it is walked back here.
+Differences from the script, so that both sides do the same work:
+- LPIPS has a gradient. The script computes it under no_grad, so it has no effect on training.
+- The linear weights of LPIPS are frozen. The script accumulates gradients for them and does not use them.
+- The noise of the posterior is an input instead of drawn.
+- Gradients are set to None, as in the script with --set_grads_to_none.
+- Before the discriminator starts, the script already runs it at each step, and computes two gradients at the
+  last layer, for a term of weight 0. These are omitted, except if both sides are adversarial.
+- The script computes the loss of the discriminator without a backward. Here it has a backward.
 
-The script turns weights to bf16 under --mixed_precision bf16 and calls encode and decode around the wrapper
-that would have switched autocast on; that is the variant `bf16`. Weights in fp32 under autocast, which its
-own error message asks for, is the variant `autocast`. Both are run.
+With --mixed_precision bf16, the script casts the weights to bf16. It calls encode and decode without the
+wrapper that would enable autocast: this is the variant `bf16`. The variant `autocast` has fp32 weights under
+autocast, as an error message of the script requires. Both are measured.
 """
 
 import warnings
@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import lpips
 import torch
@@ -39,7 +40,7 @@ from vae.interop.diffusers_folder import diffusers_config
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run their step."""
+    """A configuration of their step."""
 
     name: str
     weights: torch.dtype = torch.bfloat16
@@ -47,7 +48,7 @@ class Variant:
     channels_last: bool = False
     compiled: bool = False
     checkpointing: bool = False
-    one_forward: bool = False  # adversarial: both networks learn from one forward; the script takes two
+    one_forward: bool = False  # adversarial: both networks learn from one forward; the script needs two
 
 
 FP64 = Variant("fp64", torch.float64)  # to check that both sides do the same work
@@ -64,13 +65,13 @@ class Theirs:
     """Their networks with our weights, optimizers, and one batch of `work`."""
 
     def __init__(self, work: Work, device: torch.device, variant: Variant, ours: Ours | None = None):
-        """`ours` lends its weights; without it a new one of the same seed does."""
+        """Weights are copied from `ours`, or from a new one with the same seed."""
         source = ours or Ours(work, device, torch.float32)
         self.work, self.device, self.variant = work, device, variant
         self.vae = build_vae(work, source, device, variant)
         self.perceptual = build_lpips(source, device, variant.weights) if work.perceptual else None
         self.layout = torch.channels_last if variant.channels_last else torch.contiguous_format
-        # The loader's batch: floats of standard layout; decoding and scaling happen in its workers.
+        # The batch of the loader: contiguous floats; its workers decode and scale.
         self.images = source.inputs.images.float() / 127.5 - 1
         self.noise = source.inputs.noise.to(variant.weights)
         self.discriminator = None
@@ -82,33 +83,34 @@ class Theirs:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Forward, losses and backward of the autoencoder; returns the loss terms, means over images."""
-        with self._precision():
-            loss, terms, _ = self._losses()
+        with self.precision():
+            loss, terms, _ = self.losses()
         loss.backward()
         return terms
 
     def step(self) -> None:
         """One whole step of their trainer; with a discriminator, the two iterations that train both."""
-        with self._precision():
-            loss, terms, recon = self._losses()
+        with self.precision():
+            loss, terms, recon = self.losses()
         for term in (loss, *terms.values()):
-            term.detach().item()  # their log
+            term.detach().item()  # for their log
         loss.backward()
         _update(self.vae, self.optimizer)
         if self.discriminator is not None:
             self._discriminator_iteration(recon.detach() if self.variant.one_forward else None)
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients."""
         self.vae.zero_grad(set_to_none=True)
 
-    def _forward(self):
+    def _forward(self) -> tuple[torch.Tensor, Any, torch.Tensor]:
         targets = self.images.to(self.variant.weights, memory_format=self.layout)  # (B, 3, H, W)
         posterior = self.vae.encode(targets).latent_dist
         latents = posterior.mean + posterior.std * self.noise  # (B, Z, H/f, W/f)
         return targets, posterior, self.vae.decode(latents).sample
 
-    def _losses(self) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+    def losses(self) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+        """The loss of the autoencoder, its terms as means over images, and the reconstructions."""
         targets, posterior, recon = self._forward()
         batch, kl_scale = len(targets), self.work.loss.kl_weight * self.work.values
         nll = F.l1_loss(recon.float(), targets.float(), reduction="none")
@@ -128,14 +130,14 @@ class Theirs:
         return loss, terms, recon
 
     def _adaptive_weight(self, nll: torch.Tensor, adversarial: torch.Tensor) -> torch.Tensor:
-        """Ratio of both gradients at the decoder's last layer: the decoder's head is walked back twice."""
+        """Ratio of both gradients at the last layer of the decoder; it needs two backwards of this layer."""
         last = self.vae.decoder.conv_out.weight
         (of_nll,) = torch.autograd.grad(nll, last, retain_graph=True)
         (of_adversarial,) = torch.autograd.grad(adversarial, last, retain_graph=True)
         return (of_nll.norm() / (of_adversarial.norm() + 1e-4)).clamp(0, 1e4).detach()
 
     def _discriminator_iteration(self, recon: torch.Tensor | None) -> None:
-        with self._precision():
+        with self.precision():
             if recon is None:
                 targets, _, recon = self._forward()
             else:
@@ -144,11 +146,12 @@ class Theirs:
             loss = 0.5 * (F.relu(1 - real.float()).mean() + F.relu(1 + fake.float()).mean())
         for term in (loss, real.mean(), fake.mean()):
             term.detach().item()
-        self.disc_optimizer.zero_grad(set_to_none=True)  # the generator's pass left its own there
+        self.disc_optimizer.zero_grad(set_to_none=True)  # remove the gradients of the generator's pass
         loss.backward()
         _update(self.discriminator, self.disc_optimizer)
 
-    def _precision(self) -> AbstractContextManager:
+    def precision(self) -> AbstractContextManager:
+        """The context in which their forward runs: autocast, CUDA's rules on meta, or none."""
         if self.device.type == "meta":
             return CudaRules(self.variant.autocast)
         if self.variant.autocast:
@@ -157,7 +160,7 @@ class Theirs:
 
 
 def build_vae(work: Work, source: Ours, device: torch.device, variant: Variant) -> AutoencoderKL:
-    """Their model with our weights, which their loader takes by name, all of them."""
+    """Their model with our weights, loaded by name."""
     config = diffusers_config(work.model, work.image_size, 1.0, 0.0)
     with torch.device("meta"):
         vae = AutoencoderKL.from_config(config)
@@ -169,7 +172,7 @@ def build_vae(work: Work, source: Ours, device: torch.device, variant: Variant) 
     vae.train()
     if variant.checkpointing:
         vae.enable_gradient_checkpointing()
-        if device.type == "meta":  # what runs again in backward follows CUDA's rules again
+        if device.type == "meta":  # recomputation in backward needs CUDA's rules too
             rules = partial(CudaRules, variant.autocast)
             again = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), rules()))
             vae.enable_gradient_checkpointing(again)
@@ -180,10 +183,10 @@ def build_vae(work: Work, source: Ours, device: torch.device, variant: Variant) 
 
 
 def build_lpips(source: Ours, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The lpips package's network with the weights of ours."""
+    """The network of the lpips package with our weights."""
     perceptual = source.networks.perceptual
     with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package asks torchvision for its network in an old way
+        warnings.simplefilter("ignore")  # the package uses a deprecated call of torchvision
         package = lpips.LPIPS(net="vgg", pretrained=False, pnet_rand=True, verbose=False)
     if device.type != "meta":
         package.to_empty(device=device)
@@ -199,7 +202,7 @@ def build_lpips(source: Ours, device: torch.device, dtype: torch.dtype) -> nn.Mo
 
 
 def patch_discriminator(width: int = 64, layers: int = 3) -> nn.Sequential:
-    """The PatchGAN of pix2pix (Isola et al. 2017) that their script trains against, batch norm included."""
+    """The PatchGAN of pix2pix (Isola et al. 2017) that their script uses, with batch norm."""
     widths = [width * min(2**i, 8) for i in range(layers + 1)]
     parts = [nn.Conv2d(3, widths[0], 4, 2, 1), nn.LeakyReLU(0.2, inplace=True)]
     for index, (before, after) in enumerate(pairwise(widths), start=1):
@@ -210,7 +213,7 @@ def patch_discriminator(width: int = 64, layers: int = 3) -> nn.Sequential:
 
 
 def _adamw(module: nn.Module) -> torch.optim.Optimizer:
-    """The script's defaults."""
+    """AdamW with the defaults of the script."""
     return torch.optim.AdamW(module.parameters(), 4.5e-6, (0.9, 0.999), 1e-8, 1e-2)
 
 

@@ -1,4 +1,4 @@
-"""What both sides do in one step: images, noise, networks and the weights of the losses.
+"""The work of one step, the same for both sides: images, noise, networks and loss weights.
 
 Shapes: B images, H x W pixels (square), Z latent channels.
 """
@@ -11,12 +11,12 @@ from vae.config.options import LossConfig, ModelConfig
 from vae.model.autoencoder import downsampling
 
 SEED = 0
-PERCEPTUAL_SCALE = 0.5  # the default of diffusers' script
+PERCEPTUAL_SCALE = 0.5  # default of diffusers' script
 
 
 @dataclass(frozen=True)
 class Work:
-    """One step's work. The default network is the one both projects train; tests take a small one."""
+    """The work of one step. Both projects train the default network; tests use a small one."""
 
     image_size: int
     batch: int = 1
@@ -26,20 +26,20 @@ class Work:
 
     @property
     def values(self) -> int:
-        """Values of one image: its three colours at each pixel."""
+        """Number of values of one image: three colors per pixel."""
         return 3 * self.image_size**2
 
     @property
     def loss(self) -> LossConfig:
-        """Our loss: means per image. Theirs is `values` times as large, which clipping takes out again."""
+        """Our loss, a mean per image. Theirs is `values` times as large; clipping removes the factor."""
         return LossConfig(
             perceptual_weight=PERCEPTUAL_SCALE if self.perceptual else 0.0,
-            perceptual_net="random",  # the same trunk on both sides, and nothing to download
+            perceptual_net="random",  # the same trunk on both sides, without a download
             adversarial_weight=1.0 if self.adversarial else 0.0,
         )
 
     def images(self, device: torch.device) -> torch.Tensor:
-        """(B, 3, H, W) uint8: smooth colours with some noise, always the same."""
+        """(B, 3, H, W) uint8: smooth colors with some noise, always the same."""
         shape = (self.batch, 3, self.image_size, self.image_size)
         if device.type == "meta":
             return torch.empty(shape, dtype=torch.uint8, device=device)

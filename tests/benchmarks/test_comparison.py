@@ -1,4 +1,4 @@
-"""The comparison compares the same work, counts by CUDA's rules, and says truly what it found."""
+"""Both sides of the comparison do the same work, counts follow CUDA's rules, and reports are correct."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.comparison import theirs as other_side
 from benchmarks.comparison.cuda_rules import CudaRules, backward_scratch_bytes
 from benchmarks.comparison.curve import draw
-from benchmarks.comparison.equality import OtherWorkError, check_same_work
+from benchmarks.comparison.equality import DifferentWorkError, check_same_work
 from benchmarks.comparison.goals import judge
 from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes
 from benchmarks.comparison.ours import Ours
@@ -38,30 +38,30 @@ def test_both_sides_do_the_same_work():
     assert max(found.values()) < 1e-6
 
 
-def test_other_work_is_noticed(monkeypatch):
+def test_different_work_is_an_error(monkeypatch):
     monkeypatch.setattr(other_side, "PERCEPTUAL_SCALE", 0.51)
-    with pytest.raises(OtherWorkError, match="gradients differ by"):
+    with pytest.raises(DifferentWorkError, match="gradients differ by"):
         check_same_work(CPU, TOY_WORK)
 
 
 def saved_by_losses(side: Theirs, *modes) -> Counter:
-    """Shapes and dtypes of what the graph of one step of theirs keeps for its backward."""
-    kept = Counter()
+    """Shapes and dtypes of the tensors that the graph of one of their steps saves for backward."""
+    saved = Counter()
 
-    def keep(tensor):
-        kept[tuple(tensor.shape), tensor.dtype] += 1
+    def record(tensor):
+        saved[tuple(tensor.shape), tensor.dtype] += 1
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), ExitStack() as stack:
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor), ExitStack() as stack:
         for mode in modes:
             stack.enter_context(mode)
-        side._losses()
-    return kept
+        side.losses()
+    return saved
 
 
 @contextmanager
 def cuda_autocast(enabled: bool):
-    """torch.autocast("cuda") switches itself off where there is no card."""
+    """Autocast for CUDA, also without a GPU: torch.autocast("cuda") disables itself then."""
     torch.set_autocast_dtype("cuda", torch.bfloat16)
     torch.set_autocast_enabled("cuda", enabled)
     try:
@@ -71,8 +71,8 @@ def cuda_autocast(enabled: bool):
         torch.clear_autocast_cache()
 
 
-def onto_fake_card(side: Theirs) -> None:
-    """Replace all tensors by fake ones of a CUDA device, on which PyTorch's own autocast works."""
+def move_to_fake_cuda(side: Theirs) -> None:
+    """Replace all tensors with fake CUDA tensors, because PyTorch's autocast supports them."""
 
     def fake(tensor):
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
@@ -87,17 +87,17 @@ def onto_fake_card(side: Theirs) -> None:
 
 
 @pytest.mark.parametrize("variant", [AUTOCAST, BF16], ids=lambda variant: variant.name)
-def test_rules_on_meta_are_those_of_cuda(variant):
+def test_rules_on_meta_match_cuda_autocast(variant):
     side = Theirs(TOY_WORK, META, variant)
-    on_meta = saved_by_losses(side, side._precision())
+    on_meta = saved_by_losses(side, side.precision())
     with FakeTensorMode():
-        onto_fake_card(side)
-        attention_alone = CudaRules(autocast=False)  # which kernel it takes, PyTorch asks a real card
-        on_card = saved_by_losses(side, attention_alone, cuda_autocast(variant.autocast))
-    assert on_meta == on_card
+        move_to_fake_cuda(side)
+        attention_only = CudaRules(autocast=False)  # PyTorch needs a real GPU to choose the kernel
+        on_cuda = saved_by_losses(side, attention_only, cuda_autocast(variant.autocast))
+    assert on_meta == on_cuda
 
 
-def test_their_attention_counts_with_the_scratch_of_its_backward():
+def test_count_of_their_attention_includes_the_scratch_of_its_backward():
     mib = 2**20
     query = torch.empty(1, 1, 16384, 512, dtype=torch.bfloat16, device=META)
     of_queries, of_keys_and_values = 32 * mib, 2 * 200 * 64 * 512 * 4
@@ -113,7 +113,7 @@ def test_their_attention_counts_with_the_scratch_of_its_backward():
     assert 0 <= counter.peak - results - of_queries - of_keys_and_values <= per_query
 
 
-def test_contestants_take_turns():
+def test_contestants_run_in_turn():
     order = []
     names = ["a", "b", "c"]
     contestants = [Contestant(name, lambda name=name: lambda: order.append(name)) for name in names]
@@ -123,27 +123,26 @@ def test_contestants_take_turns():
     assert len(order) // 3 == 1 + len(measured["a"].seconds) >= 5  # one round warms up
 
 
-def test_optional_contestants_are_left_out_when_time_is_up():
+def test_optional_contestants_are_skipped_after_the_deadline():
     contestants = [Contestant("a", lambda: int), Contestant("b", lambda: int, optional=True)]
     measured = Stopwatch(CPU, rounds=1, deadline=time.monotonic() - 1).compare(contestants)
     assert measured["a"].seconds
-    assert measured["b"].failure == "left out: the time was up"
+    assert measured["b"].failure == "skipped: the time limit was reached"
 
 
-def test_saved_bytes_are_what_the_graph_keeps():
+def test_saved_bytes_are_those_of_the_graph():
     h = torch.empty(1, 8, 16, 16, device=META, requires_grad=True)
     weight = torch.empty(8, device=META, requires_grad=True)
     size = h.nbytes
 
     assert saved_bytes(lambda: F.silu(h), []) == size
-    assert (
-        saved_bytes(lambda: F.silu(h * 2), []) == size
-    )  # its result, not h: a product with a number keeps none
+    # the product, but not h: the gradient of a product with a number needs no tensor
+    assert saved_bytes(lambda: F.silu(h * 2), []) == size
     assert saved_bytes(lambda: F.silu(h * weight.view(1, 8, 1, 1)), [weight]) == 2 * size
 
 
-def test_counted_bytes_of_theirs_on_meta_are_those_of_a_run():
-    """Without attention and autocast, where the CPU chooses as CUDA does: the discriminator."""
+def test_their_counted_bytes_on_meta_match_a_real_run():
+    """For the discriminator: without attention and autocast, the CPU allocates as CUDA does."""
     images = torch.rand(1, 3, 64, 64)
     peaks = []
     for device in (CPU, META):
@@ -153,7 +152,7 @@ def test_counted_bytes_of_theirs_on_meta_are_those_of_a_run():
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
-def test_both_discriminators_are_one_but_for_their_norms():
+def test_both_discriminators_differ_only_in_their_norms():
     with META:
         other, mine = patch_discriminator(), Discriminator(64, 3)
     assert [p.shape for p in other.parameters()] == [
@@ -164,7 +163,7 @@ def test_both_discriminators_are_one_but_for_their_norms():
 
 
 @pytest.mark.parametrize("one_forward", [False, True])
-def test_adversarial_step_of_theirs_trains_both_networks(one_forward):
+def test_their_adversarial_step_trains_both_networks(one_forward):
     work = Work(32, batch=2, model=TOY, perceptual=False, adversarial=True)
     side = Theirs(work, CPU, other_side.Variant("fp32", torch.float32, one_forward=one_forward))
     before = [p.clone() for p in (*side.vae.parameters(), *side.discriminator.parameters())]
@@ -183,21 +182,21 @@ def test_our_step_changes_every_weight():
     )
 
 
-def test_goals_are_judged_by_the_figures():
+def test_goals_are_compared_with_the_figures():
     result = {"speed": 1.29, "memory": {"ours activations / diffusers bf16": 0.38}}
     assert [(goal["what"].split()[0], goal["met"]) for goal in judge(2, result, gpu=False)] == [
         ("speed", False),
         ("bytes", True),
     ]
     assert [goal["met"] for goal in judge(2, {"speed": 2.5}, gpu=True)] == [True]
-    assert judge(1, {"speed": 0.5}, gpu=False) == []  # no goal is stated for a CPU
+    assert judge(1, {"speed": 0.5}, gpu=False) == []  # there is no goal for a CPU
     assert [goal["met"] for goal in judge(5, {"time_ratio": 1.06, "all_in_gib": 16.0}, gpu=True)] == [
         False,
         True,
     ]
 
 
-def test_chart_is_svg_with_every_curve():
+def test_chart_is_an_svg_with_every_curve():
     points = {"64": 0.1, "128": 0.15, "1024": 0.2}
     names = ["ours activations", "diffusers bf16", "diffusers <autocast>"]
     found = {"megapixels_per_second": dict.fromkeys(names, points)}
@@ -213,19 +212,19 @@ def test_chart_is_svg_with_every_curve():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "tokens"),
     [
-        (["--cases", "11"], "give numbers from 1 to 10"),
-        (["--rounds", "0"], "give a whole number from 1"),
-        (["--out", "no_such_folder/x.json"], "there is no folder no_such_folder"),
-        (["--out", "."], ". is a folder: name a file in it"),
-        (["--large", "--device", "cpu"], "--large is for cards"),
+        (["--cases", "11"], ["--cases", "11", "1 to 10"]),
+        (["--rounds", "0"], ["--rounds", "0", "at least 1"]),
+        (["--out", "no_such_folder/x.json"], ["no_such_folder does not exist", "create it"]),
+        (["--out", "."], [". is a folder", "give a file"]),
+        (["--large", "--device", "cpu"], ["--large", "remove the flag"]),
     ],
 )
-def test_mistakes_end_with_a_line(words, said):
+def test_user_mistakes_are_one_line(words, tokens):
     command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), *words]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
     assert done.returncode != 0
-    assert said in done.stderr.splitlines()[-1]
+    assert all(token in done.stderr.splitlines()[-1] for token in tokens), done.stderr
     assert "Traceback" not in done.stderr
