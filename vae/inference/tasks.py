@@ -16,12 +16,13 @@ from vae.interop.vae_path import locate_vae
 
 LATENTS = ".safetensors"
 # What a mode reads, and what it does not read; the other modes read images and latents.
-_READS_IMAGES = "reads images: use --mode decode for latent files"
-_READS_LATENTS = (
-    f"reads latent files ({LATENTS}), which --mode encode writes: use --mode reconstruct or --mode encode for "
-    "images"
-)
-_READS = {"reconstruct": _READS_IMAGES, "encode": _READS_IMAGES, "decode": _READS_LATENTS}
+_IMAGES = "reads images: use --mode decode for latent files"
+_READS = {
+    "reconstruct": _IMAGES,
+    "encode": _IMAGES,
+    "decode": f"reads latent files ({LATENTS}), which --mode encode writes: use --mode reconstruct or "
+    "--mode encode for images",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
     found = sorted(walk_images(given, flag="--input", extensions=(LATENTS,)))
     names = [name for name in found if _is_read(name, mode)]
     if found and not names:
-        raise DataError(f"--input {given} contains {len(found)} other files, but --mode {mode} {_READS[mode]}")
+        raise DataError(
+            f"--input {given} contains {len(found)} other files, but --mode {mode} {_READS[mode]}"
+        )
     if not names:
         expected = {"reconstruct": "images", "encode": "images", "decode": f"latents ({LATENTS})"}
         raise DataError(
