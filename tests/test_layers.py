@@ -14,7 +14,7 @@ from tests.harness.runs import ROOT
 LINES = [
     {"console", "files"},
     {"config"},
-    {"gpus", "host", "html", "script"},
+    {"gpus", "host", "html", "progress", "script"},
     {"ops", "device", "noise", "pixels", "shapes"},
     {"losses", "data", "model"},
     {"interop"},

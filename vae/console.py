@@ -5,10 +5,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TextIO
 
+STDERR = 2  # file descriptor
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports for a program that SIGPIPE ended
 
 
@@ -55,6 +56,22 @@ def warning(text: str) -> None:
 def error(text: str) -> None:
     """Print a line to stderr, from any process, above a progress bar if one is shown."""
     _print(text, sys.stderr)
+
+
+def progress(text: str) -> None:
+    """Print a line about the progress of work to stderr, from the main process; a closed stderr is no error."""
+    if _settings.is_main_process:
+        try:
+            _print(text, sys.stderr)
+        except BrokenPipeError:
+            discard(sys.stderr)
+
+
+def error_from_signal_handler(text: str) -> None:
+    """Write a line to stderr at once; a handler may interrupt `print` itself, whose buffers it must not use."""
+    line = f"\n{text}\n" if os.isatty(STDERR) else f"{text}\n"  # a terminal may show a progress bar or ^C
+    with suppress(OSError):  # stderr is closed
+        os.write(STDERR, line.encode("ascii", "backslashreplace"))
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -86,7 +87,8 @@ def test_summary_is_grouped_by_reason(validated):
     assert f"{sum(status == 'rejected' for status, _ in expected.values())} rejected" in done.stdout
     assert any(line.split()[:3] == ["rejected", "5", "truncated:"] for line in lines)
     assert "Traceback" not in done.stderr
-    assert "bad=" in done.stderr
+    assert re.search(r"^validate: (\d+) of \1 images, \d+ bad, .*took ", done.stderr, re.M)
+    assert "\r" not in done.stderr
 
 
 def test_trainer_reads_exactly_the_accepted_files(validated):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from vae import console
 from vae.config.errors import UserError
@@ -38,6 +37,7 @@ from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.pixels import to_float
+from vae.progress import track
 
 CURVES_NAME = "metrics.jsonl"
 MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
@@ -207,7 +207,7 @@ def _write_sample_files(
     for old in folder.glob("[0-9][0-9]_*.png"):  # from the comparison that --overwrite replaces
         old.unlink()
     write_originals(chosen, image_set, networks[0].size, folder)
-    for position, row in enumerate(tqdm(rows, "samples", leave=False, disable=None)):
+    for position, row in enumerate(track(rows, "samples", len(rows), "VAE", keep=False)):
         with _on_device(config, row, device) as codec:
             result = row.result
             result.samples = write_samples(

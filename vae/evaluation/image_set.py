@@ -14,7 +14,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 from PIL import Image
-from tqdm import tqdm
 
 from vae.config.errors import DataError
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
@@ -22,6 +21,7 @@ from vae.console import printable
 from vae.data.decoding import decode_image
 from vae.data.folder import list_images
 from vae.data.formats import BadImageError
+from vae.progress import track
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
 _Result = TypeVar("_Result")
@@ -80,7 +80,7 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     images = ImageSet(Path(config.data_path), names, config.crop, config.background, config.max_pixels)
     largest = max(config.sizes)
     reasons = _in_threads(lambda name: images.why_unusable(name, largest), names)
-    bar = tqdm(reasons, "checking images", len(names), leave=False, disable=None)
+    bar = track(reasons, "checking images", len(names), "image", keep=False)
     unusable = {name: reason for name, reason in zip(names, bar, strict=True) if reason is not None}
     if len(unusable) == len(names):
         name, reason = next(iter(unusable.items()))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from tqdm import tqdm
 
 from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.codecs import latent_bytes, through_codec
@@ -26,6 +25,7 @@ from vae.losses.perceptual import PerceptualLoss
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.noise import keyed_normal
 from vae.pixels import to_float, to_uint8
+from vae.progress import Progress
 
 # (images, indices) -> reconstructions: uint8 (B, 3, H, W) and the images' indices in the set to one uint8
 # (3, H, W) per image, or None if an image cannot be reconstructed
@@ -153,7 +153,7 @@ def measure(
     """
     per_image: dict[str, dict[str, float | None]] = {}
     complete = True
-    with tqdm(total=len(image_set.names), desc=title, unit="image", leave=False, disable=None) as bar:
+    with Progress(title, len(image_set.names), "image", keep=False) as bar:
         for names, images in image_set.batches(size, batch_size):
             first = len(per_image)
             recons = reconstruct(images, range(first, first + len(names)))

@@ -1,7 +1,6 @@
 """A command of infer_vae.py, from top to bottom: load the VAE, then process the tasks one by one."""
 
 import torch
-from tqdm import tqdm
 
 from vae import console
 from vae.config.errors import EXIT_DATA
@@ -13,6 +12,7 @@ from vae.inference.latent_file import BadLatentsError, load_latents, save_latent
 from vae.inference.session import Session, open_session
 from vae.inference.tasks import Task
 from vae.noise import keyed_normal
+from vae.progress import track
 
 
 def infer(config: InferConfig, tasks: list[Task]) -> int:
@@ -20,7 +20,7 @@ def infer(config: InferConfig, tasks: list[Task]) -> int:
     session = open_session(config)
     console.info(session.headline)
     failed = 0
-    for task in tqdm(tasks, desc=config.mode, unit="file", disable=None):
+    for task in track(tasks, config.mode, len(tasks), "file"):
         reason = _attempt(session, task)
         if reason is not None:
             failed += 1

@@ -1,13 +1,12 @@
 """A loaded VAE with its device, dtype and tile size: image files and latent files in, pixels out."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from vae.config.infer_flags import InferConfig
 from vae.device import DTYPES, pick_device, precision_support, warn_of_slow_bf16
@@ -24,6 +23,7 @@ from vae.inference.tasks import LATENTS
 from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_uint8
+from vae.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,16 @@ def open_session(config: InferConfig) -> Session:
 
 @contextmanager
 def _tile_progress(description: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar of tiles below the bar of files; it appears with the first tile."""
-    bars: list[tqdm] = []
+    """Progress of the tiles below that of the files; it appears with the first tile."""
+    bars: list[Progress] = []
+    with ExitStack() as stack:
 
-    def on_step(done: int, total: int) -> None:
-        if not bars:
-            bars.append(tqdm(total=total, desc=description, unit="tile", leave=False, disable=None))
-        bars[0].update()
+        def on_step(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(Progress(description, total, "tile", keep=False)))
+            bars[0].update()
 
-    try:
         yield on_step
-    finally:
-        for bar in bars:
-            bar.close()
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

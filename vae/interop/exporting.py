@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from vae import console
 from vae.config.errors import DataError, UserError
@@ -32,6 +31,7 @@ from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, LoadedVae, load_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
+from vae.progress import track
 
 DEFAULT_IMAGE_SIZE = 256  # px
 FP16_IMAGES = 32  # images for the fp16 test: decoding takes most of the time
@@ -163,7 +163,7 @@ def _measure_on_images(
 ) -> None:
     """Measure the latents, fold a scaling if --fold_scaling is given, and test fp16; fills `findings`."""
     device = next(model.parameters()).device
-    images = tqdm(crops.batches(), "latents", len(crops.names), unit="crop", disable=None)
+    images = track(crops.batches(), "latents", len(crops.names), "crop", keep=False)
     findings.statistics = _measure_latents(model, (batch.to(device) for batch in images), crops.image_size)
     if config.fold_scaling is not None:
         findings.scaling = _fold(model, findings.statistics, config.fold_scaling, config.per_channel)

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torchvision import models
-from tqdm import tqdm
 
 from vae.config.errors import UserError
 from vae.console import fetch_command
 from vae.files import sha256_of_file
+from vae.progress import Progress
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -87,7 +87,7 @@ def download(url: str, path: Path) -> None:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open(partial, "wb") as file:
             expected = int(response.headers.get("Content-Length") or 0)
-            with tqdm(total=expected or None, unit="B", unit_scale=True, desc=path.name) as bar:
+            with Progress(path.name, expected or None, "byte", scaled=True) as bar:
                 while chunk := response.read(CHUNK_BYTES):
                     file.write(chunk)
                     bar.update(len(chunk))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from vae import console
 from vae.config.errors import DataError, UserError
@@ -25,6 +24,7 @@ from vae.prepare.analyze.page import write_analysis_page
 from vae.prepare.check_file import decode_each
 from vae.prepare.perceptual_hash import hashes_to_add, read_hashes
 from vae.prepare.pool import Failure
+from vae.progress import Progress
 
 Answer = TypeVar("Answer")
 SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped")  # of PixelStats
@@ -110,11 +110,10 @@ def _run(
     """Yield (name, result) of `function` in the order of completion, with a progress bar."""
     bad = 0
     results = decode_each(function, names, config)
-    with tqdm(total=len(names), unit="image", desc=title, smoothing=0.05) as bar, closing(results):
+    with Progress(title, len(names), "image") as bar, closing(results):
         for name, result in results:
             bad += isinstance(result, Failure)
-            bar.set_postfix(bad=bad, refresh=False)
-            bar.update()
+            bar.update(note=f"{bad} bad")
             yield name, result
 
 

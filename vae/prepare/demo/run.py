@@ -7,8 +7,6 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from tqdm import tqdm
-
 from vae import console
 from vae.config.errors import UserError
 from vae.config.prepare_flags import DemoConfig
@@ -17,6 +15,7 @@ from vae.files import atomic_path
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.encode import EXTENSIONS, encode
 from vae.prepare.pool import end_with_parent
+from vae.progress import Progress
 
 SETTINGS_NAME = "demo_settings.json"
 SETTINGS = ("target_size", "seed", "format")  # flags that decide the pixels; the same for a whole folder
@@ -35,7 +34,7 @@ def run_demo(config: DemoConfig) -> int:
         _claim_folder(folder, config)
         missing = [index for index in range(config.count) if not _path(folder, config, index).exists()]
         draw = partial(_draw_and_save, folder, config)
-        with tqdm(total=config.count, initial=config.count - len(missing), unit="image", desc="demo") as bar:
+        with Progress("demo", config.count, "image", done=config.count - len(missing)) as bar:
             for _ in _map(draw, missing, num_workers):
                 bar.update()
     except OSError as error:

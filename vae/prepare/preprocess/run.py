@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from tqdm import tqdm
-
 from vae import console
 from vae.config.errors import EXIT_DATA, DataError, UserError
 from vae.config.prepare_flags import PreprocessConfig
@@ -29,6 +27,7 @@ from vae.prepare.preprocess.naming import assign_outputs
 from vae.prepare.preprocess.output_folder import OutputFolder
 from vae.prepare.preprocess.resize import engine
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
+from vae.progress import Progress
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Reasons that may no longer apply in the next run although the file is the same.
@@ -117,18 +116,18 @@ def _update(
     assign_outputs(ledger, EXTENSIONS[config.format])
     outcome.orphans = ledger.drop_unlisted()
     total = min(found, config.limit or found)
-    with tqdm(total=total, unit="image", desc="preprocess", smoothing=0.05) as bar:
+    with Progress("preprocess", total, "image") as bar:
         while True:
             _convert_all(ledger, folder, config, outcome, bar)
             if not ledger.settle_duplicates():
                 break
-            bar.reset(total)  # a duplicate's first file no longer exists: convert the duplicate itself
+            bar.restart()  # a duplicate's first file no longer exists: convert the duplicate itself
     for duplicate in ledger.results(DUPLICATE):
         folder.remove_files(duplicate)
 
 
 def _convert_all(
-    ledger: Ledger, folder: OutputFolder, config: PreprocessConfig, outcome: Outcome, bar: tqdm
+    ledger: Ledger, folder: OutputFolder, config: PreprocessConfig, outcome: Outcome, bar: Progress
 ) -> None:
     bad = 0
 
@@ -153,8 +152,7 @@ def _convert_all(
             folder.accept(ledger, result)
             bad += result.status == REJECTED
             outcome.written += result.status == ACCEPTED
-            bar.set_postfix(bad=bad, refresh=False)
-            bar.update()
+            bar.update(note=f"{bad} bad")
 
 
 def _is_current(result: Result, output: str, folder: OutputFolder) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from vae.config.errors import DataError, UserError
 from vae.console import printable
@@ -18,6 +17,7 @@ from vae.prepare.near_duplicates import find_clusters
 from vae.prepare.perceptual_hash import hash_image_file, hash_of_text, hash_text, hashes_to_add, read_hashes
 from vae.prepare.pool import Failure, Limits, run_each
 from vae.prepare.split.metadata_csv import Metadata
+from vae.progress import Progress
 
 NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
 HASH_LIMITS = Limits(memory_gib=4.0)  # of one image whose perceptual hash is computed
@@ -99,7 +99,7 @@ def _hash_all(folder: Path, paths: list[str], contents: list[str], num_workers: 
     if missing:
         jobs = ((content, os.path.join(folder, path)) for content, path in missing.items())
         results = run_each(_hash_job, jobs, num_workers=num_workers, limits=HASH_LIMITS)
-        bar = tqdm(total=len(missing), unit="image", desc="near duplicates")
+        bar = Progress("near duplicates", len(missing), "image")
         with bar, hashes_to_add(folder) as add, closing(results):
             for (content, path), result in results:
                 if isinstance(result, Failure):

@@ -7,8 +7,6 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from vae import console
 from vae.config.errors import EXIT_DATA, DataError, UserError
 from vae.config.prepare_flags import ReadingConfig, ValidateConfig
@@ -22,6 +20,7 @@ from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger, Result, Skips, first_
 from vae.prepare.pool import Failure
 from vae.prepare.validate.quarantine import move_rejected, undo
 from vae.prepare.validate.report import Report, print_summary, write_reports
+from vae.progress import Progress
 
 MANIFEST_HASH = "sha256 of "  # key of a note: the hash of a path in the manifest
 
@@ -102,7 +101,7 @@ def _check_all(ledger: Ledger, config: ValidateConfig, total: int) -> None:
     bad = 0
     todo = (name for name, _ in first_names(ledger, config.limit) if ledger.result(name) is None)
     results = decode_each(partial(check_file, config), todo, config)
-    with tqdm(total=total, unit="image", desc="validate", smoothing=0.05) as bar, closing(results):
+    with Progress("validate", total, "image") as bar, closing(results):
         for name, result in results:
             if isinstance(result, Failure):
                 result = Result(name, REJECTED, *result)
@@ -112,8 +111,7 @@ def _check_all(ledger: Ledger, config: ValidateConfig, total: int) -> None:
                 result = result._replace(status=REJECTED, reason="changed_since_manifest", detail=changed)
             ledger.record(result)
             bad += result.status == REJECTED
-            bar.set_postfix(bad=bad, refresh=False)
-            bar.update()
+            bar.update(note=f"{bad} bad")
 
 
 def check_file(config: ReadingConfig, name: str) -> Result:

@@ -1,0 +1,104 @@
+"""Progress of long work: a bar on a terminal, and a plain line from time to time in a log file."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from vae import console
+
+SECONDS_BETWEEN_LINES = 30.0
+Item = TypeVar("Item")
+
+
+class Progress:
+    """Progress through `total` units of work on stderr, as a context manager.
+
+    A terminal shows a bar; it disappears at the end unless `keep`. Anything else, such as a log file, gets a
+    plain line at most every 30 seconds. Its last line is printed if the work is complete, and if `keep` or
+    another line was printed before. `scaled` prints large numbers with SI prefixes.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        total: int | None,
+        unit: str,
+        *,
+        done: int = 0,
+        keep: bool = True,
+        scaled: bool = False,
+    ):
+        self.description, self.total, self.unit = description, total, unit
+        self.done, self.done_before = done, done
+        self.keep, self.scaled = keep, scaled
+        self.note = ""
+        self.has_printed = False
+        self.started = self.printed_at = time.monotonic()
+        self.bar: tqdm | None = None
+        if sys.stderr.isatty():
+            self.bar = tqdm(
+                total=total, initial=done, desc=description, unit=unit, unit_scale=scaled, leave=keep,
+                dynamic_ncols=True, smoothing=0.05,
+            )  # fmt: skip
+
+    def update(self, count: int = 1, note: str | None = None) -> None:
+        """Count finished units; `note` is shown beside the number from now on."""
+        self.done += count
+        self.note = self.note if note is None else note
+        if self.bar is not None:
+            self.bar.set_postfix_str(self.note, refresh=False)
+            self.bar.update(count)
+        elif time.monotonic() - self.printed_at >= SECONDS_BETWEEN_LINES:
+            self._print(self._remaining())
+
+    def restart(self) -> None:
+        """Count from zero again."""
+        self.done = self.done_before = 0
+        self.started = time.monotonic()
+        if self.bar is not None:
+            self.bar.reset(self.total)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.close()
+        elif kind is None and (self.keep or self.has_printed):
+            self._print(f"took {tqdm.format_interval(self._seconds())}")
+
+    def _print(self, ending: str) -> None:
+        """Print a line such as `validate: 120 of 400 images, 3 bad, 12.5 images/s, 00:22 left`."""
+        self.has_printed, self.printed_at = True, time.monotonic()
+        number = tqdm.format_sizeof if self.scaled else str
+        total = "" if self.total is None else f" of {number(self.total)}"
+        rate = f"{number(round(self._rate(), 1))} {self.unit}s/s" if self._seconds() >= 1 else ""
+        parts = [f"{self.description}: {number(self.done)}{total} {self.unit}s", self.note, rate, ending]
+        console.progress(", ".join(filter(None, parts)))
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def _rate(self) -> float:
+        return (self.done - self.done_before) / self._seconds()
+
+    def _remaining(self) -> str:
+        if self.total is None or self.done == self.done_before:
+            return ""
+        return f"{tqdm.format_interval((self.total - self.done) / self._rate())} left"
+
+
+def track(
+    items: Iterable[Item], description: str, total: int | None, unit: str, *, keep: bool = True
+) -> Iterator[Item]:
+    """The items, with the progress of the loop over them."""
+    with Progress(description, total, unit, keep=keep) as progress:
+        for item in items:
+            yield item
+            progress.update()
