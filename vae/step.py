@@ -4,7 +4,7 @@ Shapes: B images of this process and step, b images of one micro-batch, Z latent
 Every loss is a mean over the images of all processes, so micro-batches do not change the gradient.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -206,7 +206,11 @@ class UpdateState:
 
 
 def apply_update(
-    optimizers: list[torch.optim.Optimizer], state: UpdateState, optim: OptimConfig, fp16: bool, empty: bool
+    optimizers: Sequence[torch.optim.Optimizer],
+    state: UpdateState,
+    optim: OptimConfig,
+    fp16: bool,
+    empty: bool,
 ) -> list[torch.Tensor]:
     """Clip, step and clear the gradients; return the gradient norm of each optimizer before clipping, ().
 
