@@ -13,7 +13,21 @@ if [ -z "$python" ]; then
         # --help works with any Python, before gigabytes are downloaded.
         case ${1:-} in
             -h | --help) exec python3 -m launchers.training --help ;;
-            *) ./setup.sh --yes || exit ;;
+            *)
+                # A signal that ends this script also ends the set-up: the shell handles it during `wait`.
+                setup=
+                stop() {
+                    [ -z "$setup" ] || { kill "$setup"; wait "$setup"; }
+                    exit "$1"
+                }
+                trap 'stop 129' HUP
+                trap 'stop 130' INT
+                trap 'stop 143' TERM
+                ./setup.sh --yes <&0 &
+                setup=$!
+                wait "$setup" || exit
+                trap - HUP INT TERM
+                ;;
         esac
     fi
 fi

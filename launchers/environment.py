@@ -5,10 +5,10 @@ Needs only the standard library.
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+from launchers.command import exit_code_of, run_command, stop_on_signals
 from launchers.stamp import ROOT, build_of, read_stamp
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest, title
 from launchers.torch_index import PYTORCH_INDEX
@@ -16,7 +16,6 @@ from launchers.virtual_environment import install, is_complete, python_of, runs
 from vae import console
 from vae.checks import nvidia_smi
 from vae.checks.cuda_builds import BUILDS
-from vae.config.errors import EXIT_INTERRUPTED
 from vae.host import usable_cores
 from vae.script import SETUP
 
@@ -127,8 +126,7 @@ def choose_build(options: argparse.Namespace, interactive: bool, venv: Path) -> 
 
 def check(venv: Path) -> None:
     """Run the quick check in the finished environment; its result does not change the set-up's exit code."""
-    code = subprocess.run([python_of(venv), "check_compatibility.py", "--quick"]).returncode
-    if code != 0:
+    if run_command([str(python_of(venv)), "check_compatibility.py", "--quick"]) != 0:
         console.info("The environment is complete, but the check failed: see above for the remedies.")
 
 
@@ -136,16 +134,16 @@ def run_tests(venv: Path, arguments: list[str]) -> int:
     """The exit code of the tests; if they pass, that of ruff or mypy."""
     python = str(python_of(venv))
     console.info("ruff check .")
-    lint = subprocess.run([python, "-m", "ruff", "check", "."]).returncode
+    lint = run_command([python, "-m", "ruff", "check", "."])
     console.info("mypy")
-    types = subprocess.run([python, "-m", "mypy"]).returncode
+    types = run_command([python, "-m", "mypy"])
     cuda = runs(venv, "import sys, torch; sys.exit(not torch.cuda.is_available())")
     console.info(f"pytest, {'with' if cuda else 'without'} the tests that need a CUDA device")
     # This -m replaces the one in pyproject.toml, which excludes gpu and slow. Tests on a card share its
     # memory and therefore run in one process; without a card, one process per core runs them.
     marks, processes = ("", 0) if cuda else ("not gpu", usable_cores())
     command = [python, "-m", "pytest", "-n", str(processes), "-m", marks, *arguments]
-    return subprocess.run(command).returncode or lint or types
+    return run_command(command) or lint or types
 
 
 def main() -> int:
@@ -169,11 +167,12 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    stop_on_signals()
     try:
         with console.flushed_output():
             sys.exit(main())
     except (ValueError, OSError) as error:
         sys.exit(f"Set-up stopped: {error}")
-    except (KeyboardInterrupt, EOFError):
+    except (KeyboardInterrupt, EOFError) as error:
         console.error(f"\nSet-up stopped; run {SETUP} again to continue.")
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(exit_code_of(error))

@@ -6,8 +6,10 @@ The stamp is written last, so an interrupted run continues with the missing step
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from launchers.command import run_command
 from launchers.stamp import (
     BEGUN,
     STAMP,
@@ -54,19 +56,23 @@ def create(venv: Path) -> None:
     if venv.exists() and not ours and (not venv.is_dir() or any(venv.iterdir())):
         raise ValueError(f"--venv {venv} exists and is not an environment: use a new folder")
     console.info(f"Creating the environment {venv} with Python {sys.version.split()[0]}.")
-    made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], stdout=subprocess.DEVNULL)
-    if made.returncode != 0:
+    command = [sys.executable, "-m", "venv", "--clear", str(venv)]
+    if run_command(command, stdout=subprocess.DEVNULL) != 0:
         raise ValueError(f"Python could not create the environment {venv} (see its message above)")
 
 
 def pip(venv: Path, verb: str, *arguments: str) -> None:
     """Run the environment's pip; raises ValueError if it fails, after pip printed its own message."""
-    environ = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_USER": "0"}
     # A terminal shows the downloads. A pipe gets errors only (quiet twice), without warnings about the user's
     # own pip settings.
     quiet = [] if sys.stdout.isatty() else ["--quiet", "--quiet"]
     command = [str(python_of(venv)), "-m", "pip", verb, *quiet, *arguments]
-    if subprocess.run(command, env=environ).returncode != 0:
+    # A pip that a signal ends leaves its downloads, which are gigabytes, in its temporary folder.
+    with tempfile.TemporaryDirectory(prefix="set-up-") as folder:
+        environ = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
+        environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_USER": "0"}
+        code = run_command(command, env=environ)
+    if code != 0:
         raise ValueError(f"pip failed (see its message above); run {SETUP} again to continue")
 
 

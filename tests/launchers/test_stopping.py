@@ -1,0 +1,122 @@
+"""A signal that ends the set-up or a launcher also ends pip and everything that pip has started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launchers import command
+
+if sys.platform != "linux":
+    pytest.skip("these tests read /proc", allow_module_level=True)
+
+# A Python whose pip starts another process and waits. Other modules run in the real Python.
+FAKE_PYTHON = f"""#!/bin/sh
+case "$*" in
+-c*) exit 0 ;;
+*pip*) ;;
+*) exec {sys.executable} "$@" ;;
+esac
+sleep 300 &
+touch "$TMPDIR/download"
+echo "$$ $! $TMPDIR" > pids.tmp
+mv pids.tmp pids
+wait
+"""
+
+
+def running(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def fake_pip(project) -> Path:
+    """The project's environment has a pip that waits; the file with the process ids of pip and its child."""
+    python = project.folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    return project.folder / "pids"
+
+
+COMMANDS = {
+    "set-up": ("setup.sh", ["--yes", "--torch", "index"], False),
+    "launcher without an environment": ("train_rtx5090.sh", ["--max_steps", "1"], False),
+    "launcher with changed requirements": ("train_rtx5090.sh", ["--max_steps", "1"], True),
+}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(("script", "arguments", "has_stamp"), COMMANDS.values(), ids=COMMANDS)
+def test_signal_ends_pip_and_its_children(project, fake_pip, script, arguments, has_stamp, sent):
+    if has_stamp:
+        (project.folder / ".venv" / ".setup-stamp.json").write_text("{}")
+    process = subprocess.Popen(
+        [project.folder / script, *arguments],
+        env=project.environ(VAE_PYTHON="", VAE_TORCH_INDEX="http://127.0.0.1:9/whl"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        wait_until(fake_pip.exists)
+        *numbers, temporary = fake_pip.read_text().split()
+        pids = [int(number) for number in numbers]
+        try:
+            assert all(map(running, pids))
+            if sent == signal.SIGINT:  # Ctrl-C reaches the whole group
+                os.killpg(process.pid, sent)
+            else:
+                process.send_signal(sent)
+            errors = process.communicate(timeout=30)[1]
+            wait_until(lambda: not any(map(running, pids)), seconds=5)
+        finally:
+            for pid in filter(running, [process.pid, *pids]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    assert process.returncode == 128 + sent
+    assert errors.strip().splitlines() == ["Set-up stopped; run ./setup.sh again to continue."]
+    assert not Path(temporary).exists()
+
+
+def test_command_that_ignores_signals_is_killed(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "SECONDS_TO_END", 0.3)
+    script = f"trap '' TERM; sleep 300 & echo $$ $! > {tmp_path}/pids; while true; do wait; done"
+
+    def stop_when_started(*_) -> None:
+        if (tmp_path / "pids").exists():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise command.Stopped(signal.SIGTERM)
+
+    old = signal.signal(signal.SIGALRM, stop_when_started)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        with pytest.raises(command.Stopped):
+            command.run_command(["bash", "-c", script])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(map(running, pids)), seconds=5)
+
+
+def test_command_returns_its_exit_code():
+    assert command.run_command([sys.executable, "-c", "raise SystemExit(7)"]) == 7
