@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from launchers.menu import ask_profile
 from launchers.stamp import ROOT, has_requirements
 from vae import console
 from vae.config.errors import EXIT_INTERRUPTED
@@ -19,15 +20,14 @@ LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
 OUTPUT_DIR = "./outputs/rtx5090_training"
 DEMO_OUTPUT_DIR = "./outputs/demo"
 DEMO_DATA = "./data/demo"
-MENU = {"1": "ultra", "2": "high", "3": "standard", "4": "fast"}
-RECOMMENDED = "3"
 
 HELP = f"""usage: {LAUNCHER} [--demo] [any flag of train_vae.py]
 
 Starts a training run. If the Python environment .venv is missing or the requirements have changed, the
 launcher runs the set-up first. Paths are relative to the folder of this script.
 
-  (no arguments)   in a terminal: asks for a profile; otherwise: --profile standard
+  (no arguments)   in a terminal: asks for a profile, and Enter selects the one for this machine; otherwise:
+                   --profile standard
   --profile NAME   trains with this profile
   --demo           a small real run: draws images if ./data/train contains none, and trains with the demo
                    profile into the first unused folder of {DEMO_OUTPUT_DIR}, {DEMO_OUTPUT_DIR}-2, ...
@@ -88,33 +88,6 @@ def trainer_finds_folder(flags: list[str]) -> bool:
     words = [word for flag in flags for word in flag.split("=", 1)]
     resumed = words[words.index("--resume_from") + 1 :][:1] if "--resume_from" in words else []
     return "--config" in words or resumed not in ([], ["latest"])
-
-
-def ask_profile(python: str) -> list[str]:
-    """Show the menu; returns the flags for the chosen profile."""
-    command = [python, "train_vae.py", "--list_profiles"]
-    listed = subprocess.run(command, capture_output=True, encoding="utf-8")
-    if listed.returncode != 0:
-        reason = (listed.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ValueError(f"train_vae.py --list_profiles failed: {reason}")
-    lines = {line.split()[0]: line.strip() for line in listed.stdout.splitlines() if line.strip()}
-    console.info("Which profile?")
-    for number, name in MENU.items():
-        console.info(f"  {number}  {lines.get(name, name)}{'  <- Enter' if number == RECOMMENDED else ''}")
-    console.info("  5  custom: asks for image size and batch size")
-    while (answer := input("Choice: ").strip() or RECOMMENDED) not in (*MENU, "5"):
-        console.info(f"{answer!r} is not one of 1, 2, 3, 4, 5.")
-    if answer in MENU:
-        return ["--profile", MENU[answer]]
-    sizes = ["--image_size", ask_number("Image size in pixels: "), "--batch_size", ask_number("Batch size: ")]
-    return ["--profile", MENU[RECOMMENDED], *sizes]
-
-
-def ask_number(question: str) -> str:
-    """Ask until the answer is a whole number above 0."""
-    while not ((answer := input(question).strip()).isdecimal() and int(answer) > 0):
-        console.info(f"{answer!r} is not a whole number above 0.")
-    return answer
 
 
 def draw_demo_data(python: str) -> int:

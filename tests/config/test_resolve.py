@@ -7,8 +7,8 @@ import pytest
 from vae.config.errors import UserError
 from vae.config.flags import parse_flags
 from vae.config.options import Config, build, flatten
-from vae.config.recipes import RECIPES, profile_table, recipe_values
-from vae.config.resolve import PER_COMMAND, parse_progressive, resolve
+from vae.config.recipes import RECIPES, profile_table, recipe_values, suggested_profile
+from vae.config.resolve import PER_COMMAND, check_encoder, parse_progressive, resolve
 
 # The value that each source sets for one option, in order of precedence.
 SOURCES = {"given": 1, "checkpoint": 2, "profile": 3, "card": 4}
@@ -119,6 +119,10 @@ PROFILES = {
     "fast": (768, 24, 1),
     "small": (512, 32, 1),
     "maximum": (2560, 2, 2),
+    "card-8gb": (512, 16, 1),
+    "card-12gb": (768, 12, 1),
+    "card-16gb": (1024, 8, 1),
+    "card-24gb": (1280, 8, 1),
 }
 
 
@@ -140,6 +144,39 @@ def test_profile_sets_its_size_batch_and_speed_options(name):
 def test_every_profile_resolves_and_is_listed(name):
     resolve({}, profile=recipe_values(name, has_gpu=False))
     assert f"\n{name} " in f"\n{profile_table()}"
+
+
+@pytest.mark.parametrize(
+    ("vram_gib", "name"),
+    [
+        (None, "demo"),
+        (4, "demo"),
+        (6, "card-8gb"),
+        (7.96, "card-8gb"),
+        (11, "card-8gb"),  # RTX 2080 Ti
+        (11.94, "card-12gb"),
+        (15, "card-16gb"),  # T4
+        (15.9, "card-16gb"),
+        (22.5, "card-24gb"),  # A10, L4
+        (31.8, "standard"),
+        (140, "standard"),
+    ],
+)
+def test_suggested_profile_fits_the_memory(vram_gib, name):
+    assert suggested_profile(vram_gib) == name
+    assert name in RECIPES
+
+
+def test_decoder_profile_trains_the_decoder_of_a_given_vae():
+    profile = recipe_values("decoder", has_gpu=True)
+    config = resolve({"init_from": "vae.safetensors"}, profile=profile)
+    check_encoder(config, {"profile": "decoder", "init_from": "vae.safetensors"})
+    assert config.optim.train_part == "decoder"
+    assert 0 < config.optim.learning_rate < Config().optim.learning_rate  # the weights are trained already
+    assert config.loss.perceptual_weight == config.loss.reconstruction_weight == 1
+    assert config.loss.adversarial_weight > 0
+    with pytest.raises(UserError, match=r"--profile decoder: .*--init_from"):
+        check_encoder(resolve({"profile": "decoder"}, profile=profile), {"profile": "decoder"})
 
 
 def test_demo_profile_is_larger_with_a_gpu():

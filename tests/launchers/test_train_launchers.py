@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from launchers import training
+from launchers import menu
 from tests.harness.launcher_projects import CHOICES, RUN
 from tests.harness.runs import ROOT
+from vae.config.recipes import RECIPES
 
 if os.name == "nt":
     pytest.skip("these tests run the shell scripts", allow_module_level=True)
@@ -43,12 +44,16 @@ def test_both_launchers_pass_the_same_arguments(project, arguments, expected):
 
 
 def test_menu_numbers():
-    assert training.MENU == {"1": "ultra", "2": "high", "3": "standard", "4": "fast"}
+    first = {"1": "ultra", "2": "high", "3": "standard", "4": "fast", "5": "custom"}
+    assert dict(list(menu.MENU.items())[:5]) == first
+    cards = [name for name in RECIPES if name.startswith("card-")]
+    assert list(menu.MENU.values())[5:] == [*cards, "demo"]
 
 
 def test_launchers_contain_no_recipe_settings():
     text = "".join((ROOT / name).read_text() for name in ("train_rtx5090.sh", "train_rtx5090.bat"))
-    text += (ROOT / "launchers" / "training.py").read_text(encoding="utf-8")
+    for name in ("training.py", "menu.py"):
+        text += (ROOT / "launchers" / name).read_text(encoding="utf-8")
     assert not re.findall(r"\b(?:512|768|1024|1536|2048|2560)\b", text)
 
 
@@ -138,8 +143,8 @@ def test_signal_reaches_the_trainer(project, sent, code):
     ("typed", "expected"),
     [
         ("1\n", ["--profile", "ultra"]),
-        ("\n", ["--profile", "standard"]),
-        ("9\nx\n4\n", ["--profile", "fast"]),
+        ("9\n", ["--profile", "card-24gb"]),
+        ("99\nx\n4\n", ["--profile", "fast"]),
         ("5\nbig\n640\n0\n3\n", ["--profile", "standard", "--image_size", "640", "--batch_size", "3"]),
     ],
 )
@@ -148,6 +153,40 @@ def test_menu_in_a_terminal(project, typed, expected):
     assert code == 0
     assert project.calls() == [["train_vae.py", *RUN, *expected]]
     assert "1  ultra  2048 px  batch 4  maximum quality" in screen  # printed by the trainer
+
+
+def test_custom_sizes_are_checked_at_once_by_the_rules_of_the_trainer(project):
+    code, screen = project.type_into("train_rtx5090.sh", "5\n500\n3\n512\n0\n2\n")
+    assert code == 0
+    assert project.calls()[0][-4:] == ["--image_size", "512", "--batch_size", "2"]
+    assert "--image_size 500 is not a multiple of 8: try 496 or 504" in screen
+    assert "--image_size 3 is too small" in screen
+    assert "--batch_size 0 is too small" in screen
+
+
+@pytest.mark.parametrize(
+    ("cards", "profile"),
+    [
+        ([("NVIDIA GeForce RTX 5090", 32607)], "standard"),
+        ([("NVIDIA GeForce RTX 3060", 12288)], "card-12gb"),
+        ([("NVIDIA L4", 23034), ("Tesla T4", 15360)], "card-16gb"),  # the smaller one
+    ],
+)
+def test_enter_selects_the_profile_for_the_card(project, cards, profile):
+    project.install_nvidia_smi(*cards)
+    code, screen = project.type_into("train_rtx5090.sh", "\n")
+    assert code == 0
+    assert project.calls() == [["train_vae.py", *RUN, "--profile", profile]]
+    assert f"Enter: {profile}, because the card is {cards[-1][0]}" in screen
+
+
+def test_enter_selects_the_demo_without_a_card(project):
+    project.install_nvidia_smi()
+    code, screen = project.type_into("train_rtx5090.sh", "\n")
+    assert code == 0
+    assert [call[0] for call in project.calls()] == ["prepare_data.py", "train_vae.py"]
+    assert "no NVIDIA card" in screen
+    assert "10  demo" in screen
 
 
 def test_end_of_input_in_the_menu_starts_nothing(project):

@@ -291,12 +291,28 @@ def test_every_profile_on_an_rtx_5090_needs_what_the_counter_counts():
     plans = plan_data("RTX 5090")["profiles"]
     assert [plan["profile"] for plan in plans] == list(RECIPES)
     for plan in plans:
-        if plan["profile"] == "demo-gpu":  # the same step as demo on a card
+        # the same step as demo on a card; and one with a frozen encoder and a discriminator
+        if plan["profile"] in ("demo-gpu", "decoder"):
             continue
         expected = counted(plan["profile"], plan["micro_batch"], plan["recompute"])
-        # the planner counts two full passes; a smaller last pass never makes the step larger
-        assert plan["peak_gib"] * GIB == pytest.approx(expected, rel=0.01), plan["profile"]
+        # the planner counts two full passes; a smaller last pass only makes the step smaller, by up to 2 %
+        assert plan["peak_gib"] * GIB == pytest.approx(expected, rel=0.02), plan["profile"]
         assert plan["peak_gib"] * GIB >= 0.999 * expected
         assert plan["problem"] is None
         assert plan["peak_gib"] <= plan["available_gib"] < RTX_5090.vram_gib
         assert plan["floor_seconds"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("profile", "smallest_gib"),
+    [("card-8gb", 7.5), ("card-12gb", 11.5), ("card-16gb", 15), ("card-24gb", 22), ("decoder", 7.5)],
+)
+def test_profile_of_a_card_size_fits_every_card_of_this_size_without_more_arithmetic(profile, smallest_gib):
+    """Cards of one size differ: an A10 with "24 GB" has 22.5 GiB. "activations" recomputes no convolution."""
+    sizes = [card.vram_gib for card in CARDS if smallest_gib <= card.vram_gib]
+    config = resolve({}, None, recipe_values(profile, has_gpu=True), {})
+    plan = plan_profile(profile, config, find_target(None, min(sizes)))
+    assert plan.problem is None
+    assert plan.recompute in ("none", "activations")
+    assert plan.peak_gib < plan.available_gib

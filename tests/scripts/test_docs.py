@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import train_vae
-from launchers.training import MENU
+from launchers.menu import MENU
 from tests.harness.runs import ROOT, as_flags
 from vae.config.prepare_flags import CONFIG_OF
 from vae.config.recipes import RECIPES

@@ -1,5 +1,6 @@
 """Named recipes for `--profile`. A recipe sets what is trained; it never depends on the card."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,3 +107,15 @@ def profile_table() -> str:
         size, batch = recipe.values["image_size"], recipe.values["batch_size"]
         lines.append(f"{name:<10} {size:>4} px   batch {batch:>2}   {recipe.purpose}")
     return "\n".join(lines)
+
+
+def suggested_profile(vram_gib: float | None) -> str:
+    """The profile for a card with this memory, or without a card: the name of an entry of RECIPES."""
+    if vram_gib is None or vram_gib < 5.5:  # GiB; the least memory at which card-8gb repeats no convolution
+        return "demo"
+    if vram_gib >= 30:  # a 32 GB card
+        return "standard"
+    sizes = [int(re.sub(r"\D", "", name)) for name in RECIPES if name.startswith("card-")]
+    # An A10 with "24 GB" has 22.5 GiB, a T4 with "16 GB" has 15: ECC takes a sixteenth.
+    fitting = [size for size in sizes if vram_gib >= 0.93 * size]
+    return f"card-{max(fitting, default=min(sizes))}gb"

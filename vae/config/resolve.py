@@ -38,6 +38,13 @@ def resolve(
     return config
 
 
+def check_encoder(config: Config, given: dict[str, Any]) -> None:
+    """Raise UserError if a new run is to train the decoder of no VAE."""
+    if config.optim.train_part == "decoder" and not config.model.init_from:
+        flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
+        raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")
+
+
 def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     """Raise UserError if a given value contradicts the architecture of the checkpoint's networks."""
     if given.get("init_from"):

@@ -7,7 +7,7 @@ from typing import Any
 from vae.config.errors import UserError
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
-from vae.config.resolve import parse_progressive, resolve, split_progressive
+from vae.config.resolve import check_encoder, parse_progressive, resolve, split_progressive
 from vae.data.decoding import parse_background
 from vae.data.folder import check_folder
 from vae.data.manifest import is_manifest
@@ -43,6 +43,7 @@ def _check_options(given: Given) -> None:
     if given.get("resume_from") or given.get("init_from") or name == "demo":  # demo depends on the device
         return
     config = resolve(given, profile=recipe)
+    check_encoder(config, given)
     if progressive:
         parse_progressive(progressive, config.model)
 

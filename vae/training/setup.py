@@ -10,7 +10,7 @@ from vae import console
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
-from vae.config.resolve import check_discriminator, check_image_size, check_shape, resolve
+from vae.config.resolve import check_discriminator, check_encoder, check_image_size, check_shape, resolve
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.gpus import CPU_SETTINGS, match_card
@@ -82,9 +82,8 @@ def resolve_options(given: Given, device: torch.device) -> ResolvedOptions:
     given, checkpoint = _find_checkpoint(given)
     path, content = checkpoint or (None, None)
     config = _resolve(given, content, device)
-    if config.optim.train_part == "decoder" and content is None and not config.model.init_from:
-        flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
-        raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")
+    if content is None:
+        check_encoder(config, given)
     config, source = _existing_vae(config, given)
     return ResolvedOptions(config, given, path, content, source)
 

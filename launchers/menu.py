@@ -1,0 +1,73 @@
+"""The profile menu of the training launchers.
+
+Needs only the standard library. Contains no settings: recipes are in vae/config.
+"""
+
+import subprocess
+
+from vae import console
+from vae.checks import nvidia_smi
+from vae.config.errors import UserError
+from vae.config.options import ModelConfig, all_options
+from vae.config.recipes import suggested_profile
+from vae.config.resolve import check_image_size
+from vae.config.values import check
+
+CHOICES = (
+    *("ultra", "high", "standard", "fast", "custom"),
+    *("card-8gb", "card-12gb", "card-16gb", "card-24gb", "demo"),
+)
+MENU = {str(number): name for number, name in enumerate(CHOICES, 1)}
+MIB_PER_GIB = 2**10
+
+
+def ask_profile(python: str) -> list[str]:
+    """Show the menu; returns the arguments for the chosen profile."""
+    command = [python, "train_vae.py", "--list_profiles"]
+    listed = subprocess.run(command, capture_output=True, encoding="utf-8")
+    if listed.returncode != 0:
+        reason = (listed.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ValueError(f"train_vae.py --list_profiles failed: {reason}")
+    lines = {line.split()[0]: line.strip() for line in listed.stdout.splitlines() if line.strip()}
+    lines["custom"] = "custom     asks for image size and batch size"
+    suggested, reason = suggestion()
+    console.info("Which profile?")
+    for number, name in MENU.items():
+        console.info(f"  {number:>2}  {lines.get(name, name)}")
+    console.info(f"Enter: {suggested}, because {reason}")
+    while (answer := input("Choice: ").strip()) not in ("", *MENU):
+        console.info(f"{answer!r} is not one of {', '.join(MENU)}.")
+    name = MENU[answer] if answer else suggested
+    if name == "demo":
+        return ["--demo"]
+    if name == "custom":
+        return ["--profile", "standard", *ask_option("image_size"), *ask_option("batch_size")]
+    return ["--profile", name]
+
+
+def suggestion() -> tuple[str, str]:
+    """The profile that suits the NVIDIA card with the least memory, and the reason in words."""
+    smi = nvidia_smi.query(nvidia_smi.PATIENT_SECONDS)
+    cards = [(card.memory_total_mib / MIB_PER_GIB, card.name) for card in smi.cards if card.memory_total_mib]
+    if not cards:
+        return suggested_profile(None), "no NVIDIA card was found"
+    vram_gib, name = min(cards)
+    return suggested_profile(vram_gib), f"the card is {name} with {vram_gib:.1f} GiB"
+
+
+def ask_option(name: str) -> list[str]:
+    """Ask for an option of the trainer until its value is valid; returns its flag and value."""
+    _, item = all_options()[name]
+    while True:
+        answer = input(f"{item.metadata['help']}: ").strip()
+        if not answer.isdecimal():
+            console.info(f"{answer!r} is not a whole number.")
+            continue
+        try:
+            check(item, int(answer))
+            if name == "image_size":
+                check_image_size(int(answer), ModelConfig())
+        except UserError as error:
+            console.info(str(error))
+            continue
+        return [f"--{name}", answer]
