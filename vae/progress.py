@@ -55,13 +55,6 @@ class Progress:
         elif time.monotonic() - self.printed_at >= SECONDS_BETWEEN_LINES:
             self._print(self._remaining())
 
-    def restart(self) -> None:
-        """Count from zero again."""
-        self.done = self.done_before = 0
-        self.started = time.monotonic()
-        if self.bar is not None:
-            self.bar.reset(self.total)
-
     def __enter__(self) -> "Progress":
         return self
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,6 +203,44 @@ def test_duplicate_replaces_a_deleted_first_file(raw, tmp_path):
     (raw / "sub" / "tall.png").unlink()
     assert "1 converted now" in preprocess(raw, out, "--target_size", 32).stdout
     assert [row["path"] for row in manifest(out)] == ["little.jpg", "square.jpg", "twin.jpg", "wide.jpg"]
+
+
+def test_exact_duplicates_are_recognised_before_they_are_converted(raw, tmp_path):
+    """Only the first of equal files is converted; the others get its result, also if it is a rejection."""
+    for name in ("bad.jpg", "sub/tall.png"):
+        for copy in range(3):
+            shutil.copy(raw / name, raw / f"z{copy}{Path(name).suffix}")
+    done = preprocess(raw, tmp_path / "out", "--target_size", 32)
+    assert "4 images, 4 converted now, 4 rejected, 4 exact duplicates" in done.stdout
+    rejected = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
+    assert {row["source"]: (row["reason"], row["detail"]) for row in rejected if row["source"] > "t"} == {
+        "twin.png": ("exact_duplicate", "of sub/tall.png"),
+        **{f"z{copy}.png": ("exact_duplicate", "of sub/tall.png") for copy in range(3)},
+        **{f"z{copy}.jpg": ("truncated", rejected[0]["detail"]) for copy in range(3)},
+    }
+    before = tree(tmp_path / "out")
+    assert "0 converted now" in preprocess(raw, tmp_path / "out", "--target_size", 32).stdout
+    assert tree(tmp_path / "out") == before
+
+
+def test_files_of_equal_size_are_not_duplicates(tmp_path):
+    (tmp_path / "raw").mkdir()
+    for number in range(4):
+        detailed(number).save(tmp_path / "raw" / f"{number}.bmp")
+    assert len({path.stat().st_size for path in (tmp_path / "raw").iterdir()}) == 1
+    done = preprocess(tmp_path / "raw", tmp_path / "out", "--target_size", 32)
+    assert "4 images, 4 converted now" in done.stdout
+
+
+def test_result_depends_on_the_sources_only_not_on_their_history(raw, tmp_path):
+    """Sources that became duplicates after they were converted leave no trace."""
+    preprocess(raw, tmp_path / "out", "--target_size", 32)
+    shutil.copy(raw / "wide.jpg", raw / "a first copy.jpg")
+    shutil.copy(raw / "sub/tall.png", raw / "square.webp")
+    done = preprocess(raw, tmp_path / "out", "--target_size", 32)
+    assert "3 images, 2 converted now, 1 rejected, 3 exact duplicates" in done.stdout
+    preprocess(raw, tmp_path / "fresh", "--target_size", 32)
+    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
 
 
 def test_foreign_values_in_the_manifest_are_kept(raw, tmp_path):

@@ -27,8 +27,18 @@ CREATE TABLE IF NOT EXISTS results (
     name BLOB PRIMARY KEY, status TEXT, reason TEXT, detail TEXT,
     size INTEGER, mtime_ns INTEGER, sha256 TEXT, record TEXT) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS results_by_hash ON results (sha256, name) WHERE sha256 IS NOT NULL;
+CREATE TABLE IF NOT EXISTS contents (
+    name BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, sha256 TEXT, pending INTEGER) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS contents_by_size ON contents (size, pending);
+CREATE INDEX IF NOT EXISTS contents_by_hash ON contents (sha256, name) WHERE sha256 IS NOT NULL;
 CREATE TABLE IF NOT EXISTS notes (key BLOB PRIMARY KEY, value TEXT) WITHOUT ROWID;
 """
+
+SAME_SIZE = "SELECT 1 FROM contents AS other WHERE other.size = contents.size AND other.name != contents.name"
+POSSIBLE_DUPLICATES = (
+    "FROM contents WHERE sha256 IS NULL AND size >= 0 "
+    f"AND (EXISTS ({SAME_SIZE} AND other.pending) OR pending AND EXISTS ({SAME_SIZE}))"
+)
 
 
 class Result(NamedTuple):
@@ -42,6 +52,16 @@ class Result(NamedTuple):
     mtime_ns: int = 0
     sha256: str | None = None  # of the file
     record: dict[str, Any] = {}  # noqa: RUF012 - never modified; further values of the mode
+
+
+class Content(NamedTuple):
+    """The content of a file on disk, and whether it still has to be processed."""
+
+    name: str
+    size: int  # bytes; -1 if the file cannot be examined
+    mtime_ns: int
+    sha256: str | None  # None: not computed
+    pending: bool
 
 
 class Skips:
@@ -172,9 +192,59 @@ class Ledger:
         ).rowcount
         self._db.execute(
             f"UPDATE results SET status = 'duplicate', reason = 'exact_duplicate', detail = of({first}) "
-            f"WHERE status = 'accepted' AND {first} < name"
+            f"WHERE status IN ('accepted', 'duplicate') AND {first} < name"
         )
         return lost
+
+    def list_contents(self, contents: Iterable[Content]) -> None:
+        """Replace the list of contents; a file with the same size and time as before keeps its hash."""
+        with self.transaction():
+            self._db.execute("UPDATE contents SET pending = NULL")
+            for content in contents:
+                self._db.execute(
+                    "INSERT INTO contents VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+                    "size = excluded.size, mtime_ns = excluded.mtime_ns, pending = excluded.pending, "
+                    "sha256 = CASE WHEN excluded.sha256 IS NULL AND size = excluded.size "
+                    "AND mtime_ns = excluded.mtime_ns THEN sha256 ELSE excluded.sha256 END",
+                    (os.fsencode(content.name), *content[1:]),
+                )
+            self._db.execute("DELETE FROM contents WHERE pending IS NULL")
+
+    def pending(self) -> Iterator[Content]:
+        """The contents that have to be processed, in the order of names."""
+        for row in self._pages("SELECT * FROM contents WHERE pending AND name > ? ORDER BY name LIMIT ?"):
+            yield Content(os.fsdecode(row[0]), *row[1:])
+
+    def count_pending(self) -> int:
+        """Number of contents that have to be processed."""
+        return self._db.execute("SELECT count(*) FROM contents WHERE pending").fetchone()[0]
+
+    def possible_duplicates(self) -> Iterator[str]:
+        """Names without a hash that have the size of another file, if one of the two is pending."""
+        query = f"SELECT name {POSSIBLE_DUPLICATES} AND name > ? ORDER BY name LIMIT ?"
+        yield from (os.fsdecode(name) for (name,) in self._pages(query))
+
+    def count_possible_duplicates(self) -> int:
+        """Number of names that `possible_duplicates` yields."""
+        return self._db.execute(f"SELECT count(*) {POSSIBLE_DUPLICATES}").fetchone()[0]
+
+    def set_hash(self, name: str, sha256: str) -> None:
+        """Store the hash of a listed content."""
+        self._db.execute("UPDATE contents SET sha256 = ? WHERE name = ?", (sha256, os.fsencode(name)))
+
+    def first_with_hash(self, sha256: str) -> Content:
+        """The first listed content by name with this hash."""
+        row = self._db.execute(
+            "SELECT * FROM contents WHERE sha256 = ? ORDER BY name LIMIT 1", (sha256,)
+        ).fetchone()
+        return Content(os.fsdecode(row[0]), *row[1:])
+
+    def output_of(self, name: str) -> str:
+        """The output name of a listed file."""
+        (output,) = self._db.execute(
+            "SELECT output FROM files WHERE name = ?", (os.fsencode(name),)
+        ).fetchone()
+        return os.fsdecode(output)
 
     def note(self, key: str, value: str) -> None:
         """Store a text under a key."""

@@ -32,6 +32,11 @@ REMEDIES = {
     "truncated": "copy it again from its source",
     "unreadable": "fix the disk, link or permission",
 }
+# Reasons that may no longer apply in the next run although the file is the same.
+TRANSIENT = frozenset(
+    ("crashed", "hung", "out_of_memory", "unreadable", "no_permission", "broken_link",
+     "changed_while_reading", "plugin_missing")
+)  # fmt: skip
 EXAMPLES = 3  # files named per reason
 
 

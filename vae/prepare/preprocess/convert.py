@@ -24,7 +24,7 @@ def convert_file(config: PreprocessConfig, scratch: str, task: tuple[str, str]) 
     """
     name, output = task
     path = os.path.join(config.input_dir, name)
-    rejected = Result(name, REJECTED, record={"output": output, "flags": [], "sizes": {}})
+    rejected = Result(name, REJECTED, record=record_without_images(output))
     try:
         status = os.stat(path)
         rejected = rejected._replace(size=status.st_size, mtime_ns=status.st_mtime_ns)
@@ -44,6 +44,11 @@ def convert_file(config: PreprocessConfig, scratch: str, task: tuple[str, str]) 
         return rejected._replace(reason=failed["reason"], detail=failed["detail"], sha256=digest)
     record = {"output": output, "flags": list(image.flags), "sizes": sizes}
     return rejected._replace(status=ACCEPTED, sha256=digest, record=record)
+
+
+def record_without_images(output: str) -> dict[str, Any]:
+    """The record of a file with this output name for which no image is written."""
+    return {"output": output, "flags": [], "sizes": {}}
 
 
 def _convert(image: DecodedImage, name: str, scratch: str, config: PreprocessConfig) -> dict[str, Any]:

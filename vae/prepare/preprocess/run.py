@@ -20,21 +20,17 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import decode_each, warn_without_simplejpeg
 from vae.prepare.encode import EXTENSIONS
-from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
+from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result, Skips
 from vae.prepare.pool import Failure
-from vae.prepare.preprocess.convert import convert_file
+from vae.prepare.preprocess.convert import convert_file, record_without_images
+from vae.prepare.preprocess.duplicates import find_contents, is_first, result_of_first
 from vae.prepare.preprocess.naming import assign_outputs
 from vae.prepare.preprocess.output_folder import OutputFolder
 from vae.prepare.preprocess.resize import engine
-from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
+from vae.prepare.rejections import TRANSIENT, duplicates_text, rejection_lines, skip_lines
 from vae.progress import Progress
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Reasons that may no longer apply in the next run although the file is the same.
-TRANSIENT = frozenset(
-    ("crashed", "hung", "out_of_memory", "unreadable", "no_permission", "broken_link",
-     "changed_while_reading", "plugin_missing")
-)  # fmt: skip
 
 
 @dataclass
@@ -116,46 +112,56 @@ def _update(
     assign_outputs(ledger, EXTENSIONS[config.format])
     outcome.orphans = ledger.drop_unlisted()
     total = min(found, config.limit or found)
-    with Progress("preprocess", total, "image") as bar:
-        while True:
-            _convert_all(ledger, folder, config, outcome, bar)
-            if not ledger.settle_duplicates():
-                break
-            bar.restart()  # a duplicate's first file no longer exists: convert the duplicate itself
+    while True:
+        find_contents(ledger, config, partial(_is_current, folder))
+        outcome.unchanged = total - ledger.count_pending()
+        with Progress("preprocess", total, "image", done=outcome.unchanged) as bar:
+            for firsts in (True, False):
+                _convert_all(ledger, folder, config, outcome, bar, firsts)
+        if not ledger.settle_duplicates():
+            break  # else: a duplicate's first file no longer exists, so the duplicate itself is converted
     for duplicate in ledger.results(DUPLICATE):
-        folder.remove_files(duplicate)
+        if duplicate.record["sizes"]:  # it was converted before its first file existed
+            folder.remove_files(duplicate)
+            ledger.record(duplicate._replace(record=record_without_images(duplicate.record["output"])))
 
 
 def _convert_all(
-    ledger: Ledger, folder: OutputFolder, config: PreprocessConfig, outcome: Outcome, bar: Progress
+    ledger: Ledger,
+    folder: OutputFolder,
+    config: PreprocessConfig,
+    outcome: Outcome,
+    bar: Progress,
+    firsts: bool,
 ) -> None:
-    bad = 0
+    """Convert the pending files that are the first of their content, or give the others the same result."""
 
-    def todo() -> Iterator[tuple[str, str]]:
-        nonlocal bad
-        outcome.unchanged = 0
-        for name, output in first_names(ledger, config.limit):
-            assert output is not None, "assign_outputs has named it"
-            result = ledger.result(name)
-            if result is not None and _is_current(result, output, folder):
-                outcome.unchanged += 1
-                bad += result.status == REJECTED
-                bar.update()
+    def finish(result: Result) -> None:
+        folder.accept(ledger, result)
+        outcome.written += result.status == ACCEPTED
+        outcome.rejected += result.status == REJECTED
+        bar.update(note=f"{outcome.rejected} bad")
+
+    def to_convert() -> Iterator[tuple[str, str]]:
+        for content in ledger.pending():
+            if is_first(ledger, content) is not firsts:
+                continue
+            output = ledger.output_of(content.name)
+            result = None if firsts else result_of_first(ledger, content, output)
+            if result is None:
+                yield content.name, output
             else:
-                yield name, output
+                finish(result)
 
-    results = decode_each(partial(convert_file, config, folder.scratch), todo(), config)
+    results = decode_each(partial(convert_file, config, folder.scratch), to_convert(), config)
     with closing(results):
         for (name, output), result in results:
             if isinstance(result, Failure):
-                result = Result(name, REJECTED, *result, record={"output": output, "sizes": {}, "flags": []})
-            folder.accept(ledger, result)
-            bad += result.status == REJECTED
-            outcome.written += result.status == ACCEPTED
-            bar.update(note=f"{bad} bad")
+                result = Result(name, REJECTED, *result, record=record_without_images(output))
+            finish(result)
 
 
-def _is_current(result: Result, output: str, folder: OutputFolder) -> bool:
+def _is_current(folder: OutputFolder, result: Result, output: str) -> bool:
     """Whether a result is still valid: its source, its output name, and the files that were written."""
     if result.record.get("output") != output or result.reason in TRANSIENT:
         return False
