@@ -69,7 +69,7 @@ def run_steps(case: Case, begin: Callable[[], None]) -> None:
     if case.compiled:
         compile_in_place(state.autoencoder)
         compile_in_place(perceptual)
-    assert state.ema is not None  # --use_ema is on by default
+    assert state.ema is not None  # the default --ema_decay is above 0
     networks = Networks(state.autoencoder, None, perceptual, torch.bfloat16, config.speed.channels_last)
     latent = case.image_size // downsampling(config.model)
     begin()
