@@ -43,6 +43,8 @@ REFUSALS = [
     ("train_vae.py", TRAIN, {"--output_dir": "F/a.ckpt"}, 78, ["--output_dir F/a.ckpt", "another folder"]),
     ("train_vae.py", TRAIN, {"--data_path": "F/dta"}, 77, ["--data_path F/dta", "does not exist"]),
     ("train_vae.py", TRAIN, {"--init_from": "F/none.pt"}, 78, ["--init_from F/none.pt"]),
+    ("train_vae.py", TRAIN, {"--sample_images": "F/none"}, 77, ["--sample_images F/none", "does not exist"]),
+    ("train_vae.py", TRAIN, {"--profile": "decoder"}, 78, ["--profile decoder", "--init_from"]),
     ("infer_vae.py", INFER, {"--mode": "improve"}, 2, ["--mode", "improve", "reconstruct"]),
     ("infer_vae.py", INFER, {"--vae": "F/none"}, 78, ["--vae F/none"]),
     ("infer_vae.py", INFER, {"--vae": "F/a.ckpt"}, 78, ["--vae F/a.ckpt", "pickle"]),

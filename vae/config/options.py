@@ -266,6 +266,12 @@ class RunConfig:
         3, "checkpoints to keep in addition to the best one and the last one of each stage", at_least=2
     )
     save_samples_freq: int = option(100, "optimizer steps between sample grids; 0: none", at_least=0)
+    sample_images: str | None = option(
+        None,
+        "folder of image files for the sample grids, instead of the first validation images; at most 8, by "
+        "name; each is scaled by its shorter side and cropped to the centre square of --image_size",
+        metavar="DIR",
+    )
     val_freq: int = option(1, "epochs between validations", at_least=1)
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
     early_stopping: int = option(

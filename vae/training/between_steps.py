@@ -75,14 +75,22 @@ def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqd
 
 
 def save_samples(run: RunContext, state: TrainingState, logbook: Logbook, image_size: int) -> None:
-    """Write a sample grid of the first validation images."""
-    if run.validation_set is None or not run.dist.is_main:
+    """Write a sample grid of --sample_images, or else of the first validation images."""
+    if not run.dist.is_main:
         return
-    shown = replace(run.validation_set, names=run.validation_set.names[:GRID_IMAGES])
-    alone = replace(run.dist, world_size=1)  # so that the images are not divided among processes
-    for images in shown.batches(run.config.data, image_size, GRID_IMAGES, 0, alone):
+    for images in _sample_batches(run, image_size):
         grid = sample_grid(state.eval_model, run.networks, images)
         logbook.image("samples", state.position.step, grid)
+
+
+def _sample_batches(run: RunContext, image_size: int) -> Iterator[torch.Tensor]:
+    """The images of a sample grid as one uint8 batch (N, 3, S, S); no batch if there are none."""
+    if run.sample_images:
+        yield run.sample_images[image_size].to(run.dist.device)
+    elif run.validation_set is not None:
+        shown = replace(run.validation_set, names=run.validation_set.names[:GRID_IMAGES])
+        alone = replace(run.dist, world_size=1)  # so that the images are not divided among processes
+        yield from shown.batches(run.config.data, image_size, GRID_IMAGES, 0, alone)
 
 
 def begin_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> None:

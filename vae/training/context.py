@@ -28,6 +28,7 @@ class RunContext:
     networks: Networks
     training_set: TrainingSet
     validation_set: ValidationSet | None
+    sample_images: dict[int, torch.Tensor]  # of --sample_images by image size, on the CPU; empty: none
     num_workers: int
     compiled: bool
     resumed_from: Path | None

@@ -31,6 +31,8 @@ def check_command(given: Given) -> None:
     is_inherited = given.get("resume_from") and "data_path" not in given
     if not is_inherited and not is_manifest(data_path):
         check_folder(data_path)
+    if given.get("sample_images"):
+        check_folder(given["sample_images"], flag="--sample_images")
 
 
 def _check_options(given: Given) -> None:

@@ -1,33 +1,69 @@
-"""The grid of sample reconstructions that a run saves and shows in TensorBoard."""
+"""The grid of sample reconstructions that a run saves and shows in TensorBoard.
+
+Shapes: N images of S x S px; T, the side of a tile in the grid.
+"""
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 
 from vae.evaluation.baselines import bicubic_baseline
-from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL
+from vae.evaluation.metrics import psnr
+from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float, to_uint8
 from vae.step import Networks
 from vae.training.validation import mode_reconstruction
 
-GRID_IMAGES = 4
+GRID_IMAGES = 4  # validation images in a grid
 GRID_SIDE = 512  # px: of larger crops, the grid shows the centre
+LEAST_TILE = 160  # px: smaller tiles are enlarged, so that the titles fit
 ERROR_GAIN = 8
+GAP = 4  # px between columns
+TEXT_HEIGHT = 24  # px: the titles above all rows, and the caption below each row
+FONT_SIZE = 15
 
 
 def sample_grid(model: AutoencoderKL, networks: Networks, images: torch.Tensor) -> np.ndarray:
-    """uint8 pixels (rows, columns, 3) from uint8 images (B, 3, S, S), one row per image.
+    """uint8 pixels (H, W, 3) from uint8 images (N, 3, S, S), one row per image.
 
-    The columns are the input, its reconstruction, the error times ERROR_GAIN and the bicubic baseline.
+    The columns are the input, its reconstruction, the error times ERROR_GAIN and the bicubic baseline. The
+    captions are PSNRs of the whole crop, as in validation.
     """
-    images = images[:GRID_IMAGES]
-    reconstruct = mode_reconstruction(model, networks)
-    inputs = to_float(images)
-    recon = torch.cat([reconstruct(one[None]).float() for one in inputs]).clamp(-1, 1)
-    error = ((recon - inputs).abs() / 2 * ERROR_GAIN).clamp(0, 1) * 2 - 1
-    bicubic = bicubic_baseline(inputs, model.downsampling)
-    columns = torch.stack([inputs, recon, error, bicubic], dim=1)  # (N, 4, 3, S, S)
+    factor = model.downsampling
+    titles = ["input", "reconstruction", f"error x{ERROR_GAIN}", f"{factor}x bicubic"]
+    rows, captions = [], []
+    for image in images:
+        original = to_float(image[None])  # (1, 3, S, S)
+        recon = mode_reconstruction(model, networks)(original).float().clamp(-1, 1)
+        error = ((recon - original).abs() / 2 * ERROR_GAIN).clamp(0, 1) * 2 - 1
+        bicubic = bicubic_baseline(original, factor)
+        rows.append(_tiles(torch.cat([original, recon, error, bicubic])))
+        scores = [f"PSNR {float(psnr(codec, original)):.2f} dB" for codec in (recon, bicubic)]
+        captions.append(["", scores[0], "", scores[1]])
+    return draw_grid(titles, rows, captions)
+
+
+def _tiles(columns: torch.Tensor) -> np.ndarray:
+    """The centres of (4, 3, S, S) in [-1, 1] as uint8 (4, T, T, 3); small ones are enlarged."""
     start = max(0, (columns.shape[-1] - GRID_SIDE) // 2)
-    columns = columns[..., start : start + GRID_SIDE, start : start + GRID_SIDE]
-    count, kinds, _, height, width = columns.shape
-    grid = to_uint8(columns).permute(0, 3, 1, 4, 2).reshape(count * height, kinds * width, IMAGE_CHANNELS)
-    return grid.cpu().numpy()
+    tiles = to_uint8(columns[..., start : start + GRID_SIDE, start : start + GRID_SIDE])
+    scale = -(-LEAST_TILE // tiles.shape[-1])
+    return tiles.permute(0, 2, 3, 1).cpu().numpy().repeat(scale, axis=1).repeat(scale, axis=2)
+
+
+def draw_grid(titles: list[str], rows: list[np.ndarray], captions: list[list[str]]) -> np.ndarray:
+    """uint8 (H, W, 3): rows of tiles (columns, T, T, 3) below the titles, with a caption below each tile."""
+    side = rows[0].shape[1]
+    width = len(titles) * (side + GAP) - GAP
+    grid = Image.new("RGB", (width, TEXT_HEIGHT + len(rows) * (side + TEXT_HEIGHT)), "white")
+    draw, font = ImageDraw.Draw(grid), ImageFont.load_default(FONT_SIZE)
+    for column, title in enumerate(titles):
+        left = column * (side + GAP)
+        centre = left + side / 2
+        draw.text((centre, TEXT_HEIGHT / 2), title, fill="black", font=font, anchor="mm")
+        for row, tiles in enumerate(rows):
+            top = TEXT_HEIGHT + row * (side + TEXT_HEIGHT)
+            grid.paste(Image.fromarray(tiles[column]), (left, top))
+            middle = top + side + TEXT_HEIGHT / 2
+            draw.text((centre, middle), captions[row][column], fill="black", font=font, anchor="mm")
+    return np.asarray(grid)

@@ -27,6 +27,7 @@ from vae.training.distributed import Distributed
 from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
 from vae.training.run_folder import folders_of_runs, resume_command
+from vae.training.sample_images import load_sample_images
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
 from vae.training.state import TrainingState, begin_state, restore
 
@@ -59,6 +60,7 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
         networks=networks,
         training_set=training_set,
         validation_set=validation_set,
+        sample_images=_sample_images(config, stages, dist),
         num_workers=resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size),
         compiled=compiled,
         resumed_from=path,
@@ -109,6 +111,16 @@ def _stages(config: Config, given: Given, content: dict[str, Any] | None) -> tup
         console.info(f"note: --profile {given['profile']} does not change a resumed run: use flags instead")
     saved = [Stage(**stage) for stage in content["stages"]]
     return resumed_stages(saved, Position(**content["position"]), config, given)
+
+
+def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> dict[int, torch.Tensor]:
+    """The images of --sample_images at the size of every stage, on the main process."""
+    if config.run.sample_images is None or not dist.is_main:
+        return {}
+    sizes, data = {stage.image_size for stage in stages}, config.data
+    return load_sample_images(
+        config.run.sample_images, sizes, background=data.background, max_pixels=data.max_pixels
+    )
 
 
 def _find_checkpoint(given: Given) -> tuple[Given, Checkpoint | None]:

@@ -1,0 +1,158 @@
+"""Sample grids: tiles at their places, readable titles, the PSNR of each row, and the user's own images."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFont
+
+from tests.harness.toy_networks import MODEL, toy_networks
+from tests.harness.training_runs import train_short
+from vae.config.errors import DataError
+from vae.evaluation.metrics import psnr
+from vae.model.autoencoder import AutoencoderKL
+from vae.pixels import to_float
+from vae.training import sample_grid as module
+from vae.training.sample_grid import (
+    ERROR_GAIN,
+    FONT_SIZE,
+    GAP,
+    GRID_SIDE,
+    LEAST_TILE,
+    TEXT_HEIGHT,
+    sample_grid,
+)
+from vae.training.sample_images import MAX_SAMPLE_IMAGES, load_sample_images
+
+WHITE = 255
+
+
+def random_images(count: int, side: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
+
+
+def grid_of(images: torch.Tensor) -> np.ndarray:
+    torch.manual_seed(0)
+    networks = toy_networks(torch.float32, perceptual=False, discriminator=False)
+    return sample_grid(AutoencoderKL(MODEL), networks, images)
+
+
+def tile(grid: np.ndarray, row: int, column: int, side: int) -> np.ndarray:
+    top, left = TEXT_HEIGHT + row * (side + TEXT_HEIGHT), column * (side + GAP)
+    return grid[top : top + side, left : left + side]
+
+
+@pytest.mark.parametrize(("size", "scale"), [(32, 5), (96, 2), (160, 1), (512, 1)])
+def test_tiles_contain_the_images_pixel_by_pixel(size, scale):
+    images = random_images(2, size)
+    grid = grid_of(images)
+    side = size * scale
+    assert side >= LEAST_TILE
+    assert grid.shape == (TEXT_HEIGHT + 2 * (side + TEXT_HEIGHT), 4 * (side + GAP) - GAP, 3)
+    for row, image in enumerate(images):
+        found = tile(grid, row, 0, side)[::scale, ::scale]
+        assert np.array_equal(found, image.permute(1, 2, 0).numpy())
+
+
+def test_large_crops_show_their_centre():
+    images = random_images(1, GRID_SIDE + 64)
+    found = tile(grid_of(images), 0, 0, GRID_SIDE)
+    assert np.array_equal(found, images[0, :, 32:-32, 32:-32].permute(1, 2, 0).numpy())
+
+
+def test_error_tile_is_the_difference_of_the_first_two():
+    grid = grid_of(random_images(1, 160)).astype(int)
+    original, recon, error = (tile(grid, 0, column, 160) for column in range(3))
+    expected = np.clip(np.abs(recon - original) * ERROR_GAIN, 0, 255)
+    assert np.abs(error - expected).max() <= ERROR_GAIN  # the reconstruction is rounded, the error is not
+
+
+def test_titles_are_above_every_column_and_fit_into_the_smallest_tile():
+    grid = grid_of(random_images(1, 32))
+    for column in range(4):
+        left = column * (LEAST_TILE + GAP)
+        assert grid[:TEXT_HEIGHT, left : left + LEAST_TILE].min() < 100  # dark letters
+    font = ImageFont.load_default(FONT_SIZE)
+    for title in ("input", "reconstruction", f"error x{ERROR_GAIN}", "64x bicubic", "PSNR 100.00 dB"):
+        left, top, right, bottom = font.getbbox(title)
+        assert right - left <= LEAST_TILE
+        assert bottom - top <= TEXT_HEIGHT
+
+
+def test_each_row_states_the_psnr_of_its_own_image(monkeypatch):
+    captions = []
+    draw = module.draw_grid
+    monkeypatch.setattr(module, "draw_grid", lambda *parts: captions.extend(parts[2]) or draw(*parts))
+    images = random_images(2, 32)
+    images[1] = 128  # a grey image is reconstructed better, and by the bicubic baseline exactly
+    grid = grid_of(images)
+    recons = [
+        torch.from_numpy(tile(grid, row, 1, 160)[::5, ::5].copy()).permute(2, 0, 1)[None] for row in (0, 1)
+    ]
+    for row, recon in enumerate(recons):
+        value = float(psnr(to_float(recon), to_float(images[row : row + 1])))
+        assert captions[row][1] == f"PSNR {value:.2f} dB"
+    assert captions[1][3] == "PSNR inf dB"
+    below = grid[-TEXT_HEIGHT:]
+    assert below[:, LEAST_TILE + GAP : 2 * LEAST_TILE].min() < 100
+    assert below[:, :LEAST_TILE].min() == WHITE  # the input has no caption
+
+
+# --- --sample_images ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_images(tmp_path) -> Path:
+    """Three images of any size and kind."""
+    folder = tmp_path / "my images"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for name, size in (("a.png", (20, 90)), ("b.jpg", (300, 200)), ("c.webp", (32, 32))):
+        Image.fromarray(random.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)).save(folder / name)
+    return folder
+
+
+def test_own_images_are_scaled_and_cropped_to_every_size(own_images):
+    found = load_sample_images(str(own_images), {32, 64}, background="white", max_pixels=10**6)
+    assert {size: tuple(images.shape) for size, images in found.items()} == {
+        32: (3, 3, 32, 32),
+        64: (3, 3, 64, 64),
+    }
+    exact = np.asarray(Image.open(own_images / "c.webp").convert("RGB"))
+    assert np.array_equal(found[32][2].permute(1, 2, 0).numpy(), exact)  # the size fits: unchanged
+
+
+def test_at_most_eight_own_images_are_shown(tmp_path, capsys):
+    for index in range(MAX_SAMPLE_IMAGES + 2):
+        Image.new("RGB", (40, 40), (index * 20, 0, 0)).save(tmp_path / f"{index:02d}.png")
+    found = load_sample_images(str(tmp_path), {40}, background="white", max_pixels=10**6)[40]
+    assert found[:, 0, 0, 0].tolist() == [index * 20 for index in range(MAX_SAMPLE_IMAGES)]
+    assert "first 8 of 10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.25])
+def test_run_shows_the_own_images_with_and_without_a_validation_set(tiny, tmp_path, own_images, validation):
+    train_short(tiny, tmp_path / "run", sample_images=str(own_images), val_split=validation)
+    (path,) = (tmp_path / "run" / "samples").glob("*.png")  # the grid at the end of the run
+    grid = np.asarray(Image.open(path))
+    assert grid.shape[0] == TEXT_HEIGHT + 3 * (LEAST_TILE + TEXT_HEIGHT)
+    exact = np.asarray(Image.open(own_images / "c.webp").convert("RGB"))
+    assert np.array_equal(tile(grid, 2, 0, LEAST_TILE)[::5, ::5], exact)
+
+
+def test_run_shows_validation_images_without_the_flag(tiny, tmp_path):
+    train_short(tiny, tmp_path / "run", val_split=0.25)
+    (path,) = (tmp_path / "run" / "samples").glob("*.png")
+    assert Image.open(path).height == TEXT_HEIGHT + 4 * (LEAST_TILE + TEXT_HEIGHT)
+    train_short(tiny, tmp_path / "other", val_split=0.0)
+    assert not (tmp_path / "other" / "samples").exists()
+
+
+def test_unusable_own_image_is_an_error_before_anything_is_written(tiny, tmp_path, own_images):
+    (own_images / "b.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"--sample_images .*b\.jpg") as caught:
+        train_short(tiny, tmp_path / "run", sample_images=str(own_images))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
