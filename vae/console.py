@@ -32,6 +32,11 @@ def configure(*, is_main_process: bool = True, closed_output_remark: str | None 
     _settings.closed_output_remark = closed_output_remark
 
 
+def is_main_process() -> bool:
+    """Whether this process prints what only the main process prints."""
+    return _settings.is_main_process
+
+
 def info(text: str) -> None:
     """Print lines to stdout from the main process, above a progress bar if one is shown."""
     if not _settings.is_main_process:
@@ -68,7 +73,7 @@ def progress(text: str) -> None:
 
 
 def error_from_signal_handler(text: str) -> None:
-    """Write a line to stderr at once; a handler may interrupt `print` itself, whose buffers it must not use."""
+    """Write a line to stderr at once, without `print`, which the signal may have interrupted."""
     line = f"\n{text}\n" if os.isatty(STDERR) else f"{text}\n"  # a terminal may show a progress bar or ^C
     with suppress(OSError):  # stderr is closed
         os.write(STDERR, line.encode("ascii", "backslashreplace"))

@@ -19,6 +19,7 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
 
     `stopped` is printed if Ctrl-C or SIGTERM ends it.
     """
+    let_threads_sleep()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # the parent process closed it, for example with >&-
@@ -26,6 +27,15 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
         getattr(sys, stream).reconfigure(errors="backslashreplace")  # file names that cannot be encoded
     with console.flushed_output():
         sys.exit(exit_code(name, main, sys.argv[1:], stopped))
+
+
+def let_threads_sleep() -> None:
+    """Make OpenMP threads sleep while they wait, before PyTorch reads the setting; the user's own wins.
+
+    By default they spin. If another program needs the cores, each thread that waits then takes time from the
+    thread that it waits for. Measured on 2 busy cores, demo network: docs/measurements.md, "Threads".
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stopped: str = "stopped") -> int:

@@ -72,13 +72,13 @@ def send_at(monkeypatch, wanted: dict[int, int]) -> None:
     ids=["first_step", "within_an_epoch", "end_of_an_epoch"],
 )
 def test_stop_signal_saves_and_the_run_can_be_resumed(tiny, tmp_path, monkeypatch, capsys, number, step):
-    """The loop reads signals at the start of a step: the step after the signal is the last."""
+    """The step in which the signal arrives is the last."""
     folder, before = tmp_path / "run", signal.getsignal(number)
     send_at(monkeypatch, {step: number})
     assert train({**tiny, "num_epochs": 4}) == EXIT_SAVED_RESUMABLE
     command = f"python train_vae.py --output_dir {folder} --resume_from latest\n"
     assert command in capsys.readouterr().out
-    assert last_checkpoint(folder)["position"]["step"] == step + 1
+    assert last_checkpoint(folder)["position"]["step"] == step
     assert not (folder / "vae").exists()
     assert signal.getsignal(number) is before
     assert train({**tiny, "num_epochs": 4, "resume_from": "latest"}) == 0
@@ -95,7 +95,7 @@ def test_save_signal_saves_and_training_continues(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_run_stopped_in_its_last_step_exports_when_resumed(tiny, tmp_path, monkeypatch):
-    send_at(monkeypatch, {5: signal.SIGTERM})
+    send_at(monkeypatch, {6: signal.SIGTERM})
     assert train(tiny) == EXIT_SAVED_RESUMABLE
     assert train({**tiny, "resume_from": "latest"}) == 0
     assert (tmp_path / "run" / "vae" / "config.json").exists()

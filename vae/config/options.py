@@ -115,7 +115,11 @@ class DataConfig:
     background: str = background_option()
     max_pixels: int = max_pixels_option("reject")
     max_bad_fraction: float = option(
-        0.05, "stop if more than this fraction of the training images is unusable", at_least=0, at_most=1
+        0.05,
+        "stop if more than this fraction of the training images is unusable; one unusable image is always "
+        "accepted, except with 0",
+        at_least=0,
+        at_most=1,
     )
     num_workers: str = option(
         "auto",
@@ -254,6 +258,14 @@ class RunConfig:
         1, "batches whose gradients are accumulated before each optimizer step", at_least=1
     )
     num_epochs: int = option(100, "number of epochs in the stage", at_least=1)
+    train_minutes: float | None = option(
+        None,
+        "choose the number of epochs of a new stage from the measured speed of a few steps, so that training "
+        "takes about this many minutes on this machine, without validations and checkpoints; at least 100 "
+        "steps and at most 1000 epochs",
+        metavar="MINUTES",
+        at_least=0.01,
+    )
     max_steps: int | None = option(
         None, "stop when the whole run reaches this many optimizer steps", at_least=1
     )
@@ -272,7 +284,9 @@ class RunConfig:
         "name; each is scaled by its shorter side and cropped to the centre square of --image_size",
         metavar="DIR",
     )
-    val_freq: int = option(1, "epochs between validations", at_least=1)
+    val_freq: int = option(
+        1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
+    )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
     early_stopping: int = option(
         0, "stop after this many validations without a higher PSNR; 0: off", at_least=0

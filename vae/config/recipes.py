@@ -35,8 +35,8 @@ RECIPES = {
     "maximum": Recipe(
         "experimental", {**_FAST, "image_size": 2560, "batch_size": 2, "accumulation_steps": 2}
     ),
-    # For a card of a given size: the largest crops that fit without recomputing more than activations, so no
-    # step needs more arithmetic than on a large card. tests/memory/test_plan_table.py runs the planner on them.
+    # For cards of one size: the largest crops that fit without recomputing more than activations, so that a
+    # step needs no more arithmetic than on a large card (tests/memory/test_plan_table.py runs the planner).
     "card-8gb": Recipe("for cards with 8 GB", {**_FAST, "image_size": 512, "batch_size": 16}),
     "card-12gb": Recipe("for cards with 12 GB", {**_FAST, "image_size": 768, "batch_size": 12}),
     "card-16gb": Recipe("for cards with 16 GB", {**_FAST, "image_size": 1024, "batch_size": 8}),
@@ -68,6 +68,7 @@ RECIPES = {
             "image_size": 128,
             "batch_size": 4,
             "num_epochs": 30,
+            "train_minutes": 4.0,
             "learning_rate": 1e-3,
             "perceptual_weight": 0.0,  # LPIPS would download 528 MB
             "mixed_precision": True,
@@ -81,6 +82,7 @@ RECIPES = {
             "image_size": 512,
             "batch_size": 4,
             "num_epochs": 50,
+            "train_minutes": 4.0,
             "learning_rate": 2e-4,
             "perceptual_weight": 0.0,
             "mixed_precision": True,

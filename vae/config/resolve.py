@@ -15,6 +15,8 @@ PER_COMMAND = frozenset(
         "init_from",
     ]
 )
+# Options that --train_minutes would contradict; any of them replaces the --train_minutes of a profile.
+LENGTHS = ("num_epochs", "max_steps", "progressive")
 SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in ("init", "init_from"))
 _DISCRIMINATOR_SHAPE = ("disc_channels", "disc_layers")
 
@@ -33,9 +35,29 @@ def resolve(
     inherited = {k: v for k, v in (checkpoint or {}).items() if k not in PER_COMMAND}
     if checkpoint is not None:
         check_same_model(given, checkpoint)
-    config = build({**(card or {}), **(profile or {}), **inherited, **exclude_precisions(given)})
+    values = {**(card or {}), **(profile or {}), **inherited, **exclude_precisions(given)}
+    if checkpoint is not None or given_lengths(given):
+        values["train_minutes"] = given.get("train_minutes")
+    config = build(values)
+    check_length(given)
     check_together(config)
     return config
+
+
+def given_lengths(given: dict[str, Any]) -> list[str]:
+    """The names of the given options that set the length of training, other than --train_minutes."""
+    return [name for name in LENGTHS if given.get(name) is not None]
+
+
+def check_length(given: dict[str, Any]) -> None:
+    """Raise UserError if --train_minutes is given with another option for the length of training."""
+    if given.get("train_minutes") is None:
+        return
+    for name in given_lengths(given):
+        raise UserError(
+            f"--train_minutes {given['train_minutes']:g} and --{name} {given[name]} both set the length of "
+            "training: remove one of them"
+        )
 
 
 def check_encoder(config: Config, given: dict[str, Any]) -> None:

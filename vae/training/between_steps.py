@@ -1,5 +1,6 @@
 """What happens between steps: records, sample grids, validations, checkpoints and the end of an epoch."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,11 +12,13 @@ from vae.config.errors import NonFiniteError, UserError
 from vae.config.options import flatten
 from vae.training.checkpoints import position_name, prune, save_verified
 from vae.training.context import RunContext, StageContext
+from vae.training.duration import duration_line
 from vae.training.logbook import Logbook
 from vae.training.run_folder import epoch_name, step_name
 from vae.training.sample_grid import GRID_IMAGES, sample_grid
+from vae.training.signals import LAST_VALIDATION, VALIDATION
 from vae.training.stage_memory import memory_peaks
-from vae.training.stages import shorten_stage
+from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState, checkpoint_content
 from vae.training.step_log import RunningMetrics, loss_record
 from vae.training.validation import Metrics, baseline_metrics, validation_line, validation_metrics
@@ -74,6 +77,20 @@ def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqd
     ctx.metrics = RunningMetrics()
 
 
+def report_duration(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Print when the stage will end: after its first steps, and if that has changed by a third."""
+    step, options, duration = state.position.step, run.config.run, ctx.duration
+    if not duration.needs_mark(time.monotonic()) and step % options.log_freq:
+        return
+    run.dist.synchronize()  # twice in a stage; a record has already synchronized the device
+    left = ctx.steps.total - ctx.steps.done(state.position)
+    if options.max_steps is not None:
+        left = min(left, options.max_steps - step)
+    seconds = duration.add(step, time.monotonic(), left)
+    if seconds is not None:
+        console.info(duration_line(seconds, time.time()))
+
+
 def save_samples(run: RunContext, state: TrainingState, logbook: Logbook, image_size: int) -> None:
     """Write a sample grid of --sample_images, or else of the first validation images."""
     if not run.dist.is_main:
@@ -96,17 +113,19 @@ def _sample_batches(run: RunContext, image_size: int) -> Iterator[torch.Tensor]:
 def begin_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     """Measure the baselines, and the weights that the stage begins with."""
     position, image_size = state.position, ctx.stage.image_size
-    is_start = position.epoch == ctx.stage.first_epoch and position.images_in_epoch == 0
+    is_start = not is_started(ctx.stage, position)
     if is_start:
         state.history.begin_stage()
     if run.validation_set is None:
         return
-    batches = _validation_batches(run, ctx)
-    ctx.baselines = baseline_metrics(run.networks, batches, state.autoencoder.downsampling, run.dist)
+    batches, factor = _validation_batches(run, ctx), state.autoencoder.downsampling
+    with ctx.signals.answering(VALIDATION):
+        ctx.baselines = baseline_metrics(run.networks, batches, factor, run.dist)
     for name, values in ctx.baselines.items():
         ctx.logbook.record("baseline", position.step, {"codec": name, "image_size": image_size, **values})
     if is_start:
-        state.history.start_psnr = _validate(run, ctx, state, "start").get("psnr")
+        with ctx.signals.answering(VALIDATION):
+            state.history.start_psnr = _validate(run, ctx, state, "start").get("psnr")
 
 
 def _validation_batches(run: RunContext, ctx: StageContext) -> Iterator[torch.Tensor]:
@@ -135,7 +154,8 @@ def _validate(run: RunContext, ctx: StageContext, state: TrainingState, when: st
 def validate_final(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     """Validate the weights that will be exported, if --max_steps ended the run between two validations."""
     if run.validation_set is not None and state.validated_step != state.position.step:
-        _validate(run, ctx, state, f"step {state.position.step}")
+        with ctx.signals.answering(LAST_VALIDATION):
+            _validate(run, ctx, state, f"step {state.position.step}")
 
 
 def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
@@ -145,8 +165,10 @@ def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     is_last = epochs == ctx.stage.end_epoch
     save_is_due = epochs % options.checkpoint_freq == 0 or is_last
     metrics: Metrics = {}
-    if run.validation_set is not None and (epochs % options.val_freq == 0 or save_is_due):
-        metrics = _validate(run, ctx, state, f"epoch {epochs}")
+    if run.validation_set is not None and (epochs % options.val_freq == 0 or is_last):
+        ends_run = epochs == state.stages[-1].end_epoch
+        with ctx.signals.answering(LAST_VALIDATION if ends_run else VALIDATION):
+            metrics = _validate(run, ctx, state, f"epoch {epochs}")
         history.add_epoch(metrics)
         if options.early_stopping and history.without_gain >= options.early_stopping and not is_last:
             console.info(
@@ -155,7 +177,8 @@ def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
             state.stages, ctx.stage = shorten_stage(state.stages, ctx.stage, epochs)
             save_is_due = True
     if save_is_due:
-        history.add_checkpoint(epoch_name(epochs), metrics)
+        if metrics:
+            history.add_checkpoint(epoch_name(epochs), metrics)
         save(run, ctx, state, epoch_name(epochs), required=epochs == state.stages[-1].end_epoch)
 
 

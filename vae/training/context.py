@@ -9,6 +9,7 @@ from vae.config.options import Config
 from vae.step import Networks
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
+from vae.training.duration import StageDuration
 from vae.training.logbook import Logbook
 from vae.training.oom_retry import StepSettings
 from vae.training.run_folder import resume_command
@@ -63,4 +64,5 @@ class StageContext:
     logbook: Logbook
     signals: StopSignals
     metrics: RunningMetrics = field(default_factory=RunningMetrics)
+    duration: StageDuration = field(default_factory=StageDuration)
     baselines: dict[str, Metrics] = field(default_factory=dict)  # by name

@@ -86,6 +86,11 @@ class Distributed:
         dist.all_gather_object(gathered, items)
         return set().union(*gathered)
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all of this process's work, so that a clock measures it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def barrier(self) -> None:
         """Wait until every process has reached this call."""
         if self.world_size > 1:

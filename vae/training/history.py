@@ -14,11 +14,12 @@ class History:
     best_checkpoint: str | None = None  # file name of the saved epoch with the best PSNR
     best_checkpoint_psnr: float | None = None
     without_gain: int = 0  # validations since the best one, for --early_stopping
-    start_psnr: float | None = None  # dB before the stage's first step; None once a decrease was reported
+    start_psnr: float | None = None  # dB before the stage's first step
+    decrease_reported: bool = False  # in this stage
 
     def begin_stage(self) -> None:
         """Forget what belongs to the previous stage."""
-        self.without_gain, self.start_psnr = 0, None
+        self.without_gain, self.start_psnr, self.decrease_reported = 0, None, False
 
     def add_epoch(self, metrics: dict[str, float]) -> None:
         """Add the validation at the end of an epoch. Only validations of one image size are compared."""
@@ -39,9 +40,9 @@ class History:
     def decrease_warning(self, psnr: float, optim: OptimConfig) -> str | None:
         """The warning that training has lowered PSNR below the stage's start, once per stage."""
         start = self.start_psnr
-        if start is None or round(psnr, 2) >= round(start, 2):
+        if start is None or self.decrease_reported or round(psnr, 2) >= round(start, 2):
             return None
-        self.start_psnr = None
+        self.decrease_reported = True
         return (
             f"PSNR {psnr:.2f} dB is below the {start:.2f} dB at the start of this stage: if this persists, "
             f"lower --learning_rate (now {optim.learning_rate:g}), raise --warmup_epochs (now "
@@ -50,6 +51,6 @@ class History:
 
 
 def _psnr(metrics: dict[str, float]) -> float:
-    """The PSNR for comparisons: below all others if no image was usable or a reconstruction was not finite."""
+    """The PSNR for comparisons: below all others if no image was usable or a value was not finite."""
     psnr = metrics.get("psnr", math.nan)
     return -math.inf if math.isnan(psnr) else psnr

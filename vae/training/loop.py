@@ -10,15 +10,17 @@ from tqdm import tqdm
 from vae.config.errors import DataError
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
+from vae.data.probing import accepted_bad_images
 from vae.losses.adversarial import adaptive_weight, ramp, update_running
 from vae.noise import posterior_noise
 from vae.step import StepInputs, apply_update
-from vae.training.between_steps import after_step, end_epoch, save_now
+from vae.training.between_steps import after_step, end_epoch, report_duration, save_now
 from vae.training.context import RunContext, StageContext
 from vae.training.logbook import REJECTED_NAME
 from vae.training.oom_retry import gradients_with_oom_retry
 from vae.training.profiling import StepProfiler
 from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
+from vae.training.signals import STEP
 from vae.training.state import TrainingState
 from vae.training.step_log import RunningMetrics
 
@@ -34,10 +36,10 @@ class Outcome(Enum):
 def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Outcome:
     """Train the rest of a stage."""
     position, outcome = state.position, None
-    ctx.metrics = RunningMetrics()
+    ctx.metrics, ctx.signals.answer = RunningMetrics(), STEP
     folder = run.output_dir / "profile" / f"{ctx.stage.image_size}px"
     profiler = StepProfiler(run.config.speed.profile_steps if run.dist.is_main else 0, folder)
-    with _train_loader(run, ctx) as loader, _progress_bar(run, ctx, state) as bar:
+    with train_loader(run, ctx) as loader, _progress_bar(run, ctx, state) as bar:
         while outcome is None and position.epoch < ctx.stage.end_epoch:
             first_step = position.images_in_epoch // ctx.steps.images
             # after_step ends an epoch, unless the run was resumed after its last step or with larger steps
@@ -52,6 +54,7 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
                 if outcome is not None:
                     save_now(run, ctx, state)
                     break
+                report_duration(run, ctx, state)
                 ctx.metrics.exclude_pause()
     profiler.close()
     return outcome or Outcome.FINISHED
@@ -59,8 +62,29 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
 
 def take_step(run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch) -> Outcome | None:
     """Make one optimizer step from a batch; returns why training must stop after it, or None."""
-    position, update = state.position, state.update
+    position = state.position
     total_images, stop, save_asked = _sync_ranks(run, ctx, state, batch)
+    sums, norms = update_weights(run, ctx, state, batch, total_images)
+    position.step += 1
+    position.images_in_epoch += ctx.steps.images
+    position.images += ctx.steps.images
+    ctx.metrics.add(sums, total_images, norms)
+    if save_asked:
+        save_now(run, ctx, state)
+    if stop or (ctx.signals.stop and run.dist.world_size == 1):
+        return Outcome.SIGNALLED
+    limit = run.config.run.max_steps
+    return Outcome.MAX_STEPS if limit is not None and position.step >= limit else None
+
+
+def update_weights(
+    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch, total_images: int
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Update all weights from a batch; returns sums over its images, and the gradient norms.
+
+    `total_images` counts the images of all processes in this step. The position does not change.
+    """
+    position, update = state.position, state.update
     inputs = _step_inputs(run, ctx, state, batch, total_images)
     sums = gradients_with_oom_retry(
         run.networks, inputs, run.config.loss, ctx.settings, run.dist, run.resume_command
@@ -76,16 +100,7 @@ def take_step(run: RunContext, ctx: StageContext, state: TrainingState, batch: B
         sums["adversarial_factor"] = inputs.adversarial_factor * len(batch.images)
     if total_images:
         state.update_ema(ema_decay(run.config.optim.ema_decay, position.step))
-    position.step += 1
-    position.images_in_epoch += ctx.steps.images
-    position.images += ctx.steps.images
-    ctx.metrics.add(sums, total_images, norms)
-    if save_asked:
-        save_now(run, ctx, state)
-    if stop:
-        return Outcome.SIGNALLED
-    limit = run.config.run.max_steps
-    return Outcome.MAX_STEPS if limit is not None and position.step >= limit else None
+    return sums, norms
 
 
 def _sync_ranks(
@@ -113,11 +128,12 @@ def _report_rejected(
         state.rejected.add(name)
         ctx.logbook.rejected(line)
     share, total = run.config.data.max_bad_fraction, len(run.training_set.names)
-    if len(state.rejected) > share * total:
+    accepted = accepted_bad_images(share, total)
+    if len(state.rejected) > accepted:
         save_now(run, ctx, state)
         raise DataError(
-            f"{len(state.rejected)} of {total} training images cannot be used, more than --max_bad_fraction "
-            f"{share}: they are listed in {run.output_dir / REJECTED_NAME}; remove them, or raise "
+            f"{len(state.rejected)} of {total} training images cannot be used, more than the {accepted} of "
+            f"--max_bad_fraction {share}: they are listed in {run.output_dir / REJECTED_NAME}; remove them, or raise "
             "--max_bad_fraction"
         )
 
@@ -160,7 +176,8 @@ def _set_learning_rates(run: RunContext, ctx: StageContext, state: TrainingState
             group["lr"] = peak * factor
 
 
-def _train_loader(run: RunContext, ctx: StageContext) -> TrainLoader:
+def train_loader(run: RunContext, ctx: StageContext) -> TrainLoader:
+    """The training batches of a stage."""
     data = run.config.data
     return TrainLoader(
         run.training_set.crops(run.config, ctx.stage.image_size),

@@ -7,7 +7,7 @@ from typing import Any
 from vae.config.errors import UserError
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
-from vae.config.resolve import check_encoder, parse_progressive, resolve, split_progressive
+from vae.config.resolve import check_encoder, check_length, parse_progressive, resolve, split_progressive
 from vae.data.decoding import parse_background
 from vae.data.folder import check_folder
 from vae.data.manifest import is_manifest
@@ -40,6 +40,7 @@ def _check_options(given: Given) -> None:
     name, progressive = given.get("profile"), given.get("progressive")
     recipe = recipe_values(name, has_gpu=False) if name else None
     parse_background(given.get("background", Config().data.background))
+    check_length(given)
     if progressive:
         split_progressive(progressive)
     if given.get("resume_from") or given.get("init_from") or name == "demo":  # demo depends on the device

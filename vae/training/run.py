@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import torch
+
 from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.config.options import flatten
@@ -16,7 +18,8 @@ from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.loop import Outcome, train_stage
 from vae.training.oom_retry import StepSettings
 from vae.training.setup import prepare_run
-from vae.training.signals import StopSignals
+from vae.training.signals import EXPORT, StopSignals
+from vae.training.stage_length import choose_length
 from vae.training.stage_memory import (
     StagePlan,
     memory_line,
@@ -28,6 +31,7 @@ from vae.training.stage_memory import (
 from vae.training.stages import Stage, current_stage
 from vae.training.state import TrainingState
 from vae.training.summary import (
+    busy_line,
     data_line,
     device_line,
     loss_line,
@@ -36,6 +40,7 @@ from vae.training.summary import (
     progress_line,
     result_lines,
     steps_line,
+    warm_start_warning,
 )
 from vae.training.validation import Metrics
 
@@ -48,7 +53,7 @@ def train(given: dict[str, Any]) -> int:
         closed_output_remark=f"the output was closed: training continues, its records are in {METRICS_NAME}",
     )
     try:
-        with StopSignals() as signals:
+        with StopSignals(dist.is_main) as signals:
             run, state = prepare_run(given, dist)
             return _train_stages(run, state, signals)
     finally:
@@ -63,7 +68,10 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals) -
         return _report_complete(run, state, reason)
     # All stages are planned before the first one starts: a run must not fail hours later.
     plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
+    if run.config.run.train_minutes is not None:
+        run, stage = _choose_length(run, state, stage, plans, signals)
     _create_folder(run)
+    _print_remarks(run)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main)
     try:
         outcome = Outcome.FINISHED
@@ -82,11 +90,27 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals) -
                 f"stopped and saved at step {state.position.step}; resume with: {run.resume_command}"
             )
             return EXIT_SAVED_RESUMABLE
+        signals.answer = EXPORT
         validate_final(run, ctx, state)
         _finish(run, state, ctx.stage, logbook, ctx.baselines)
     finally:
         logbook.close()
     return 0
+
+
+def _choose_length(
+    run: RunContext,
+    state: TrainingState,
+    stage: Stage,
+    plans: dict[Stage, StagePlan],
+    signals: StopSignals,
+) -> tuple[RunContext, Stage]:
+    """The run and its first stage with the number of epochs that --train_minutes means on this machine."""
+    nothing_written = Logbook(run.output_dir, state.position.step, active=False)
+    index, plan = state.stages.index(stage), plans[stage]
+    run = choose_length(run, _stage_context(run, stage, plan, nothing_written, signals), state)
+    plans[state.stages[index]] = plan
+    return run, state.stages[index]
 
 
 def _plan(run: RunContext, stage: Stage) -> StagePlan:
@@ -145,6 +169,14 @@ def _create_folder(run: RunContext) -> None:
         split = json.dumps({"train": run.training_set.names, "validation": validation}, indent=1)
         (folder / "split.json").write_text(split + "\n", encoding="utf-8")
     run.dist.barrier()
+
+
+def _print_remarks(run: RunContext) -> None:
+    """Print what makes this run slow, or its start bad."""
+    if remark := busy_line(run.dist.device, torch.get_num_threads()):
+        console.info(remark)
+    if not run.resumed_from and (warning := warm_start_warning(run.config.model)):
+        console.warning(warning)
 
 
 def _print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> None:

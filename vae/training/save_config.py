@@ -26,6 +26,8 @@ def save_config(given: dict[str, Any], path: str) -> None:
         first_stages(options.config)  # checks --progressive
     values = flatten(options.config)
     del values["config"], values["profile"]  # their options are in the file
+    if values["train_minutes"] is not None:  # chosen by the run; in the file it would contradict
+        del values["num_epochs"]
     if "val_split" not in given:  # given with a manifest that is split already, it is an error
         del values["val_split"]
     try:

@@ -28,7 +28,14 @@ from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
 from vae.training.run_folder import folders_of_runs, resume_command
 from vae.training.sample_images import load_sample_images
-from vae.training.stages import Position, Stage, first_stages, resumed_stages
+from vae.training.stages import (
+    Position,
+    Stage,
+    current_stage,
+    first_stages,
+    is_started,
+    resumed_stages,
+)
 from vae.training.state import TrainingState, begin_state, restore
 
 Checkpoint = tuple[Path, dict[str, Any]]
@@ -40,6 +47,7 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     options = resolve_options(given, dist.device)
     config, given, path, content = options.config, options.given, options.path, options.content
     stages, position = _stages(config, given, content)
+    config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     training_set, validation_set = find_images(config, given)
     _check_stages(config, stages, position, training_set, dist)
@@ -113,6 +121,18 @@ def _stages(config: Config, given: Given, content: dict[str, Any] | None) -> tup
     return resumed_stages(saved, Position(**content["position"]), config, given)
 
 
+def _keep_length(config: Config, stages: list[Stage], position: Position) -> Config:
+    """Without --train_minutes if the current stage has begun: it keeps the number of epochs chosen then."""
+    minutes, stage = config.run.train_minutes, current_stage(stages, position.epoch)
+    if minutes is None or (stage is not None and not is_started(stage, position)):
+        return config
+    if stage is not None:
+        console.info(
+            f"--train_minutes {minutes:g}: the stage has begun, so it keeps its {stage.num_epochs} epochs"
+        )
+    return replace(config, run=replace(config.run, train_minutes=None))
+
+
 def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> dict[int, torch.Tensor]:
     """The images of --sample_images at the size of every stage, on the main process."""
     if config.run.sample_images is None or not dist.is_main:
@@ -174,6 +194,7 @@ def _check_stages(
             f"--data_path {config.data.data_path} has no image left to train on after --val_split "
             f"{config.data.val_split}: add images, or use --val_split 0"
         )
+    largest = 0
     for stage in stages:
         if stage.end_epoch <= position.epoch:
             continue
@@ -185,7 +206,9 @@ def _check_stages(
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
                 "lower --batch_size or add images"
             )
-        probe(training_set.crops(config, stage.image_size))
+        largest = max(largest, stage.image_size)
+    if largest:  # an image that is usable at this size is usable in every stage
+        probe(training_set.crops(config, largest), config.data.max_bad_fraction)
 
 
 def _perceptual(config: Config, dist: Distributed, dtype: torch.dtype) -> PerceptualLoss | None:

@@ -3,11 +3,21 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from vae import console
 from vae.config.errors import EXIT_INTERRUPTED
+
+# What a stop signal prints, for each part of a run.
+LOADING = "finishing loading and the first step, then saving"
+MEASURING = "stopping after this step: training has not started"
+STEP = "finishing this step, then saving"
+VALIDATION = "finishing this validation and one more step, then saving"
+LAST_VALIDATION = "finishing this validation and the export"
+EXPORT = "finishing the export"
 
 # A scheduler may send SIGTERM to every process, and torchrun forwards its own copy: that is one request.
 _DUPLICATE_SECONDS = 0.5
@@ -19,13 +29,15 @@ _Handler = Callable[[int, FrameType | None], Any]
 class StopSignals:
     """A context in which SIGTERM, SIGINT and CTRL_BREAK set `stop`, and SIGUSR1 sets `save`.
 
-    Handlers only set flags, which the loop reads between steps. A second stop signal more than
-    _DUPLICATE_SECONDS after the first exits the process at once.
+    Handlers only set flags, which the loop reads between steps, and print what happens until the process
+    exits. A second stop signal more than _DUPLICATE_SECONDS after the first exits the process at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_main_process: bool = True) -> None:
         self.stop = False
         self.save = False
+        self.answer = LOADING  # what a stop signal prints
+        self._is_main_process = is_main_process
         self._stopped_at = 0.0
         self._previous_handlers: dict[int, Any] = {}
 
@@ -40,6 +52,15 @@ class StopSignals:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def answering(self, answer: str) -> Iterator[None]:
+        """Within this context, `answer` describes how a stop signal is handled."""
+        before, self.answer = self.answer, answer
+        try:
+            yield
+        finally:
+            self.answer = before
+
     def _install(self, number: int, handler: _Handler) -> None:
         self._previous_handlers[number] = signal.signal(number, handler)
 
@@ -50,6 +71,8 @@ class StopSignals:
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
         self._stopped_at = time.monotonic()
         self.stop = True
+        if self._is_main_process:
+            console.error_from_signal_handler(f"{self.answer}; press Ctrl-C again to exit now")
 
     def _on_save(self, _number: int, _frame: FrameType | None) -> None:
         self.save = True

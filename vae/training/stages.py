@@ -99,6 +99,18 @@ def shorten_stage(stages: list[Stage], stage: Stage, end_epoch: int) -> tuple[li
     return [*stages[:index], short, *later], short
 
 
+def replace_stage(stages: list[Stage], stage: Stage, changed: Stage) -> list[Stage]:
+    """The stages with `changed` instead of `stage`; later stages start after it."""
+    index = stages.index(stage)
+    later = [(s.num_epochs, s.image_size, s.batch_size) for s in stages[index + 1 :]]
+    return [*stages[:index], changed, *_consecutive(changed.end_epoch, later)]
+
+
+def is_started(stage: Stage, position: Position) -> bool:
+    """Whether a step of the stage has been made."""
+    return position.epoch > stage.first_epoch or position.images_in_epoch > 0
+
+
 def resumed_stages(
     stages: list[Stage], position: Position, config: Config, given: dict[str, Any]
 ) -> tuple[list[Stage], Position]:
@@ -153,9 +165,7 @@ def _with_given_flags(
             f"--num_epochs {num_epochs} is below the {started} epochs that this stage has started: raise it"
         )
     changed = replace(stage, num_epochs=num_epochs, batch_size=given.get("batch_size", stage.batch_size))
-    index = stages.index(stage)
-    later = [(s.num_epochs, s.image_size, s.batch_size) for s in stages[index + 1 :]]
-    return [*stages[:index], changed, *_consecutive(changed.end_epoch, later)]
+    return replace_stage(stages, stage, changed)
 
 
 def _with_early_stops(plan: list[Stage], stages: list[Stage], position: Position) -> list[Stage]:

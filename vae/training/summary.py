@@ -1,5 +1,6 @@
 """The lines that a run prints about itself before a stage and at its end."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from vae.console import command_line
 from vae.gpus import match_card
 from vae.host import GIB
 from vae.model.autoencoder import AutoencoderKL
+from vae.model.initialization import carriers_per_group
 from vae.training.checkpoints import position_name
 from vae.training.distributed import Distributed
 from vae.training.logbook import REJECTED_NAME
@@ -18,6 +20,7 @@ from vae.training.state import TrainingState
 from vae.training.validation import Metrics
 
 MILLION = 1e6
+PROBLEMS_PAGE = "docs/monitoring.md#problems-and-remedies"
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16 with loss scaling"}
 
 
@@ -63,6 +66,43 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
     return f"{device.type} ({name}){world}, " + ", ".join([DTYPE_NAMES[dtype], *extras])
 
 
+def busy_line(device: torch.device, threads: int) -> str | None:
+    """A note if other programs keep all cores busy, for a run on the CPU; None on Windows, which has no load.
+
+    A load average counts the processes of the whole machine, so it is compared with all of its cores, also
+    in a container that may use fewer.
+    """
+    if device.type != "cpu" or not hasattr(os, "getloadavg"):
+        return None
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return None
+    fewer = ", or set OMP_NUM_THREADS=1, which suffers least" if threads > 1 else ""
+    return (
+        f"note: the load average is {load:.1f} on {cores} cores, so other programs slow this run down: "
+        f"wait for them{fewer}"
+    )
+
+
+def warm_start_warning(model: ModelConfig) -> str | None:
+    """A warning if the norms have too few channels per group for the linear codec of --init warm."""
+    ends = (model.channels[0], model.channels[-1])  # the norms before the last convolutions
+    if model.init != "warm" or model.init_from or all(carriers_per_group(w, model.norm_groups) for w in ends):
+        return None
+    width = min(ends)
+    better = [
+        groups
+        for groups in range(1, model.norm_groups)
+        if all(width % groups == 0 for width in model.channels)
+        and all(carriers_per_group(width, groups) for width in ends)
+    ]
+    remedy = f"use --norm_groups {better[-1]}" if better else "use wider --channels"
+    return (
+        f"--norm_groups {model.norm_groups} leaves {width // model.norm_groups} channels per group at width "
+        f"{width}, too few for the warm start: it begins several dB below the bicubic baseline: {remedy}"
+    )
+
+
 def steps_line(steps: StageSteps, optim: OptimConfig) -> str:
     """Number of steps, epochs and the learning-rate schedule of a stage."""
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
@@ -95,6 +135,12 @@ def result_lines(
     """
     factor = state.autoencoder.downsampling
     lines = _metrics_lines(config, state, baselines, factor)
+    if "psnr" in state.last_validation and "bicubic" in baselines:
+        bicubic = f"{factor}x bicubic", baselines["bicubic"]["psnr"]
+        adversarial = config.loss.adversarial_weight > 0
+        lines.append(
+            verdict_line(state.last_validation["psnr"], bicubic, state.history.start_psnr, adversarial)
+        )
     if state.rejected:
         lines.append(f"{len(state.rejected)} images were skipped: {folder / REJECTED_NAME}")
     shown = f"scaling {constants[0]:.4f}, shift {constants[1]:.4f}"
@@ -113,9 +159,9 @@ def _metrics_lines(
     best, last = state.history.best, state.last_validation
     measured = {}
     if best.get("image_size") == last.get("image_size", best.get("image_size")) and "psnr" in best:
-        measured[f"best, epoch {int(best['epoch'])}"] = best
+        measured[f"epoch {int(best['epoch'])} (best)"] = best
     if "psnr" in last and last != best:
-        measured[f"at step {state.validated_step}"] = last
+        measured[f"step {state.validated_step}"] = last
     if not measured:
         return []
     names = {"bicubic": f"{factor}x bicubic", "mean_colour": "mean colour"}
@@ -133,6 +179,30 @@ def _metrics_lines(
 def _metrics_line(name: str, values: Metrics) -> str:
     lpips = f"   LPIPS {values['lpips']:.4f}" if "lpips" in values else ""
     return f"{name:<16} PSNR {values['psnr']:6.2f} dB   SSIM {values['ssim']:.4f}{lpips}"
+
+
+def verdict_line(
+    psnr: float, bicubic: tuple[str, float], start_psnr: float | None, adversarial: bool = False
+) -> str:
+    """One sentence: whether the VAE is better than bicubic and than its start, and what to do if it is not.
+
+    PSNR values in dB; `bicubic` is the baseline's name and PSNR, `start_psnr` that before the stage.
+    """
+    rivals = [(f"{bicubic[0]} ({bicubic[1]:.2f} dB)", bicubic[1])]
+    if start_psnr is not None:
+        rivals.append((f"at the start of the stage ({start_psnr:.2f} dB)", start_psnr))
+    won = [name for name, value in rivals if round(psnr, 2) > round(value, 2)]
+    lost = [name for name, _ in rivals if name not in won]
+    parts = ["better than " + " and ".join(won)] if won else []
+    parts += ["not better than " + " or ".join(lost)] if lost else []
+    line = f"result  the VAE ({psnr:.2f} dB) is " + ", but ".join(parts)
+    if not lost:
+        return line
+    lost_to_start = start_psnr is not None and rivals[1][0] in lost
+    remedy = "lower --learning_rate or train for more epochs" if lost_to_start else "train for more epochs"
+    if adversarial:
+        remedy += "; the adversarial loss may lower PSNR, so compare the samples too"
+    return f"{line}: {remedy} ({PROBLEMS_PAGE})"
 
 
 def next_command(folder: Path, resumed_from: Path | None, state: TrainingState) -> str:

@@ -94,5 +94,5 @@ def validation_line(when: str, metrics: Metrics, baseline: Metrics, factor: int)
 def _shown(name: str, metrics: Metrics) -> str:
     if "psnr" not in metrics:
         return f"{name} no usable image"
-    lpips = f" LPIPS {metrics['lpips']:.4f}" if "lpips" in metrics else ""
-    return f"{name} PSNR {metrics['psnr']:.2f} SSIM {metrics['ssim']:.4f}{lpips}"
+    lpips = f", LPIPS {metrics['lpips']:.4f}" if "lpips" in metrics else ""
+    return f"{name} PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}{lpips}"

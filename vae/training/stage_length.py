@@ -1,0 +1,111 @@
+"""--train_minutes: the number of epochs of a stage, from the measured speed of a few steps."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vae import console
+from vae.config.recipes import recipe_values
+from vae.data.dataset import Batch
+from vae.model.recompute import set_recompute
+from vae.training.context import RunContext, StageContext
+from vae.training.duration import MINUTE, duration_text
+from vae.training.loop import train_loader, update_weights
+from vae.training.signals import MEASURING
+from vae.training.stages import StageSteps, replace_stage
+from vae.training.state import TrainingState, checkpoint_content, restore
+
+MIN_STEPS = 100  # docs/measurements.md, "The demo": fewer may end below the bicubic baseline
+MAX_EPOCHS = 1000  # a set of a few images is learned by heart long before
+MEASURED_SECONDS = 5.0  # of steps, and at least MEASURED_STEPS of them if that takes at most MOST_SECONDS
+MEASURED_STEPS = 5
+MOST_SECONDS = 20.0
+
+
+def choose_length(run: RunContext, ctx: StageContext, state: TrainingState) -> RunContext:
+    """Choose the number of epochs of the stage that `ctx` begins, and print it.
+
+    Returns the run with this --num_epochs instead of --train_minutes; `state` gets the changed stages.
+    """
+    options = run.config.run
+    assert options.train_minutes is not None
+    seconds = measure_step(run, ctx, state)
+    num_epochs, limit = epochs_for(options.train_minutes * MINUTE, seconds, ctx.steps)
+    changed = replace(ctx.stage, num_epochs=num_epochs)
+    console.info(_length_line(run, run.steps_of(changed), seconds, limit))
+    state.stages = replace_stage(state.stages, ctx.stage, changed)
+    options = replace(options, num_epochs=num_epochs, train_minutes=None)
+    return replace(run, config=replace(run.config, run=options))
+
+
+def epochs_for(seconds: float, seconds_per_step: float, steps: StageSteps) -> tuple[int, str]:
+    """The number of epochs that take about `seconds`, and the limit if it is another number."""
+    least = -(-MIN_STEPS // steps.per_epoch)  # rounded up
+    wanted = round(seconds / (seconds_per_step * steps.per_epoch))
+    if wanted < least:
+        return least, f" (the minimum of {MIN_STEPS} steps)"
+    if wanted > MAX_EPOCHS:
+        return MAX_EPOCHS, " (the maximum; --num_epochs may be larger)"
+    return wanted, ""
+
+
+def _length_line(run: RunContext, steps: StageSteps, seconds_per_step: float, limit: str) -> str:
+    """The chosen number of epochs, with the flag that asked for it."""
+    options = run.config.run
+    assert options.train_minutes is not None
+    flag = f"--train_minutes {options.train_minutes:g}"
+    if options.profile:
+        recipe = recipe_values(options.profile, has_gpu=run.dist.device.type == "cuda")
+        if recipe.get("train_minutes") == options.train_minutes:
+            flag = f"--profile {options.profile}"
+    expected = duration_text(steps.total * seconds_per_step)
+    speed = steps.images / seconds_per_step
+    return f"{flag}: {steps.num_epochs} epochs{limit}, about {expected} at {speed:.1f} images/s"
+
+
+def measure_step(run: RunContext, ctx: StageContext, state: TrainingState) -> float:
+    """Seconds per step, from the first real steps of the stage; all that they change is restored.
+
+    The first step is not measured: it compiles kernels and allocates memory.
+    """
+    before = _copy_to_host(checkpoint_content(state, {}, ""))
+    set_recompute(state.autoencoder, ctx.settings.recompute)
+    with ctx.signals.answering(MEASURING), train_loader(run, ctx) as loader:
+        batches = itertools.chain.from_iterable(map(loader.batches, itertools.count(ctx.stage.first_epoch)))
+        seconds = _seconds_per_step(run, ctx, state, batches)
+    restore(state, before)
+    return seconds
+
+
+def _seconds_per_step(
+    run: RunContext, ctx: StageContext, state: TrainingState, batches: Iterator[Batch]
+) -> float:
+    started = 0.0
+    for steps, batch in enumerate(batches):
+        images, stop = run.dist.all_reduce_scalars(len(batch.images), ctx.signals.stop)
+        if stop:
+            raise KeyboardInterrupt  # nothing has been written
+        update_weights(run, ctx, state, batch, int(images))
+        run.dist.synchronize()
+        now = time.perf_counter()
+        if steps == 0:
+            started = now
+            continue
+        # The processes must agree when to stop: the mean over all of them.
+        seconds = run.dist.all_reduce_scalars(now - started)[0] / run.dist.world_size
+        if seconds >= MOST_SECONDS or (seconds >= MEASURED_SECONDS and steps >= MEASURED_STEPS):
+            return seconds / steps
+    raise AssertionError("batches of endless epochs ended")
+
+
+def _copy_to_host(value: Any) -> Any:
+    """A copy of nested data with all tensors in host memory: the device may have no room for a second one."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copy_to_host(part) for key, part in value.items()}
+    return [_copy_to_host(part) for part in value] if isinstance(value, list | tuple) else value
