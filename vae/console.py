@@ -64,7 +64,7 @@ def error(text: str) -> None:
 
 
 def progress(text: str) -> None:
-    """Print a line about the progress of work to stderr, from the main process; a closed stderr is no error."""
+    """Print a line about progress to stderr, from the main process; a closed stderr is no error."""
     if _settings.is_main_process:
         try:
             _print(text, sys.stderr)

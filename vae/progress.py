@@ -17,9 +17,9 @@ Item = TypeVar("Item")
 class Progress:
     """Progress through `total` units of work on stderr, as a context manager.
 
-    A terminal shows a bar; it disappears at the end unless `keep`. Anything else, such as a log file, gets a
-    plain line at most every 30 seconds. Its last line is printed if the work is complete, and if `keep` or
-    another line was printed before. `scaled` prints large numbers with SI prefixes.
+    The main process shows a bar on a terminal, which disappears at the end unless `keep`. Anything else, such
+    as a log file, gets a plain line at most every 30 seconds. A last line is printed if the work is complete,
+    and if `keep` or an earlier line was printed. `scaled` prints large numbers with SI prefixes.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Progress:
         self.has_printed = False
         self.started = self.printed_at = time.monotonic()
         self.bar: tqdm | None = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and console.is_main_process():
             self.bar = tqdm(
                 total=total, initial=done, desc=description, unit=unit, unit_scale=scaled, leave=keep,
                 dynamic_ncols=True, smoothing=0.05,

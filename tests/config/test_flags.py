@@ -116,6 +116,20 @@ def test_unknown_flag_suggests_the_most_similar(typed, suggested):
     assert caught.value.exit_code == EXIT_USAGE == 2
 
 
+def test_unknown_choice_suggests_the_most_similar_and_lists_all():
+    with pytest.raises(
+        UsageError, match=r"--crop centre is unknown: did you mean center\? \(random, center\)"
+    ):
+        parse_flags(["--crop", "centre"])
+    with pytest.raises(UsageError, match="--crop 7 is unknown: choose one of random, center"):
+        parse_flags(["--crop", "7"])
+
+
+def test_unknown_flag_is_reported_before_a_missing_one():
+    with pytest.raises(UsageError, match=r"--vea: did you mean --vae\?"):
+        parse_infer_flags(["--vea", "a"])
+
+
 def test_abbreviated_flags_are_rejected():
     with pytest.raises(UsageError):
         parse_flags(["--batch", "8"])

@@ -14,10 +14,11 @@ from PIL import Image
 
 from tests.harness.runs import ROOT
 from vae.config.errors import DataError, UserError
+from vae.data import probing
 from vae.data.dataset import FolderDataset, Rejection, collate
 from vae.data.folder import list_images
 from vae.data.loading import TrainLoader, load_validation
-from vae.data.probing import probe
+from vae.data.probing import accepted_bad_images, probe
 from vae.data.workers import resolve_num_workers
 
 
@@ -239,14 +240,49 @@ def test_validation_loads_every_image_once_and_reports_rejections(image_folder):
 
 
 def test_probe_reports_reasons_example_and_remedy(image_folder):
-    assert [rejection.name for rejection in probe(dataset(image_folder))] == ["03.png", "07.png"]
     with pytest.raises(DataError) as caught:
-        probe(dataset(image_folder, image_size=64))
+        probe(dataset(image_folder, image_size=64), 1.0)
     message = str(caught.value)
     for part in ("--data_path", "11 too_small", "1 truncated", "00.png", "48x40", "--upscale"):
         assert part in message
     assert message.count("--upscale") == 1
     assert "\n" not in message
+
+
+def test_probe_of_a_small_set_compares_all_images_with_the_accepted_fraction(image_folder, capsys):
+    images = dataset(image_folder)
+    assert [rejection.name for rejection in probe(images, 0.2)] == ["03.png", "07.png"]
+    warning = capsys.readouterr().out
+    assert "2 of 12" in warning
+    assert "03.png" in warning
+    with pytest.raises(DataError) as caught:
+        probe(images, 0.1)
+    message = str(caught.value)
+    for part in ("2 of 12", "the 1 of --max_bad_fraction 0.1", "1 truncated", "03.png", "remove", "or raise"):
+        assert part in message
+    assert "\n" not in message
+
+
+def test_probe_of_a_large_set_decodes_a_sample(image_folder, monkeypatch):
+    monkeypatch.setattr(probing, "COMPLETE", 11)
+    monkeypatch.setattr(probing, "SAMPLE", 4)  # images 0, 4, 7 and 11 of 12
+    assert [rejection.name for rejection in probe(dataset(image_folder), 0.0)] == ["07.png"]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "total", "accepted"),
+    [
+        (0.05, 12, 1),
+        (0.05, 39, 1),
+        (0.05, 40, 2),
+        (0.05, 1000, 50),
+        (0.0, 1000, 0),
+        (1.0, 12, 12),
+        (0.25, 16, 4),
+    ],
+)
+def test_one_bad_image_is_accepted_unless_the_fraction_is_zero(fraction, total, accepted):
+    assert accepted_bad_images(fraction, total) == accepted
 
 
 def test_rejection_is_one_printable_line():

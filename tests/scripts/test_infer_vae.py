@@ -64,7 +64,7 @@ def test_missing_pytorch_is_one_line():
 @pytest.mark.parametrize(
     ("changed", "code", "message"),
     [
-        ({"--mode": "improve"}, 2, "invalid choice: 'improve'"),
+        ({"--mode": "improve"}, 2, "--mode improve is unknown"),
         ({"--titel": "512"}, 2, "--tile"),
         ({"--steps": "1", "--mode": "interpolate"}, 78, "--steps 1 is too small: the minimum is 2"),
         ({"--count": "3"}, 78, "--mode variations, not with --mode reconstruct"),

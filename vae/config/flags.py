@@ -3,13 +3,15 @@
 import argparse
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vae.config.errors import UsageError, UserError
 from vae.config.options import ActionConfig, all_options, section_title, sections
-from vae.config.values import base_type, check, from_json, is_list, nearest
+from vae.config.resolve import LENGTHS
+from vae.config.values import base_type, check, from_json, is_list, nearest, unknown_choice
 
 # Values that start with a minus, as flags do. argparse itself does not recognise -1e-4 as a number.
 _NEGATIVE_NUMBER = re.compile(r"-(\.?\d.*|inf|infinity|nan)$", re.IGNORECASE)
@@ -21,6 +23,11 @@ class OneLineParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._negative_number_matcher = _NEGATIVE_NUMBER  # argparse has no public way to set it
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise UsageError with a suggestion; argparse only lists the choices."""
+        if action.choices is not None and value not in action.choices:
+            raise UsageError(unknown_choice(action.option_strings[0], value, action.choices))
 
     def error(self, message: str) -> NoReturn:
         number = re.fullmatch(r"argument (--\w+): invalid (int|float) value: '(.*)'", message)
@@ -91,9 +98,7 @@ def parse_section(section: type, prog: str, description: str, epilog: str, argv:
     )
     for item in fields(section):
         _add(parser, item)
-    given, unknown = parser.parse_known_args(argv)
-    _check_unknown(parser, unknown)
-    values = vars(given)
+    values = vars(_parse(parser, argv))
     for item in fields(section):
         if item.name in values:
             check(item, values[item.name])
@@ -106,13 +111,24 @@ def _help_format(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=108)
 
 
-def _check_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
+def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The given flags; an unknown flag is reported before a missing one, because it is often the same."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    flags = [word.split("=")[0] for word in argv if word.startswith("--") and word != "--"]
+    for flag in flags:
+        if flag not in known and " " not in flag:
+            raise UsageError(unknown_flag(flag, known))
+    given, unknown = parser.parse_known_args(argv)
+    if unknown and unknown[0].startswith("-"):
+        raise UsageError(unknown_flag(unknown[0].split("=")[0], known))
     if unknown:
-        known = [flag for action in parser._actions for flag in action.option_strings]
-        word = unknown[0].split("=")[0]
-        if not word.startswith("-"):
-            raise UsageError(f"{unknown[0]} does not follow a flag: put a path with spaces in quotes")
-        raise UsageError(f"unknown flag {word}{nearest(word, known)} (--help lists every flag)")
+        raise UsageError(f"{unknown[0]} does not follow a flag: put a path with spaces in quotes")
+    return given
+
+
+def unknown_flag(flag: str, known: Iterable[str]) -> str:
+    """The message about a flag that does not exist."""
+    return f"unknown flag {flag}{nearest(flag, known)} (--help lists every flag)"
 
 
 def parse_flags(argv: list[str]) -> dict[str, Any]:
@@ -121,17 +137,24 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
     Raises UsageError for an unknown flag and UserError for a value outside its limits.
     """
     parser = build_parser()
-    given, unknown = parser.parse_known_args(argv)
-    _check_unknown(parser, unknown)
-    values = vars(given)
+    values = vars(_parse(parser, argv))
     options = {
         item.name: item for section in (ActionConfig, *sections().values()) for item in fields(section)
     }
     for name, value in values.items():
         check(options[name], value)
     if values.get("config"):
-        values = {**read_json(Path(values["config"])), **values}
+        values = {**_without_other_length(read_json(Path(values["config"])), values), **values}
     return values
+
+
+def _without_other_length(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The values of a JSON file without a length of training that the flags replace by another kind."""
+    if "train_minutes" in flags:
+        return {name: value for name, value in loaded.items() if name not in LENGTHS}
+    if any(name in flags for name in LENGTHS):
+        return {name: value for name, value in loaded.items() if name != "train_minutes"}
+    return loaded
 
 
 def read_json(path: Path) -> dict[str, Any]:

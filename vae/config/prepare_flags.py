@@ -7,8 +7,9 @@ from dataclasses import MISSING, dataclass, fields
 
 from vae import console
 from vae.config.errors import EXIT_DATA, UsageError, UserError
-from vae.config.flags import OneLineParser, parse_section
+from vae.config.flags import OneLineParser, parse_section, unknown_flag
 from vae.config.options import MAX_PIXELS, background_option, option
+from vae.config.values import most_similar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,8 @@ def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
     first = OneLineParser(allow_abbrev=False, add_help=False)
     first.add_argument("--mode", choices=tuple(CONFIG_OF))
     known, words = first.parse_known_args(argv)
+    given = {word.split("=")[0] for word in words if word.startswith("--")}
+    _refuse_unknown_flags(known.mode, given)
     if known.mode is None:
         if not {"-h", "--help"} & set(words):
             raise UsageError(
@@ -164,8 +167,6 @@ def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
             )
         _print_help_of_every_mode()
         sys.exit(0)
-    given = {word.split("=")[0] for word in words if word.startswith("--")}
-    _refuse_flags_of_other_modes(known.mode, given)
     if "--undo_quarantine" in given:  # the only command without an input folder
         words = ["--input_dir", os.devnull, *words]
     config = _parse_mode(known.mode, words)
@@ -189,14 +190,38 @@ def _print_help_of_every_mode() -> None:
             _parse_mode(mode, ["--help"])
 
 
-def _refuse_flags_of_other_modes(mode: str, given: set[str]) -> None:
-    for flag in sorted(given):
-        name = flag.removeprefix("--").removeprefix("no-")
-        owners = [other for other in CONFIG_OF if name in {item.name for item in fields(CONFIG_OF[other])}]
-        if owners and mode not in owners:
+def _refuse_unknown_flags(mode: str | None, given: set[str]) -> None:
+    """Raise UsageError for a flag that no mode has, or that another mode has."""
+    for flag in sorted(given - {"--help"}):
+        if not (owners := _owners(flag)):
+            raise UsageError(_unknown_flag(mode, flag))
+        if mode is not None and mode not in owners:
             raise UsageError(
                 f"{flag} belongs to --mode {' and '.join(owners)}, not to --mode {mode}: leave it out"
             )
+
+
+def _unknown_flag(mode: str | None, flag: str) -> str:
+    """The message about a flag that no mode has; the most similar one may belong to another mode."""
+    known = sorted({"--mode"}.union(*map(_flags_of, CONFIG_OF)))
+    close = most_similar(flag, known)
+    owners = _owners(close) if close else []
+    if mode is not None and owners and mode not in owners:
+        return f"unknown flag {flag}: did you mean {close}? It belongs to --mode {' and '.join(owners)}"
+    return unknown_flag(flag, known)
+
+
+def _owners(flag: str) -> list[str]:
+    """The modes that have a flag."""
+    return [mode for mode in CONFIG_OF if flag in _flags_of(mode)]
+
+
+def _flags_of(mode: str) -> set[str]:
+    """All flags of a mode, with the negative forms of those without a value."""
+    options = fields(CONFIG_OF[mode])
+    return {f"--{item.name}" for item in options} | {
+        f"--no-{item.name}" for item in options if item.type is bool
+    }
 
 
 def _check_together(config: PrepareConfig, given: set[str]) -> None:

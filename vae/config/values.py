@@ -34,7 +34,7 @@ def check(item: Field[Any], value: Any) -> None:
     if value == "" or (is_list(item) and value is not None and "" in value):
         raise UserError(f"--{item.name} has no value: give one or remove the flag")
     if limits["choices"] and value not in limits["choices"]:
-        raise UserError(f"--{item.name} {value} is unknown: choose one of {', '.join(limits['choices'])}")
+        raise UserError(unknown_choice(f"--{item.name}", value, limits["choices"]))
     if limits["auto"]:
         if value == "auto":
             return
@@ -87,5 +87,19 @@ def _whole_number(item: Field[Any], value: Any) -> int:
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The remedy ': did you mean X?' with the most similar known name, or an empty string."""
+    close = most_similar(name, known)
+    return f": did you mean {close}?" if close else ""
+
+
+def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
+    """The most similar known name, or None if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f": did you mean {close[0]}?" if close else ""
+    return close[0] if close else None
+
+
+def unknown_choice(flag: str, value: Any, choices: typing.Iterable[Any]) -> str:
+    """The message about a value that is not one of the choices."""
+    names = [str(choice) for choice in choices]
+    listed, suggestion = ", ".join(names), nearest(str(value), names)
+    remedy = f"{suggestion} ({listed})" if suggestion else f": choose one of {listed}"
+    return f"{flag} {value} is unknown{remedy}"

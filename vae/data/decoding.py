@@ -5,6 +5,7 @@ The content determines the format, never the file name. Only formats of the allo
 
 import os
 import struct
+import threading
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -37,6 +38,7 @@ DECODER_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, KeyError, IndexError, TypeError,
     AttributeError, OverflowError, ArithmeticError, MemoryError, RuntimeError, struct.error,
 )  # fmt: skip
+_PILLOW_LIMIT = threading.Lock()  # Pillow's limit is global, and threads decode at the same time
 TRUNCATED = ("truncated", "broken data stream", "not enough", "eof")
 TEXT_BOMB = ("max_text_chunk", "too much memory used in text chunks")  # limits of Pillow's PNG reader
 
@@ -152,15 +154,17 @@ def _open_header(file: BinaryIO, kind: str, max_pixels: int) -> Image.Image:
     """Read only the header, and check the size before any pixel is allocated."""
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "Pillow would fill truncated images with grey"
     file.seek(0)
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit is checked below
     try:
-        pil_image = Image.open(file, formats=(kind,))
+        with _PILLOW_LIMIT:
+            limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit is checked below
+            try:
+                pil_image = Image.open(file, formats=(kind,))
+            finally:
+                Image.MAX_IMAGE_PIXELS = limit
     except Image.UnidentifiedImageError as error:
         if kind in INTEGRITY_CHECKS:
             INTEGRITY_CHECKS[kind](file, set())  # may raise a more specific reason
         raise BadImageError("damaged", f"starts like {kind}, but its header cannot be read") from error
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
     width, height = pil_image.size
     if width * height > max_pixels:
         raise BadImageError("too_many_pixels", f"{width}x{height}, more than --max_pixels {max_pixels}")

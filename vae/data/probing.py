@@ -1,12 +1,19 @@
-"""A quick test, before anything expensive starts, whether the images of a folder can be used."""
+"""A test, before anything expensive starts, whether the images of a folder can be used."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from vae import console
 from vae.config.errors import DataError
 from vae.data.dataset import FolderDataset, Rejection
+from vae.host import usable_cores
+from vae.progress import track
 
+COMPLETE = 500  # images: decoding that many takes seconds; of larger sets, a sample is tested
+SAMPLE = 16
+MAX_THREADS = 8  # decoding releases the GIL; each thread holds one decoded image in memory
 REMEDIES = {
     "too_small": "add --upscale or use a smaller --image_size",
     "too_many_pixels": "raise --max_pixels or use smaller images",
@@ -22,23 +29,56 @@ REMEDIES = {
 }
 
 
-def probe(dataset: FolderDataset, *, count: int = 16, flag: str = "--data_path") -> list[Rejection]:
-    """Decode up to `count` images spread over the set and return the rejections.
+def accepted_bad_images(max_bad_fraction: float, total: int) -> int:
+    """How many of `total` training images may be unusable; at least one, unless the fraction is 0."""
+    return max(1, int(max_bad_fraction * total)) if max_bad_fraction else 0
 
-    If all are rejected, raises DataError: one line with the reasons, an example and a remedy.
+
+def probe(dataset: FolderDataset, max_bad_fraction: float, *, flag: str = "--data_path") -> list[Rejection]:
+    """Decode all images of a small set, or a sample spread over a larger one; return the rejections.
+
+    Raises DataError, one line with the reasons, an example and a remedy, if no image can be used, or if more
+    of a small set are unusable than `max_bad_fraction` accepts. Prints a warning about fewer.
     """
-    indices = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int))
-    samples = [dataset[0, int(index)] for index in indices]
-    rejected = [sample.rejection for sample in samples if sample.rejection is not None]
-    if len(rejected) < len(indices):
-        return rejected
+    total = len(dataset)
+    count = total if total <= COMPLETE else SAMPLE
+    rejected = _rejections(dataset, count)
+    if not rejected:
+        return []
+    if len(rejected) == count:
+        raise DataError(
+            f"{flag} {dataset.root}: none of the {count} images that were tried can be used "
+            f"{_reasons(rejected, 'copy the files again or give another folder')}"
+        )
+    accepted = accepted_bad_images(max_bad_fraction, total)
+    if count == total and len(rejected) > accepted:
+        raise DataError(
+            f"{flag} {dataset.root}: {len(rejected)} of {total} training images cannot be used, more than "
+            f"the {accepted} of --max_bad_fraction {max_bad_fraction} "
+            f"{_reasons(rejected, 'copy the files again or remove them')}; or raise --max_bad_fraction"
+        )
+    console.warning(
+        f"{len(rejected)} of {count} training images that were checked cannot be used, and training skips "
+        f"them: {rejected[0]}{', ...' if len(rejected) > 1 else ''}"
+    )
+    return rejected
+
+
+def _rejections(dataset: FolderDataset, count: int) -> list[Rejection]:
+    """The rejected images among `count` that are spread over the set."""
+    indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
+    with ThreadPoolExecutor(min(MAX_THREADS, usable_cores())) as threads:
+        found = threads.map(lambda index: dataset[0, index].rejection, indices)
+        found = track(found, "checking images", len(indices), "image", keep=False)
+        return [rejection for rejection in found if rejection is not None]
+
+
+def _reasons(rejected: list[Rejection], other_remedy: str) -> str:
+    """The reasons with their counts, an example of the most common one, and its remedy."""
     reasons = Counter(rejection.reason for rejection in rejected).most_common()
     counts = ", ".join(f"{number} {reason}" for reason, number in reasons)
     most_common = reasons[0][0]
     example = next(rejection for rejection in rejected if rejection.reason == most_common)
-    remedy = REMEDIES.get(most_common, "copy the files again or give another folder")
+    remedy = REMEDIES.get(most_common, other_remedy)
     shown = str(example) if remedy in example.detail else f"{example}: {remedy}"
-    raise DataError(
-        f"{flag} {dataset.root}: none of the {len(indices)} images that were tried can be used ({counts}); "
-        f"for example {shown}"
-    )
+    return f"({counts}); for example {shown}"

@@ -133,8 +133,8 @@ def _report_rejected(
         save_now(run, ctx, state)
         raise DataError(
             f"{len(state.rejected)} of {total} training images cannot be used, more than the {accepted} of "
-            f"--max_bad_fraction {share}: they are listed in {run.output_dir / REJECTED_NAME}; remove them, or raise "
-            "--max_bad_fraction"
+            f"--max_bad_fraction {share}: they are listed in {run.output_dir / REJECTED_NAME}; "
+            "remove them, or raise --max_bad_fraction"
         )
 
 
