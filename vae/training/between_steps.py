@@ -141,6 +141,7 @@ def _validate(run: RunContext, ctx: StageContext, state: TrainingState, when: st
     metrics = {"epoch": position.epoch, "image_size": ctx.stage.image_size, **measured}
     state.last_validation, state.validated_step = metrics, position.step
     ctx.logbook.record("validation", position.step, metrics)
+    ctx.logbook.draw_results()
     baseline = ctx.baselines.get("bicubic", {})
     console.info(validation_line(when, metrics, baseline, state.autoencoder.downsampling))
     adversarial = loss.adversarial_weight > 0 and position.step > loss.disc_start

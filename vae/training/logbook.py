@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from vae import console
 from vae.files import atomic_path
+from vae.training.results_image import RESULTS_NAME, write_results
 from vae.training.run_folder import METRICS_NAME
 
 REJECTED_NAME = "rejected_images.txt"
@@ -25,6 +26,7 @@ class Logbook:
         """Open the files. Records after `first_step`, which a run that got further left, are removed."""
         self.folder = folder
         self.active = active
+        self._draws = active  # RESULTS_NAME, until drawing fails
         if not active:
             return
         _remove_later_records(folder / METRICS_NAME, first_step)
@@ -51,6 +53,18 @@ class Logbook:
         with atomic_path(path) as temporary:
             Image.fromarray(pixels).save(temporary, format="PNG")
         self._tensorboard.add_image(name, pixels, step, dataformats="HWC")
+
+    def draw_results(self) -> None:
+        """Draw the curves of all records as RESULTS_NAME; a failure is reported once and ends nothing."""
+        if not self._draws:
+            return
+        try:
+            write_results(self.folder / METRICS_NAME, self.folder / RESULTS_NAME)
+        except Exception as error:  # whatever it is, an image must not end a run
+            self._draws = False
+            console.warning(
+                f"{self.folder / RESULTS_NAME} cannot be drawn: {error}; {METRICS_NAME} contains its values"
+            )
 
     def rejected(self, line: str) -> None:
         """Report one unusable image file on the console and in REJECTED_NAME."""

@@ -86,6 +86,7 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals) -
             _record_memory(run, ctx, state)
             stage = current_stage(state.stages, state.position.epoch)
         if outcome is Outcome.SIGNALLED:
+            logbook.draw_results()
             console.info(
                 f"stopped and saved at step {state.position.step}; resume with: {run.resume_command}"
             )
@@ -223,6 +224,7 @@ def _finish(
 ) -> None:
     """Export the weights and print the result beside the `baselines` of `stage`, the last one."""
     save_samples(run, state, logbook, stage.image_size)
+    logbook.draw_results()
     if run.dist.is_main:
         dataset = run.training_set.crops(run.config, stage.image_size)
         stride = max(1, len(dataset) // LATENT_IMAGES)  # a sample over all folders, not only the first

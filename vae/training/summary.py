@@ -14,6 +14,7 @@ from vae.model.initialization import carriers_per_group
 from vae.training.checkpoints import position_name
 from vae.training.distributed import Distributed
 from vae.training.logbook import REJECTED_NAME
+from vae.training.results_image import RESULTS_NAME
 from vae.training.schedule import warmup_steps
 from vae.training.stages import StageSteps, current_stage
 from vae.training.state import TrainingState
@@ -150,6 +151,8 @@ def result_lines(
     if any((folder / "samples").glob("*.png")):
         columns = f"input, reconstruction, error x8, {factor}x bicubic"
         lines.append(f"samples {folder / 'samples'} ({columns})")
+    if (folder / RESULTS_NAME).is_file():
+        lines.append(f"curves  {folder / RESULTS_NAME}")
     return lines
 
 

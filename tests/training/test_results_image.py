@@ -1,0 +1,163 @@
+"""results.png shows the curves of a run, is updated by every validation, and never ends a run."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.harness.training_runs import records, train_short
+from vae.training.line_chart import BLUE, GREEN, GREY, ORANGE, ticks, value_range
+from vae.training.logbook import Logbook
+from vae.training.results_image import HEIGHT, RESULTS_NAME, WIDTH, draw_results, points
+from vae.training.run import train
+
+
+def quality(psnr: float) -> dict[str, float]:
+    return {"psnr": psnr, "ssim": psnr / 50}
+
+
+def stage(
+    size: int, first: int, last: int, psnr: float, bicubic: float, mean_colour: float = 11
+) -> list[dict]:
+    """The records of one stage, with rising PSNR and SSIM and falling loss."""
+    found = [
+        {"kind": "baseline", "step": first, "codec": codec, "image_size": size, **quality(value)}
+        for codec, value in (("bicubic", bicubic), ("mean_colour", mean_colour))
+    ]
+    for step in range(first, last + 1, 10):
+        values = quality(psnr + (step - first) / 10)
+        found.append({"kind": "validation", "step": step, "image_size": size, **values})
+    for step in range(first + 5, last + 1, 5):
+        rate = 1e-4 * (1 - step / 500)
+        found.append({"kind": "train", "step": step, "loss": 1 / step, "learning_rate": rate})
+    return found
+
+
+def panel(image: Image.Image, row: int, column: int) -> np.ndarray:
+    """The pixels of one chart without the text around it."""
+    top, left = row * HEIGHT // 2, column * WIDTH // 2
+    return np.asarray(image)[top + 48 : top + HEIGHT // 2 - 48, left + 60 : left + WIDTH // 2].astype(int)
+
+
+def is_colour(pixels: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    """Where pixels have this colour, apart from anti-aliasing: bool (H, W)."""
+    return np.abs(pixels - np.array(colour)).max(-1) < 60
+
+
+def rows_of(pixels: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    """The rows in which a pixel has this colour."""
+    return np.flatnonzero(is_colour(pixels, colour).any(1))
+
+
+def test_every_curve_is_drawn_in_its_panel():
+    image = draw_results(stage(512, 0, 200, psnr=25, bicubic=22))
+    assert image.size == (WIDTH, HEIGHT)
+    assert len(rows_of(panel(image, 0, 0), BLUE)) > 50  # loss
+    assert len(rows_of(panel(image, 1, 0), GREEN)) > 50  # learning rate
+    for row in (0, 1):  # PSNR and SSIM
+        vae, bicubic = (rows_of(panel(image, row, 1), colour) for colour in (BLUE, ORANGE))
+        assert len(vae) > 50
+        assert 0 < len(bicubic) < 10  # one horizontal line
+        assert vae.max() < bicubic.min()  # a better value is higher, and has a smaller row
+
+
+def test_baseline_changes_with_the_stage():
+    image = draw_results(stage(512, 0, 100, 25, 22) + stage(1024, 100, 200, 27, 24))
+    assert len(rows_of(panel(image, 0, 1), ORANGE)) > 20  # a step from 22 to 24 dB
+
+
+def test_baseline_far_below_does_not_flatten_the_other_curves():
+    far, near = (
+        panel(draw_results(stage(512, 0, 200, psnr=25, bicubic=22, mean_colour=value)), 0, 1)
+        for value in (11, 23)
+    )
+    assert len(rows_of(far, BLUE)) == pytest.approx(len(rows_of(near, BLUE)), abs=5)
+    widths = [is_colour(pixels[5:-5], GREY).sum(1).max() for pixels in (far, near)]  # without the frame
+    assert widths[0] < 100 < widths[1]  # 11 dB is in the legend only, 23 dB is a line
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        [{"kind": "train", "step": 1, "loss": None, "learning_rate": 0.0}],
+        [{"kind": "train", "step": 1, "loss": 0.5, "learning_rate": 1e-4}],
+        [{"kind": "validation", "step": 0, "image_size": 32, "images": 0}],
+        [{"kind": "memory", "step": 4, "image_size": 32}, {"kind": "new", "step": 5}],
+    ],
+)
+def test_few_or_missing_values_are_drawn_too(content):
+    assert draw_results(content).size == (WIDTH, HEIGHT)
+
+
+def test_missing_and_infinite_values_are_left_out():
+    content = [{"step": 1, "a": 1.0}, {"step": 2, "a": None}, {"step": 3}, {"step": 4, "a": float("inf")}]
+    assert points(content, "a") == [(1.0, 1.0)]
+
+
+def test_ticks_are_round_numbers_in_the_range():
+    assert ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+    assert ticks(22.3, 31.1) == pytest.approx([24, 26, 28, 30])
+    assert ticks(0, 5e-4) == pytest.approx([0, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4])
+
+
+def test_range_contains_all_values_except_those_above_the_quantile():
+    low, high = value_range([0.1, 9.0] + [0.2] * 200, quantile=0.99)
+    assert low < 0.1
+    assert 0.2 < high < 1
+    low, high = value_range([0.1, 9.0])
+    assert low < 0.1
+    assert high > 9
+    low, high = value_range([3.0])  # one value needs a range too
+    assert low < 3 < high
+
+
+def test_run_updates_the_image_at_every_validation_and_at_its_end(tiny, tmp_path, capsys, monkeypatch):
+    drawn = []
+    draw = Logbook.draw_results
+
+    def spy(self):
+        draw(self)
+        drawn.append(len(records(self.folder, "validation")))
+
+    monkeypatch.setattr(Logbook, "draw_results", spy)
+    train_short(tiny, tmp_path / "run", val_split=0.25, num_epochs=2)
+    assert drawn == [1, 2, 3, 3]  # start, two epochs, end
+    path = tmp_path / "run" / RESULTS_NAME
+    assert Image.open(path).size == (WIDTH, HEIGHT)
+    assert f"curves  {path}" in capsys.readouterr().out
+
+
+def test_run_without_validation_draws_its_loss(tiny, tmp_path):
+    train_short(tiny, tmp_path / "run")
+    assert len(rows_of(panel(Image.open(tmp_path / "run" / RESULTS_NAME), 0, 0), BLUE)) > 10
+
+
+def test_failure_to_draw_is_reported_once_and_ends_nothing(tiny, tmp_path, capsys):
+    folder = tmp_path / "run"
+    (folder / RESULTS_NAME / "in the way").mkdir(parents=True)  # a folder cannot be replaced by a file
+    assert train({**tiny, "output_dir": str(folder)}) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"WARNING: {folder / RESULTS_NAME} cannot be drawn") == 1
+    assert "metrics.jsonl contains its values" in out
+    assert f"curves  {folder}" not in out
+    assert (folder / "vae" / "config.json").exists()
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_unreadable_records_are_a_warning(tmp_path, capsys):
+    logbook = Logbook(tmp_path, 0, active=True)
+    logbook.record("train", 1, {"loss": 1.0, "learning_rate": 1e-4})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("{" + json.dumps("cut"))
+    logbook.draw_results()
+    logbook.draw_results()
+    logbook.close()
+    assert capsys.readouterr().out.count("WARNING") == 1
+    assert not (tmp_path / RESULTS_NAME).exists()
+
+
+def test_other_processes_draw_nothing(tmp_path):
+    Logbook(tmp_path, 0, active=False).draw_results()
+    assert list(tmp_path.iterdir()) == []
