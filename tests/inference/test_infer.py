@@ -1,6 +1,10 @@
 """The five modes on real files, and bad files among good ones."""
 
+import contextlib
+import os
+import re
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from safetensors import safe_open
 
 from tests.harness.runs import TINY
 from tests.harness.small_vae import write_vae
+from vae import progress
 from vae.config.errors import DataError, UserError
 from vae.interop.vae_files import load_vae
 from vae.training.run import train
@@ -76,6 +81,37 @@ def test_tiles_give_the_same_images(command, image_folder, tmp_path):
         whole = pixels(path).astype(int)
         same = pixels(tmp_path / "tiled" / path.relative_to(tmp_path / "out")).astype(int)
         assert np.abs(whole - same).max() <= 1
+
+
+def test_tiles_of_one_image_show_progress(command, image_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    tiled = ("--tile", "--tile_size", "32", "--input", image_folder / "image_00.png")
+    assert command("reconstruct", *tiled) == 0
+    lines = capsys.readouterr().err.splitlines()
+    for part in ("encode", "decode"):
+        found = [line for line in lines if line.startswith(f"{part}: ")]
+        assert len(found) > 10
+        totals = {line.partition(" of ")[2].partition(" FLOPs")[0] for line in found}
+        assert len(totals) == 1
+        assert found[-1].startswith(f"{part}: {totals.pop()} of ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_tiles_of_one_image_show_a_bar_on_a_terminal(command, image_folder, monkeypatch):
+    import fcntl  # both absent on Windows
+    import termios
+
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # rows, columns
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        assert command("encode", "--tile", "--input", image_folder / "image_00.png") == 0
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux reports the closed end like this
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert re.search(r"\rencode: +\d+%.*FLOP", shown.decode()), shown
 
 
 def test_interpolation_starts_and_ends_at_the_reconstructions(command, image_folder, tmp_path):

@@ -7,7 +7,7 @@ from benchmarks.bench_tiles import compare, peaks
 from vae.config.options import ModelConfig
 from vae.inference.codec import decode_latents, encode_images, reconstruct
 from vae.inference.feature_map import Moments
-from vae.inference.tiled import count_steps, decoder_plan, encoder_plan
+from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL
 
 NARROW = ModelConfig(channels=(8, 16, 16), layers_per_block=1, norm_groups=4, z_channels=4)
@@ -68,17 +68,24 @@ def test_statistics_of_parts_equal_those_of_the_whole():
     torch.testing.assert_close(rstd, variance.rsqrt(), rtol=1e-11, atol=0)
 
 
-@pytest.mark.parametrize("plan_of", [encoder_plan, decoder_plan])
-def test_progress_ends_at_the_announced_total(plan_of):
-    model, calls = network(NARROW, torch.float32), []
-    if plan_of is encoder_plan:
-        encode_images(model, image(64, 96, torch.float32), tile=24, on_step=lambda *step: calls.append(step))
-        expected = count_steps(plan_of(model), 64, 96, 24)
-    else:
-        latents = torch.zeros(1, 4, 16, 24)
-        decode_latents(model, latents, tile=24, on_step=lambda *step: calls.append(step))
-        expected = count_steps(plan_of(model), 16, 24, 24)
-    assert calls == [(done, expected) for done in range(1, expected + 1)]
+def test_progress_counts_the_flops_of_an_image():
+    model = network(QUANT, torch.float32)
+    images, latents = torch.zeros(1, 3, 64, 96), torch.zeros(1, 4, 32, 48)
+    encoding: list[tuple[int, int]] = []
+    decoding: list[tuple[int, int]] = []
+    encode_images(model, images, tile=24, on_step=lambda *step: encoding.append(step))
+    decode_latents(model, latents, tile=24, on_step=lambda *step: decoding.append(step))
+    model.to("meta")
+    with LiveBytes() as of_encoder:
+        model.encode(images.to("meta"))
+    with LiveBytes() as of_decoder:
+        model.decode(latents.to("meta"))
+    for steps, counted in ((encoding, of_encoder.flops), (decoding, of_decoder.flops)):
+        done, totals = zip(*steps, strict=True)
+        assert len(set(totals)) == 1
+        assert totals[0] == pytest.approx(counted, rel=0.01)  # without padding
+        assert list(done) == sorted(done)
+        assert done[-1] == totals[0]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def encode_images(
     """Posterior (B, Z, h, w) of images (B, 3, H, W) in [-1, 1], padded to multiples of f.
 
     `tile` is the side of the tiles in px; None computes the whole image at once. `on_step(done, total)` is
-    called after each tile.
+    called after each tile, with FLOPs.
     """
     padded = pad_to_multiple(images, model.downsampling)
     device = next(model.parameters()).device

@@ -101,14 +101,15 @@ def open_session(config: InferConfig) -> Session:
 
 @contextmanager
 def _tile_progress(description: str) -> Iterator[Callable[[int, int], None]]:
-    """Progress of the tiles below that of the files; it appears with the first tile."""
+    """Progress within an image, in FLOPs, below that of the files; it appears with the first tile."""
     bars: list[Progress] = []
     with ExitStack() as stack:
 
         def on_step(done: int, total: int) -> None:
             if not bars:
-                bars.append(stack.enter_context(Progress(description, total, "tile", keep=False)))
-            bars[0].update()
+                progress = Progress(description, total, "FLOP", keep=False, scaled=True)
+                bars.append(stack.enter_context(progress))
+            bars[0].update(done - bars[0].done)
 
         yield on_step
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vae.inference.feature_map import FeatureMap, Moments
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, MidBlock
 from vae.model.layers import Conv2d, Downsample, ModuleList, NormSiLU, ResnetBlock, Upsample
 
 Range = tuple[int, int]  # first row or column, and the one after the last
@@ -56,15 +56,32 @@ class Pass:
         first = max(start - border, 0)
         return first, min(stop + border, side), start - first
 
+    def flops(self, pixels: int) -> int:
+        """Floating-point operations for `pixels` pixels of the result of one image."""
+        weights = _weights(self.layer) + (0 if self.shortcut is None else _weights(self.shortcut))
+        if isinstance(self.layer, Upsample):  # 2x2 instead of 3x3 weights per pixel: vae/ops/resample.py
+            weights = weights * 4 // 9
+        return 2 * pixels * weights
+
 
 @dataclass(frozen=True)
 class Whole:
     """A module that needs the whole feature map at once: the middle block."""
 
-    module: nn.Module
+    module: MidBlock
+
+    def flops(self, pixels: int) -> int:
+        """Floating-point operations for an image whose features have `pixels` pixels."""
+        attention = sum(4 * pixels**2 * part.to_q.out_features for part in self.module.attentions)
+        return 2 * pixels * _weights(self.module) + attention
 
 
 Plan = list[Pass | Whole]
+
+
+def _weights(module: nn.Module) -> int:
+    """Number of weights that multiply each pixel once, without those of norms and biases."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.dim() > 1)
 
 
 def encoder_plan(model: AutoencoderKL) -> Plan:
@@ -112,9 +129,10 @@ def run_plan(
 ) -> torch.Tensor:
     """The result of `plan` for `values` (B, C, H, W), in host memory; each tile has `tile` px a side.
 
-    `groups` is the number of groups of the model's norms. `on_step(done, total)` is called after each tile.
+    `groups` is the number of groups of the model's norms. `on_step(done, total)` is called after each tile,
+    with the FLOPs of one image: tiles take very different times, and attention may take minutes.
     """
-    total, done = count_steps(plan, values.shape[2], values.shape[3], tile), itertools.count(1)
+    total, done = count_flops(plan, values.shape[2], values.shape[3]), 0
     trunk = FeatureMap.of(values.to("cpu", dtype), tile)
     branch: FeatureMap | None = None
     for step, following in itertools.zip_longest(plan, plan[1:]):
@@ -123,7 +141,8 @@ def run_plan(
             whole = trunk.read((0, trunk.height), (0, trunk.width), device)
             trunk.release(trunk.height)
             trunk = FeatureMap.of(step.module(whole), tile, norm_groups)
-            on_step(next(done), total)
+            done += step.flops(trunk.height * trunk.width)
+            on_step(done, total)
             continue
         source = branch if step.from_branch else trunk
         assert source is not None, "a pass to the branch comes before a pass from it"
@@ -134,7 +153,8 @@ def run_plan(
             if is_last_of_row and not step.to_branch:
                 source.release(step.window(rows[1], rows[1], source.height)[0])
                 trunk.release(rows[1] if step.from_branch else 0)
-            on_step(next(done), total)
+            done += step.flops((rows[1] - rows[0]) * (columns[1] - columns[0]))
+            on_step(done, total)
         if step.to_branch:
             branch = result
         else:
@@ -179,15 +199,13 @@ def _tiles(height: int, width: int, tile: int) -> Iterator[tuple[Range, Range]]:
             yield (top, min(top + tile, height)), (left, min(left + tile, width))
 
 
-def count_steps(plan: Plan, height: int, width: int, tile: int) -> int:
-    """How many times run_plan calls `on_step` for an input of `height` x `width`."""
+def count_flops(plan: Plan, height: int, width: int) -> int:
+    """Floating-point operations of run_plan for one image of `height` x `width`."""
     total = 0
     for step in plan:
-        if isinstance(step, Whole):
-            total += 1
-            continue
-        height, width = step.side(height), step.side(width)
-        total += -(-height // tile) * -(-width // tile)
+        if isinstance(step, Pass):
+            height, width = step.side(height), step.side(width)
+        total += step.flops(height * width)
     return total
 
 
