@@ -31,8 +31,8 @@ def test_each_stage_prints_its_plan_and_writes_a_record(tiny, tmp_path, capsys):
 def test_micro_batch_above_the_available_memory_prints_a_warning(tiny, capsys, monkeypatch):
     monkeypatch.setattr(stage_memory, "available_bytes", lambda device: 1000)
     assert train({**tiny, "num_epochs": 1, "micro_batch_size": "2"}) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING")]
-    assert "--micro_batch_size 2 " in line
+    printed = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in printed if line.startswith("WARNING: --micro_batch_size 2 ")]
     assert "--micro_batch_size auto" in line
 
 
