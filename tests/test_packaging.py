@@ -21,8 +21,10 @@ def test_data_files_of_the_package_are_included():
 def test_requirements_files_contain_only_requirements():
     """Setuptools reads them line by line and does not support pip's options, such as -r."""
     dynamic = PYPROJECT["tool"]["setuptools"]["dynamic"]
-    for files in (dynamic["dependencies"]["file"], dynamic["optional-dependencies"]["dev"]["file"]):
-        for name in files:
+    extras = dynamic["optional-dependencies"]
+    assert set(extras) == {"dev", "wandb"}
+    for files in (dynamic["dependencies"], *extras.values()):
+        for name in files["file"]:
             lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
             requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
             assert len({requirement.name for requirement in requirements}) == len(requirements) > 0

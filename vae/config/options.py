@@ -288,6 +288,11 @@ class RunConfig:
         1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
+    wandb: bool = option(
+        False,
+        "also log to Weights & Biases; needs the package wandb; WANDB_MODE=offline needs no account",
+    )
+    wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME")
     early_stopping: int = option(
         0, "stop after this many validations without a higher PSNR; 0: off", at_least=0
     )

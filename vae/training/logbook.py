@@ -1,4 +1,4 @@
-"""The records of a run: each one goes to metrics.jsonl and TensorBoard."""
+"""The records of a run: each one goes to metrics.jsonl, TensorBoard and, if it is on, W&B."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from vae import console
 from vae.files import atomic_path
 from vae.training.results_image import RESULTS_NAME, write_results
 from vae.training.run_folder import METRICS_NAME
+from vae.training.wandb_run import WandbRun
 
 REJECTED_NAME = "rejected_images.txt"
 
@@ -22,10 +23,11 @@ Record = Mapping[str, float | int | str | None]
 class Logbook:
     """Writes the records of one run on the main process, and does nothing on the others."""
 
-    def __init__(self, folder: Path, first_step: int, active: bool):
+    def __init__(self, folder: Path, first_step: int, active: bool, wandb: WandbRun | None = None):
         """Open the files. Records after `first_step`, which a run that got further left, are removed."""
         self.folder = folder
         self.active = active
+        self._wandb = wandb
         self._draws = active  # RESULTS_NAME, until drawing fails
         if not active:
             return
@@ -44,6 +46,8 @@ class Logbook:
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        if self._wandb is not None:
+            self._wandb.record(kind, step, values)
 
     def image(self, name: str, step: int, pixels: np.ndarray) -> None:
         """Save uint8 `pixels` (H, W, 3) as a PNG file in samples/ and show them in TensorBoard."""
@@ -53,6 +57,8 @@ class Logbook:
         with atomic_path(path) as temporary:
             Image.fromarray(pixels).save(temporary, format="PNG")
         self._tensorboard.add_image(name, pixels, step, dataformats="HWC")
+        if self._wandb is not None:
+            self._wandb.image(name, step, pixels)
 
     def draw_results(self) -> None:
         """Draw the curves of all records as RESULTS_NAME; a failure is reported once and ends nothing."""
@@ -79,6 +85,8 @@ class Logbook:
         if self.active:
             self._metrics.close()
             self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.close()
 
 
 def _is_json(value: object) -> bool:

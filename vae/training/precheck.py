@@ -14,6 +14,7 @@ from vae.data.manifest import is_manifest
 from vae.files import nearest_existing
 from vae.interop.vae_path import locate_vae
 from vae.training.run_folder import METRICS_NAME, checkpoint_paths, resume_command
+from vae.training.wandb_run import check_wandb_installed
 
 Given = dict[str, Any]  # option values by name, as the user gave them
 
@@ -31,6 +32,8 @@ def check_command(given: Given) -> None:
     is_inherited = given.get("resume_from") and "data_path" not in given
     if not is_inherited and not is_manifest(data_path):
         check_folder(data_path)
+    if given.get("wandb"):
+        check_wandb_installed()
     if given.get("sample_images"):
         check_folder(given["sample_images"], flag="--sample_images")
 

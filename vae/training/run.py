@@ -43,6 +43,7 @@ from vae.training.summary import (
     warm_start_warning,
 )
 from vae.training.validation import Metrics
+from vae.training.wandb_run import WandbRun
 
 
 def train(given: dict[str, Any]) -> int:
@@ -72,7 +73,7 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals) -
         run, stage = _choose_length(run, state, stage, plans, signals)
     _create_folder(run)
     _print_remarks(run)
-    logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main)
+    logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
     try:
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
@@ -112,6 +113,14 @@ def _choose_length(
     run = choose_length(run, _stage_context(run, stage, plan, nothing_written, signals), state)
     plans[state.stages[index]] = plan
     return run, state.stages[index]
+
+
+def _start_wandb(run: RunContext) -> WandbRun | None:
+    """The run in Weights & Biases, for --wandb on the main process."""
+    options = run.config.run
+    if not (options.wandb and run.dist.is_main):
+        return None
+    return WandbRun(run.output_dir, options.wandb_project, flatten(run.config))
 
 
 def _plan(run: RunContext, stage: Stage) -> StagePlan:
