@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from launchers.command import exit_code_of, run_command, stop_on_signals
 from launchers.menu import ask_profile
 from launchers.stamp import ROOT, has_requirements
 from vae import console
-from vae.config.errors import EXIT_INTERRUPTED
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
@@ -30,7 +30,8 @@ launcher runs the set-up first. Paths are relative to the folder of this script.
                    --profile standard
   --profile NAME   trains with this profile
   --demo           a small real run: draws images if ./data/train contains none, and trains with the demo
-                   profile into the first unused folder of {DEMO_OUTPUT_DIR}, {DEMO_OUTPUT_DIR}-2, ...
+                   profile for about 4 minutes into the first unused folder of {DEMO_OUTPUT_DIR},
+                   {DEMO_OUTPUT_DIR}-2, ...; --num_epochs or --train_minutes sets another length
   --help           this text; python train_vae.py --help lists the flags of the trainer
 
 All other flags are passed to the trainer. Without --profile, --config or --resume_from the profile is
@@ -103,22 +104,13 @@ def draw_demo_data(python: str) -> int:
             shutil.rmtree(DEMO_DATA, ignore_errors=True)
 
 
-def exit_on_signals() -> None:
-    """Exit on SIGTERM and SIGHUP (the terminal was closed) so that draw_demo_data cleans up."""
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        # Signals that nohup ignores stay ignored, also in the trainer, which replaces this process.
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, lambda received, _: sys.exit(128 + received))
-
-
 def complete_environment() -> int:
     """Run the set-up if the requirements have changed; returns its exit code."""
     if has_requirements(Path(".venv")):
         return 0
     console.info("The requirements have changed: completing the environment first.")
     setup = ["cmd", "/c", "setup_windows.bat"] if WINDOWS else ["./setup.sh"]
-    return subprocess.run([*setup, "--yes"]).returncode
+    return run_command([*setup, "--yes"])
 
 
 def become(command: list[str]) -> int:
@@ -154,11 +146,11 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    exit_on_signals()
+    stop_on_signals()
     try:
         with console.flushed_output():
             sys.exit(main())
     except (ValueError, OSError) as error:
         sys.exit(f"{LAUNCHER}: {error}")
-    except (KeyboardInterrupt, EOFError):
-        sys.exit(EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, EOFError) as error:
+        sys.exit(exit_code_of(error))

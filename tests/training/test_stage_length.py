@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
+from tests.harness.training_runs import (
+    assert_same,
+    last_checkpoint,
+    reproducible_records,
+    train_on_two_processes,
+)
 from vae.config.options import Config, all_options
 from vae.config.resolve import PER_COMMAND
 from vae.training import stage_length
@@ -161,6 +166,19 @@ def test_stop_signal_while_measuring_writes_nothing(tiny, tmp_path, monkeypatch,
         train_for(1.0, tiny, tmp_path / "run")
     assert "training has not started" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_choose_the_same_number(tiny, tmp_path):
+    patched = """
+        from vae.training import stage_length
+        stage_length.MEASURED_SECONDS, stage_length.MEASURED_STEPS, stage_length.MAX_EPOCHS = 0.0, 2, 3
+    """
+    given = {**tiny, "init": "default", "batch_size": 2, "train_minutes": 9.0}
+    del given["num_epochs"]
+    found = train_on_two_processes(given, before=patched)
+    assert found.stdout.startswith("--train_minutes 9: 3 epochs")
+    assert last_checkpoint(tmp_path / "run")["position"]["epoch"] == 3
 
 
 def test_default_is_off():

@@ -196,8 +196,8 @@ def verdict_line(
         rivals.append((f"at the start of the stage ({start_psnr:.2f} dB)", start_psnr))
     won = [name for name, value in rivals if round(psnr, 2) > round(value, 2)]
     lost = [name for name, _ in rivals if name not in won]
-    parts = ["better than " + " and ".join(won)] if won else []
-    parts += ["not better than " + " or ".join(lost)] if lost else []
+    parts = ["better than " + " and than ".join(won)] if won else []
+    parts += ["not better than " + " or than ".join(lost)] if lost else []
     line = f"result  the VAE ({psnr:.2f} dB) is " + ", but ".join(parts)
     if not lost:
         return line

@@ -1,0 +1,88 @@
+"""A stop signal is answered at once: with what happens until the process exits, in every part of a run."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness.training_runs import last_checkpoint
+from vae import console
+from vae.config.errors import EXIT_SAVED_RESUMABLE
+from vae.training import between_steps, loop, run
+from vae.training.run import train
+from vae.training.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows sends no signals to other processes")
+
+
+def signal_in(monkeypatch, module, name: str, call: int = 1) -> None:
+    """Send this process SIGINT at the beginning of this call (from 1) of a function."""
+    function, calls = getattr(module, name), []
+
+    def with_signal(*arguments, **options):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGINT)
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(module, name, with_signal)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "call", "answer", "code", "step"),
+    [
+        (run, "prepare_run", 1, LOADING, EXIT_SAVED_RESUMABLE, 1),
+        (between_steps, "validation_metrics", 1, VALIDATION, EXIT_SAVED_RESUMABLE, 1),
+        (loop, "apply_update", 2, STEP, EXIT_SAVED_RESUMABLE, 2),
+        (between_steps, "validation_metrics", 2, VALIDATION, EXIT_SAVED_RESUMABLE, 4),
+        (between_steps, "validation_metrics", 3, LAST_VALIDATION, 0, 6),
+        (run, "export_final", 1, EXPORT, 0, 6),
+    ],
+    ids=["loading", "first_validation", "step", "validation", "last_validation", "export"],
+)
+def test_answer_describes_what_happens(
+    tiny, tmp_path, monkeypatch, capfd, module, function, call, answer, code, step
+):
+    """2 epochs of 3 steps, with a validation at the start and after each epoch."""
+    signal_in(monkeypatch, module, function, call)
+    assert train({**tiny, "init": "default"}) == code
+    assert f"{answer}; press Ctrl-C again to exit now\n" in capfd.readouterr().err
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] == step
+
+
+def test_answer_is_written_in_the_handler(capfd):
+    with StopSignals() as signals, signals.answering("finishing this test"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert capfd.readouterr().err == "finishing this test; press Ctrl-C again to exit now\n"
+    assert signals.answer == LOADING
+
+
+def test_duplicate_signal_is_answered_once_and_other_ranks_are_silent(capfd):
+    with StopSignals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert capfd.readouterr().err.count("Ctrl-C") == 1
+    with StopSignals(is_main_process=False) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop
+    assert capfd.readouterr().err == ""
+
+
+def test_save_signal_needs_no_answer(capfd):
+    with StopSignals():
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert capfd.readouterr().err == ""
+
+
+def test_closed_stderr_does_not_stop_the_run():
+    code = "from vae import console; import os; os.close(2); console.error_from_signal_handler('x')"
+    done = subprocess.run([sys.executable, "-c", code], timeout=60)
+    assert done.returncode == 0
+
+
+def test_answer_starts_a_new_line_on_a_terminal(monkeypatch, capfd):
+    monkeypatch.setattr(os, "isatty", lambda _descriptor: True)
+    console.error_from_signal_handler("finishing")
+    assert capfd.readouterr().err == "\nfinishing\n"

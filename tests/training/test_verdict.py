@@ -1,0 +1,128 @@
+"""What a run says about its result, its machine and its start, and what to do if one of them is bad."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.harness.runs import ROOT, TINY
+from vae.config.options import ModelConfig
+from vae.config.recipes import RECIPES
+from vae.training.run import train
+from vae.training.summary import PROBLEMS_PAGE, busy_line, verdict_line, warm_start_warning
+
+BICUBIC = "8x bicubic", 22.26
+CPU = torch.device("cpu")
+
+
+def test_good_result_is_one_sentence_without_a_remedy():
+    line = verdict_line(30.82, BICUBIC, 25.32)
+    assert line == (
+        "result  the VAE (30.82 dB) is better than 8x bicubic (22.26 dB) and than at the start of the stage "
+        "(25.32 dB)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("psnr", "start", "better", "not_better", "remedy"),
+    [
+        (24.00, 25.32, "8x bicubic", "at the start", "lower --learning_rate or train for more epochs"),
+        (21.00, 18.00, "at the start", "8x bicubic", "train for more epochs"),
+        (21.00, None, None, "8x bicubic", "train for more epochs"),
+        (float("nan"), 25.32, None, "8x bicubic (22.26 dB) or than at the start", "lower --learning_rate"),
+        (22.264, 22.0, "at the start", "8x bicubic", "train for more epochs"),  # printed as equal
+    ],
+)
+def test_bad_result_names_its_remedy(psnr, start, better, not_better, remedy):
+    line = verdict_line(psnr, BICUBIC, start)
+    is_better, _, is_not = line.partition("not better than")
+    assert (f"better than {better}" in is_better) == (better is not None)
+    assert is_not.startswith(f" {not_better}")
+    assert remedy in is_not
+    assert line.endswith(f"({PROBLEMS_PAGE})")
+
+
+def test_adversarial_loss_may_lower_psnr():
+    assert "adversarial" in verdict_line(24.0, BICUBIC, 25.32, adversarial=True)
+    assert "adversarial" not in verdict_line(26.0, BICUBIC, 25.32, adversarial=True)
+
+
+def test_page_with_the_remedies_exists():
+    page, _, heading = PROBLEMS_PAGE.partition("#")
+    titles = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    assert f"## {heading.replace('-', ' ').capitalize()}" in titles
+
+
+def test_run_ends_with_the_verdict_and_labels_values_as_during_training(tiny, capsys):
+    assert train({**tiny, "init": "default", "learning_rate": 1e-3}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = [line for line in lines if line.startswith("start: ")]
+    (verdict,) = [line for line in lines if line.startswith("result  ")]
+    psnr = start.split("VAE PSNR ")[1].split()[0]
+    assert f"at the start of the stage ({psnr} dB)" in verdict
+    assert "2x bicubic" in start
+    assert "2x bicubic (" in verdict
+    assert any(line.startswith("2x bicubic ") for line in lines)
+    assert any(line.startswith("epoch 2: VAE PSNR") for line in lines)
+    assert any(line.startswith("epoch 2 (best) ") for line in lines)
+
+
+@pytest.mark.skipif(not hasattr(os, "getloadavg"), reason="Windows has no load average")
+def test_busy_machine_is_reported_with_a_remedy(monkeypatch):
+    cores = os.cpu_count()
+    monkeypatch.setattr(os, "getloadavg", lambda: (cores + 2.5, 0.0, 0.0))
+    line = busy_line(CPU, threads=2)
+    assert f"{cores + 2.5:.1f} on {cores} cores" in line
+    assert "OMP_NUM_THREADS=1" in line
+    assert "OMP_NUM_THREADS" not in busy_line(CPU, threads=1)
+    assert busy_line(torch.device("cuda", 0), threads=2) is None
+    monkeypatch.setattr(os, "getloadavg", lambda: (cores - 0.5, 9.0, 9.0))
+    assert busy_line(CPU, threads=2) is None
+    monkeypatch.delattr(os, "getloadavg")
+    assert busy_line(CPU, threads=2) is None
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "remedy"),
+    [
+        ((32, 64, 64, 64), 16, "--norm_groups 8"),
+        ((64, 64, 64, 32), 16, "--norm_groups 8"),
+        ((64, 128, 256), 32, "--norm_groups 16"),
+        ((8, 16), 4, "--norm_groups 2"),
+        ((3, 6), 3, "--channels"),
+    ],
+)
+def test_norms_too_narrow_for_the_warm_start_are_reported(channels, groups, remedy):
+    warning = warm_start_warning(ModelConfig(channels=channels, norm_groups=groups))
+    assert f"--norm_groups {groups} " in warning
+    assert remedy in warning
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig(),
+        ModelConfig(channels=(32, 64, 64, 64), norm_groups=8),
+        ModelConfig(channels=(8, 16), norm_groups=4, init="default"),
+        ModelConfig(channels=(8, 16), norm_groups=4, init_from="vae"),
+    ],
+)
+def test_other_shapes_and_starts_are_not(model):
+    assert warm_start_warning(model) is None
+
+
+def test_profiles_start_well():
+    for recipe in RECIPES.values():
+        shape = {name: recipe.values[name] for name in ("channels", "norm_groups") if name in recipe.values}
+        assert warm_start_warning(ModelConfig(**shape)) is None
+
+
+@pytest.mark.slow
+def test_run_reports_a_bad_warm_start_once(tiny, tmp_path, capsys):
+    assert TINY["norm_groups"] == 4
+    assert train({**tiny, "max_steps": 1}) == 0
+    assert "WARNING: --norm_groups 4" in capsys.readouterr().out
+    assert train({"output_dir": tiny["output_dir"], "resume_from": "latest", "device": "cpu"}) == 0
+    assert "--norm_groups" not in capsys.readouterr().out
+    assert Path(tiny["output_dir"], "vae").exists()
