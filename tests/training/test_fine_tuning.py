@@ -11,10 +11,18 @@ from PIL import Image
 
 from tests.harness.runs import TINY
 from tests.harness.toy_networks import relative_difference
-from tests.harness.training_runs import ONE_PROCESS, first_moments, records, train_on_two_processes
+from tests.harness.training_runs import (
+    ONE_PROCESS,
+    first_moments,
+    last_checkpoint,
+    records,
+    train_on_two_processes,
+    train_short,
+)
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.config.recipes import recipe_values
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.memory.plan import StepSpec, step_memory
@@ -186,6 +194,21 @@ def test_run_starts_from_a_checkpoint(options, tmp_path, image_folder):
     assert train({**second, "init_from": str(first / "checkpoint_epoch_1.pt")}) == 0
     before, after = (records(folder, "validation") for folder in (first, tmp_path / "second"))
     assert after[0]["psnr"] == before[-1]["psnr"]
+
+
+@pytest.mark.slow
+def test_decoder_profile_improves_the_decoder_and_keeps_the_encoder(tiny, tmp_path):
+    first = train_short(tiny, tmp_path / "first", num_epochs=4, learning_rate=1e-3, val_split=0.25)
+    given = {name: value for name, value in tiny.items() if name not in SHAPE}
+    given |= {"profile": "decoder", "init_from": str(tmp_path / "first" / "vae"), "val_split": 0.25}
+    given |= {"adversarial_weight": 0.0, "use_torch_compile": False, "num_epochs": 8, "val_freq": 8}
+    assert train({**given, "output_dir": str(tmp_path / "second")}) == 0
+    second = last_checkpoint(tmp_path / "second")
+    assert second["config"]["learning_rate"] == recipe_values("decoder", has_gpu=False)["learning_rate"]
+    for name, weight in first["ema"].items():
+        assert torch.equal(weight, second["ema"][name]) == name.startswith("encoder."), name
+    start, end = records(tmp_path / "second", "validation")
+    assert end["psnr"] > start["psnr"]
 
 
 def test_decoder_training_without_a_trained_encoder_is_an_error(options):
