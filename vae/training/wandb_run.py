@@ -19,7 +19,7 @@ def check_wandb_installed() -> None:
     """Raise UserError if the package is missing."""
     spec = find_spec("wandb")
     if spec is None or spec.origin is None:  # a folder `wandb` with the files of earlier runs is no package
-        raise UserError("--wandb needs the package wandb: install it with: pip install wandb")
+        raise UserError("--wandb needs the package wandb: pip install wandb, or use --no-wandb")
 
 
 class WandbRun:
