@@ -76,6 +76,16 @@ def test_untrained_codec_beats_the_bicubic_baseline():
         assert 0.7 < mean.std() < 1.5
 
 
+def test_flat_and_smooth_areas_are_reconstructed_away_from_the_border():
+    """Random weights in the last convolutions once added a pattern of up to 0.19 to gray areas."""
+    gray = torch.zeros(1, 3, 128, 128)
+    gradient = (torch.linspace(-0.8, 0.8, 128)[None, None, None] * torch.ones(1, 3, 128, 1)).contiguous()
+    with torch.no_grad():
+        for images, largest in ((gray, 0.01), (gradient, 0.03)):
+            error = (warm_model(**SMALL)(images)[0] - images)[..., 32:-32, 32:-32]
+            assert error.abs().max() < largest
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [SMALL, {**SMALL, "use_quant_conv": True}])
 def test_bf16_loses_less_than_half_a_decibel(shape):

@@ -37,12 +37,12 @@ POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, a
 RGB_COVARIANCE = ((0.162, 0.148, 0.120), (0.148, 0.199, 0.172), (0.120, 0.172, 0.171))  # 17 Kodak images
 MAX_SIGNALS = 64  # limits the largest fit to 577 unknowns
 FIT_POSITIONS = 40_000  # approximate number used by a fit; the warm start takes 1.8 to 3 s of one core
-RIDGE = 1e-4  # times the power of each input; nearly dependent inputs would otherwise cancel in bf16
+RIDGE = 1e-6  # times the power of each input; keeps the system of nearly dependent inputs solvable
 STREAM_GAIN = 32.0  # see initialize
-CARRIER = 6.0  # times the joint deviation of the signals: their power then changes the scale by about 1 %
-SILU_INFLECTION = 2.3994  # SiLU'' = 0: linear within 2 % up to a distance of 1
-LINEAR_STD = 0.5  # deviation of the signals at SiLU, so that two deviations are in the linear range
-FREE_READ = 0.1  # fraction of PyTorch's weights kept where the last convolutions read free channels
+CARRIER = 24.0  # times the joint deviation of the signals: their power then changes the scale by 0.1 %
+BORDER_WEIGHT = 2.0  # of the outermost positions in a fit: zero padding darkens them, see initialize
+SILU_INFLECTION = 2.3994  # SiLU'' = 0: linear within 0.1 % up to a distance of 0.25 and 2 % up to 1
+LINEAR_STD = 0.25  # deviation of the signals at SiLU; a smaller one loses more to the rounding of bf16
 LOGVAR_START = -6.0  # noise of 0.05 on unit-variance latents
 LOGVAR_READ = 0.1  # fraction of PyTorch's weights kept for the log-variance
 
@@ -63,6 +63,9 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
     Measured on Kodak crops (32 64 64 64, 64 px crops, batch 4, bf16), dB after 100 and 900 steps at 1e-3:
     gain 1 16.0 (stopped there), gain 8 22.9 and 25.5, gain 32 20.4 and 24.9 (its mean from 150 steps on is
     1.3 higher); after 250 steps at 1e-4: gain 8 25.9, gain 32 26.2.
+
+    The decoder's 3x3 convolutions pad with zeros, so the outermost positions of each level are too dark. A
+    linear path cannot correct this; BORDER_WEIGHT balances it against the interior (docs/measurements.md).
     """
     assert init in ("default", "warm"), init
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -186,7 +189,7 @@ def fit_readout(
     features = norm(full)[:, read]
     weight, bias = least_squares(features, targets, size=1)
     conv_weight, conv_bias = weight_and_bias(conv)
-    conv_weight[:count] *= FREE_READ
+    conv_weight[:count] = 0  # other channels contain no signal yet, only the noise of random branches
     conv_weight[:count, read] = F.pad(weight, (1, 1, 1, 1)).to(conv_weight.dtype)
     conv_bias[:count] = bias.to(conv_bias.dtype)
     return F.conv2d(features, weight, bias)
@@ -268,12 +271,21 @@ def least_squares(
     product = torch.zeros(unknowns, targets.shape[1], dtype=torch.float64)
     positions = targets.numel() // targets.shape[1]
     step = max(1, positions // FIT_POSITIONS) | 1  # odd, to sample both pixels of each pair
+    importance = _border_importance(targets).flatten()[::step]
     for image, target in zip(inputs, targets, strict=True):
         patches = F.unfold(image[None], size, padding=size // 2)[0, :, ::step]
         rows = F.pad(patches, (0, 0, 0, 1), value=1.0)  # the last row is for the bias
-        power += rows @ rows.T
-        product += rows @ target.flatten(1)[:, ::step].T
+        weighted = rows * importance
+        power += weighted @ rows.T
+        product += weighted @ target.flatten(1)[:, ::step].T
     ridge = RIDGE * power.diagonal()
     ridge[-1] = 0
     solution = torch.linalg.solve(power + torch.diag(ridge), product).T
     return solution[:, :-1].reshape(-1, inputs.shape[1], size, size), solution[:, -1]
+
+
+def _border_importance(values: torch.Tensor) -> torch.Tensor:
+    """The weight (h, w) of each position of values (N, T, h, w) in a fit."""
+    importance = values.new_full(values.shape[2:], BORDER_WEIGHT)
+    importance[1:-1, 1:-1] = 1
+    return importance

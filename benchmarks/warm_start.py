@@ -1,0 +1,94 @@
+"""PSNR of an untrained network with the warm start, against the bicubic baseline, by kind of image.
+
+python benchmarks/warm_start.py --data_path DIR [--channels 32 64 64 64 --layers_per_block 1 --norm_groups 8]
+
+Four 128 px crops per image file are sorted by their detail inside of 8x8 blocks: the 16 with the least are
+"smooth", the 16 with the most "busy". "gradient" are 12 generated linear gradients. The border is the outer
+16 px.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from vae.config.options import ModelConfig
+from vae.data.decoding import decode_image
+from vae.data.folder import list_images
+from vae.evaluation.baselines import bicubic_baseline
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.initialization import initialize
+from vae.pixels import to_float
+
+SIDE, BORDER, CROPS = 128, 16, 16  # px, px, crops of each kind
+
+
+def crops_of(folder: str) -> torch.Tensor:
+    """fp32 (N, 3, SIDE, SIDE) in [-1, 1]: center, two corners and the lower edge of each image file."""
+    crops = []
+    for name in list_images(folder):
+        pixels = torch.from_numpy(decode_image(Path(folder, name))).permute(2, 0, 1)
+        height, width = (side - SIDE for side in pixels.shape[1:])
+        for top, left in ((height // 2, width // 2), (0, 0), (0, width), (height, width // 3)):
+            crops.append(pixels[:, top : top + SIDE, left : left + SIDE])
+    return to_float(torch.stack(crops))
+
+
+def gradients(count: int = 12) -> torch.Tensor:
+    """fp32 (count, 3, SIDE, SIDE) 8-bit linear gradients between random colors in random directions."""
+    generator = torch.Generator().manual_seed(0)
+    ramp = torch.linspace(0, 1, SIDE)
+    images = []
+    for _ in range(count):
+        first, second = (torch.rand(3, 1, 1, generator=generator) * 2 - 1 for _ in range(2))
+        angle = torch.rand(1, generator=generator) * 6.28
+        position = torch.cos(angle) * ramp[None] + torch.sin(angle) * ramp[:, None]
+        position = (position - position.min()) / (position.max() - position.min())
+        images.append(first * (1 - position) + second * position)
+    return ((torch.stack(images) + 1) * 127.5).round() / 127.5 - 1
+
+
+def by_region(recon: torch.Tensor, images: torch.Tensor) -> str:
+    """Mean PSNR in dB of whole images, of their interior and of their border."""
+    error = (recon.clamp(-1, 1) - images).pow(2).mean(1)  # (N, SIDE, SIDE)
+    inside = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+    inside[BORDER:-BORDER, BORDER:-BORDER] = True
+    parts = (error.flatten(1), error[:, inside], error[:, ~inside])
+    return " ".join(f"{(10 * torch.log10(4 / part.mean(1))).mean():6.2f}" for part in parts)
+
+
+def main() -> None:
+    """Print one line per kind of image: whole, interior and border of the network and of the baseline."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data_path", required=True, metavar="DIR")
+    parser.add_argument("--channels", type=int, nargs="+", default=list(ModelConfig().channels))
+    parser.add_argument("--layers_per_block", type=int, default=ModelConfig().layers_per_block)
+    parser.add_argument("--norm_groups", type=int, default=ModelConfig().norm_groups)
+    parser.add_argument("--z_channels", type=int, default=ModelConfig().z_channels)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    options = parser.parse_args()
+    shape = (tuple(options.channels), options.layers_per_block, options.norm_groups, options.z_channels)
+    names = ("channels", "layers_per_block", "norm_groups", "z_channels")
+    model = AutoencoderKL(ModelConfig(**dict(zip(names, shape, strict=True))))
+    initialize(model, "warm", seed=0)
+    crops = crops_of(options.data_path)
+    blocks = F.interpolate(F.avg_pool2d(crops, 8), scale_factor=8.0)
+    order = (crops - blocks).pow(2).mean((1, 2, 3)).argsort()
+    kinds = {"smooth": crops[order[:CROPS]], "busy": crops[order[-CROPS:]], "gradient": gradients()}
+    print("kind       VAE: whole, interior, border   bicubic: whole, interior, border")
+    for kind, images in kinds.items():
+        with torch.no_grad():
+            dtype = getattr(torch, options.dtype)
+            recon = torch.cat([model(part.to(dtype))[0].float() for part in images.split(8)])
+        baseline = bicubic_baseline(images, model.downsampling)
+        print(f"{kind:10} {by_region(recon, images)}           {by_region(baseline, images)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
