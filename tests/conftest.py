@@ -14,6 +14,11 @@ from PIL import Image
 install_import_hook(["vae.model.autoencoder", "vae.model.discriminator", "vae.losses"], "beartype.beartype")
 
 from tests.harness.runs import TINY  # noqa: E402
+from tests.harness.signals import handle_ignored_signals  # noqa: E402
+
+
+def pytest_configure() -> None:
+    handle_ignored_signals()
 
 
 @pytest.fixture(autouse=True)
