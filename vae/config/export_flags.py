@@ -105,9 +105,7 @@ def _check_together(config: ExportConfig) -> None:
             f"--scores has {len(config.scores)} values for {len(config.vae)} --vae: give one for each"
         )
     if config.shift_factor is not None and config.scaling_factor is None:
-        raise UserError(
-            "--shift_factor needs --scaling_factor: give both, or omit both"
-        )
+        raise UserError("--shift_factor needs --scaling_factor: give both, or omit both")
     if config.scaling_factor is not None and not config.scaling_factor > 0:
         raise UserError(f"--scaling_factor {config.scaling_factor} is not a scaling: give a number above 0")
     if config.fold_scaling and config.data_path is None:

@@ -10,7 +10,7 @@ from vae.config.infer_flags import InferConfig
 from vae.data.decoding import decode_image
 from vae.data.formats import BadImageError
 from vae.files import atomic_path
-from vae.inference.padding import LEAST_SIDE
+from vae.inference.padding import MIN_SIDE
 from vae.pixels import to_float
 
 
@@ -18,8 +18,8 @@ def read_image(path: Path, config: InferConfig) -> torch.Tensor:
     """fp32 (1, 3, H, W) in [-1, 1] of an image file, upright and in sRGB. Raises BadImageError."""
     pixels = decode_image(path, max_pixels=config.max_pixels, background=config.background)
     height, width = pixels.shape[:2]
-    if min(height, width) < LEAST_SIDE:
-        raise BadImageError("too_small", f"{width}x{height} px; each side needs at least {LEAST_SIDE} px")
+    if min(height, width) < MIN_SIDE:
+        raise BadImageError("too_small", f"{width}x{height} px; each side needs at least {MIN_SIDE} px")
     return to_float(torch.from_numpy(pixels).permute(2, 0, 1)[None])
 
 

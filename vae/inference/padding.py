@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-LEAST_SIDE = 8  # px: a smaller image is smaller than one latent pixel of this model family
+MIN_SIDE = 8  # px: a smaller image is smaller than one latent pixel of this model family
 
 
 def padded_side(side: int, multiple: int) -> int:
@@ -20,12 +20,12 @@ def pad_to_multiple(images: torch.Tensor, multiple: int) -> torch.Tensor:
 
     The border is repeated, not mirrored, so that border latents spend less on pixels that are cropped off.
     With the warm start's linear codec, the outer 8 px gain 0.18 dB over mirroring on the Kodak set, 0.24 dB
-    on the demo's images, and 0.9 to 1.1 dB over zeros. Raises ValueError below LEAST_SIDE.
+    on the demo's images, and 0.9 to 1.1 dB over zeros. Raises ValueError below MIN_SIDE.
     """
     for dim in (2, 3):
         side = images.shape[dim]
-        if side < LEAST_SIDE:
-            raise ValueError(f"a side of {side} px is smaller than {LEAST_SIDE} px")
+        if side < MIN_SIDE:
+            raise ValueError(f"a side of {side} px is smaller than {MIN_SIDE} px")
         padded = padded_side(side, multiple)
         if padded != side:
             index = torch.arange(padded, device=images.device).clamp(max=side - 1)

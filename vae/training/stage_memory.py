@@ -34,8 +34,9 @@ def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distribut
 
 def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_size: str) -> str:
     """The plan as `check_compatibility.py --plan` prints it; with a warning line if it may not fit."""
+    passes = describe_step(plan.memory, local_images)
     line = (
-        f"{image_size} px, batch {local_images} as {describe_step(plan.memory, local_images)}: predicted peak "
+        f"{image_size} px, batch {local_images} as {passes}: predicted peak "
         f"{plan.memory.total / GIB:.2f} GiB of {plan.available / GIB:.1f} GiB that may be used"
     )
     if plan.memory.total <= plan.available:
