@@ -183,8 +183,8 @@ def count_passes(memory: StepMemory, images: int) -> int:
 def floor_seconds(memory: StepMemory, images: int, card: Card) -> float | None:
     """Lower bound of the time of a step of `images`, in seconds; None if the card's rates are not recorded.
 
-    It is the larger of two bounds. One is the arithmetic at the card's dense bf16 rate. The other is the time,
-    at the card's bandwidth, to write and read once the peak memory of each pass.
+    It is the larger of two bounds: the arithmetic at the card's dense bf16 rate, and the time, at the card's
+    bandwidth, to write and read once the peak memory of each pass.
     """
     if card.bf16_tflops is None or card.bandwidth_gb_s is None:
         return None
