@@ -17,7 +17,7 @@ from vae.prepare.analyze.dataset_stats import histogram
 from vae.prepare.analyze.measure_file import colorfulness, estimate_jpeg_quality, measure_file, sharpness
 from vae.prepare.analyze.run import analyze
 from vae.prepare.demo.draw import draw_image
-from vae.prepare.perceptual_hash import HASHES_NAME
+from vae.prepare.fingerprints import FILE_NAME
 
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 
@@ -163,13 +163,13 @@ def test_histograms_count_every_value():
 
 
 def test_hashes_are_stored_only_beside_a_manifest(folder, tmp_path):
-    assert not (folder / HASHES_NAME).exists()
+    assert not (folder / FILE_NAME).exists()
     (tmp_path / "one.png").write_bytes((folder / "one.png").read_bytes())
     write_manifest(tmp_path / "manifest.jsonl", [])
     for _ in range(2):
         analyze(config(tmp_path, tmp_path / "s.json"))
-        assert (tmp_path / HASHES_NAME).read_text().startswith(sha256_of_file(tmp_path / "one.png"))
-        assert len((tmp_path / HASHES_NAME).read_text().splitlines()) == 1
+        assert (tmp_path / FILE_NAME).read_text().startswith(sha256_of_file(tmp_path / "one.png"))
+        assert len((tmp_path / FILE_NAME).read_text().splitlines()) == 1
 
 
 def test_mistakes_are_errors(folder, tmp_path):

@@ -16,7 +16,7 @@ from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows, write_manifest
 from vae.files import sha256_of_file
 from vae.prepare.demo.draw import draw_image
-from vae.prepare.perceptual_hash import HASHES_NAME
+from vae.prepare.fingerprints import FILE_NAME
 from vae.prepare.split.run import SplitReport, split_manifest
 from vae.prepare.split.sides import NONE, TRAIN, VAL, choose_val_groups, deal_folds, earlier_choice, gather
 
@@ -285,17 +285,33 @@ def test_near_duplicates_are_the_default_groups_and_are_hashed_once(twins):
     sides = sides_of(twins)
     assert all(sides[f"{number}.png"] == sides[f"copy_{number}.jpg"] for number in range(4))
     assert {side for side, _ in sides.values()} == {"train", "val"}
-    hashes = (twins / HASHES_NAME).read_text()
+    hashes = (twins / FILE_NAME).read_text()
     assert len(hashes.splitlines()) == 12
     for path in twins.glob("*.png"):
         os.utime(path)
-    (twins / HASHES_NAME).write_text(hashes + "torn")
+    (twins / FILE_NAME).write_text(hashes + "torn")
     split(twins)
-    assert (twins / HASHES_NAME).read_text() == hashes + "torn"
+    assert (twins / FILE_NAME).read_text() == hashes + "torn"
     (twins / "7.png").write_bytes(b"no image")
-    (twins / HASHES_NAME).unlink()
+    (twins / FILE_NAME).unlink()
     with pytest.raises(DataError, match=r"7.png cannot be compared.*not_an_image"):
         split(twins)
+
+
+def test_overlapping_crops_are_on_one_side(tmp_path):
+    for number in range(6):
+        image = Image.fromarray(draw_image(256, 3, number))
+        image.crop((0, 0, 190, 256)).save(tmp_path / f"{number}_left.png")
+        image.crop((66, 0, 256, 256)).save(tmp_path / f"{number}_right.jpg", quality=90)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    plain = make_rows(len(names), groups=False)
+    rows = [
+        row | {"path": n, "sha256": sha256_of_file(tmp_path / n)} for n, row in zip(names, plain, strict=True)
+    ]
+    write_manifest(tmp_path / "manifest.jsonl", rows)
+    assert split(tmp_path, val_split=0.5).groups == 6
+    sides = sides_of(tmp_path)
+    assert all(sides[f"{number}_left.png"] == sides[f"{number}_right.jpg"] for number in range(6))
 
 
 def test_command_line(twins):

@@ -34,7 +34,7 @@ def find_clusters(hashes: np.ndarray, *, most_low: int = MOST_LOW, most_all: int
     parents = np.arange(len(unique))
     for left, right in _near_pairs(unique, most_low, most_all):
         _join(parents, left, right)
-    roots = _roots(parents)  # (U,): the cluster of each different hash
+    roots = find_roots(parents)  # (U,): the cluster of each different hash
     earliest = np.full(len(unique), len(hashes))
     np.minimum.at(earliest, roots, first)
     return earliest[roots[inverse.reshape(-1)]]
@@ -56,12 +56,13 @@ def _near_pairs(unique: np.ndarray, most_low: int, most_all: int) -> Iterator[tu
             if len(same) == 0:
                 break
             left, right = order[same], order[same + step]
-            low, high = (_count_ones(words) for words in (both[left] ^ both[right]).T)
+            low, high = (count_ones(words) for words in (both[left] ^ both[right]).T)
             near = (low <= most_low) & (low + high <= most_all)
             yield left[near] % count, right[near] % count
 
 
-def _count_ones(words: np.ndarray) -> np.ndarray:
+def count_ones(words: np.ndarray) -> np.ndarray:
+    """Number of ones in each uint64."""
     octets = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)
     return np.unpackbits(octets, axis=1).sum(axis=1, dtype=np.int64)
 
@@ -70,19 +71,20 @@ def _join(parents: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
     """Union of sets, in place: the smaller root becomes the parent."""
     apart = left != right
     for one, other in zip(left[apart].tolist(), right[apart].tolist(), strict=True):
-        one, other = _root(parents, one), _root(parents, other)
+        one, other = find_root(parents, one), find_root(parents, other)
         if one != other:
             parents[max(one, other)] = min(one, other)
 
 
-def _root(parents: np.ndarray, one: int) -> int:
+def find_root(parents: np.ndarray, one: int) -> int:
+    """The root of an element; shortens its path."""
     while parents[one] != one:
         parents[one] = parents[parents[one]]
         one = int(parents[one])
     return one
 
 
-def _roots(parents: np.ndarray) -> np.ndarray:
+def find_roots(parents: np.ndarray) -> np.ndarray:
     """Each element's root; halves every path until all parents are roots."""
     roots = parents
     while not np.array_equal(roots, roots[roots]):

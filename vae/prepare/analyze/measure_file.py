@@ -1,4 +1,4 @@
-"""Measurements of one image: size, colours, sharpness, compression and its perceptual hash.
+"""Measurements of one image: size, colours, sharpness, compression and its fingerprint.
 
 Shapes: H, W are the image's sides; h, w are those of a sample of its pixels.
 """
@@ -15,7 +15,7 @@ from vae.data.decoding import DECODER_ERRORS
 from vae.data.formats import BadImageError
 from vae.files import sha256_of_file
 from vae.prepare.check_file import check_image
-from vae.prepare.perceptual_hash import hash_image_file, hash_pixels
+from vae.prepare.fingerprints import Fingerprint, fingerprint_file, fingerprint_pixels
 from vae.prepare.pool import Failure
 
 SAMPLE_SIDE = 256  # px: every n-th pixel is used, so that colours are exact and not averaged
@@ -48,7 +48,7 @@ class Measurement(NamedTuple):
     """The measurements of one image."""
 
     sha256: str
-    perceptual: tuple[int, int]
+    fingerprint: Fingerprint
     format: str
     flags: tuple[str, ...]
     file_bytes: int
@@ -64,14 +64,15 @@ def measure_file(config: ReadingConfig, name: str) -> Measurement | Failure:
     try:
         image = check_image(path, config)
         is_jpeg = image.format == "JPEG"
-        # always from the 64 px draft, so that a JPEG has the same hash everywhere
-        perceptual = (
-            hash_image_file(path, max_pixels=config.max_pixels) if is_jpeg else hash_pixels(image.pixels)
+        fingerprint = (  # always from the reduced JPEG, so that it has the same fingerprint everywhere
+            fingerprint_file(path, max_pixels=config.max_pixels)
+            if is_jpeg
+            else fingerprint_pixels(image.pixels)
         )
         height, width = image.pixels.shape[:2]
         return Measurement(
             sha256=sha256_of_file(path),
-            perceptual=(int(perceptual[0]), int(perceptual[1])),
+            fingerprint=fingerprint,
             format=image.format,
             flags=image.flags,
             file_bytes=os.path.getsize(path),

@@ -22,7 +22,7 @@ from vae.prepare.analyze.dataset_stats import Collected, summarize
 from vae.prepare.analyze.measure_file import Measurement, PixelStats, measure_file, thumbnail_file
 from vae.prepare.analyze.page import write_analysis_page
 from vae.prepare.check_file import decode_each
-from vae.prepare.perceptual_hash import hashes_to_add, read_hashes
+from vae.prepare.fingerprints import fingerprints_to_add, read_fingerprints
 from vae.prepare.pool import Failure
 from vae.progress import Progress
 
@@ -124,7 +124,7 @@ def _collect(config: AnalyzeConfig, names: list[str]) -> Collected:
     formats: Counter[str] = Counter()
     flags: Counter[str] = Counter()
     rejected: dict[str, list[str]] = defaultdict(list)
-    with _hash_keeper(config.input_dir) as keep:
+    with _fingerprint_keeper(config.input_dir) as keep:
         for name, result in _run(partial(measure_file, config), names, config, "analyze"):
             if isinstance(result, Failure):
                 rejected[result.reason].append(name)
@@ -153,7 +153,7 @@ def _row(result: Measurement) -> tuple[Any, ...]:
     pixels: PixelStats = result.pixel_stats
     return (
         int(result.sha256[:16], 16),
-        result.perceptual,
+        result.fingerprint.words,
         result.file_bytes,
         pixels.channel_means,
         pixels.channel_squares,
@@ -169,18 +169,18 @@ def _mean(channels: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def _hash_keeper(input_dir: str) -> Iterator[Callable[[Measurement], None]]:
-    """A function that stores a perceptual hash for `--mode split`, in folders with a manifest only."""
+def _fingerprint_keeper(input_dir: str) -> Iterator[Callable[[Measurement], None]]:
+    """A function that stores a fingerprint for `--mode split`, in folders with a manifest only."""
     folder = Path(input_dir)
     if not (folder / MANIFEST_NAME).is_file():
         yield lambda _: None
         return
-    known = set(read_hashes(folder))
-    with hashes_to_add(folder) as add:
+    known = set(read_fingerprints(folder))
+    with fingerprints_to_add(folder) as add:
 
         def keep(result: Measurement) -> None:
             if result.sha256 not in known:
                 known.add(result.sha256)
-                add(result.sha256, result.perceptual)
+                add(result.sha256, result.fingerprint)
 
         yield keep

@@ -13,14 +13,20 @@ from vae.config.errors import DataError, UserError
 from vae.console import printable
 from vae.data.formats import BadImageError
 from vae.data.manifest import MANIFEST_NAME, read_rows
+from vae.prepare.fingerprints import (
+    Fingerprint,
+    fingerprint_file,
+    fingerprints_to_add,
+    read_fingerprints,
+)
 from vae.prepare.near_duplicates import find_clusters
-from vae.prepare.perceptual_hash import hash_image_file, hash_of_text, hash_text, hashes_to_add, read_hashes
+from vae.prepare.overlaps import join_overlapping
 from vae.prepare.pool import Failure, Limits, run_each
 from vae.prepare.split.metadata_csv import Metadata
 from vae.progress import Progress
 
 NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
-HASH_LIMITS = Limits(memory_gib=4.0)  # of one image whose perceptual hash is computed
+FINGERPRINT_LIMITS = Limits(memory_gib=4.0)  # of one image
 Rule = Callable[[dict[str, Any]], str | None]
 
 
@@ -77,46 +83,49 @@ def _value_of(metadata: Metadata, values: list[str], row: dict[str, Any]) -> str
 
 
 def near_duplicate_rule(manifest: Path, num_workers: int) -> Rule:
-    """Clusters of images in a manifest that look alike; an image without a near duplicate has no group.
+    """Clusters of images in a manifest that look alike or overlap; other images have no group.
 
-    Hashes are stored beside the manifest by content, so later runs only hash new images.
+    Fingerprints are stored beside the manifest by content, so later runs only read new images.
     """
     paths, contents = [], []
     for row in read_rows(manifest, flag="--input_dir"):
         paths.append(row["path"])
         contents.append(row["sha256"])
-    hashes = _hash_all(manifest.parent, paths, contents, num_workers)
-    clusters = find_clusters(hashes)
+    found = _fingerprint_all(manifest.parent, paths, contents, num_workers)
+    hashes = np.array([one.words for one in found], dtype=np.uint64).reshape(-1, 2)
+    clusters = join_overlapping(find_clusters(hashes), hashes, [one.keypoints for one in found])
     sizes = np.bincount(clusters, minlength=len(paths))
     names = {paths[i]: f"near-{contents[clusters[i]][:16]}" for i in np.flatnonzero(sizes[clusters] > 1)}
     return lambda row: names.get(row["path"])
 
 
-def _hash_all(folder: Path, paths: list[str], contents: list[str], num_workers: int) -> np.ndarray:
-    """Perceptual hashes (N, 2); computes the missing ones and adds them to the file."""
-    known = read_hashes(folder)
+def _fingerprint_all(
+    folder: Path, paths: list[str], contents: list[str], num_workers: int
+) -> list[Fingerprint]:
+    """The fingerprint of each image; computes the missing ones and adds them to the file."""
+    known = read_fingerprints(folder)
     missing = {content: path for content, path in zip(contents, paths, strict=True) if content not in known}
     if missing:
         jobs = ((content, os.path.join(folder, path)) for content, path in missing.items())
-        results = run_each(_hash_job, jobs, num_workers=num_workers, limits=HASH_LIMITS)
+        results = run_each(_fingerprint_job, jobs, num_workers=num_workers, limits=FINGERPRINT_LIMITS)
         bar = Progress("near duplicates", len(missing), "image")
-        with bar, hashes_to_add(folder) as add, closing(results):
+        with bar, fingerprints_to_add(folder) as add, closing(results):
             for (content, path), result in results:
                 if isinstance(result, Failure):
                     raise DataError(
                         f"--input_dir: {printable(path)} cannot be compared with the other images "
                         f"({result.reason}: {result.detail}): validate and preprocess the images first"
                     )
-                known[content] = hash_of_text(result)
-                add(content, known[content])
+                known[content] = result
+                add(content, result)
                 bar.update()
-    return np.array([known[content] for content in contents], dtype=np.uint64).reshape(-1, 2)
+    return [known[content] for content in contents]
 
 
-def _hash_job(job: tuple[str, str]) -> str | Failure:
-    """The perceptual hash of a (content, path) job as text, or the reason for having none."""
+def _fingerprint_job(job: tuple[str, str]) -> Fingerprint | Failure:
+    """The fingerprint of the image of a (content, path) job, or the reason for having none."""
     try:
-        return hash_text(hash_image_file(job[1]))
+        return fingerprint_file(job[1])
     except BadImageError as error:
         return Failure(error.reason, error.detail)
 

@@ -1,0 +1,95 @@
+"""Fingerprints of images, a perceptual hash and keypoints, and the file beside a manifest with them."""
+
+import base64
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from vae.config.options import MAX_PIXELS
+from vae.data.decoding import DECODER_ERRORS, decode_image
+from vae.data.formats import sniff_format
+from vae.prepare.keypoints import SIDE, find_keypoints, is_complete
+from vae.prepare.perceptual_hash import hash_pixels
+
+FILE_NAME = "perceptual_hashes.csv"  # one line per image: SHA-256 of its file, hash, keypoints
+
+
+class Fingerprint(NamedTuple):
+    """The perceptual hash of an image, and its packed keypoints."""
+
+    words: tuple[int, int]
+    keypoints: bytes
+
+
+def fingerprint_pixels(pixels: np.ndarray | Image.Image) -> Fingerprint:
+    """The fingerprint of an image: (H, W, 3) uint8 or a Pillow image."""
+    image = Image.fromarray(pixels) if isinstance(pixels, np.ndarray) else pixels
+    low, high = hash_pixels(image).tolist()
+    return Fingerprint((low, high), find_keypoints(image))
+
+
+def fingerprint_file(
+    path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, background: str = "white"
+) -> Fingerprint:
+    """The fingerprint of an image file; JPEGs are decoded at reduced size. Raises BadImageError."""
+    try:
+        with open(path, "rb") as file:
+            if sniff_format(file, max_pixels) == "JPEG":
+                file.seek(0)
+                image = Image.open(file, formats=("JPEG",))
+                if image.mode in ("L", "RGB") and image.width * image.height <= max_pixels:
+                    image.draft(image.mode, (SIDE, SIDE))  # each side stays at least as long
+                    return fingerprint_pixels(ImageOps.exif_transpose(image))
+    except DECODER_ERRORS:
+        pass  # the complete reader below reports the error
+    return fingerprint_pixels(decode_image(path, max_pixels=max_pixels, background=background))
+
+
+def to_text(fingerprint: Fingerprint) -> str:
+    """A fingerprint as hex digits of the hash, a comma, and base64 of the keypoints."""
+    low, high = fingerprint.words
+    return f"{low:016x}{high:016x},{base64.b64encode(fingerprint.keypoints).decode()}"
+
+
+def from_text(text: str) -> Fingerprint | None:
+    """The fingerprint in a text, or None if the text is incomplete or has no keypoints."""
+    digits, _, keypoints = text.partition(",")
+    try:
+        if len(digits) == 32 and keypoints:
+            words, packed = (int(digits[:16], 16), int(digits[16:], 16)), base64.b64decode(keypoints)
+            return Fingerprint(words, packed) if is_complete(packed) else None
+    except ValueError:  # not a number, or not base64
+        pass
+    return None
+
+
+def read_fingerprints(folder: Path) -> dict[str, Fingerprint]:
+    """The fingerprints stored in `folder`, by SHA-256 of the image file; incomplete lines are skipped."""
+    known = {}
+    if (folder / FILE_NAME).exists():
+        with open(folder / FILE_NAME, encoding="utf-8") as file:
+            for line in file:
+                content, _, text = line.rstrip("\n").partition(",")
+                fingerprint = from_text(text) if len(content) == 64 else None
+                if fingerprint is not None:
+                    known[content] = fingerprint
+    return known
+
+
+@contextmanager
+def fingerprints_to_add(folder: Path) -> Iterator[Callable[[str, Fingerprint], object]]:
+    """A function that stores one more fingerprint, by SHA-256 of the image file.
+
+    If a killed run has left an incomplete last line, that line is ended first.
+    """
+    with open(folder / FILE_NAME, "a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read(1) not in (b"", b"\n"):
+            file.write(b"\n")
+        yield lambda content, fingerprint: file.write(f"{content},{to_text(fingerprint)}\n".encode())
