@@ -61,7 +61,8 @@ def test_both_launchers_run_the_set_up_if_the_stamp_is_missing():
     batch, shell = lines_of("train_rtx5090.bat"), (ROOT / "train_rtx5090.sh").read_text()
     call = batch.index("call setup_windows.bat --yes")  # without `call`, cmd would not return
     assert batch[call + 1] == "if errorlevel 1 exit /b %ERRORLEVEL%"
-    assert "./setup.sh --yes || exit" in shell
+    assert "./setup.sh --yes" in shell
+    assert 'wait "$setup" || exit' in shell
     for text in ("\n".join(batch).replace("\\", "/"), shell):
         assert ".venv/.setup-stamp.json" in text
         assert "VAE_PYTHON" in text
