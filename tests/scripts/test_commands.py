@@ -238,15 +238,16 @@ def test_checkpoint_overrides_profile_in_a_run(workdir):
 def test_profile_options_are_used_by_a_run(workdir):
     run_line("python train_vae.py --profile maximum")
     options = saved_options("./outputs")
-    assert (options["accumulation_steps"], options["use_bf16"]) == (2, True)
+    assert (options["accumulation_steps"], options["mixed_precision"]) == (2, True)
 
 
-def test_help_and_profiles_work_without_pytorch():
+def test_help_and_profiles_work_without_pytorch(image_folder, tmp_path):
     blocked = "import sys; sys.modules['torch'] = None; import train_vae; "
     for flags in (["--list_profiles"], ["--help"]):
         done = run_script("-c", f"{blocked}sys.exit(train_vae.main({flags}))")
         assert done.returncode == 0, done.stderr
         assert "maximum" in done.stdout or "--image_size" in done.stdout
-    done = run_script("-c", f"{blocked}train_vae.run_script('train_vae.py', train_vae.main)")
+    flags = ("--data_path", str(image_folder), "--output_dir", str(tmp_path / "run"))
+    done = run_script("-c", f"{blocked}train_vae.run_script('train_vae.py', train_vae.main)", *flags)
     assert done.returncode == 1
     assert done.stderr == f"train_vae.py: torch is not installed: run {SETUP}{activation_hint(ROOT)}\n"

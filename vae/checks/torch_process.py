@@ -74,6 +74,7 @@ def main() -> None:
     """Print what PyTorch reports and computes."""
     if _import_torch():
         _look_for_cards()
+        _report_cpu_precision()
         _run_kernels(quick=sys.argv[2] == "quick")
     _emit("end")
 
@@ -99,16 +100,24 @@ def _import_torch() -> bool:
     except Exception as error:  # a damaged installation raises anything: ImportError, OSError, RuntimeError
         _emit("loaded", error=_short(error))
         return False
-    from vae.device import precision_support
-
-    arch_list = torch.cuda.get_arch_list() if torch.version.cuda else []
-    _emit("loaded", arch_list=arch_list, cpu_bf16=precision_support(torch.device("cpu")).bf16)
+    _emit("loaded", arch_list=torch.cuda.get_arch_list() if torch.version.cuda else [])
     _begin("loading torchvision")
     try:
         import torchvision  # noqa: F401
     except Exception as error:  # likewise: RuntimeError if it was built for another torch
         _emit("loaded", vision_error=_short(error))
     return True
+
+
+def _report_cpu_precision() -> None:
+    try:
+        import torch
+
+        from vae.device import precision_support
+
+        _emit("loaded", cpu_bf16=precision_support(torch.device("cpu")).bf16)
+    except Exception:  # a damaged installation raises anything; the other checks report it
+        return
 
 
 def _look_for_cards() -> None:
