@@ -19,8 +19,8 @@ from vae.training.signals import MEASURING
 from vae.training.stages import StageSteps, replace_stage
 from vae.training.state import TrainingState, checkpoint_content, restore
 
-MIN_STEPS = 100  # docs/measurements.md, "The demo": fewer may end below the bicubic baseline
-MAX_EPOCHS = 1000  # a set of a few images is learned by heart long before
+MIN_STEPS = 100  # docs/measurements.md, "The demo": shorter runs may end below their own start
+MAX_EPOCHS = 1000  # only reached with few images, which the network memorizes long before
 MEASURED_SECONDS = 5.0  # of steps, and at least MEASURED_STEPS of them if that takes at most MOST_SECONDS
 MEASURED_STEPS = 5
 MOST_SECONDS = 20.0
@@ -47,7 +47,7 @@ def epochs_for(seconds: float, seconds_per_step: float, steps: StageSteps) -> tu
     least = -(-MIN_STEPS // steps.per_epoch)  # rounded up
     wanted = round(seconds / (seconds_per_step * steps.per_epoch))
     if wanted < least:
-        return least, f" (the minimum of {MIN_STEPS} steps)"
+        return least, f" (the minimum: {MIN_STEPS} steps and one epoch)"
     if wanted > MAX_EPOCHS:
         return MAX_EPOCHS, " (the maximum; --num_epochs may be larger)"
     return wanted, ""
