@@ -11,11 +11,15 @@ from vae.gpus import BF16_CAPABILITY
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
+# Parts of messages, in lower case. A library that gets no memory for its handle is not initialized; with any
+# other cause, the retries end with the library's message.
 _OUT_OF_MEMORY = (
-    "CUDA out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "ALLOCATION_FAILED",  # cuDNN 9: ..._DEVICE_ALLOCATION_FAILED, ..._HOST_ALLOCATION_FAILED
+    "out of memory",  # PyTorch, and CUDA through PyTorch or Triton: "Triton Error [CUDA]: out of memory"
+    "cublas_status_not_initialized",
+    "cublas_status_alloc_failed",
+    "cudnn_status_not_initialized",
+    "cudnn_status_alloc_failed",
+    "allocation_failed",  # cuDNN 9: ..._DEVICE_ALLOCATION_FAILED, ..._HOST_ALLOCATION_FAILED
     "unable to find an engine to execute this computation",  # cuDNN, if it got no workspace
     "can't allocate memory",  # PyTorch's allocators of host memory
     "not enough memory",
@@ -55,4 +59,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error means out of memory; libraries with their own allocators have their own messages."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY)

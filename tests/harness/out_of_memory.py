@@ -9,9 +9,13 @@ from vae.model.autoencoder import AutoencoderKL
 
 
 def run_out_of_memory(
-    monkeypatch: pytest.MonkeyPatch, fails: Callable[[AutoencoderKL, list[int]], bool]
+    monkeypatch: pytest.MonkeyPatch,
+    fails: Callable[[AutoencoderKL, list[int]], bool],
+    message: str | None = None,
 ) -> list[int]:
     """Training passes of the autoencoder raise OutOfMemoryError if `fails(autoencoder, sizes)`.
+
+    With a `message`, they raise a RuntimeError, as libraries other than PyTorch's allocator do.
 
     Returns `sizes`, the number of images of each training pass, the current one included.
     """
@@ -24,7 +28,7 @@ def run_out_of_memory(
         if torch.is_grad_enabled() and images.device.type == "cpu":  # the memory plan runs on the meta device
             sizes.append(len(images))
             if fails(self, sizes):
-                raise torch.OutOfMemoryError("injected")
+                raise RuntimeError(message) if message else torch.OutOfMemoryError("injected")
         return forward(self, images, noise)
 
     monkeypatch.setattr(AutoencoderKL, "forward", limited)

@@ -43,6 +43,20 @@ def test_out_of_memory_in_a_later_pass_discards_the_gradients_of_the_first(tiny,
     assert_weights_close(found, expected)
 
 
+def test_a_library_without_memory_halves_the_micro_batch(tiny, tmp_path, monkeypatch):
+    message = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+    sizes = run_out_of_memory(monkeypatch, lambda _, sizes: sizes[-1] > 2, message)
+    train_short(tiny, tmp_path / "found", max_steps=1)
+    assert sizes == [4, 2, 2]
+
+
+def test_other_errors_of_the_device_are_not_retried(tiny, monkeypatch):
+    sizes = run_out_of_memory(monkeypatch, lambda _, sizes: True, "CUDA error: an illegal memory access")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        train({**tiny, **SHORT})
+    assert sizes == [4]
+
+
 def test_out_of_memory_in_the_discriminator_repeats_the_step(tiny, tmp_path, monkeypatch):
     expected = train_short(tiny, tmp_path / "expected", **ADVERSARIAL)
     compute, calls = vae.step.discriminator_gradients, []
@@ -107,8 +121,10 @@ def test_out_of_memory_with_a_single_image_raises_the_recompute_level(tiny, tmp_
 def test_out_of_memory_without_lower_settings_is_a_one_line_error(
     tiny, monkeypatch, options, settings_and_remedy
 ):
-    run_out_of_memory(monkeypatch, lambda _network, _sizes: True)
+    message = "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED\nwith more lines"
+    run_out_of_memory(monkeypatch, lambda _network, _sizes: True, message)
     with pytest.raises(UserError, match=f"--micro_batch_size 1 {settings_and_remedy}") as caught:
         train({**tiny, **SHORT, **options})
     assert f"--output_dir {Path(tiny['output_dir'])} --resume_from latest" in str(caught.value)
+    assert str(caught.value).endswith("(reported as: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED)")
     assert "\n" not in str(caught.value)

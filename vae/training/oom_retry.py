@@ -65,6 +65,7 @@ def gradients_with_oom_retry(
             in_shared_pass = False
 
         sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch, dist.world_size > 1)
+        message = ""
         try:
             return compute_gradients(networks, inputs, sizes, loss, shared_pass)
         except _OutOfMemoryElsewhereError as elsewhere:
@@ -73,13 +74,15 @@ def gradients_with_oom_retry(
             if not is_out_of_memory(error):
                 raise
             failed_here, single_image = True, max(sizes) == 1
+            message = _library_message(error)
         # Not within the except clause: there, the exception keeps the tensors of the step alive.
         if failed_here:
             can_notify = not in_shared_pass or dist.world_size == 1
             if can_notify:
                 dist.all_reduce_scalars(1, single_image)
             if not can_notify or (single_image and settings.next_recompute() is None):
-                raise UserError(f"{_out_of_memory(settings, max(sizes))} and resume with: {resume_command}")
+                line = _out_of_memory(settings, max(sizes))
+                raise UserError(f"{line} and resume with: {resume_command}{message}")
         _reduce_memory(settings, networks, max(sizes), single_image)
 
 
@@ -95,6 +98,13 @@ def _out_of_memory(settings: StepSettings, largest: int) -> str:
     else:
         remedy = "lower --image_size"
     return f"out of memory with --micro_batch_size {largest} --recompute {settings.recompute}: {remedy}"
+
+
+def _library_message(error: RuntimeError) -> str:
+    """The message of a library other than PyTorch's allocator: its cause may be something else than memory."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return ""
+    return f" (reported as: {str(error).strip().splitlines()[0]})"
 
 
 def _reduce_memory(settings: StepSettings, networks: Networks, largest: int, single_image: bool) -> None:
