@@ -101,7 +101,7 @@ def _out_of_memory(settings: StepSettings, largest: int) -> str:
 
 
 def _library_message(error: RuntimeError) -> str:
-    """The message of a library other than PyTorch's allocator: its cause may be something else than memory."""
+    """The message of a library other than PyTorch's allocator, whose cause may be something else."""
     if isinstance(error, torch.OutOfMemoryError):
         return ""
     return f" (reported as: {str(error).strip().splitlines()[0]})"
