@@ -1,4 +1,4 @@
-"""Waiting OpenMP threads sleep in every script, unless the user has chosen otherwise."""
+"""Waiting OpenMP threads soon sleep in every script, unless the user has chosen otherwise."""
 
 import os
 import subprocess
@@ -15,29 +15,36 @@ from vae.script import run_script
 def main(argv):
     assert "torch" not in sys.modules  # OpenMP reads the setting when PyTorch is imported
     import torch
-    print(os.environ["OMP_WAIT_POLICY"])
+    print(os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
     return 0
 
 run_script("test", main)
 """
 
 
-@pytest.mark.parametrize(("setting", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_setting_of_a_script(setting, expected):
-    environ = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    if setting:
-        environ["OMP_WAIT_POLICY"] = setting
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300
+def run_program(**settings):
+    environ = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    command = [sys.executable, "-c", PROGRAM]
+    return subprocess.run(
+        command, cwd=ROOT, env=environ | settings, capture_output=True, text=True, timeout=300
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "PASSIVE 50000"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None"),
+        ({"GOMP_SPINCOUNT": "7"}, "None 7"),
+    ],
+)
+def test_settings_of_a_script(settings, expected):
+    done = run_program(**settings)
     assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP prints its settings")
-def test_openmp_reads_it():
-    environ = {**os.environ, "OMP_DISPLAY_ENV": "TRUE"}
-    environ.pop("OMP_WAIT_POLICY", None)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=300
-    )
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
+def test_openmp_reads_them():
+    printed = run_program(OMP_DISPLAY_ENV="VERBOSE").stderr
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in printed
+    assert "GOMP_SPINCOUNT = '50000'" in printed

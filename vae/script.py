@@ -19,7 +19,7 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
 
     `stopped` is printed if Ctrl-C or SIGTERM ends it.
     """
-    let_threads_sleep()
+    limit_spinning()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # the parent process closed it, for example with >&-
@@ -29,13 +29,17 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
         sys.exit(exit_code(name, main, sys.argv[1:], stopped))
 
 
-def let_threads_sleep() -> None:
-    """Make OpenMP threads sleep while they wait, before PyTorch reads the setting; the user's own wins.
+def limit_spinning() -> None:
+    """Make OpenMP threads wait actively for about 0.1 ms only, before PyTorch reads the settings.
 
-    By default they spin. If another program needs the cores, each thread that waits then takes time from the
-    thread that it waits for. Measured on 2 busy cores, demo network: docs/measurements.md, "Threads".
+    By default they spin for longer. If another program needs the cores, a thread that waits then takes time
+    from the thread that it waits for. Threads that sleep at once are slow too: waking them takes longer than
+    most pauses between operations. A user's own setting wins. Measured: docs/measurements.md, "Precision and
+    threads on a CPU".
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # for other OpenMP libraries than GNU's
+        os.environ["GOMP_SPINCOUNT"] = "50000"  # turns of a waiting loop
 
 
 def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stopped: str = "stopped") -> int:
