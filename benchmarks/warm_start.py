@@ -1,10 +1,11 @@
 """PSNR of an untrained network with the warm start, against the bicubic baseline, by kind of image.
 
 python benchmarks/warm_start.py --data_path DIR [--channels 32 64 64 64 --layers_per_block 1 --norm_groups 8]
+python benchmarks/warm_start.py --data_path DIR --vae FOLDER     # the same of a trained VAE
 
-Four 128 px crops per image file are sorted by their detail inside of 8x8 blocks: the 16 with the least are
-"smooth", the 16 with the most "busy". "gradient" are 12 generated linear gradients. The border is the outer
-16 px.
+Four 128 px crops per image file are sorted by their detail inside of 8x8 blocks: the 16 with the least (or a
+third of all) are "smooth", as many with the most "busy". "gradient" are 12 generated linear gradients. The
+border is the outer 16 px.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from vae.api import load_vae
 from vae.config.options import ModelConfig
 from vae.data.decoding import decode_image
 from vae.data.folder import list_images
@@ -61,6 +63,14 @@ def by_region(recon: torch.Tensor, images: torch.Tensor) -> str:
     return " ".join(f"{(10 * torch.log10(4 / part.mean(1))).mean():6.2f}" for part in parts)
 
 
+def new_network(options: argparse.Namespace) -> AutoencoderKL:
+    """A network of the given shape with the warm start."""
+    names = ("channels", "layers_per_block", "norm_groups", "z_channels")
+    model = AutoencoderKL(ModelConfig(**{name: getattr(options, name) for name in names}))
+    initialize(model, "warm", seed=0)
+    return model
+
+
 def main() -> None:
     """Print one line per kind of image: whole, interior and border of the network and of the baseline."""
     parser = argparse.ArgumentParser(
@@ -72,15 +82,14 @@ def main() -> None:
     parser.add_argument("--norm_groups", type=int, default=ModelConfig().norm_groups)
     parser.add_argument("--z_channels", type=int, default=ModelConfig().z_channels)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--vae", metavar="PATH", help="a trained VAE instead of a new one")
     options = parser.parse_args()
-    shape = (tuple(options.channels), options.layers_per_block, options.norm_groups, options.z_channels)
-    names = ("channels", "layers_per_block", "norm_groups", "z_channels")
-    model = AutoencoderKL(ModelConfig(**dict(zip(names, shape, strict=True))))
-    initialize(model, "warm", seed=0)
+    model = load_vae(options.vae).autoencoder if options.vae else new_network(options)
     crops = crops_of(options.data_path)
     blocks = F.interpolate(F.avg_pool2d(crops, 8), scale_factor=8.0)
     order = (crops - blocks).pow(2).mean((1, 2, 3)).argsort()
-    kinds = {"smooth": crops[order[:CROPS]], "busy": crops[order[-CROPS:]], "gradient": gradients()}
+    count = min(CROPS, len(crops) // 3)
+    kinds = {"smooth": crops[order[:count]], "busy": crops[order[-count:]], "gradient": gradients()}
     print("kind       VAE: whole, interior, border   bicubic: whole, interior, border")
     for kind, images in kinds.items():
         with torch.no_grad():
