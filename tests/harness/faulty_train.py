@@ -1,0 +1,11 @@
+"""train_vae.py with the faults in VAE_TEST_FAULTS: `python -m tests.harness.faulty_train FLAGS`."""
+
+import os
+
+from tests.harness.faults import VARIABLE, faults_from, injected
+from train_vae import main
+from vae.script import run_script
+
+if __name__ == "__main__":
+    with injected(*faults_from(os.environ.get(VARIABLE, "[]"))):
+        run_script("train_vae.py", main)
