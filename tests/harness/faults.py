@@ -1,7 +1,7 @@
 """Faults on purpose: what goes wrong at which point of a run, in this process or in one of its own.
 
-A fault is an action at a point. The points of a save are the operations that `save_checkpoint` makes, in their
-order. tests/harness/faulty_train.py is train_vae.py with faults; the product itself contains no such code.
+A fault is an action at a point. The points of a save are the operations that a save makes, in their order.
+tests/harness/faulty_train.py is train_vae.py with faults; the product itself contains no such code.
 """
 
 import errno
