@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from vae.losses import feature_distance_torch, feature_distance_triton
 from vae.ops import attention as attention_module
 from vae.ops import attention_triton, gpu_blocks, norm_triton
 from vae.ops import norm as norm_module
@@ -43,6 +44,8 @@ ATTENTION_CASES = [
     ((3, 50, 40), (64, 16)),
     ((1, 65, 3), (32, 100)),
 ]
+# (B, C, h, w) of feature maps: short and long rows of channels, several programs with a remainder
+FEATURE_CASES = [(1, 3, 1, 2), (2, 64, 9, 11), (3, 200, 3, 5), (1, 512, 7, 3)]
 
 
 def largest_error(result: Tensor, exact: Tensor) -> float:
@@ -52,7 +55,8 @@ def largest_error(result: Tensor, exact: Tensor) -> float:
 
 def compare(results: list[Tensor], expected: list[Tensor], dtype: torch.dtype, case: str) -> None:
     """Raise AssertionError if the error of a tensor exceeds TOLERANCE[dtype]."""
-    for name, result, exact in zip(("out", "grad 1", "grad 2", "grad 3"), results, expected, strict=True):
+    names = ("out", "grad 1", "grad 2", "grad 3")[: len(results)]
+    for name, result, exact in zip(names, results, expected, strict=True):
         error = largest_error(result, exact)
         assert error < TOLERANCE[dtype], f"{case}: error of {name} is {error:.1e}"  # fails for NaN too
 
@@ -132,6 +136,28 @@ def check_attention(
     compare(results, expected, dtype, f"attention {shape} {block} {dtype}")
 
 
+def check_feature_distance(
+    device: str, shape: tuple[int, int, int, int], dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    """Compare an LPIPS distance and its gradient with the PyTorch operations in fp64; one position is 0."""
+    generator = torch.Generator().manual_seed(0)
+    features, target = (torch.randn(shape, generator=generator) for _ in range(2))
+    features[0, :, 0, 0] = 0.0
+    features, target = (t.to(device, dtype).contiguous(memory_format=layout) for t in (features, target))
+    linear, grad = (torch.rand(n, generator=generator).to(device) for n in (shape[1], shape[0]))
+    results = [feature_distance_triton.distance(features, target, linear)]
+    results.append(feature_distance_triton.feature_gradient(grad, features, target, linear))
+    inputs = [t.double() for t in (features, target, linear)]
+    expected = [feature_distance_torch.distance(*inputs)]
+    expected.append(feature_distance_torch.feature_gradient(grad.double(), *inputs))
+    assert results[1].dtype == dtype
+    assert results[1].stride() == features.stride()
+    # Without the position that is 0: its gradient is 1e5 times larger than those of the others.
+    assert largest_error(results[1][0, :, 0, 0], expected[1][0, :, 0, 0]) < TOLERANCE[dtype]
+    results[1][0, :, 0, 0] = expected[1][0, :, 0, 0] = 0.0
+    compare(results, expected, dtype, f"feature distance {shape} {dtype} {layout}")
+
+
 def check_operations(device: str, layout: torch.memory_format) -> None:
     """Compare forward and backward of the registered operations, using the kernels, with their references."""
     generator = torch.Generator().manual_seed(0)
@@ -189,17 +215,24 @@ def attention_grid() -> Iterator[tuple]:
         yield *case, dtype
 
 
+def feature_grid() -> Iterator[tuple]:
+    """Arguments of check_feature_distance after the device."""
+    yield from itertools.product(FEATURE_CASES, TOLERANCE, (torch.contiguous_format, torch.channels_last))
+
+
 def check_all(device: str, thorough: bool) -> int:
     """Run every check; return the number of checks."""
-    norms, attentions = list(norm_grid(thorough)), list(attention_grid())
+    norms, attentions, features = list(norm_grid(thorough)), list(attention_grid()), list(feature_grid())
     for case in norms:
         check_norm(device, *case)
     for case in attentions:
         check_attention(device, *case)
+    for case in features:
+        check_feature_distance(device, *case)
     check_statistics_with_a_large_mean(device)
     for layout in (torch.contiguous_format, torch.channels_last):
         check_operations(device, layout)
-    return len(norms) + len(attentions) + 1
+    return len(norms) + len(attentions) + len(features) + 1
 
 
 if __name__ == "__main__":

@@ -78,9 +78,23 @@ def attention_launches():
         yield kernel, own, {"ROWS": tile.rows, "COLUMNS": tile.columns}, tile.num_warps
 
 
+def feature_distance_launches():
+    """(kernel, types, constants, warps) of LPIPS distances in bf16, channels last."""
+    from vae.losses import feature_distance_triton as kernels
+
+    fp32, bf16 = "*fp32", "*bf16"
+    types = {"features": bf16, "target": bf16, "grad_features": bf16, "linear": fp32, "sums": fp32}
+    types |= {"grad": fp32, "scale": "fp32", "eps": "fp32", "positions": "i32", "channels": "i32"}
+    types |= {"stride_b": "i64", "stride_p": "i32"}
+    for kernel, width in itertools.product((kernels.distance_kernel, kernels.gradient_kernel), (64, 512)):
+        tile = row_tile(width)
+        own = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+        yield kernel, own, {"ROWS": tile.rows, "COLUMNS": tile.columns, "stride_c": 1}, tile.num_warps
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("launches", [norm_launches, attention_launches])
+@pytest.mark.parametrize("launches", [norm_launches, attention_launches, feature_distance_launches])
 def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="Triton has no build for this platform")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -89,5 +103,5 @@ def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, mo
         aligned += ["channels", "pixels", "columns"]
         compiled = compile_kernel(kernel, types, constants, aligned, num_warps, capability)
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
-        if "h" in types or "scores" in types:  # large tensors are read 16 bytes at a time
+        if {"h", "scores", "features"} & set(types):  # large tensors are read 16 bytes at a time
             assert "ld.global.v4.b32" in compiled.asm["ptx"], f"{kernel.__name__} {constants}"

@@ -46,12 +46,14 @@ def test_kernels_equal_their_references_on_a_gpu():
 
 @pytest.mark.gpu
 def test_gpu_tensors_select_the_kernels():
+    from vae.losses import feature_distance
     from vae.ops import attention, norm
 
     h = torch.zeros(1, 8, 4, 4, device="cuda")
     assert norm.backend(h).__name__ == "vae.ops.norm_triton"
     assert norm.backend(h.double()).__name__ == "vae.ops.norm_torch"
     assert attention.backend(h).__name__ == "vae.ops.attention_triton"
+    assert feature_distance.backend(h).__name__ == "vae.losses.feature_distance_triton"
 
 
 @pytest.mark.gpu

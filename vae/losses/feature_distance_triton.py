@@ -1,0 +1,125 @@
+"""Distances of feature maps on a GPU, in NHWC or NCHW: one Triton kernel in each direction.
+
+A program processes the channels of a few positions at once. Each kernel reads both feature maps once, so
+memory bandwidth decides its speed, which is not measured yet. Arithmetic is fp32, offsets are 64 bits.
+
+Import this module only if Triton is installed. With TRITON_INTERPRET=1 it runs on CPU tensors.
+"""
+
+# Triton reads the annotations of kernels: only `constexpr` parameters have one.
+# mypy: disallow-incomplete-defs=False
+# ruff: noqa: N803 - constexpr parameters are uppercase, as in Triton's own kernels
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vae.losses.feature_distance_torch import EPS
+from vae.ops.gpu_blocks import row_tile
+from vae.ops.library import layout_of, on_input_device
+
+
+@triton.jit
+def _tile(positions, channels, stride_b, stride_p, stride_c, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Offsets of this program's positions and channels, and which of them exist."""
+    position = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, COLUMNS)
+    image = tl.program_id(1).to(tl.int64)
+    offsets = image * stride_b + position[:, None] * stride_p + channel[None, :] * stride_c
+    return offsets, (position < positions)[:, None] & (channel < channels)[None, :]
+
+
+@triton.jit
+def _unit_length(values, offsets, inside, eps):
+    """The features divided by their length at each position, and 1 / length."""
+    v = tl.load(values + offsets, mask=inside, other=0.0).to(tl.float32)
+    inverse_norm = tl.rsqrt(tl.sum(v * v, 1) + eps)
+    return v * inverse_norm[:, None], inverse_norm
+
+
+@triton.jit
+def distance_kernel(
+    features,
+    target,
+    linear,
+    sums,
+    scale,
+    eps,
+    positions,
+    channels,
+    stride_b,
+    stride_p,
+    stride_c,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    offsets, inside = _tile(positions, channels, stride_b, stride_p, stride_c, ROWS, COLUMNS)
+    channel = tl.arange(0, COLUMNS)
+    weight = tl.load(linear + channel, mask=channel < channels, other=0.0)
+    unit, _ = _unit_length(features, offsets, inside, eps)
+    target_unit, _ = _unit_length(target, offsets, inside, eps)
+    difference = unit - target_unit
+    total = tl.sum(tl.sum(difference * difference * weight[None, :], 1), 0) * scale
+    tl.store(sums + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), total)
+
+
+@triton.jit
+def gradient_kernel(
+    grad,
+    features,
+    target,
+    linear,
+    grad_features,
+    scale,
+    eps,
+    positions,
+    channels,
+    stride_b,
+    stride_p,
+    stride_c,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    offsets, inside = _tile(positions, channels, stride_b, stride_p, stride_c, ROWS, COLUMNS)
+    channel = tl.arange(0, COLUMNS)
+    weight = tl.load(linear + channel, mask=channel < channels, other=0.0)
+    unit, inverse_norm = _unit_length(features, offsets, inside, eps)
+    target_unit, _ = _unit_length(target, offsets, inside, eps)
+    slope = (unit - target_unit) * weight[None, :]
+    slope -= unit * tl.sum(unit * slope, 1)[:, None]  # d(f/n)/df = (1 - u u^T)/n, with u = f/n
+    slope *= (inverse_norm * tl.load(grad + tl.program_id(1)) * scale)[:, None]
+    tl.store(grad_features + offsets, slope.to(grad_features.dtype.element_ty), mask=inside)
+
+
+@on_input_device
+def distance(features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
+    """vae.losses.feature_distance_torch.distance."""
+    grid, shape, constants = _launch(features)
+    sums = linear.new_empty(features.shape[0], grid[0])
+    features, target = (t.contiguous(memory_format=layout_of(features)) for t in (features, target))
+    distance_kernel[grid](features, target, linear, sums, 1 / shape[0], EPS, *shape, **constants)
+    return sums.sum(1)
+
+
+@on_input_device
+def feature_gradient(grad: Tensor, features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
+    """vae.losses.feature_distance_torch.feature_gradient."""
+    grid, shape, constants = _launch(features)
+    features, target = (t.contiguous(memory_format=layout_of(features)) for t in (features, target))
+    grad_features = torch.empty_like(features)
+    tensors = (grad.contiguous(), features, target, linear, grad_features)
+    gradient_kernel[grid](*tensors, 2 / shape[0], EPS, *shape, **constants)
+    return grad_features
+
+
+def _launch(features: Tensor) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
+    """Grid, sizes with strides, and compile-time constants of both kernels."""
+    batch, channels, height, width = features.shape
+    positions, tile = height * width, row_tile(channels)
+    strides = (1, positions) if features.is_contiguous() else (channels, 1)  # along positions and channels
+    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.num_warps, "num_stages": 1}
+    sizes = (positions, channels, channels * positions, *strides)
+    return (triton.cdiv(positions, tile.rows), batch), sizes, constants
