@@ -1,0 +1,52 @@
+"""Reads the counters of the null GPU, in a process that runs on it."""
+
+import ctypes
+from dataclasses import dataclass
+
+_NAMES = (
+    "launches",  # of kernels, not counting those within a CUDA graph
+    "library_calls",  # convolutions and matrix products
+    "copies",
+    "memsets",
+    "synchronizations",
+    "graph_launches",
+    "failed_allocations",
+)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counts since the process started."""
+
+    launches: int
+    library_calls: int
+    copies: int
+    memsets: int
+    synchronizations: int
+    graph_launches: int
+    failed_allocations: int
+
+    @classmethod
+    def now(cls) -> "Counters":
+        return cls(*(ctypes.c_long * len(_NAMES)).in_dll(ctypes.CDLL(None), "null_gpu_counters"))
+
+    def since(self, before: "Counters") -> "Counters":
+        return Counters(*(getattr(self, name) - getattr(before, name) for name in _NAMES))
+
+
+def peak_bytes(reset: bool = False) -> int:
+    """The most memory that was in use on the card, of all libraries; optionally begins a new measurement."""
+    peak, used = _size("null_gpu_peak"), _size("null_gpu_used")
+    most = peak.value
+    if reset:
+        peak.value = used.value
+    return most
+
+
+def set_limit(bytes_: int) -> None:
+    """Change the memory of the card, for allocations from now on."""
+    _size("null_gpu_limit").value = bytes_
+
+
+def _size(name: str) -> ctypes.c_size_t:
+    return ctypes.c_size_t.in_dll(ctypes.CDLL(None), name)
