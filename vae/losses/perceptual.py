@@ -1,8 +1,7 @@
 """LPIPS (Zhang et al. 2018) for training: same values as the package, finite gradients, little memory.
 
 It needs less memory than the package: the target's features have no graph, normalized features are
-recomputed in pieces of limited size instead of saved, pooling saves no indices, and the trunk may be bf16 or
-fp16.
+recomputed instead of saved, pooling saves no indices, and the trunk may be bf16 or fp16.
 
 Shapes: B images, C channels of a feature map, h x w its height and width.
 """

@@ -17,13 +17,12 @@ from torch import Tensor
 from vae.ops import attention_torch
 from vae.ops.library import accumulation_dtype, define_op, has_no_data, triton_is_installed
 
-# Queries and keys of a block of scores. At 2048 x 2048, a product with a result as wide as the channels (512)
-# has 64 tiles of 128 x 128 or 128 tiles of 128 x 64, about one wave on the 132 SMs of an H200. A product that
-# results in scores has 256 tiles. All scratch of backward is then 56 MiB for any number of tokens, and the
-# fp32 scores, 16 MiB each, fit the second-level cache of an H200 (50 MB) or an RTX 5090 (96 MB). 2048 x 1024
-# would save 28 MiB more and leave 32 tiles for the gradients of keys. Not measured yet.
-GPU_BLOCK = (2048, 2048)
-BATCHED_SCORES = 2**20  # images are batched up to this number of scores: small images need fewer launches
+# Queries and keys of a block of scores, and so the most scores of several small images at once. At 4096 x
+# 8192, a product with a result as wide as the channels (512) has 128 tiles of 128 x 128 or more, about one wave
+# on the 132 SMs of an H200. All scratch of backward is then 416 MiB in bf16 for any number of tokens, and never
+# part of the peak of a step of 128 to 4096 px. Blocks of 2048 x 2048 would need 56 MiB and seven times as many
+# launches. The speed is not measured yet.
+GPU_BLOCK = (4096, 8192)
 CPU_BLOCK = (1024, 1024)  # 4 MiB of scores in fp32: a share of a third-level cache
 
 
@@ -41,16 +40,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class Blocks(NamedTuple):
     """Sizes of the blocks that (B, N, N) scores are cut into."""
 
-    images: int  # more than one if their whole score matrices are small
+    images: int  # several only if their whole score matrices fit: the rows of a block are always dense
     queries: int
     keys: int
 
 
 def attention_blocks(batch: int, tokens: int, device_type: str) -> Blocks:
     """The blocks on a device; the last block in each direction may be smaller."""
-    most_queries, most_keys = CPU_BLOCK if device_type == "cpu" else GPU_BLOCK
-    queries, keys = min(tokens, most_queries), min(tokens, most_keys)
-    return Blocks(max(1, min(batch, BATCHED_SCORES // (queries * keys))), queries, keys)
+    queries, keys = CPU_BLOCK if device_type == "cpu" else GPU_BLOCK
+    images = max(1, min(batch, queries * keys // tokens**2))
+    return Blocks(images, min(tokens, queries), min(tokens, keys))
 
 
 def backend(q: Tensor) -> ModuleType:
@@ -70,28 +69,26 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     blocks = attention_blocks(batch, tokens, q.device.type)
     scores, weights = _score_buffers(q, blocks)
     totals = q.new_empty(blocks.images * blocks.queries * channels, dtype=accumulation_dtype(q))
-    running = q.new_empty(3, blocks.images * blocks.queries, dtype=accumulation_dtype(q))
+    rescales = q.new_empty(blocks.images * blocks.queries, dtype=accumulation_dtype(q))
+    row_sums = torch.zeros_like(log_sums)
     if q.is_meta:
         return out, log_sums
-    steps = backend(q)
+    steps, row_maxima = backend(q), log_sums.fill_(-math.inf)
     for images in _slices(batch, blocks.images):
         for rows in _slices(tokens, blocks.queries):
-            shape = out[images, rows].shape
-            total = _view(totals, *shape)
-            row_max, row_sum, rescale = (_view(values, *shape[:2]) for values in running)
-            row_max.fill_(-math.inf)
-            row_sum.zero_()
+            block = out[images, rows]
+            row_max, row_sum = row_maxima[images, rows], row_sums[images, rows]
+            total, rescale = _view(totals, *block.shape), _view(rescales, *row_max.shape)
             for columns in _slices(tokens, blocks.keys):
                 values = v[images, columns]
-                s, w = (_view(buffer, *shape[:2], values.shape[1]) for buffer in (scores, weights))
+                s, w = (_view(buffer, *row_max.shape, values.shape[1]) for buffer in (scores, weights))
                 _product(s, q[images, rows], k[images, columns].mT, alpha=_scale(q))
                 steps.softmax_step(s, w, row_max, row_sum, rescale)
                 if columns.start:
                     total.mul_(rescale[..., None])
                 _product(total, w, values, accumulate=columns.start > 0)
-            out[images, rows] = total.div_(row_sum[..., None])
-            log_sums[images, rows] = row_max + row_sum.log()
-    return out, log_sums
+            torch.div(total, row_sum[..., None], out=block)
+    return out, log_sums.add_(row_sums.log_())
 
 
 def _attention_backward(

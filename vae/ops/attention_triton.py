@@ -103,17 +103,9 @@ def gradient_step(
     deltas: Tensor,
     scale: float,
 ) -> None:
-    """vae.ops.attention_torch.gradient_step; the first four tensors are dense."""
-    arguments = (
-        scores,
-        grad_weights,
-        weights,
-        grad_scores,
-        log_sums.contiguous(),
-        deltas.contiguous(),
-        scale,
-    )
-    _launch(gradient_kernel, scores.shape, *arguments)
+    """vae.ops.attention_torch.gradient_step; every tensor is dense."""
+    tensors = (scores, grad_weights, weights, grad_scores, log_sums, deltas)
+    _launch(gradient_kernel, scores.shape, *tensors, scale)
 
 
 @on_input_device
