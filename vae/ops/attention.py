@@ -19,9 +19,9 @@ from vae.ops.library import accumulation_dtype, define_op, has_no_data, triton_i
 
 # Queries and keys of a block of scores, and so the most scores of several small images at once. With 4096 x
 # 8192, a product with a result as wide as the channels (512) has at least 128 tiles of 128 x 128, about one
-# wave on the 132 SMs of an H200. All scratch of backward is then 416 MiB in bf16 for any number of tokens, and
-# never part of the peak of a step of 128 to 4096 px. Blocks of 2048 x 2048 would need 56 MiB and seven times
-# as many launches. The speed is not measured yet.
+# wave on the 132 SMs of an H200. All scratch of backward is then 416 MiB in bf16 for any number of tokens,
+# and never part of the peak of a step of 128 to 4096 px. Blocks of 2048 x 2048 would need 56 MiB and seven
+# times as many launches. The speed is not measured yet.
 GPU_BLOCK = (4096, 8192)
 CPU_BLOCK = (1024, 1024)  # 4 MiB of scores in fp32: a share of a third-level cache
 
