@@ -31,6 +31,7 @@ from vae.inference.codec import decode_latents, encode_images
 from vae.interop import vae_files
 from vae.interop.vae_files import LoadedVae
 from vae.noise import keyed_normal
+from vae.ops.kernel_check import choose_kernels
 from vae.pixels import to_float, to_uint8
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def encode(
     None processes whole images. Diffusion models use `(latents - vae.shift_factor) * vae.scaling_factor`.
     """
     batch = load_images(images).to(_device(vae))
-    posterior = encode_images(vae.autoencoder, batch, dtype=_dtype(dtype), tile=tile)
+    posterior = encode_images(vae.autoencoder, batch, dtype=_compute_dtype(vae, dtype), tile=tile)
     if seed is None:
         return posterior.mode()
     noise = keyed_normal(posterior.mean.shape, seed).to(posterior.mean.device)
@@ -147,7 +148,7 @@ def decode(
     """
     latents = latents.to(_device(vae))
     target = None if size is None else (size[0], size[1])
-    return decode_latents(vae.autoencoder, latents, target, dtype=_dtype(dtype), tile=tile)
+    return decode_latents(vae.autoencoder, latents, target, dtype=_compute_dtype(vae, dtype), tile=tile)
 
 
 def reconstruct(
@@ -212,9 +213,11 @@ def _device(vae: LoadedVae) -> torch.device:
     return next(vae.autoencoder.parameters()).device
 
 
-def _dtype(name: str) -> torch.dtype:
+def _compute_dtype(vae: LoadedVae, name: str) -> torch.dtype:
+    """The dtype with this name; its first use on a card tests the Triton kernels."""
     if name not in DTYPES:
         raise UserError(f'dtype="{name}" is unknown: use one of {", ".join(DTYPES)}')
+    choose_kernels("auto", _device(vae), [DTYPES[name]])
     return DTYPES[name]
 
 

@@ -6,8 +6,10 @@ import torch.nn.functional as F
 
 from vae.checks import kernels
 from vae.checks.judge.kernels import TITLES
+from vae.ops.kernel_check import TOLERANCE, Outcome
+from vae.ops.library import KernelKey
 
-FAST = [name for name in kernels.KERNELS if name != "compile"]
+FAST = [name for name in kernels.KERNELS if name not in ("compile", "triton")]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -68,6 +70,29 @@ def test_lost_channels_last_layout_raises(monkeypatch):
     monkeypatch.setattr(kernels.F, "conv2d", lambda x, w, **k: right(x, w, **k).contiguous())
     with pytest.raises(RuntimeError, match="channels_last"):
         kernels.run_channels_last(torch.device("cpu"))
+
+
+def test_broken_triton_kernel_raises_and_is_replaced_for_the_later_computations(monkeypatch):
+    key = KernelKey("norm", torch.bfloat16, channels_last=True)
+    outcomes = [Outcome(key, "norm_statistics", 0.001), Outcome(key, "normalize", 1.5)]
+    monkeypatch.setattr(kernels, "run_tests", lambda *_: iter(outcomes))
+    monkeypatch.setattr(kernels, "REPLACED", replaced := set())
+    with pytest.raises(RuntimeError, match=r"^normalize \(bf16, channels_last\) differs .* 1\.5e\+00$"):
+        kernels.run_triton(torch.device("cpu"))
+    assert replaced == {key}
+    del outcomes[1]
+    assert kernels.run_triton(torch.device("cpu")) == (0.001, TOLERANCE[torch.bfloat16])
+
+
+@pytest.mark.gpu
+def test_triton_kernels_within_tolerance():
+    difference, tolerance = kernels.run_triton(torch.device("cuda"))
+    assert 0 < difference <= tolerance
+
+
+def test_triton_kernels_do_not_apply_to_a_cpu():
+    assert not kernels.applies("triton", torch.device("cpu"))
+    assert kernels.applies("step", torch.device("cpu"))
 
 
 def test_step_without_weight_change_raises(monkeypatch):

@@ -26,6 +26,7 @@ PROMISED = {
     "per_channel": False,
     "add_quant_conv": False,
     "device": "auto",
+    "kernels": "auto",
 }
 
 

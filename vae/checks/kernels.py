@@ -14,16 +14,19 @@ from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.device import precision_support
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
+from vae.ops.kernel_check import TOLERANCE, run_tests
+from vae.ops.library import REPLACED, runs_kernels
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
 
-# The relative rounding error of one number is 2**-9 in bf16 and 2**-12 in fp16 (half a unit in the last
-# place). Inputs, results and gradients are each rounded, so products differ by a few times that; a wrong
-# kernel differs by about 1.
-TOLERANCE = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32: 1e-4}
 STEP_TOLERANCE = 2**-3  # about twenty rounded layers, forward and backward
 
 TINY = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
 PIXELS_ONLY = LossConfig(perceptual_weight=0.0, kl_weight=1e-4)
+
+
+def applies(name: str, device: torch.device) -> bool:
+    """Whether this computation exists on the device: Triton kernels run only on a card."""
+    return name != "triton" or runs_kernels(device)
 
 
 def low_precision(device: torch.device) -> torch.dtype:
@@ -60,6 +63,20 @@ def run_channels_last(device: torch.device) -> tuple[float, float]:
         return out
 
     return _compare(conv, (x, weight), device, dtype), TOLERANCE[dtype]
+
+
+def run_triton(device: torch.device) -> tuple[float, float]:
+    """Every Triton kernel compared with its PyTorch reference, in low precision and in fp32.
+
+    Broken kernels are replaced, as in training, so the computations after this one are those of training.
+    """
+    outcomes = list(run_tests(device, [low_precision(device), torch.float32]))
+    broken = [outcome for outcome in outcomes if outcome.is_broken]
+    REPLACED.update(outcome.key for outcome in broken)
+    if broken:
+        raise RuntimeError("; ".join(map(str, broken)))
+    worst = max(outcomes, key=lambda outcome: outcome.difference / TOLERANCE[outcome.key.dtype])
+    return worst.difference, TOLERANCE[worst.key.dtype]
 
 
 def run_attention(device: torch.device) -> tuple[float, float]:
@@ -106,6 +123,7 @@ KERNELS: dict[str, Callable[[torch.device], tuple[float, float]]] = {
     "matmul": run_matmul,
     "conv": run_conv,
     "channels_last": run_channels_last,
+    "triton": run_triton,
     "attention": run_attention,
     "step": run_step,
     "compile": run_compile,

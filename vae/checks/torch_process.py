@@ -149,7 +149,7 @@ def _run_kernels(quick: bool) -> None:
 
     _begin("loading the model")
     try:
-        from vae.checks.kernels import KERNELS
+        from vae.checks.kernels import KERNELS, applies
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # The sizes are too small for several threads: on a busy machine, waiting took 25 times as long.
@@ -160,7 +160,7 @@ def _run_kernels(quick: bool) -> None:
         _emit("kernel", name="import", error=_short(error))
         return
     for name, run in KERNELS.items():
-        if quick and name in SLOW_KERNELS:
+        if (quick and name in SLOW_KERNELS) or not applies(name, device):
             continue
         _begin(f"kernel {name}")
         start_time = time.perf_counter()

@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass
 
 from vae.config.errors import UserError
 from vae.config.flags import parse_section
-from vae.config.options import MIN_IMAGE_SIZE, device_option, option, weights_option
+from vae.config.options import MIN_IMAGE_SIZE, device_option, kernels_option, option, weights_option
 
 # (scaling, shift) of latents, (z - shift) * scaling, from the published config.json of each model.
 PUBLISHED_SCALING = {
@@ -73,6 +73,7 @@ class ExportConfig:
         False, "add the 1x1 convolutions of SD 1.x around the latents; folding a shift needs them"
     )
     device: str = device_option("to encode the images on")
+    kernels: str = kernels_option()
 
 
 EPILOG = """examples:

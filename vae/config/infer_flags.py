@@ -7,6 +7,7 @@ from vae.config.flags import parse_section
 from vae.config.options import (
     background_option,
     device_option,
+    kernels_option,
     max_pixels_option,
     option,
     weights_option,
@@ -74,6 +75,7 @@ class InferConfig:
         choices=("auto", "fp32", "bf16", "fp16"),
     )
     device: str = device_option("to compute on")
+    kernels: str = kernels_option()
     background: str = background_option()
     max_pixels: int = max_pixels_option("reject")
 

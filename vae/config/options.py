@@ -32,6 +32,16 @@ def device_option(purpose: str) -> Any:
     return option("auto", f"device {purpose}; auto: cuda if available", choices=("auto", "cuda", "cpu"))
 
 
+def kernels_option() -> Any:
+    """--kernels of every script that computes."""
+    return option(
+        "auto",
+        "kernels of norms and attention on a GPU; auto: Triton, tested at the start, and PyTorch "
+        "operations for each kernel that fails; triton: an error if one fails; torch: never Triton, slower",
+        choices=("auto", "triton", "torch"),
+    )
+
+
 def background_option() -> Any:
     """--background of every script that decodes images."""
     return option("white", "colour behind transparent pixels: a colour name or #rrggbb", metavar="COLOR")
@@ -237,6 +247,7 @@ class SpeedConfig:
         at_most=1,
     )
     device: str = device_option("to train on")
+    kernels: str = kernels_option()
     profile_steps: int = option(
         0, "write a torch profiler trace and table of this many steps; 0: off", at_least=0
     )

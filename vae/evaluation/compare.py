@@ -36,6 +36,7 @@ from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
 from vae.interop.vae_files import LoadedVae, load_vae
+from vae.ops.kernel_check import choose_kernels
 from vae.pixels import to_float
 from vae.progress import track
 
@@ -63,6 +64,7 @@ def compare(config: EvaluateConfig) -> Results:
     device = pick_device(config.device)
     warn_of_slow_bf16(config.dtype, precision_support(device))
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
+    choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
     rows = _load_rows(config)
     missing: dict[str, str] = {}
     perceptual, net = find_perceptual(config, device, missing)

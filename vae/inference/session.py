@@ -22,6 +22,7 @@ from vae.inference.latent_file import (
 from vae.inference.tasks import LATENTS
 from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
+from vae.ops.kernel_check import choose_kernels
 from vae.pixels import to_uint8
 from vae.progress import Progress
 
@@ -96,7 +97,9 @@ def open_session(config: InferConfig) -> Session:
     )
     model.to(device).to(memory_format=torch.channels_last)
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
-    return Session(config, model, source, _dtype(config.dtype, device))
+    dtype = _dtype(config.dtype, device)
+    choose_kernels(config.kernels, device, [dtype])
+    return Session(config, model, source, dtype)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from vae.interop.precheck import check_command
 from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, LoadedVae, load_vae
 from vae.model.autoencoder import AutoencoderKL
+from vae.ops.kernel_check import choose_kernels
 from vae.pixels import to_float
 from vae.progress import track
 
@@ -55,6 +56,7 @@ def export(config: ExportConfig) -> None:
     model = with_quant_conv(loaded.autoencoder) if config.add_quant_conv else loaded.autoencoder
     device = pick_device(config.device)
     if config.data_path is not None:
+        choose_kernels(config.kernels, device, [torch.float32])
         crops = _Crops.of(config.data_path, config, loaded)
         _measure_on_images(model.to(device), crops, config, findings)
     elif config.dtype == "fp16":

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vae.ops import attention_torch
-from vae.ops.library import accumulation_dtype, define_op, has_no_data, triton_is_installed
+from vae.ops.library import accumulation_dtype, define_op, has_no_data, uses_triton
 
 # Queries and keys of a block of scores, and so the most scores of several small images at once. With 4096 x
 # 8192, a product with a result as wide as the channels (512) has at least 128 tiles of 128 x 128, about one
@@ -54,7 +54,7 @@ def attention_blocks(batch: int, tokens: int, device_type: str) -> Blocks:
 
 def backend(q: Tensor) -> ModuleType:
     """The module with the steps between the products: Triton kernels on a GPU if possible, else PyTorch."""
-    if q.device.type == "cuda" and q.dtype != torch.float64 and triton_is_installed():
+    if uses_triton("attention", q):
         return importlib.import_module("vae.ops.attention_triton")
     return attention_torch
 

@@ -15,13 +15,29 @@ after the blocks that decide the peak: the operation's formula counts the FLOPs,
 import importlib.util
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 IMPLEMENTATIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+
+
+class KernelKey(NamedTuple):
+    """The tensors that a set of Triton kernels processes."""
+
+    operation: str
+    dtype: torch.dtype
+    channels_last: bool
+
+
+KERNEL_KEYS = tuple(
+    KernelKey(operation, dtype, channels_last)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    for operation, channels_last in (("norm", True), ("norm", False), ("attention", False))
+)
+REPLACED: set[KernelKey] = set()  # by PyTorch operations, in this process: vae.ops.kernel_check decides
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -31,6 +47,19 @@ Result = TypeVar("Result")
 def triton_is_installed() -> bool:
     """Whether the modules with Triton kernels can be imported."""
     return importlib.util.find_spec("triton") is not None
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Whether Triton kernels can run on the device."""
+    return device.type == "cuda" and triton_is_installed()
+
+
+def uses_triton(operation: str, h: torch.Tensor) -> bool:
+    """Whether `operation` on h, tokens (B, N, C) or features (B, C, H, W), runs as Triton kernels."""
+    if h.dtype == torch.float64 or not runs_kernels(h.device):
+        return False
+    channels_last = h.dim() == 4 and not h.is_contiguous()
+    return not REPLACED or KernelKey(operation, h.dtype, channels_last) not in REPLACED
 
 
 def on_input_device(

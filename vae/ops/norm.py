@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vae.ops import norm_torch
 from vae.ops.gpu_blocks import norm_blocks
-from vae.ops.library import accumulation_dtype, define_op, has_no_data, layout_of, triton_is_installed
+from vae.ops.library import accumulation_dtype, define_op, has_no_data, layout_of, uses_triton
 
 
 def group_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
@@ -90,7 +90,7 @@ def group_norm_reference(
 
 def backend(h: Tensor) -> ModuleType:
     """The module that computes norms of h: Triton kernels on a GPU if possible, else PyTorch operations."""
-    if h.device.type == "cuda" and h.dtype != torch.float64 and triton_is_installed():
+    if uses_triton("norm", h):
         return importlib.import_module("vae.ops.norm_triton")
     return norm_torch
 

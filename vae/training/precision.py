@@ -32,9 +32,11 @@ def set_backends(speed: SpeedConfig) -> None:
     torch.backends.cudnn.benchmark = True  # shapes are constant within a stage
 
 
-def why_not_compile(device: torch.device) -> str | None:
-    """The reason why torch.compile cannot work here, or None if it can."""
+def why_not_compile(device: torch.device, kernels: str = "auto") -> str | None:
+    """The reason why torch.compile cannot work here, or None if it can; `kernels`: the value of --kernels."""
     if device.type == "cuda":
+        if kernels == "torch":
+            return "on a GPU it needs Triton, which --kernels torch excludes"
         try:
             import triton  # noqa: F401
         except ImportError:

@@ -19,6 +19,7 @@ from vae.interop.fitting import check_fit, load_weights
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
+from vae.ops.kernel_check import choose_kernels
 from vae.step import Networks
 from vae.training.checkpoints import load_named, load_newest
 from vae.training.context import RunContext
@@ -52,6 +53,7 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     training_set, validation_set = find_images(config, given)
     _check_stages(config, stages, position, training_set, dist)
     set_backends(config.speed)
+    choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set)
     state = _build_state(config, dist, dtype, options.source)
     perceptual = _perceptual(config, dist, dtype)
     networks, compiled = _networks(config, dist, state, perceptual, dtype)
@@ -250,7 +252,7 @@ def _networks(
 ) -> tuple[Networks, bool]:
     """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here."""
     compiled = config.speed.use_torch_compile
-    if compiled and (reason := why_not_compile(dist.device)):
+    if compiled and (reason := why_not_compile(dist.device, config.speed.kernels)):
         console.info(f"--use_torch_compile: {reason}; training continues without it, only slower")
         compiled = False
     if compiled:

@@ -41,6 +41,26 @@ def test_compile_error_is_a_warning():
     assert statuses(facts, FAIL) == set()
 
 
+def test_broken_triton_kernel_is_a_warning_because_training_replaces_it():
+    error = "RuntimeError: normalize (bf16) differs from its PyTorch reference by 2.0e+00"
+    facts = changed(DESKTOP, loaded={"kernels": kernels_with("triton", error=error)})
+    assert statuses(facts, WARN) == {"kernels.triton"}
+    assert statuses(facts, FAIL) == set()
+    assert "training replaces them" in verdict(facts, "kernels.triton").found
+
+
+def test_triton_kernel_that_crashes_the_process_fails():
+    part = {"kernels": DESKTOP.loaded.kernels[:3], "unfinished": "kernel triton", "ended": "killed by 11"}
+    facts = changed(DESKTOP, loaded=part)
+    assert statuses(facts, FAIL) == {"kernels.triton"}
+    assert "--kernels torch" in verdict(facts, "kernels.triton").remedy
+
+
+def test_triton_kernels_are_skipped_without_a_card():
+    kernels = tuple(run for run in DESKTOP.loaded.kernels if run.name != "triton")
+    assert "kernels.triton" in statuses(changed(NO_CARD, loaded={"kernels": kernels}), SKIP)
+
+
 def test_kernel_that_crashed_the_process_fails():
     part = {
         "kernels": DESKTOP.loaded.kernels[:2],

@@ -8,6 +8,7 @@ TITLES = {
     "matmul": "Matrix product",
     "conv": "Convolution",
     "channels_last": "channels_last",
+    "triton": "Triton kernels",
     "attention": "Attention",
     "step": "Training step",
     "compile": "torch.compile",
@@ -25,8 +26,10 @@ def _kernel(facts: Facts, name: str, runs: dict[str, KernelRun]) -> Check:
     expected = f"equals its reference, forward and backward, on the {where}"
     if loaded is None or loaded.error:
         return Check(check, title, SKIP, "PyTorch does not load")
-    trouble = WARN if name == "compile" else FAIL  # training works without torch.compile, only slower
+    trouble = WARN if name in ("triton", "compile") else FAIL  # without them, training is only slower
     ended = loaded.ended or ""
+    if name == "triton" and loaded.unfinished == "kernel triton":  # training would end in the same way
+        return Check(check, title, FAIL, ended, expected, "start the trainer with --kernels torch")
     if loaded.unfinished == f"kernel {name}":
         return Check(check, title, trouble, ended, expected, _remedy(facts, ended))
     if name in runs:
@@ -36,6 +39,8 @@ def _kernel(facts: Facts, name: str, runs: dict[str, KernelRun]) -> Check:
         return Check(check, title, trouble, found, expected, remedies.setup(facts))
     if facts.quick and name == "compile":
         return Check(check, title, SKIP, "skipped by --quick")
+    if name == "triton" and (not loaded.devices or loaded.unfinished is None):
+        return Check(check, title, SKIP, "they run only on a card, and if Triton is installed")
     found = f"not reached: the process ended during {loaded.unfinished or 'nothing'} ({ended})"
     status = trouble if loaded.unfinished == "loading the model" else SKIP
     return Check(check, title, status, found, expected, remedies.same_pair(facts) if status != SKIP else "")
@@ -43,7 +48,8 @@ def _kernel(facts: Facts, name: str, runs: dict[str, KernelRun]) -> Check:
 
 def _judge_run(facts: Facts, run: KernelRun, check: str, title: str, trouble: str, expected: str) -> Check:
     if run.error:
-        return Check(check, title, trouble, run.error, expected, _remedy(facts, run.error))
+        instead = "; training replaces them by PyTorch operations, slower" if run.name == "triton" else ""
+        return Check(check, title, trouble, run.error + instead, expected, _remedy(facts, run.error))
     assert run.difference is not None
     assert run.tolerance is not None
     found = f"difference {run.difference:.1e} (at most {run.tolerance:.1e}) in {run.seconds:.2f} s"
