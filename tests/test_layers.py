@@ -17,6 +17,7 @@ LINES = [
     {"gpus", "host", "html", "progress", "script"},
     {"ops", "device", "noise", "pixels", "shapes"},
     {"losses", "data", "model"},
+    {"kernel_check"},
     {"interop"},
     {"step", "inference"},
     {"memory", "evaluation", "prepare"},

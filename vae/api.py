@@ -30,8 +30,8 @@ from vae.device import DTYPES, pick_device
 from vae.inference.codec import decode_latents, encode_images
 from vae.interop import vae_files
 from vae.interop.vae_files import LoadedVae
+from vae.kernel_check import choose_kernels
 from vae.noise import keyed_normal
-from vae.ops.kernel_check import choose_kernels
 from vae.pixels import to_float, to_uint8
 
 if TYPE_CHECKING:

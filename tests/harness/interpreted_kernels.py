@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vae.ops import kernel_check, library
+from vae import kernel_check
+from vae.ops import library
 
 
 def load_changed(module: str, kernel: str, old: str, new: str) -> None:

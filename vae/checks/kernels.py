@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.device import precision_support
+from vae.kernel_check import TOLERANCE, run_tests
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
-from vae.ops.kernel_check import TOLERANCE, run_tests
 from vae.ops.library import REPLACED, runs_kernels
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
 

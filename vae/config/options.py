@@ -36,7 +36,7 @@ def kernels_option() -> Any:
     """--kernels of every script that computes."""
     return option(
         "auto",
-        "kernels of norms and attention on a GPU; auto: Triton, tested at the start, and PyTorch "
+        "our kernels on a GPU; auto: Triton, tested at the start, and PyTorch "
         "operations for each kernel that fails; triton: an error if one fails; torch: never Triton, slower",
         choices=("auto", "triton", "torch"),
     )

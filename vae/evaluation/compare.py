@@ -36,7 +36,7 @@ from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
 from vae.interop.vae_files import LoadedVae, load_vae
-from vae.ops.kernel_check import choose_kernels
+from vae.kernel_check import choose_kernels
 from vae.pixels import to_float
 from vae.progress import track
 

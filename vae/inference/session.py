@@ -21,8 +21,8 @@ from vae.inference.latent_file import (
 )
 from vae.inference.tasks import LATENTS
 from vae.interop.vae_files import load_vae
+from vae.kernel_check import choose_kernels
 from vae.model.autoencoder import AutoencoderKL
-from vae.ops.kernel_check import choose_kernels
 from vae.pixels import to_uint8
 from vae.progress import Progress
 

@@ -29,8 +29,8 @@ from vae.interop.latent_statistics import (
 from vae.interop.precheck import check_command
 from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, LoadedVae, load_vae
+from vae.kernel_check import choose_kernels
 from vae.model.autoencoder import AutoencoderKL
-from vae.ops.kernel_check import choose_kernels
 from vae.pixels import to_float
 from vae.progress import track
 

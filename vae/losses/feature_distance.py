@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from vae.losses import feature_distance_torch
 from vae.ops.gpu_blocks import row_tile
-from vae.ops.library import triton_is_installed
+from vae.ops.library import uses_triton
 
 
 class FeatureDistance(torch.autograd.Function):
@@ -38,7 +38,7 @@ class FeatureDistance(torch.autograd.Function):
 
 def backend(features: Tensor) -> ModuleType:
     """The module that computes distances: Triton kernels on a GPU if possible, else PyTorch operations."""
-    if features.device.type == "cuda" and features.dtype != torch.float64 and triton_is_installed():
+    if uses_triton("feature_distance", features):
         return importlib.import_module("vae.losses.feature_distance_triton")
     return feature_distance_torch
 

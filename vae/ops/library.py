@@ -35,9 +35,15 @@ class KernelKey(NamedTuple):
 KERNEL_KEYS = tuple(
     KernelKey(operation, dtype, channels_last)
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
-    for operation, channels_last in (("norm", True), ("norm", False), ("attention", False))
+    for operation, channels_last in (
+        ("norm", True),
+        ("norm", False),
+        ("attention", False),
+        ("feature_distance", True),
+        ("feature_distance", False),
+    )
 )
-REPLACED: set[KernelKey] = set()  # by PyTorch operations, in this process: vae.ops.kernel_check decides
+REPLACED: set[KernelKey] = set()  # by PyTorch operations, in this process: vae.kernel_check decides
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -17,9 +17,9 @@ from vae.gpus import CPU_SETTINGS, match_card
 from vae.host import GIB
 from vae.interop.fitting import check_fit, load_weights
 from vae.interop.vae_files import VaeFile, read_vae
+from vae.kernel_check import choose_kernels
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
-from vae.ops.kernel_check import choose_kernels
 from vae.step import Networks
 from vae.training.checkpoints import load_named, load_newest
 from vae.training.context import RunContext

@@ -5,16 +5,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from tests.harness.runs import ROOT, as_flags
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
+from vae import kernel_check
 from vae.config.errors import UserError
-from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch
-from vae.ops.kernel_check import Outcome, choose_kernels, run_tests
+from vae.kernel_check import Outcome, choose_kernels, run_tests
+from vae.losses import feature_distance, feature_distance_torch
+from vae.ops import attention, attention_torch, library, norm, norm_torch
 from vae.ops.library import KERNEL_KEYS, REPLACED, KernelKey
 from vae.training.precision import why_not_compile
 
@@ -24,21 +26,30 @@ NHWC = KernelKey("norm", FP32, channels_last=True)
 ONE_SIGN = ("norm_kernels", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
 
 
+def copy_of(module: ModuleType) -> ModuleType:
+    """A module with the same functions, which a test may replace."""
+    copy = ModuleType(module.__name__)
+    copy.__dict__.update(vars(module))
+    return copy
+
+
 @pytest.fixture
 def kernels(monkeypatch):
     """Modules in the place of the Triton kernels, which tests break; nothing is replaced or tested yet."""
     found = {
-        "norm_triton": SimpleNamespace(**vars(norm_torch)),
-        "attention_triton": SimpleNamespace(**vars(attention_torch)),
+        "ops.norm": norm_torch,
+        "ops.attention": attention_torch,
+        "losses.feature_distance": feature_distance_torch,
     }
+    found = {name: copy_of(module) for name, module in found.items()}
     for name, module in found.items():
-        monkeypatch.setitem(sys.modules, f"vae.ops.{name}", module)
+        monkeypatch.setitem(sys.modules, f"vae.{name}_triton", module)
     monkeypatch.setattr(library, "runs_kernels", lambda device: True)
     monkeypatch.setattr(kernel_check, "_tested", set())
     monkeypatch.setattr(kernel_check, "_broken", set())
     monkeypatch.setattr(kernel_check, "NORM_SHAPE", (1, 32, 5, 6))
     REPLACED.clear()
-    yield SimpleNamespace(**{name.removesuffix("_triton"): module for name, module in found.items()})
+    yield SimpleNamespace(**{name.partition(".")[2]: module for name, module in found.items()})
     REPLACED.clear()
 
 
@@ -66,6 +77,7 @@ def test_working_kernels_are_used(kernels, capsys):
     h = torch.zeros(1, 8, 4, 4)
     assert norm.backend(h) is kernels.norm
     assert attention.backend(h.flatten(2)) is kernels.attention
+    assert feature_distance.backend(h) is kernels.feature_distance
     assert norm.backend(h.double()) is norm_torch
     assert capsys.readouterr().out == ""
 
@@ -121,6 +133,15 @@ def test_one_wrong_element_and_nan_are_found(kernels):
         assert [o.kernel for o in run_tests(CPU, [FP32]) if o.is_broken] == ["normalize", "normalize"]
 
 
+@pytest.mark.parametrize("name", ["distance", "feature_gradient"])
+def test_wrong_feature_distance_is_replaced(kernels, name):
+    right = getattr(kernels.feature_distance, name)
+    setattr(kernels.feature_distance, name, lambda *args: right(*args) * 1.1)
+    choose_kernels("auto", CPU, [torch.bfloat16])
+    assert {key.operation for key in REPLACED} == {"feature_distance"}
+    assert feature_distance.backend(torch.zeros(1, 8, 4, 4)) is feature_distance_torch
+
+
 def test_triton_refuses_a_broken_kernel(kernels):
     flip_bias(kernels.norm)
     for _ in range(2):
@@ -137,6 +158,7 @@ def test_torch_never_uses_triton(kernels, monkeypatch):
     h = torch.zeros(1, 8, 4, 4)
     assert norm.backend(h) is norm_torch
     assert attention.backend(h.flatten(2)) is attention_torch
+    assert feature_distance.backend(h) is feature_distance_torch
     assert "--kernels torch" in why_not_compile(torch.device("cuda"), "torch")
 
 
@@ -196,7 +218,7 @@ def test_flipped_sign_of_attention_is_found(tmp_path):
     """Only a second block of keys shows this sign."""
     script = tmp_path / "tests_of_kernels.py"
     script.write_text(
-        "import torch\nfrom vae.ops import kernel_check\n"
+        "import torch\nfrom vae import kernel_check\n"
         "kernel_check.KERNEL_KEYS = [k for k in kernel_check.KERNEL_KEYS if k.operation == 'attention']\n"
         "outcomes = kernel_check.run_tests(torch.device('cpu'), [torch.float16])\n"
         "print(*(outcome.kernel for outcome in outcomes if outcome.is_broken))\n"
@@ -210,8 +232,9 @@ def test_flipped_sign_of_attention_is_found(tmp_path):
 def test_all_processes_replace_a_kernel_that_fails_on_one(tiny):
     before = """
         import atexit, math, os, sys
-        from vae.ops import kernel_check, library
-        from vae.ops.kernel_check import Outcome
+        from vae import kernel_check
+        from vae.ops import library
+        from vae.kernel_check import Outcome
         library.runs_kernels = lambda device: True
         wrong = [Outcome(key, "normalize", math.inf) for key in library.KERNEL_KEYS]
         kernel_check.run_tests = lambda *_: iter(wrong if os.environ["RANK"] == "1" else [])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vae import console
 from vae.config.errors import UserError
-from vae.ops import attention_torch, library, norm_torch
+from vae.ops import library
 from vae.ops.library import KERNEL_KEYS, REPLACED, KernelKey
 
 # Largest difference over largest value. The relative rounding error of one number is 2**-9 in bf16 and 2**-12
@@ -31,6 +31,13 @@ NORM_SHAPE = (1, 128, 192, 256)
 GROUPS, EPS = 32, 1e-6
 SCORES_SHAPE = (1, 16, 2048)  # (images, queries, keys), with as many keys as a whole block
 WIDTH = 512  # of the model's attention
+FEATURES_SHAPE = (2, 64, 24, 24)  # (B, C, h, w)
+
+MODULES = {  # with the endings _triton and _torch
+    "norm": "vae.ops.norm",
+    "attention": "vae.ops.attention",
+    "feature_distance": "vae.losses.feature_distance",
+}
 
 _tested: set[tuple[torch.device, torch.dtype]] = set()  # in this process
 _broken: set[KernelKey] = set()
@@ -94,7 +101,7 @@ def _explain_missing(wanted: str, device: torch.device) -> None:
     if wanted == "triton":
         raise UserError(f"--kernels triton: {reason}: use --kernels auto")
     if on_card:
-        console.warning(f"{reason}: PyTorch operations replace the kernels of norms and attention, slower")
+        console.warning(f"{reason}: PyTorch operations replace our kernels, slower")
 
 
 def _lines(broken: list[Outcome], device: torch.device) -> Iterator[str]:
@@ -120,10 +127,10 @@ def run_tests(device: torch.device, dtypes: Iterable[torch.dtype]) -> Iterator[O
 
 def _test(key: KernelKey, kernel: str, call: Call, inputs: list[Tensor]) -> Outcome:
     """Run a kernel on copies of `inputs`, and its reference on the same values in fp64."""
-    reference = {"norm": norm_torch, "attention": attention_torch}[key.operation]
-    expected = call(reference, *(t.double() for t in inputs))
+    name = MODULES[key.operation]
+    expected = call(importlib.import_module(f"{name}_torch"), *(t.double() for t in inputs))
     try:
-        found = call(importlib.import_module(f"vae.ops.{key.operation}_triton"), *(t.clone() for t in inputs))
+        found = call(importlib.import_module(f"{name}_triton"), *(t.clone() for t in inputs))
         pairs = zip(found, expected, strict=True)
         differences = [(a.double() - b).abs().max() / b.abs().max() for a, b in pairs]
         return Outcome(key, kernel, torch.stack(differences).max().item())
@@ -187,7 +194,17 @@ def _attention_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str
     yield "row_products", row_products, [a, b, rows[1]]
 
 
-_CASES = {"norm": _norm_cases, "attention": _attention_cases}
+def _distance_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Call, list[Tensor]]]:
+    """The same for vae.losses.feature_distance_triton and feature_distance_torch."""
+    draw = _draw(device)
+    layout = torch.channels_last if key.channels_last else torch.contiguous_format
+    maps = [draw(*FEATURES_SHAPE).to(key.dtype).contiguous(memory_format=layout) for _ in range(2)]
+    linear, grad = draw(FEATURES_SHAPE[1]).abs(), draw(FEATURES_SHAPE[0])
+    yield "distance", lambda ops, *t: (ops.distance(*t),), [*maps, linear]
+    yield "feature_gradient", lambda ops, *t: (ops.feature_gradient(*t),), [grad, *maps, linear]
+
+
+_CASES = {"norm": _norm_cases, "attention": _attention_cases, "feature_distance": _distance_cases}
 
 
 def _draw(device: torch.device) -> Callable[..., Tensor]:
