@@ -1,5 +1,6 @@
 """Console output of every script: lines for people, shell commands to copy, and closed output streams."""
 
+import errno
 import os
 import shlex
 import subprocess
@@ -80,12 +81,18 @@ def error_from_signal_handler(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO) -> None:
+    """Print a line; BrokenPipeError if the reader of the pipe or the terminal is gone."""
     tqdm = sys.modules.get("tqdm")  # no progress bar is shown if nothing has imported tqdm
-    if tqdm is not None:
-        tqdm.tqdm.write(text, file=stream)
-    else:
-        print(text, file=stream)
-    stream.flush()  # a reader behind a pipe sees the line now
+    try:
+        if tqdm is not None:
+            tqdm.tqdm.write(text, file=stream)
+        else:
+            print(text, file=stream)
+        stream.flush()  # a reader behind a pipe sees the line now
+    except OSError as error:
+        if error.errno != errno.EIO:  # what Linux reports for a closed terminal
+            raise
+        raise BrokenPipeError(*error.args) from None
 
 
 def discard(stream: TextIO) -> None:

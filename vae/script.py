@@ -17,10 +17,13 @@ SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
 def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stopped") -> NoReturn:
     """Run `main` with the command line of the script `name`, then exit the process with its exit code.
 
-    `stopped` is printed if Ctrl-C or SIGTERM ends it.
+    `stopped` is printed if Ctrl-C, SIGTERM or SIGHUP ends it.
     """
     limit_spinning()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
+    hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has none, nohup ignores it
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
+        signal.signal(hangup, signal.default_int_handler)
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # the parent process closed it, for example with >&-
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

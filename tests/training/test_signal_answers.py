@@ -11,6 +11,7 @@ from tests.harness.training_runs import last_checkpoint
 from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.training import between_steps, loop, run
+from vae.training import signals as signals_module
 from vae.training.run import train
 from vae.training.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
 
@@ -68,6 +69,22 @@ def test_duplicate_signal_is_answered_once_and_other_ranks_are_silent(capfd):
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.stop
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["default", "nohup"])
+def test_hangups_stop_the_run_once_unless_they_are_ignored(monkeypatch, capfd, ignored):
+    """A closing terminal sends several, in more than half a second: a later one must not exit at once."""
+    monkeypatch.setattr(signals_module, "_DUPLICATE_SECONDS", 0.0)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.stop is not ignored
+        assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert capfd.readouterr().err.count("Ctrl-C") == (0 if ignored else 1)
 
 
 def test_save_signal_needs_no_answer(capfd):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def send_at(monkeypatch, wanted: dict[int, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "step"),
-    [(signal.SIGTERM, 1), (signal.SIGINT, 4), (signal.SIGTERM, 6)],
+    [(signal.SIGTERM, 1), (signal.SIGINT, 4), (getattr(signal, "SIGHUP", 0), 6)],
     ids=["first_step", "within_an_epoch", "end_of_an_epoch"],
 )
 def test_stop_signal_saves_and_the_run_can_be_resumed(tiny, tmp_path, monkeypatch, capsys, number, step):
@@ -117,16 +118,17 @@ def test_handlers_are_installed_only_within_the_context():
 class Trainer:
     """A process of train_vae.py that writes its output into a file."""
 
-    def __init__(self, given: dict, console: Path):
+    def __init__(self, given: dict, console: Path, **options: Any):
         self.folder = Path(given["output_dir"])
         self.console = console
         with console.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "train_vae.py", *as_flags(given)],
                 cwd=ROOT,
-                stdout=file,
+                stdout=options.pop("stdout", file),
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                **options,
             )
 
     def __enter__(self) -> "Trainer":
@@ -201,3 +203,24 @@ def test_second_signal_exits_at_once(long, tmp_path, number, code):
         assert trainer.wait() == code
     assert list(folder.glob("checkpoint_*")) == []
     assert "Traceback" not in (tmp_path / "console").read_text()
+
+
+@pytest.mark.slow
+def test_closed_terminal_saves(long, tmp_path):
+    """Every process of the terminal gets SIGHUP, also the decoding processes, and all output fails."""
+    terminal, end = os.openpty()
+    options = {"stdin": end, "stdout": end, "start_new_session": True, "preexec_fn": become_session_leader}
+    with Trainer({**long, "num_workers": "1"}, tmp_path / "console", **options) as trainer:
+        os.close(end)
+        trainer.wait_for(lambda: os.read(terminal, 4096) and len(steps(trainer.folder)) >= 4)
+        os.close(terminal)
+        assert trainer.wait() == EXIT_SAVED_RESUMABLE
+    assert last_checkpoint(trainer.folder)["position"]["step"] >= 4
+
+
+def become_session_leader() -> None:
+    """Make the terminal at stdin the controlling one of this process."""
+    import fcntl  # Windows has neither module
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

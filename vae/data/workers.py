@@ -12,7 +12,8 @@ from PIL import AvifImagePlugin
 from vae.config.errors import UserError
 from vae.host import decoding_processes, usable_cores
 
-STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+# SIGHUP: the terminal was closed. Windows has none.
+STOP_SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
 
 def resolve_num_workers(
@@ -32,7 +33,7 @@ def resolve_num_workers(
 
 @contextmanager
 def blocked_signals(start_method: str | None = None) -> Iterator[None]:
-    """Block Ctrl-C and SIGTERM while processes are started.
+    """Block the stop signals while processes are started.
 
     Otherwise a new process would handle a signal with the wrong handler until it has run `start_worker`.
     This process receives blocked signals when the block ends, so none is lost. No effect on Windows.

@@ -21,16 +21,19 @@ EXPORT = "finishing the export"
 
 # A scheduler may send SIGTERM to every process, and torchrun forwards its own copy: that is one request.
 _DUPLICATE_SECONDS = 0.5
-_STOP_SIGNALS = [name for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name)]
+_STOP_SIGNALS = [name for name in ("SIGTERM", "SIGINT", "SIGBREAK", "SIGHUP") if hasattr(signal, name)]
+_HANGUP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has none
 
 _Handler = Callable[[int, FrameType | None], Any]
 
 
 class StopSignals:
-    """A context in which SIGTERM, SIGINT and CTRL_BREAK set `stop`, and SIGUSR1 sets `save`.
+    """A context in which SIGTERM, SIGINT, CTRL_BREAK and SIGHUP set `stop`, and SIGUSR1 sets `save`.
 
     Handlers only set flags, which the loop reads between steps, and print what happens until the process
-    exits. A second stop signal more than _DUPLICATE_SECONDS after the first exits the process at once.
+    exits. A second stop signal more than _DUPLICATE_SECONDS after the first exits the process at once, except
+    for SIGHUP: the shell and the system each send it when a terminal closes. An ignored SIGHUP (nohup) stays
+    ignored.
     """
 
     def __init__(self, is_main_process: bool = True) -> None:
@@ -42,8 +45,9 @@ class StopSignals:
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        for name in _STOP_SIGNALS:
-            self._install(getattr(signal, name), self._on_stop)
+        for number in (getattr(signal, name) for name in _STOP_SIGNALS):
+            if number != _HANGUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._install(number, self._on_stop)
         if hasattr(signal, "SIGUSR1"):
             self._install(signal.SIGUSR1, self._on_save)
         return self
@@ -65,7 +69,8 @@ class StopSignals:
         self._previous_handlers[number] = signal.signal(number, handler)
 
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        if self.stop and time.monotonic() - self._stopped_at < _DUPLICATE_SECONDS:
+        repeated = number == _HANGUP or time.monotonic() - self._stopped_at < _DUPLICATE_SECONDS
+        if self.stop and repeated:
             return
         if self.stop:
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
