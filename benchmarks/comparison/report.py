@@ -77,6 +77,8 @@ def print_case(number: int, title: str, result: dict[str, Any]) -> None:
         print(
             f"   {'met ' if goal['met'] else 'MISSED'} {goal['what']}: {goal['found']} (goal {goal['goal']})"
         )
+        if not goal["met"]:
+            print(f"          reached if: {goal['reached_if']}")
 
 
 def _row(row: dict[str, Any]) -> str:
