@@ -215,8 +215,8 @@ def test_no_floor_without_a_known_rate():
 
 
 def test_step_is_described_by_passes_and_level():
-    memory = StepMemory("encoder", 9, resident=0, working=0, reserve=0, flops=0)
-    assert describe_step(memory, 32) == "4 x 9, recompute encoder"
+    memory = StepMemory("blocks", 9, resident=0, working=0, reserve=0, flops=0)
+    assert describe_step(memory, 32) == "4 x 9, recompute blocks"
 
 
 def test_rows_are_as_wide_as_the_header():

@@ -23,7 +23,6 @@ def test_bytes_per_pixel_of_the_whole_step(at_1024):
     assert found["none"] <= 12_650
     assert found["activations"] <= 7_150
     assert found["top_level"] <= 5_250
-    assert found["encoder"] <= 4_800
     assert found["blocks"] <= 4_800
     assert found["blocks_encoder"] <= 3_350
     assert found["all"] <= 2_250

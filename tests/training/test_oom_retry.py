@@ -96,19 +96,19 @@ def test_out_of_memory_with_a_single_image_raises_the_recompute_level(tiny, tmp_
 
     def fails(network: AutoencoderKL, sizes: list[int]) -> bool:
         tried.append((sizes[-1], recompute_level(network)))
-        return tried[-1] != (1, "encoder")
+        return tried[-1] != (1, "blocks")
 
     run_out_of_memory(monkeypatch, fails)
     capsys.readouterr()
     found = train_short(tiny, tmp_path / "found")
     assert tried[:5] == [(4, "none"), (2, "none"), *((1, level) for level in RECOMPUTE[:3])]
-    assert set(tried[5:]) == {(1, "encoder")}
+    assert set(tried[5:]) == {(1, "blocks")}
     assert_weights_close(found, expected)
     lines = out_of_memory_lines(capsys.readouterr().out)
     assert len(lines) == 5
-    assert "--recompute encoder" in lines[-1]
+    assert "--recompute blocks" in lines[-1]
     (memory,) = records(tmp_path / "found", "memory")
-    assert (memory["recompute"], memory["micro_batch"]) == ("encoder", 1)
+    assert (memory["recompute"], memory["micro_batch"]) == ("blocks", 1)
 
 
 @pytest.mark.parametrize(

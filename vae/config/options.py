@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
-RECOMPUTE = ("none", "activations", "top_level", "encoder", "blocks", "blocks_encoder", "all")
+RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "all")
 
 
 def option(

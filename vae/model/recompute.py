@@ -1,8 +1,6 @@
 """Recompute levels: what the network saves for backward, and what backward recomputes.
 
 All levels give the same gradients. Each level needs less memory and more time than the one before it.
-The exception is "encoder" and "blocks": they need about the same memory, and the first needs less arithmetic
-up to 1024 px, the second at 2048 px.
 """
 
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ RECOMPUTE_LEVELS = {
     "none": RecomputeLevel(),
     "activations": RecomputeLevel("activations"),
     "top_level": RecomputeLevel("activations", full_resolution=True),
-    "encoder": RecomputeLevel("activations", encoder=True),
     "blocks": RecomputeLevel("block"),
     "blocks_encoder": RecomputeLevel("block", encoder=True),
     "all": RecomputeLevel("block", every_resolution=True),
