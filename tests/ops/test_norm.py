@@ -89,9 +89,9 @@ def results(function, inputs, grad, *rest):
 
 @pytest.mark.parametrize(("shape", "groups"), SHAPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("piece", [1, 7, 64, 2**18])
-def test_pieces_equal_the_reference_in_every_precision(shape, groups, layout, piece, monkeypatch):
-    monkeypatch.setattr(norm_torch, "CPU_PIECE_ELEMENTS", piece)
+@pytest.mark.parametrize("part", [1, 7, 64, 2**17])
+def test_parts_equal_the_reference_in_every_precision(shape, groups, layout, part, monkeypatch):
+    monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", part)
     generator = torch.Generator().manual_seed(0)
     draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1])]
     for dtype, tolerance in TOLERANCE.items():
@@ -143,9 +143,9 @@ def test_statistics_and_normalize_compose_the_operation():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("silu", [False, True])
-@pytest.mark.parametrize("piece", [7, 2**18])
-def test_in_place_gradient_overwrites_grad_out(layout, silu, piece, monkeypatch):
-    monkeypatch.setattr(norm_torch, "CPU_PIECE_ELEMENTS", piece)
+@pytest.mark.parametrize("part", [7, 2**17])
+def test_in_place_gradient_overwrites_grad_out(layout, silu, part, monkeypatch):
+    monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", part)
     h, weight, bias = (t.detach() for t in tensors())
     h, grad = h.contiguous(memory_format=layout), torch.randn_like(h).contiguous(memory_format=layout)
     arguments = (h, *norm_statistics(h, 3, EPS), weight, bias, 3, silu)
