@@ -54,15 +54,25 @@ def _check_options(given: Given) -> None:
         parse_progressive(progressive, config.model)
 
 
+def output_folder(given: Given) -> Path:
+    """The output folder of the `given` options; a checkpoint of --resume_from implies its own folder."""
+    resumed = given.get("resume_from")
+    implied = Config().run.output_dir if resumed in (None, "latest") else Path(resumed).parent
+    return Path(given.get("output_dir", implied))
+
+
+def contains_run(folder: Path) -> bool:
+    """Whether a run has written into the folder."""
+    return bool(checkpoint_paths(folder)) or (folder / METRICS_NAME).exists()
+
+
 def _check_output(given: Given) -> None:
     """Raise UserError if the output folder cannot be written or contains another run.
 
     With --resume_from latest, the run in the folder is this run, even if it stopped before its first
     checkpoint.
     """
-    resumed = given.get("resume_from")
-    implied = Config().run.output_dir if resumed in (None, "latest") else Path(resumed).parent
-    folder = Path(given.get("output_dir", implied))
+    resumed, folder = given.get("resume_from"), output_folder(given)
     nearest = nearest_existing(folder)
     if not nearest.is_dir():
         where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
@@ -77,7 +87,7 @@ def _check_output(given: Given) -> None:
         ) from None
     if resumed == "latest" or (resumed and Path(resumed).parent.resolve() == folder.resolve()):
         return
-    if checkpoint_paths(folder) or (folder / METRICS_NAME).exists():
+    if contains_run(folder):
         raise UserError(
             f"--output_dir {folder} contains another run: use a new folder, or resume that run: "
             f"{resume_command(folder)}"

@@ -1,12 +1,13 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vae import console
-from vae.config.errors import EXIT_SAVED_RESUMABLE
+from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.config.options import flatten
 from vae.host import GIB
 from vae.model.recompute import set_recompute
@@ -14,9 +15,11 @@ from vae.training.between_steps import begin_stage, save_samples, validate_final
 from vae.training.context import RunContext, StageContext
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, export_final
+from vae.training.folder_lock import FolderLock
 from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.loop import Outcome, train_stage
 from vae.training.oom_retry import StepSettings
+from vae.training.precheck import contains_run, output_folder
 from vae.training.setup import prepare_run
 from vae.training.signals import EXPORT, StopSignals
 from vae.training.stage_length import choose_length
@@ -54,24 +57,37 @@ def train(given: dict[str, Any]) -> int:
         closed_output_remark=f"the output was closed: training continues, its records are in {METRICS_NAME}",
     )
     try:
-        with StopSignals(dist.is_main) as signals:
+        with StopSignals(dist.is_main) as signals, FolderLock() as lock:
+            _lock_folder(lock, output_folder(given), dist, only_run=True)
             run, state = prepare_run(given, dist)
-            return _train_stages(run, state, signals)
+            return _train_stages(run, state, signals, lock)
     finally:
         console.configure()
         dist.close()
 
 
-def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals) -> int:
+def _lock_folder(lock: FolderLock, folder: Path, dist: Distributed, only_run: bool = False) -> None:
+    """Lock the output folder on the main process; with `only_run`, only a folder that contains a run."""
+    refusal = None
+    if dist.is_main and (contains_run(folder) or not only_run):
+        try:
+            lock.acquire(folder)
+        except UserError as error:
+            refusal = error
+    if dist.all_reduce_scalars(refusal is not None)[0]:
+        raise refusal or UserError(f"--output_dir {folder} is in use: the main process names its user")
+
+
+def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, lock: FolderLock) -> int:
     stage = current_stage(state.stages, state.position.epoch)
     reason = _why_complete(run, state, stage)
     if stage is None or reason:
-        return _report_complete(run, state, reason)
+        return _report_complete(run, state, reason, lock)
     # All stages are planned before the first one starts: a run must not fail hours later.
     plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
     if run.config.run.train_minutes is not None:
         run, stage = _choose_length(run, state, stage, plans, signals)
-    _create_folder(run)
+    _create_folder(run, lock)
     _print_remarks(run)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
     try:
@@ -146,7 +162,7 @@ def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) ->
     return None
 
 
-def _report_complete(run: RunContext, state: TrainingState, reason: str | None) -> int:
+def _report_complete(run: RunContext, state: TrainingState, reason: str | None, lock: FolderLock) -> int:
     """Report that training is complete; export now if the last command stopped before it exported."""
     exported, checkpoint = run.output_dir / "vae" / "config.json", run.resumed_from
     assert checkpoint is not None  # a new run has steps to make
@@ -159,7 +175,7 @@ def _report_complete(run: RunContext, state: TrainingState, reason: str | None) 
     )
     if not is_exported:
         stage = current_stage(state.stages, state.position.epoch) or state.stages[-1]
-        _create_folder(run)
+        _create_folder(run, lock)
         logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main)
         try:
             _finish(run, state, stage, logbook, {})
@@ -168,11 +184,13 @@ def _report_complete(run: RunContext, state: TrainingState, reason: str | None) 
     return 0
 
 
-def _create_folder(run: RunContext) -> None:
-    """Create the output folder, with the configuration and the split of the images."""
+def _create_folder(run: RunContext, lock: FolderLock) -> None:
+    """Create and lock the output folder, with the configuration and the split of the images."""
+    folder = run.output_dir
     if run.dist.is_main:
-        folder = run.output_dir
         folder.mkdir(parents=True, exist_ok=True)
+    _lock_folder(lock, folder, run.dist)
+    if run.dist.is_main:
         config = json.dumps(flatten(run.config), indent=2)
         (folder / "config.json").write_text(config + "\n", encoding="utf-8")
         validation = run.validation_set.names if run.validation_set else []

@@ -1,0 +1,148 @@
+"""Two runs cannot use one folder; the lock dies with its process, however that ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.training_runs import train_on_two_processes
+from vae.config.errors import EXIT_CONFIG, UserError
+from vae.training import folder_lock, loop
+from vae.training.folder_lock import LOCK_NAME, FolderLock
+from vae.training.run import train
+
+ACQUIRE = """
+import os, sys, time
+from pathlib import Path
+from vae.training.folder_lock import FolderLock
+lock = FolderLock()
+lock.acquire(Path(sys.argv[1]))
+print("locked", flush=True)
+"""
+HOLD = f"{ACQUIRE}time.sleep(60)"
+# The child of a fork has all open files of its parent, as decoding processes do.
+HOLD_WITH_A_CHILD = f"{ACQUIRE}os.fork()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+
+
+class Holder:
+    """Another process that runs `code`, which locks the folder; killed at the end of the block."""
+
+    def __init__(self, folder: Path, code: str = HOLD):
+        command = [sys.executable, "-c", code, str(folder)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "Holder":
+        assert self.line() == "locked"
+        return self
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def __exit__(self, *_exception: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def lock_in_another_process(folder: Path) -> str:
+    """The output of a process that tries to lock the folder."""
+    found = run_script("-c", ACQUIRE, str(folder))
+    return found.stdout.strip() or found.stderr.strip().splitlines()[-1]
+
+
+def test_lock_names_the_process_that_holds_it(tmp_path):
+    with Holder(tmp_path) as holder, FolderLock() as lock, pytest.raises(UserError) as caught:
+        lock.acquire(tmp_path)
+    assert f"--output_dir {tmp_path}" in str(caught.value)
+    assert f"process {holder.process.pid} on " in str(caught.value)
+    assert caught.value.exit_code == EXIT_CONFIG
+    assert "\n" not in str(caught.value)
+
+
+def test_lock_is_released_at_the_end_of_the_block(tmp_path):
+    with FolderLock() as lock:
+        lock.acquire(tmp_path)
+        lock.acquire(tmp_path)  # a second time is the same lock
+        assert f"process {os.getpid()} on" in lock_in_another_process(tmp_path)
+    assert lock_in_another_process(tmp_path) == "locked"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no fork")
+def test_lock_dies_with_its_process_though_a_child_lives_on(tmp_path):
+    with Holder(tmp_path, HOLD_WITH_A_CHILD) as holder:
+        numbers = {int(holder.line()), int(holder.line())}
+        (child,) = numbers - {holder.process.pid}
+        holder.process.kill()
+        holder.process.wait()
+        try:
+            os.kill(child, 0)  # it lives
+            with FolderLock() as lock:
+                lock.acquire(tmp_path)
+        finally:
+            os.kill(child, 9)
+
+
+def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
+    def refuse(_handle: int) -> None:
+        raise OSError(folder_lock.errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(folder_lock, "_lock", refuse)
+    with FolderLock() as lock:
+        lock.acquire(tmp_path)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"WARNING: --output_dir {tmp_path} cannot be locked (No locks available)")
+
+
+# ---- real runs -------------------------------------------------------------------------------------------
+
+
+def test_run_holds_the_lock_until_it_ends(tiny, tmp_path, monkeypatch):
+    folder, found, take_step = tmp_path / "run", [], loop.take_step
+
+    def try_to_lock(*arguments):
+        found.append(lock_in_another_process(folder))
+        return take_step(*arguments)
+
+    monkeypatch.setattr(loop, "take_step", try_to_lock)
+    assert train({**tiny, "max_steps": 1}) == 0
+    assert f"process {os.getpid()} on" in found[0]
+    assert lock_in_another_process(folder) == "locked"
+
+
+def test_second_run_is_refused_before_it_reads_or_writes(tiny, tmp_path):
+    folder = tmp_path / "run"
+    assert train({**tiny, "max_steps": 1}) == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with Holder(folder):
+        before[folder / LOCK_NAME] = (folder / LOCK_NAME).read_bytes()
+        for resume in ({"resume_from": "latest"}, {"resume_from": str(folder / "checkpoint_step_1.pt")}):
+            with pytest.raises(UserError, match="is in use by process"):
+                train({**tiny, **resume, "max_steps": 2})
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert train({**tiny, "resume_from": "latest", "max_steps": 2}) == 0
+
+
+def test_folder_that_a_starting_run_has_locked_is_refused(tiny, tmp_path):
+    """It contains nothing but the lock yet."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with Holder(folder), pytest.raises(UserError, match="is in use by process"):
+        train(tiny)
+    assert [path.name for path in folder.iterdir()] == [LOCK_NAME]
+
+
+@pytest.mark.slow
+def test_refusal_of_several_processes_and_of_readers(tiny, tmp_path):
+    """Only the main process takes the lock; the other scripts read the folder of a run that goes on."""
+    folder = tmp_path / "run"
+    assert train({**tiny, "max_steps": 1}) == 0
+    with Holder(folder):
+        found = train_on_two_processes({**tiny, "resume_from": "latest"}, fails=True)
+        assert found.stderr.count("is in use by process") == 1
+        given = {"vae": folder / "checkpoint_step_1.pt", "output": tmp_path / "exported", "device": "cpu"}
+        exported = run_script("export_vae.py", *as_flags({**given, "data_path": tiny["data_path"]}))
+        assert exported.returncode == 0, exported.stderr
+    train_on_two_processes({**tiny, "resume_from": "latest", "batch_size": 2})
