@@ -1,7 +1,7 @@
 """The goals of the project for each case, whether the results meet them, and what each one depends on.
 
 Speed is their time divided by ours; bytes are our bytes divided by theirs. On a GPU every case has a
-goal for speed or time, on a CPU only case 8 has one. Bytes are counted, so they are the same on every machine.
+goal for speed or time, on a CPU only case 8 has one. Bytes are counted and the same on every machine.
 """
 
 from typing import Any
