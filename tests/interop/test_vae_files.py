@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.harness.checkpoints import checkpoint as checkpoint_content
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.errors import EXIT_CONFIG, UserError
-from vae.config.options import Config, flatten
+from vae.config.options import build
 from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
@@ -97,16 +98,9 @@ def test_fp16_variant_of_weights_is_found(tmp_path):
 @pytest.fixture
 def checkpoint(tmp_path):
     """A checkpoint with different raw weights and EMA weights."""
-    values = {"channels": [8, 16], "layers_per_block": 1, "norm_groups": 4, "z_channels": 4}
-    shape = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    raw, ema = (AutoencoderKL(type(Config().model)(**shape)) for _ in range(2))
-    content = {
-        "model": raw.state_dict(),
-        "ema": ema.state_dict(),
-        "config": {**flatten(Config()), **values},
-        "position": {"step": 12},
-        "stages": [{"image_size": 32}],
-    }
+    content = checkpoint_content(12)
+    raw, ema = (AutoencoderKL(build(content["config"]).model) for _ in range(2))
+    content |= {"model": raw.state_dict(), "ema": ema.state_dict()}
     save_checkpoint(tmp_path / "checkpoint_epoch_1.pt", content)
     return tmp_path / "checkpoint_epoch_1.pt", raw, ema
 

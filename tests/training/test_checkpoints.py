@@ -1,11 +1,14 @@
 """The checkpoints of a run: finding the newest, pruning, and what remains after a failed save."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
+import vae.files
+from tests.harness.checkpoints import checkpoint
 from vae.config.errors import UserError
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
 from vae.training.checkpoints import list_checkpoints, load_named, load_newest, prune, saved_step
@@ -14,7 +17,7 @@ from vae.training.stages import Position, Stage
 
 
 def put(folder: Path, name: str, step: int) -> Path:
-    save_checkpoint(folder / name, {"position": {"step": step}, "weights": torch.full((50,), float(step))})
+    save_checkpoint(folder / name, checkpoint(step))
     return folder / name
 
 
@@ -48,6 +51,35 @@ def test_damaged_newest_checkpoint_is_skipped_and_reported(three, tmp_path, caps
     (line,) = capsys.readouterr().out.splitlines()
     assert "skipped" in line
     assert str(three[2]) in line
+
+
+@pytest.mark.parametrize("unreadable", ["record", "checkpoint"])
+def test_read_error_does_not_end_the_search(three, tmp_path, monkeypatch, capsys, unreadable):
+    """A bad sector under the newest checkpoint or its SHA-256: the next older one is taken."""
+    bad = record_path(three[2]) if unreadable == "record" else three[2]
+    path_open, plain_open = Path.open, open
+
+    def refuse(path, *arguments, **settings):
+        if os.fspath(path) == str(bad):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return (plain_open if isinstance(path, str) else path_open)(path, *arguments, **settings)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(vae.files, "open", lambda path, mode: refuse(str(path), mode), raising=False)
+    assert load_newest(tmp_path)[0] == three[1]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "skipped" in line
+    assert f"{three[2]} cannot be read: Input/output error" in line
+    assert load_named(three[2])[0] == three[1]
+    assert f"WARNING: {three[2]} cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_pipe_among_checkpoints_is_skipped(three, tmp_path, capsys):
+    """Opening one would wait for ever."""
+    os.mkfifo(tmp_path / "checkpoint_step_99.pt")
+    assert load_newest(tmp_path)[0] == three[2]
+    assert "checkpoint_step_99.pt is not a regular file" in capsys.readouterr().out
 
 
 def test_no_valid_checkpoint_is_an_error(three, tmp_path, capsys):

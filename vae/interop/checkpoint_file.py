@@ -1,4 +1,4 @@
-"""One checkpoint file: a crash at any moment leaves a valid one, and every load verifies it.
+"""One checkpoint file: a crash at any moment leaves a valid one, and every load verifies and checks it.
 
 NAME.pt.sha256 beside NAME.pt contains its SHA-256 in the format of `sha256sum`. If that file is missing,
 `verify_checkpoint` uses the checksums inside the checkpoint, which is a zip archive.
@@ -6,6 +6,7 @@ NAME.pt.sha256 beside NAME.pt contains its SHA-256 in the format of `sha256sum`.
 
 import hashlib
 import os
+import stat
 import zipfile
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -14,12 +15,15 @@ import torch
 
 from vae.config.errors import UserError
 from vae.files import sha256_of_file
+from vae.interop.checkpoint_archive import check_archive
+from vae.interop.checkpoint_schema import ContentError, check_content
 
+_MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
 CHECKPOINT_FORMAT = 2  # increase it when keys are renamed or removed: older files are then refused
 
 
 class DamagedCheckpointError(UserError):
-    """The file differs from what was saved."""
+    """The file differs from what was saved, or cannot be read."""
 
 
 class ForeignFileError(UserError):
@@ -81,40 +85,59 @@ def record_path(path: Path) -> Path:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Raise DamagedCheckpointError if the file at `path` differs from what was saved."""
+    """Raise DamagedCheckpointError if the file at `path` differs from what was saved, or cannot be read."""
+    try:
+        _verify(path)
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _verify(path: Path) -> None:
     record = record_path(path)
+    _check_regular(path)
     if path.stat().st_size == 0:
         raise DamagedCheckpointError(f"{path} is empty")
     if record.exists():
-        words = record.read_text(encoding="utf-8", errors="replace").split()
+        _check_regular(record)
+        with record.open("rb") as file:
+            words = file.read(_MAX_RECORD_BYTES).decode("utf-8", "replace").split()
         if not words or sha256_of_file(path) != words[0]:
             raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 is not the one in {record.name}")
         return
     try:
+        check_archive(path)  # reading compressed parts could take hours
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
+    except OSError:
+        raise
     except Exception as error:  # damage in the archive's own fields raises many types
         raise DamagedCheckpointError(f"{path} is truncated or not a checkpoint: {error}") from None
     if bad:
         raise DamagedCheckpointError(f"{path} is damaged: the checksum of its part {bad} is wrong")
 
 
+def _check_regular(path: Path) -> None:
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for ever
+        raise DamagedCheckpointError(f"{path} is not a regular file")
+
+
 def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any]:
-    """Verify and load a checkpoint onto the CPU.
+    """Verify and load a checkpoint onto the CPU; its content has all keys, shapes and finite weights.
 
     Raises DamagedCheckpointError for a damaged file, ForeignFileError for a file that this toolkit did not
-    write, and UserError for a missing file or another checkpoint format. `flag` is the flag in the messages.
+    write, and UserError for a missing file, another checkpoint format or content that cannot be used. `flag`
+    is the flag in the messages.
     """
     if path.is_dir():
         raise UserError(
             f"{flag} {path} is a folder: name a checkpoint in it, or use --output_dir {path} "
             "--resume_from latest"
         )
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise UserError(f"{flag} {path}: there is no such file")
     verify_checkpoint(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = read_unverified(path)
     except Exception as error:  # unpickling raises many exceptions; each means the same to the user
         reason = str(error).splitlines()[0]
         raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: {reason}") from None
@@ -122,12 +145,26 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
         raise ForeignFileError(
             f"{flag} {path} is not a checkpoint of this toolkit: --init_from reads weights of other programs"
         )
-    if content["format"] != CHECKPOINT_FORMAT:
+    if type(content["format"]) is not int or content["format"] != CHECKPOINT_FORMAT:
         raise UserError(
-            f"{flag} {path} has checkpoint format {content['format']!r}, but this version reads format "
+            f"{flag} {path} has checkpoint format {content['format']!r:.40}, but this version reads format "
             f"{CHECKPOINT_FORMAT}: use the version that wrote it, or train again"
         )
+    try:
+        check_content(content)
+    except ContentError as error:
+        raise UserError(f"{flag} {path} cannot be used: {error}; use another checkpoint") from None
     return content
+
+
+def read_unverified(path: Path, *, mmap: bool = False) -> Any:
+    """What is in the file, without verification: no code runs, and no more memory is used than it has bytes.
+
+    With `mmap` the tensors are not read. Raises many types of exceptions for a damaged or foreign file.
+    """
+    _check_regular(path)
+    check_archive(path)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 def _flush(path: Path) -> None:

@@ -1,15 +1,15 @@
 """The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from vae import console
 from vae.config.errors import UserError
 from vae.interop.checkpoint_file import (
     DamagedCheckpointError,
     load_checkpoint,
+    read_unverified,
     record_path,
     save_checkpoint,
     verify_checkpoint,
@@ -41,10 +41,16 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def saved_step(path: Path) -> int:
     """Optimizer step of a checkpoint, read without its tensors; -1 if it cannot be opened."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return int(content["position"]["step"])
+        found = path.stat()
+        return _saved_step(path, found.st_ino, found.st_size, found.st_mtime_ns)
     except Exception:  # damage raises many types; load_checkpoint reports it
         return -1
+
+
+@lru_cache(maxsize=1000)
+def _saved_step(path: Path, *_version: int) -> int:
+    """Cached for a version of the file: pruning asks after every save."""
+    return int(read_unverified(path, mmap=True)["position"]["step"])
 
 
 def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:

@@ -1,0 +1,35 @@
+"""A complete checkpoint of a tiny model, without a training run."""
+
+import copy
+import functools
+from typing import Any
+
+import torch
+
+from tests.harness.runs import TINY
+from vae.config.options import build, flatten
+from vae.training.stages import Position, Stage
+from vae.training.state import begin_state, checkpoint_content
+
+WITH_DISCRIMINATOR = {"adversarial_weight": 0.5, "disc_channels": 16, "disc_layers": 1}
+
+
+def checkpoint(step: int = 1, **options: Any) -> dict[str, Any]:
+    """The content of a checkpoint after `step` steps; all optimizers have made one."""
+    content = copy.deepcopy(_checkpoint(tuple(options.items())))
+    content["position"] |= {"step": step, "images": 4 * step, "epoch": 0, "images_in_epoch": 4 * step}
+    return content
+
+
+@functools.cache
+def _checkpoint(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    given = {name: value for name, value in TINY.items() if name != "device"} | dict(options)
+    config = build(given)
+    torch.manual_seed(0)
+    state = begin_state(config, torch.device("cpu"), fp16=False)
+    for optimizer in state.optimizers:
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    state.stages, state.position = [Stage(0, 2, 32, 4)], Position()
+    return checkpoint_content(state, flatten(config), "0" * 64)

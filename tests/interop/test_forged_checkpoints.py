@@ -1,0 +1,253 @@
+"""Forged and foreign checkpoints: each is refused in one line, without filling the memory."""
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.harness.checkpoints import WITH_DISCRIMINATOR, checkpoint
+from vae.config.errors import UserError
+from vae.interop.checkpoint_file import CHECKPOINT_FORMAT, load_checkpoint, record_path, save_checkpoint
+from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.interop.vae_files import load_vae
+from vae.training.checkpoints import load_newest, saved_step
+
+NAN, INF = float("nan"), float("inf")
+WEIGHT = "decoder.conv_out.weight"
+
+
+def put(*keys: Any, value: Any) -> Callable[[dict], None]:
+    """Set content[key][key]... to `value`."""
+
+    def change(content: dict) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+
+    return change
+
+
+def drop(*keys: Any) -> Callable[[dict], None]:
+    def change(content: dict) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        del content[keys[-1]]
+
+    return change
+
+
+def fill(*keys: Any, value: float) -> Callable[[dict], None]:
+    """Set one number of a tensor."""
+
+    def change(content: dict) -> None:
+        for key in keys:
+            content = content[key]
+        content[(0,) * content.dim()] = value
+
+    return change
+
+
+def repeated(content: dict) -> None:
+    """A tensor of the expected shape whose numbers are all the same one."""
+    content["model"][WEIGHT] = torch.zeros(1, 1, 1, 1).expand(content["model"][WEIGHT].shape)
+
+
+def other_architecture(content: dict) -> None:
+    content["config"] |= {"channels": [8, 32], "z_channels": 4}
+
+
+def endless_architecture(content: dict) -> None:
+    """Building this network would take years."""
+    content["config"]["layers_per_block"] = 10**9
+
+
+FORGED = {
+    "no_model": (drop("model"), "lacks model"),
+    "no_optimizers": (drop("optimizers"), "lacks optimizers"),
+    "no_position": (drop("position"), "lacks position"),
+    "list_as_model": (put("model", value=[1, 2]), "model is a list"),
+    "text_as_tensor": (put("model", WEIGHT, value="x" * 1000), WEIGHT),
+    "number_as_name": (put("model", 3, value=torch.zeros(1)), "model has 3"),
+    "missing_weight": (drop("model", WEIGHT), f"lacks {WEIGHT}"),
+    "unknown_weight": (put("model", "decoder.other", value=torch.zeros(1)), "has decoder.other"),
+    "other_shape": (put("model", WEIGHT, value=torch.zeros(3, 8, 1, 1)), r"\(3, 8, 1, 1\)"),
+    "other_dtype": (put("model", WEIGHT, value=torch.zeros(3, 8, 3, 3).half()), "float16"),
+    "sparse_weight": (put("ema", WEIGHT, value=torch.zeros(3, 8).to_sparse()), "not a dense tensor"),
+    "repeated_numbers": (repeated, "larger than its data"),
+    "nan_weight": (fill("model", WEIGHT, value=NAN), rf"model: {WEIGHT} .*not finite"),
+    "inf_ema": (fill("ema", WEIGHT, value=INF), rf"ema: {WEIGHT} .*not finite"),
+    "nan_moment": (fill("optimizers", 0, "state", 0, "exp_avg", value=NAN), "exp_avg .*not finite"),
+    "no_moments": (put("optimizers", 0, "state", value={}), "moments of 0 parameters"),
+    "moments_of_one": (drop("optimizers", 0, "state", 3), "moments of"),
+    "no_second_moment": (drop("optimizers", 0, "state", 0, "exp_avg_sq"), "parameter 0"),
+    "one_optimizer": (drop("optimizers", 1), "1 optimizers, not 2"),
+    "no_discriminator": (put("discriminator", value=None), "lacks discriminator"),
+    "other_parameters": (put("optimizers", 0, "param_groups", 0, "params", value=[0]), "optimizer 0"),
+    "no_group": (put("optimizers", 0, "param_groups", value=[]), "optimizer 0"),
+    "text_as_step": (put("position", "step", value="7"), "step '7'"),
+    "negative_step": (put("position", "step", value=-7), "step -7"),
+    "huge_step": (put("position", "step", value=10**5000), "step a huge number"),
+    "unknown_position": (put("position", "other", value=1), "position is a dict"),
+    "no_stages": (put("stages", value=[]), "no stages"),
+    "stage_of_0_px": (put("stages", 0, "image_size", value=0), "image_size 0"),
+    "stages_with_a_gap": (put("stages", 0, "first_epoch", value=5), "begin at"),
+    "unknown_history": (put("history", "other", value=1), "history has 'other'"),
+    "list_in_history": (put("history", "best", value={"psnr": []}), "history has best"),
+    "text_as_scaling": (put("latent_scaling", value=["1", "2"]), "latent_scaling"),
+    "unknown_option": (put("config", "shell", value="rm"), "unknown option 'shell'"),
+    "text_as_option": (put("config", "learning_rate", value="fast"), "--learning_rate 'fast'"),
+    "no_channels": (drop("config", "channels"), "lacks channels"),
+    "other_architecture": (other_architecture, r"channels \[8, 16\], and its config \(8, 32\)"),
+    "endless_architecture": (endless_architecture, "layers_per_block"),
+    "endless_discriminator": (put("config", "disc_layers", value=10**9), "discriminator"),
+    "huge_discriminator": (put("config", "disc_channels", value=10**18), "--disc_channels"),
+    "indivisible_norms": (put("config", "norm_groups", value=5), "--norm_groups 5"),
+    "nan_loss_scale": (fill("update", "loss_scale", value=NAN), "update: loss_scale"),
+    "four_norms": (put("running_sq_norms", value=torch.zeros(4)), "running_sq_norms"),
+}
+
+
+def refusal(path: Path) -> str:
+    """The message about an unusable checkpoint, which is the same line for every use of the file."""
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    assert len(message.replace(str(path), "")) < 400
+    with pytest.raises(UserError, match=r"^--vae "):
+        load_vae(path)
+    return message
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_content_is_refused_in_one_line(name):
+    change, pattern = FORGED[name]
+    content = checkpoint(**WITH_DISCRIMINATOR)
+    change(content)
+    with pytest.raises(ContentError, match=pattern) as caught:
+        check_content(content)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_forged_content_in_a_file_is_refused_with_its_path(tmp_path):
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    save_checkpoint(path, {**checkpoint(), "model": {WEIGHT: torch.zeros(3)}})
+    assert "cannot be used" in refusal(path)
+
+
+def test_unchanged_checkpoints_are_accepted(tmp_path):
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    for options in (
+        {},
+        WITH_DISCRIMINATOR,
+        {"train_part": "decoder"},
+        {"latent_norm": True, "ema_decay": 0.0},
+    ):
+        save_checkpoint(path, checkpoint(**options))
+        load_checkpoint(path)
+    content = checkpoint(**WITH_DISCRIMINATOR)
+    content["optimizers"][1]["state"] = {}  # before --disc_start
+    save_checkpoint(path, {**content, "more": 1})  # a later version may save more
+    load_checkpoint(path)
+
+
+# ---- forged archives -------------------------------------------------------------------------------------
+
+
+def forge(path: Path, change: Callable[[str, bytes], bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    """Write a checkpoint with changed parts and the SHA-256 of the result."""
+    saved = io.BytesIO()
+    torch.save({"format": CHECKPOINT_FORMAT, **checkpoint()}, saved)
+    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(path, "w", compression) as target:
+        for name in source.namelist():
+            target.writestr(name, change(name, source.read(name)))
+    record_path(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+
+
+def replace_pickle(pickle: bytes) -> Callable[[str, bytes], bytes]:
+    return lambda name, data: pickle if name.endswith("data.pkl") else data
+
+
+ARCHIVES = {
+    "array_of_1_gb": (replace_pickle(b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R."), "builtins"),
+    "command": (replace_pickle(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R."), "os system"),
+    "computed_name": (replace_pickle(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R."), "it uses"),
+    "deep_lists": (replace_pickle(b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b"."), "not a checkpoint"),
+    "no_pickle": (replace_pickle(b""), "not a checkpoint"),
+    "other_size": (lambda name, data: data[:4] if name.endswith("data/0") else data, "not a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize("record", [True, False], ids=["with_record", "without_record"])
+def test_forged_archive_is_refused_in_one_line(tmp_path, name, record):
+    change, pattern = ARCHIVES[name]
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    forge(path, change)
+    if not record:
+        record_path(path).unlink()
+    assert pattern in refusal(path)
+    assert saved_step(path) == -1 or name == "other_size"  # the step is read without the tensors
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["with_record", "without_record"])
+def test_compressed_parts_are_refused_before_they_are_read(tmp_path, record):
+    """0.3 MB of file would become 256 MB of memory, and can become a thousand times its size."""
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    forge(path, lambda name, data: bytes(2**28) if name.endswith("data/0") else data, zipfile.ZIP_DEFLATED)
+    if not record:
+        record_path(path).unlink()
+    resource = pytest.importorskip("resource")  # Windows has none
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "is compressed" in refusal(path)
+    assert saved_step(path) == -1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
+
+
+def test_overlapping_parts_are_refused(tmp_path):
+    """Every entry of the list of parts is the same 8 MB of the file."""
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02].")
+        archive.writestr("archive/data/0", bytes(2**23))
+        first = archive.infolist()[1]
+        for number in range(1, 200):
+            copy = zipfile.ZipInfo(f"archive/data/{number}")
+            copy.file_size, copy.compress_size, copy.CRC = first.file_size, first.compress_size, first.CRC
+            copy.header_offset = first.header_offset
+            archive.filelist.append(copy)
+    assert "parts are larger than the file" in refusal(path)
+
+
+# ---- files that are no checkpoint ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_pipes_and_folders_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint_epoch_1.pt")
+    (tmp_path / "checkpoint_epoch_2.pt").mkdir()
+    save_checkpoint(tmp_path / "checkpoint_epoch_3.pt", checkpoint())
+    record_path(tmp_path / "checkpoint_epoch_3.pt").unlink()
+    os.mkfifo(record_path(tmp_path / "checkpoint_epoch_3.pt"))
+    for number, pattern in ((1, "not a regular file"), (2, "is a folder"), (3, "not a regular file")):
+        with pytest.raises(UserError, match=pattern):
+            load_checkpoint(tmp_path / f"checkpoint_epoch_{number}.pt")
+
+
+def test_non_finite_newest_checkpoint_is_skipped_loudly(tmp_path, capsys):
+    content = checkpoint(2)
+    save_checkpoint(tmp_path / "checkpoint_step_1.pt", checkpoint(1))
+    content["model"][WEIGHT].fill_(INF)
+    save_checkpoint(tmp_path / "checkpoint_step_2.pt", content)
+    path, _ = load_newest(tmp_path)
+    assert path.name == "checkpoint_step_1.pt"
+    assert "skipped" in (printed := capsys.readouterr().out)
+    assert "checkpoint_step_2.pt cannot be used: model" in printed

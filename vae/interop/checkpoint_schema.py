@@ -1,0 +1,246 @@
+"""The content of a checkpoint, checked before it is used: types, required keys, shapes, finite values."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from vae.config.errors import UserError
+from vae.config.options import Config, all_options, build
+from vae.config.values import check, from_json
+from vae.interop.fitting import config_from_shapes, group_names
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.discriminator import Discriminator
+
+_LARGEST_COUNT = 2**53
+_MAX_SHOWN = 40  # characters of a value in a message
+
+# Required keys of a checkpoint and their types; more keys are allowed.
+CONTENT: dict[str, tuple[type, ...]] = {
+    "model": (dict,),
+    "ema": (dict, type(None)),
+    "discriminator": (dict, type(None)),
+    "optimizers": (list,),
+    "update": (dict,),
+    "fp16": (bool,),
+    "running_sq_norms": (torch.Tensor,),
+    "position": (dict,),
+    "history": (dict,),
+    "config": (dict,),
+    "stages": (list,),
+    "data_fingerprint": (str,),
+}
+# The fields of the dataclasses in vae/training that a checkpoint contains (a test compares them).
+POSITION = ("epoch", "images_in_epoch", "step", "images")
+STAGE = {"first_epoch": 0, "num_epochs": 1, "image_size": 1, "batch_size": 1}  # with their smallest values
+HISTORY: dict[str, tuple[type, ...]] = {
+    "best": (dict,),
+    "best_checkpoint": (str, type(None)),
+    "best_checkpoint_psnr": (float, type(None)),
+    "without_gain": (int,),
+    "start_psnr": (float, type(None)),
+    "decrease_reported": (bool,),
+}
+UPDATE = ("loss_scale", "finite_steps", "nonfinite_streak", "nonfinite_total")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_REQUIRED_OPTIONS = ("channels", "layers_per_block", "z_channels", "norm_groups", "adversarial_weight")
+
+
+class ContentError(ValueError):
+    """The content is not what train_vae.py saves; the message names the part."""
+
+
+def check_content(content: Mapping[str, Any]) -> None:
+    """Raise ContentError, in one line, for the first part of a checkpoint that cannot be used."""
+    for key, types in CONTENT.items():
+        if key not in content:
+            raise ContentError(f"it lacks {key}")
+        if not isinstance(content[key], types):
+            raise ContentError(f"{key} is {_shown(content[key])}")
+    config = _config(content["config"])
+    _check_progress(content)
+    networks = _check_networks(content, config)
+    _check_optimizers(content, networks)
+    _check_running_values(content)
+
+
+def _config(values: Mapping[str, Any]) -> Config:
+    """The configuration of the run; ContentError for an option that this version cannot read."""
+    options = all_options()
+    checked = {}
+    for name, value in values.items():
+        if name not in options:
+            raise ContentError(f"its config has the unknown option {_shown(name)}")
+        item = options[name][1]
+        try:
+            checked[name] = from_json(item, value)
+            check(item, checked[name])
+        except (UserError, TypeError):
+            raise ContentError(f"its config has --{name} {_shown(value)}") from None
+    for name in _REQUIRED_OPTIONS:
+        if name not in checked:
+            raise ContentError(f"its config lacks {name}")
+    return build(checked)
+
+
+# ---- plain data ------------------------------------------------------------------------------------------
+
+
+def _check_progress(content: Mapping[str, Any]) -> None:
+    """Check the stages, the position and the history."""
+    if not content["stages"]:
+        raise ContentError("it has no stages")
+    for stage in content["stages"]:
+        _check_counts("a stage", stage, STAGE)
+    first_epochs = [stage["first_epoch"] for stage in content["stages"]]
+    ends = [0] + [stage["first_epoch"] + stage["num_epochs"] for stage in content["stages"]]
+    if first_epochs != ends[:-1]:
+        raise ContentError(
+            f"its stages begin at epochs {_shown(first_epochs)}, and end at {_shown(ends[1:])}"
+        )
+    _check_counts("position", content["position"], dict.fromkeys(POSITION, 0))
+    history = content["history"]
+    for name, value in history.items():
+        if name not in HISTORY or not isinstance(value, HISTORY[name]):
+            raise ContentError(f"its history has {_shown(name)} {_shown(value)}")
+    if not all(isinstance(k, str) and type(v) in (int, float) for k, v in history.get("best", {}).items()):
+        raise ContentError(f"its history has best {_shown(history['best'])}")
+    scaling = content.get("latent_scaling")
+    if scaling is not None and not (
+        isinstance(scaling, list)
+        and len(scaling) == 2
+        and all(type(value) in (int, float) and abs(value) < float("inf") for value in scaling)
+    ):
+        raise ContentError(f"latent_scaling is {_shown(scaling)}")
+
+
+def _check_counts(what: str, values: Any, smallest: Mapping[str, int]) -> None:
+    """`values` maps exactly these names to whole numbers of at least these sizes."""
+    if not isinstance(values, dict) or set(values) != set(smallest):
+        raise ContentError(f"{what} is {_shown(values)}")
+    for name, least in smallest.items():
+        if type(values[name]) is not int or not least <= values[name] <= _LARGEST_COUNT:
+            raise ContentError(f"{what} has {name} {_shown(values[name])}")
+
+
+def _shown(value: Any) -> str:
+    """A value on one line, or the kind of a large one."""
+    if isinstance(value, dict | list | tuple | torch.Tensor):
+        return f"a {type(value).__name__}"
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**_MAX_SHOWN else "a huge number"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------
+
+Expected = Mapping[str, torch.Tensor]  # tensors without data
+
+
+def _check_networks(content: Mapping[str, Any], config: Config) -> list[torch.nn.Module]:
+    """Check names, shapes and values of all weights; returns the trained networks, without data."""
+    weights = _plain_tensors("model", content["model"])
+    try:
+        found = config_from_shapes(dict(weights), "its model")
+    except UserError as error:
+        raise ContentError(str(error)) from None
+    for name, value in found.items():  # so that the configuration is no larger than the file
+        configured = getattr(config.model, name)
+        if value != (list(configured) if isinstance(configured, tuple) else configured):
+            raise ContentError(f"its model has {name} {value}, and its config {configured}")
+    if any(width % config.model.norm_groups for width in config.model.channels):
+        raise ContentError(f"its config has --norm_groups {config.model.norm_groups}")
+    with torch.device("meta"):
+        autoencoder = AutoencoderKL(config.model)
+    if config.optim.train_part == "decoder":
+        autoencoder.freeze_encoder()
+    expected = autoencoder.state_dict()
+    _check_weights("model", weights, expected)
+    if content["ema"] is not None:
+        _check_weights("ema", _plain_tensors("ema", content["ema"]), expected)
+    if config.loss.adversarial_weight > 0 and content["discriminator"] is None:
+        raise ContentError("it lacks discriminator")
+    if content["discriminator"] is None:
+        return [autoencoder]
+    tensors = _plain_tensors("discriminator", content["discriminator"])
+    discriminator = _discriminator(config, tensors)
+    _check_weights("discriminator", tensors, discriminator.state_dict())
+    return [autoencoder, discriminator]
+
+
+def _discriminator(config: Config, tensors: Mapping[str, torch.Tensor]) -> Discriminator:
+    """The configured discriminator without data, if it is no larger than `tensors`."""
+    loss, first = config.loss, tensors.get("convs.0.weight")
+    if first is None or len(first) != loss.disc_channels or loss.disc_layers > len(tensors):
+        raise ContentError(f"its discriminator has not --disc_channels {loss.disc_channels}")
+    with torch.device("meta"):
+        return Discriminator(loss.disc_channels, loss.disc_layers)
+
+
+def _plain_tensors(what: str, tensors: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
+    """The tensors; ContentError if one is not a dense tensor in host memory, or shares its numbers."""
+    for name, value in tensors.items():
+        if not isinstance(name, str) or type(value) is not torch.Tensor:
+            raise ContentError(f"{what} has {_shown(name)}, {_shown(value)}")
+        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+            raise ContentError(f"{what} has {name}, which is not a dense tensor")
+        if value.untyped_storage().nbytes() < value.nbytes:  # a stride of 0 repeats numbers
+            raise ContentError(f"{what} has {name}, which is larger than its data")
+    return dict(tensors)
+
+
+def _check_weights(what: str, tensors: Mapping[str, torch.Tensor], expected: Expected) -> None:
+    """The names, shapes and types are those of `expected`, and all values are finite."""
+    missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
+    if missing or unknown:
+        problem, names, among = ("lacks", missing, expected) if missing else ("has", unknown, tensors)
+        raise ContentError(f"{what} {problem} {group_names(names, among)}")
+    for name, value in tensors.items():
+        _check_tensor(f"{what}: {name}", value, expected[name])
+
+
+def _check_tensor(what: str, value: torch.Tensor, expected: torch.Tensor) -> None:
+    found, wanted = (f"{tuple(tensor.shape)} in {tensor.dtype}" for tensor in (value, expected))
+    if found != wanted:
+        raise ContentError(f"{what} is {found}, not {wanted}")
+    if not torch.isfinite(value).all():
+        raise ContentError(f"{what} contains values that are not finite")
+
+
+def _check_optimizers(content: Mapping[str, Any], networks: list[torch.nn.Module]) -> None:
+    """Each optimizer has the moments of its network's trained parameters."""
+    if len(content["optimizers"]) != len(networks):
+        raise ContentError(f"it has {len(content['optimizers'])} optimizers, not {len(networks)}")
+    for index, (network, saved) in enumerate(zip(networks, content["optimizers"], strict=True)):
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        is_required = index == 0 and content["position"]["step"] > 0  # the discriminator starts later
+        _check_optimizer(f"optimizer {index}", saved, parameters, is_required)
+
+
+def _check_optimizer(what: str, saved: Any, parameters: Sequence[torch.Tensor], is_required: bool) -> None:
+    numbers = list(range(len(parameters)))
+    groups = saved.get("param_groups") if isinstance(saved, dict) else None
+    if not (
+        isinstance(groups, list)
+        and len(groups) == 1
+        and isinstance(groups[0], dict)
+        and groups[0].get("params") == numbers
+        and isinstance(saved.get("state"), dict)
+    ):
+        raise ContentError(f"{what} is not AdamW's state of {len(parameters)} parameters")
+    states = saved["state"]
+    if (is_required or states) and set(states) != set(numbers):
+        raise ContentError(f"{what} has moments of {len(states)} parameters, not of {len(parameters)}")
+    for number, state in states.items():
+        if not isinstance(state, dict) or set(state) != {"step", *MOMENTS}:
+            raise ContentError(f"{what} has no moments of parameter {number}")
+        tensors = _plain_tensors(f"{what}, parameter {number}", state)
+        _check_tensor(f"{what}: step", tensors["step"], torch.zeros(()))
+        for name in MOMENTS:
+            _check_tensor(f"{what}: {name} of parameter {number}", tensors[name], parameters[number])
+
+
+def _check_running_values(content: Mapping[str, Any]) -> None:
+    tensors = _plain_tensors("update", content["update"])
+    _check_weights("update", tensors, dict.fromkeys(UPDATE, torch.zeros(())))
+    norms = _plain_tensors("it", {"running_sq_norms": content["running_sq_norms"]})["running_sq_norms"]
+    _check_tensor("running_sq_norms", norms, torch.zeros(2))
