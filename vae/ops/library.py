@@ -167,4 +167,5 @@ def _eager_function(
         return backward(ctx, *grads) if grads[0] is not None else (None,) * len(ctx.needs_input_grad)
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
-    return type(name, (torch.autograd.Function,), methods).apply
+    function: Any = type(name, (torch.autograd.Function,), methods)
+    return function.apply
