@@ -21,7 +21,8 @@ SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  #
 # the keys cancels in the softmax; the gradients from real and from reconstructed images cancel in the last
 # bias of the discriminator, as long as all logits are within the margin of the hinge loss.
 ROUNDING_ONLY = {"model": "to_k.bias", "ema": "to_k.bias", "discriminator": "conv_out.bias"}
-MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib")  # differ between equal runs
+# They differ between equal runs; the last two are ids of runs.
+MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib", "id", "parent")
 
 
 def train_short(given: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:

@@ -12,12 +12,15 @@ from tests.harness.checkpoints import checkpoint
 from vae.config.errors import UserError
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
 from vae.training.checkpoints import list_checkpoints, load_named, load_newest, prune, saved_step
+from vae.training.lineage import Lineage
 from vae.training.run import train
 from vae.training.stages import Position, Stage
 
+LINE = Lineage("a")
 
-def put(folder: Path, name: str, step: int) -> Path:
-    save_checkpoint(folder / name, checkpoint(step))
+
+def put(folder: Path, name: str, step: int, line: Lineage = LINE) -> Path:
+    save_checkpoint(folder / name, checkpoint(step) | {"run": line.plain()})
     return folder / name
 
 
@@ -135,7 +138,7 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     for epoch in range(1, 8):
         put(tmp_path, f"checkpoint_epoch_{epoch}.pt", 10 * epoch)
     put(tmp_path, "checkpoint_step_65.pt", 65)
-    removed = prune(tmp_path, 2, STAGES, Position(epoch=7, step=70), "checkpoint_epoch_1.pt")
+    removed = prune(tmp_path, 2, STAGES, Position(epoch=7, step=70), "checkpoint_epoch_1.pt", LINE)
     assert {path.name for path in removed} == {f"checkpoint_epoch_{n}.pt" for n in (2, 4, 5, 6)}
     assert remaining(tmp_path) == {
         "checkpoint_epoch_1.pt",  # the best
@@ -145,19 +148,23 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     }
 
 
-def test_prune_neither_removes_nor_counts_later_checkpoints(tmp_path):
-    """A run that reached epoch 8 was resumed from epoch 1: its checkpoints 6 to 8 still exist."""
-    for epoch in (1, 2, 3, 4, 6, 7, 8):
-        put(tmp_path, f"checkpoint_epoch_{epoch}.pt", 10 * epoch)
-    prune(tmp_path, 2, [Stage(0, 20, 32, 2)], Position(epoch=4, step=40), None)
-    assert remaining(tmp_path) == {f"checkpoint_epoch_{n}.pt" for n in (3, 4, 6, 7, 8)}
+def test_abandoned_checkpoints_do_not_count_and_go_when_they_are_passed(tmp_path):
+    """Run "a" reached step 80. Then "b" continued it from step 20, and is at step 50 now."""
+    for step in (10, 20, 30, 40, 60, 70, 80):
+        put(tmp_path, f"checkpoint_step_{step}.pt", step, Lineage("a"))
+    b = Lineage("b", (("a", 20),))
+    for step in (35, 50):
+        put(tmp_path, f"checkpoint_step_{step}.pt", step, b)
+    removed = prune(tmp_path, 3, [Stage(0, 20, 32, 2)], Position(step=50), None, b)
+    assert {path.name for path in removed} == {f"checkpoint_step_{n}.pt" for n in (10, 30, 40)}
+    assert remaining(tmp_path) == {f"checkpoint_step_{n}.pt" for n in (20, 35, 50, 60, 70, 80)}
 
 
 def test_prune_removes_files_of_a_killed_save(tmp_path):
     put(tmp_path, "checkpoint_epoch_1.pt", 10)
     (tmp_path / "checkpoint_step_7.pt.tmp").write_bytes(b"incomplete")
     (tmp_path / "checkpoint_step_7.pt.sha256.tmp").write_bytes(b"incomplete")
-    prune(tmp_path, 2, STAGES, Position(epoch=1, step=10), None)
+    prune(tmp_path, 2, STAGES, Position(epoch=1, step=10), None, LINE)
     assert remaining(tmp_path) == {"checkpoint_epoch_1.pt"}
 
 

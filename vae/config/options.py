@@ -261,7 +261,9 @@ class RunConfig:
     profile: str | None = option(None, "named recipe; --list_profiles lists all of them", metavar="NAME")
     output_dir: str = option("./outputs", "folder for all files of the run", metavar="DIR")
     resume_from: str | None = option(
-        None, "checkpoint to resume from; latest: the newest valid one in --output_dir", metavar="PATH|latest"
+        None,
+        "checkpoint to resume from; latest: the newest valid one of the last run in --output_dir",
+        metavar="PATH|latest",
     )
     new_stage: bool = option(False, "with --resume_from latest: start a new stage if the run is finished")
     batch_size: int = option(4, "images per device and optimizer step", at_least=1)

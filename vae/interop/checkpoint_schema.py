@@ -99,6 +99,7 @@ def _check_progress(content: Mapping[str, Any]) -> None:
             f"its stages begin at epochs {_shown(first_epochs)}, and end at {_shown(ends[1:])}"
         )
     _check_counts("position", content["position"], dict.fromkeys(POSITION, 0))
+    _check_run(content.get("run", {"id": "", "ancestors": []}))
     history = content["history"]
     for name, value in history.items():
         if name not in HISTORY or not isinstance(value, HISTORY[name]):
@@ -112,6 +113,16 @@ def _check_progress(content: Mapping[str, Any]) -> None:
         and all(type(value) in (int, float) and abs(value) < float("inf") for value in scaling)
     ):
         raise ContentError(f"latent_scaling is {_shown(scaling)}")
+
+
+def _check_run(run: Any) -> None:
+    """The identity of the run: see vae/training/lineage.py."""
+    ancestors = run.get("ancestors") if isinstance(run, dict) else None
+    if not isinstance(ancestors, list) or set(run) != {"id", "ancestors"} or not isinstance(run["id"], str):
+        raise ContentError(f"run is {_shown(run)}")
+    for one in ancestors:
+        if not (isinstance(one, list) and [type(part) for part in one] == [str, int]):
+            raise ContentError(f"its run has the ancestor {_shown(one)}")
 
 
 def _check_counts(what: str, values: Any, smallest: Mapping[str, int]) -> None:

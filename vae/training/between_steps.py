@@ -198,8 +198,8 @@ def save(run: RunContext, ctx: StageContext, state: TrainingState, name: str, re
     if run.dist.is_main:
         failure = save_verified(path, _checkpoint(run, ctx, state))
         if failure is None:
-            best = state.history.best_checkpoint
-            prune(run.output_dir, run.config.run.keep_checkpoints, state.stages, state.position, best)
+            keep, best = run.config.run.keep_checkpoints, state.history.best_checkpoint
+            prune(run.output_dir, keep, state.stages, state.position, best, state.lineage)
         else:
             console.warning(f"{path} is not saved: {failure}; older checkpoints are unchanged")
     (failures,) = run.dist.all_reduce_scalars(failure is not None)

@@ -14,6 +14,7 @@ from vae.interop.checkpoint_file import (
     save_checkpoint,
     verify_checkpoint,
 )
+from vae.training.lineage import Lineage, read_last_run, saved_lineage
 from vae.training.run_folder import checkpoint_paths, epoch_name, step_name
 from vae.training.stages import Position, Stage
 
@@ -40,31 +41,49 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def saved_step(path: Path) -> int:
     """Optimizer step of a checkpoint, read without its tensors; -1 if it cannot be opened."""
+    return _origin(path)[1]
+
+
+def is_on_line(path: Path, line: Lineage | None) -> bool:
+    """Whether the checkpoint belongs to this line of runs; every one does if the line is unknown."""
+    return line is None or line.contains(*_origin(path))
+
+
+def _origin(path: Path) -> tuple[str, int]:
+    """The id of the run that saved a checkpoint, and its step; -1 if it cannot be opened."""
     try:
         found = path.stat()
-        return _saved_step(path, found.st_ino, found.st_size, found.st_mtime_ns)
+        return _read_origin(path, found.st_ino, found.st_size, found.st_mtime_ns)
     except Exception:  # damage raises many types; load_checkpoint reports it
-        return -1
+        return "", -1
 
 
 @lru_cache(maxsize=1000)
-def _saved_step(path: Path, *_version: int) -> int:
+def _read_origin(path: Path, *_version: int) -> tuple[str, int]:
     """Cached for a version of the file: pruning asks after every save."""
-    return int(read_unverified(path, mmap=True)["position"]["step"])
+    content = read_unverified(path, mmap=True)
+    return saved_lineage(content).id, int(content["position"]["step"])
 
 
 def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest valid checkpoint of a folder and its content; damaged ones are reported.
+    """The newest valid checkpoint of the last run in a folder and its content; damaged ones are reported.
 
-    Raises UserError if there are checkpoints and none is valid.
+    The last run is the one that began last, with its ancestors: checkpoints of an abandoned course may be
+    further, and are taken only if no other is valid. Raises UserError if there are checkpoints and none is
+    valid.
     """
+    line = read_last_run(folder)
     # First those that cannot be opened: they may be the newest, so they are reported.
-    paths = sorted(list_checkpoints(folder), key=lambda path: saved_step(path) >= 0)
+    paths = sorted(list_checkpoints(folder), key=lambda p: (saved_step(p) >= 0, not is_on_line(p, line)))
     for path in paths:
         try:
-            return path, load_checkpoint(path)
+            content = load_checkpoint(path)
         except UserError as error:
             console.info(f"skipped: {error}")
+            continue
+        if not is_on_line(path, line):
+            console.warning(f"no checkpoint of the last run in {folder} is left: {path} is of an earlier one")
+        return path, content
     if paths:
         raise UserError(f"--resume_from latest: none of the {len(paths)} checkpoints in {folder} is valid")
     return None
@@ -90,15 +109,19 @@ def load_named(path: Path) -> tuple[Path, dict[str, Any]]:
     return path, content
 
 
-def prune(folder: Path, keep: int, stages: list[Stage], position: Position, best: str | None) -> list[Path]:
+def prune(
+    folder: Path, keep: int, stages: list[Stage], position: Position, best: str | None, line: Lineage
+) -> list[Path]:
     """Remove all but the newest `keep`, the best, and each finished stage's last; returns the removed.
 
-    Checkpoints beyond `position`, left by a run that was later resumed from an earlier one, are not counted
-    and not removed. Temporary files of a save that was killed are removed.
+    Checkpoints of an abandoned course do not count. They are removed when `position` has passed them.
+    Temporary files of a save that was killed are removed.
     """
     last = {epoch_name(stage.end_epoch) for stage in stages if stage.end_epoch <= position.epoch}
     others = [path for path in list_checkpoints(folder) if path.name not in last and path.name != best]
-    removed = [path for path in others if saved_step(path) <= position.step][keep:]
+    others = [path for path in others if saved_step(path) <= position.step]
+    abandoned = [path for path in others if not is_on_line(path, line)]
+    removed = abandoned + [path for path in others if path not in abandoned][keep:]
     for path in removed:
         path.unlink(missing_ok=True)
         record_path(path).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from vae.training.context import RunContext, StageContext
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, export_final
 from vae.training.folder_lock import FolderLock
+from vae.training.lineage import write_last_run
 from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.loop import Outcome, train_stage
 from vae.training.oom_retry import StepSettings
@@ -90,6 +91,7 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
     _create_folder(run, lock)
     _print_remarks(run)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
+    begin_run(run, state, logbook)
     try:
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
@@ -160,6 +162,15 @@ def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) ->
     if limit is not None and position.step >= limit:
         return f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"
     return None
+
+
+def begin_run(run: RunContext, state: TrainingState, logbook: Logbook) -> None:
+    """Record the run as the last one in its folder: `latest` follows it, even before its first checkpoint."""
+    lineage = state.lineage
+    if run.dist.is_main:
+        write_last_run(run.output_dir, lineage)
+    parent = lineage.ancestors[-1][0] if lineage.ancestors else None
+    logbook.record("run", state.position.step, {"id": lineage.id, "parent": parent})
 
 
 def _report_complete(run: RunContext, state: TrainingState, reason: str | None, lock: FolderLock) -> int:

@@ -25,6 +25,7 @@ from vae.training.checkpoints import load_named, load_newest
 from vae.training.context import RunContext
 from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
+from vae.training.lineage import saved_lineage
 from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
 from vae.training.run_folder import folders_of_runs, resume_command
@@ -59,6 +60,7 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     networks, compiled = _networks(config, dist, state, perceptual, dtype)
     if content:
         restore(state, content)
+        state.lineage = saved_lineage(content).continued(position.step)
         if content["data_fingerprint"] != training_set.fingerprint():
             console.warning(
                 "the training images differ from those of the checkpoint: their order has changed"

@@ -12,6 +12,7 @@ from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
 from vae.step import UpdateState
 from vae.training.history import History
+from vae.training.lineage import Lineage
 from vae.training.stages import Position, Stage
 
 
@@ -30,6 +31,7 @@ class TrainingState:
     history: History
     fp16: bool  # whether gradients are multiplied by a loss scale
     latent_scaling: tuple[float, float] | None = None  # scaling and shift of a frozen encoder
+    lineage: Lineage = field(default_factory=Lineage.new)
     # Not in checkpoints: what this command has done.
     saved_step: int = -1  # optimizer step of the last checkpoint
     validated_step: int = -1  # optimizer step of the last validation
@@ -105,6 +107,7 @@ def checkpoint_content(state: TrainingState, config: dict[str, Any], fingerprint
         "fp16": state.fp16,
         "latent_scaling": list(state.latent_scaling) if state.latent_scaling else None,
         "running_sq_norms": state.running_sq_norms,
+        "run": state.lineage.plain(),
         "position": asdict(state.position),
         "history": asdict(state.history),
         "config": config,
@@ -115,7 +118,7 @@ def checkpoint_content(state: TrainingState, config: dict[str, Any], fingerprint
 
 
 def restore(state: TrainingState, content: dict[str, Any]) -> None:
-    """Load the content of a checkpoint into a state of the same configuration. Stages are not restored."""
+    """Load the content of a checkpoint into a state of the same configuration, without stages and lineage."""
     state.autoencoder.load_state_dict(content["model"])
     if state.ema is not None:
         state.ema.load_state_dict(content["ema"] or content["model"])

@@ -1,0 +1,66 @@
+"""Which run a checkpoint belongs to, and which run was the last one in a folder.
+
+Every command that trains is a run of its own, and so is what follows a rollback. Its parent is the run that
+it continues, with the step at which it does. The line of a run is its own checkpoints and those of its
+ancestors up to the steps at which they were left. Other checkpoints belong to abandoned courses.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vae.files import atomic_path
+
+RUN_NAME = "run.json"
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """A run and its ancestors."""
+
+    id: str
+    ancestors: tuple[tuple[str, int], ...] = ()  # id and the step at which it was left, oldest first
+
+    @classmethod
+    def new(cls, ancestors: tuple[tuple[str, int], ...] = ()) -> "Lineage":
+        """A run with a random id."""
+        return cls(secrets.token_hex(8), ancestors)
+
+    def continued(self, step: int) -> "Lineage":
+        """A new run that continues this one after `step`."""
+        return Lineage.new((*self.ancestors, (self.id, step)))
+
+    def contains(self, run_id: str, step: int) -> bool:
+        """Whether a checkpoint of this run and step is on the line."""
+        return run_id == self.id or any(run_id == one and step <= left for one, left in self.ancestors)
+
+    def plain(self) -> dict[str, Any]:
+        """The form in checkpoints and in RUN_NAME."""
+        return {"id": self.id, "ancestors": [list(ancestor) for ancestor in self.ancestors]}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Lineage":
+        """The inverse of `plain`; raises KeyError, TypeError or ValueError for anything else."""
+        return cls(str(plain["id"]), tuple((str(one), int(left)) for one, left in plain["ancestors"]))
+
+
+def saved_lineage(content: Mapping[str, Any]) -> Lineage:
+    """The run that saved a checkpoint. One without an identity belongs to the run with the id ""."""
+    return Lineage.from_plain(content["run"]) if "run" in content else Lineage("")
+
+
+def write_last_run(folder: Path, lineage: Lineage) -> None:
+    """Store which run is the last one in the folder."""
+    with atomic_path(folder / RUN_NAME) as temporary:
+        temporary.write_text(json.dumps(lineage.plain()) + "\n", encoding="utf-8")
+
+
+def read_last_run(folder: Path) -> Lineage | None:
+    """The last run in the folder; None if it is unknown."""
+    try:
+        return Lineage.from_plain(json.loads((folder / RUN_NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
