@@ -19,6 +19,7 @@ NTH = {"save.write": 150, "save.remove_old_record": 3, "save.prune": 1}
 def result(folder: Path) -> list:
     """What training has changed, and the records of its steps."""
     content = last_checkpoint(folder)
+    del content["run"]  # a random id
     content["config"] = {k: v for k, v in content["config"].items() if k not in PER_COMMAND}
     return [content, reproducible_records(folder, "train")]
 
