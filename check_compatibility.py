@@ -1,11 +1,7 @@
 #!/usr/bin/env python3
 """Check this machine: prints what works, what does not, and the remedy for each problem."""
 
-# Python 3.6 and newer must be able to parse this file, so that an old Python gets a clear message.
-import os
 import sys
-
-MIN_PYTHON = (3, 10)
 
 
 def run_checks(config):
@@ -51,10 +47,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    if sys.version_info < MIN_PYTHON:
-        print("Python {}.{}.{} is too old: 3.10 or newer is needed. To do first:".format(*sys.version_info))
-        print("    setup_windows.bat" if os.name == "nt" else "    ./setup.sh")
-        sys.exit(1)
     from vae.script import run_script
 
     run_script("check_compatibility.py", main)

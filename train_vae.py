@@ -13,7 +13,8 @@ def main(argv: list[str]) -> int:
     if given.pop("list_profiles", False):
         console.info(profile_table())
         return 0
-    if path := given.pop("save_config", None):
+    path = given.pop("save_config", None)
+    if path:
         from vae.training.save_config import save_config
 
         save_config(given, path)

@@ -3,7 +3,21 @@
 Importing this package does nothing else: the names of the API are imported from vae.api when they are used.
 """
 
+# Python 3.7 and newer must be able to run this file, so that an old Python gets a clear message.
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+_MIN_PYTHON = (3, 10)
+
+if sys.version_info < _MIN_PYTHON:
+    _setup = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
+    _activate = ".venv\\Scripts\\activate" if os.name == "nt" else "source .venv/bin/activate"
+    _found = ".".join(map(str, sys.version_info[:3]))
+    sys.exit(
+        f"Python {_found} is too old: 3.10 or newer is needed: run {_setup}, then activate its environment: "
+        f"{_activate}"
+    )
 
 if TYPE_CHECKING:
     from vae.api import (

@@ -36,6 +36,20 @@ def test_list_is_sorted_and_recursive(tmp_path):
     assert found == sorted([*expected.split("|"), "folder.jpg/h.png"])
 
 
+def test_image_files_that_cannot_be_read_are_reported(tmp_path, capsys):
+    for name in ("a.jpg", "b.psd", "sub/c.PSD", "notes.txt", "._d.psd"):
+        touch(tmp_path / name)
+    assert list_images(tmp_path) == ["a.jpg"]
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    for token in ("WARNING", f"--data_path {tmp_path}", "2 files", "b.psd", "PNG or JPEG"):
+        assert token in line
+    (tmp_path / "b.psd").unlink()
+    (tmp_path / "sub" / "c.PSD").unlink()
+    list_images(tmp_path)
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights on Windows")
 def test_links_are_followed_once_and_special_files_skipped(tmp_path):
     touch(tmp_path / "data/a.png")

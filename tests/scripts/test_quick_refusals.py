@@ -11,11 +11,14 @@ from vae.interop.vae_path import WEIGHTS_NAME
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """One image, two VAE files without content, and the outputs of earlier commands in `used`."""
+    """One image, two VAE files without content, folders without images, and earlier outputs in `used`."""
     (tmp_path / "data").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
     for name in ("a.safetensors", "a.ckpt"):
         (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "phone").mkdir()
+    (tmp_path / "phone" / "b.heic").touch()
     (tmp_path / "used").mkdir()
     for name in ("a.png", "report.html", "metrics.jsonl", WEIGHTS_NAME):
         (tmp_path / "used" / name).touch()
@@ -44,6 +47,14 @@ REFUSALS = [
     ("train_vae.py", TRAIN, {"--data_path": "F/dta"}, 77, ["--data_path F/dta", "does not exist"]),
     ("train_vae.py", TRAIN, {"--init_from": "F/none.pt"}, 78, ["--init_from F/none.pt"]),
     ("train_vae.py", TRAIN, {"--sample_images": "F/none"}, 77, ["--sample_images F/none", "does not exist"]),
+    ("train_vae.py", TRAIN, {"--data_path": "F/empty"}, 77, ["--data_path F/empty", "jpg", "another folder"]),
+    ("train_vae.py", TRAIN, {"--data_path": "F/phone"}, 77, ["F/phone", "1 file", "b.heic", "pillow-heif"]),
+    ("train_vae.py", TRAIN, {"--val_path": "F/empty"}, 77, ["--val_path F/empty", "another folder"]),
+    ("train_vae.py", TRAIN, {"--sample_images": "F/empty"}, 77, ["--sample_images F/empty", "add some"]),
+    ("train_vae.py", TRAIN, {"--resume_from": "F/none.pt"}, 78, ["--resume_from F/none.pt", ".pt", "latest"]),
+    ("train_vae.py", TRAIN, {"--resume_from": "F/data"}, 78, ["--resume_from F/data", "folder", "latest"]),
+    ("train_vae.py", TRAIN, {"--resume_from": "F/data/a.png"}, 78, ["--resume_from F/data/a.png", ".pt"]),
+    ("train_vae.py", {"--output_dir": "F/out"}, {"--resume_from": "latest"}, 77, ["./data/train"]),
     ("train_vae.py", TRAIN, {"--profile": "decoder"}, 78, ["--profile decoder", "--init_from"]),
     ("infer_vae.py", INFER, {"--mode": "improve"}, 2, ["--mode", "improve", "reconstruct"]),
     ("infer_vae.py", INFER, {"--vae": "F/none"}, 78, ["--vae F/none"]),
@@ -56,10 +67,13 @@ REFUSALS = [
     ("evaluate_vae.py", EVALUATE, {"--output_dir": "F/used"}, 78, ["--output_dir F/used", "--overwrite"]),
     ("evaluate_vae.py", EVALUATE, {"--background": "whit"}, 78, ["--background whit", "#808080"]),
     ("evaluate_vae.py", EVALUATE, {"--data_path": "F/none"}, 77, ["--data_path F/none"]),
+    ("evaluate_vae.py", EVALUATE, {"--data_path": "F/empty"}, 77, ["--data_path F/empty", "another folder"]),
+    ("infer_vae.py", INFER, {"--input": "F/phone"}, 77, ["--input F/phone", "b.heic", "pillow-heif"]),
     ("export_vae.py", EXPORT, {"--format": "zip"}, 2, ["--format", "zip", "single"]),
     ("export_vae.py", EXPORT, {"--vae": "F/none"}, 78, ["--vae F/none"]),
     ("export_vae.py", EXPORT, {"--output": "F/used"}, 78, ["--output F/used", "--overwrite"]),
     ("export_vae.py", EXPORT, {"--data_path": "F/none"}, 77, ["--data_path F/none"]),
+    ("export_vae.py", EXPORT, {"--data_path": "F/empty"}, 77, ["--data_path F/empty", "another folder"]),
 ]
 
 

@@ -5,7 +5,9 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
+from vae import console
 from vae.config.errors import DataError, UserError
+from vae.console import printable
 from vae.data.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
 
 EXTENSIONS = (
@@ -21,17 +23,55 @@ SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
 SMALL_SET = 1000
 
 
+class UnreadFiles:
+    """Files of image formats that cannot be read here, such as HEIC without its package."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def add(self, name: str, code: str) -> None:
+        """Note a skipped entry if it is such a file: `on_skip` of walk_images."""
+        if code == "other_file" and name.lower().endswith(OTHER_EXTENSIONS):
+            self.names.append(name)
+
+    def __str__(self) -> str:
+        """Their number, an example and the remedy; empty without such files."""
+        if not self.names:
+            return ""
+        name, extension = self.names[0], os.path.splitext(self.names[0])[1].lower()
+        packages = [package for kind, (_, package) in PLUGINS.items() if extension in EXTENSIONS_OF[kind]]
+        remedy = "".join(f"run pip install {package}, or " for package in packages)
+        files = "1 file" if len(self.names) == 1 else f"{len(self.names)} files"
+        return f"{files} of other formats, for example {printable(name)}: {remedy}convert them to PNG or JPEG"
+
+
 def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> list[str]:
     """Names of the image files below `root` at any depth: relative, with forward slashes, sorted.
 
-    Skips hidden files and folders, `._*` and special files; follows each linked folder once. Raises
-    DataError, with `flag` in its message, if the folder does not exist or contains no images.
+    Skips hidden files and folders, `._*` and special files; follows each linked folder once. Prints a warning
+    about image files that cannot be read here. Raises DataError, with `flag` in its message, if the folder
+    does not exist or contains no images.
     """
-    names = sorted(walk_images(root, flag=flag))
+    unread = UnreadFiles()
+    names = sorted(walk_images(root, flag=flag, on_skip=unread.add))
     if not names:
-        kinds = " ".join(extension[1:] for extension in EXTENSIONS)
-        raise DataError(f"{flag} {root} contains no images ({kinds}): add some or give another folder")
+        raise DataError(_no_images(root, flag, unread))
+    if unread.names:
+        console.warning(f"{flag} {os.fspath(root)}: skips {unread}")
     return names
+
+
+def check_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> None:
+    """Raise the DataError of list_images, if any; stops at the first image."""
+    unread = UnreadFiles()
+    if next(walk_images(root, flag=flag, on_skip=unread.add), None) is None:
+        raise DataError(_no_images(root, flag, unread))
+
+
+def _no_images(root: str | os.PathLike[str], flag: str, unread: UnreadFiles) -> str:
+    kinds = " ".join(extension[1:] for extension in readable_extensions())
+    remedy = f", but {unread}" if unread.names else ": add some or give another folder"
+    return f"{flag} {os.fspath(root)} contains no images ({kinds}){remedy}"
 
 
 def walk_images(
@@ -47,12 +87,11 @@ def walk_images(
     `extensions`, which training does not read. A file without an extension counts as an image if its first
     bytes are those of one. Calls `on_skip(name, code)` for every skipped entry.
     """
-    check_folder(root, flag=flag)
+    _check_folder(root, flag)
     return _walk(os.fspath(root), flag, readable_extensions() + extensions, on_skip)
 
 
-def check_folder(root: str | os.PathLike[str], *, flag: str = "--data_path") -> None:
-    """Raise DataError if `root` is not a folder, without reading what it contains."""
+def _check_folder(root: str | os.PathLike[str], flag: str) -> None:
     root = os.fspath(root)
     if not os.path.lexists(root):
         raise DataError(f"{flag} {root} does not exist: give the folder that contains your images")

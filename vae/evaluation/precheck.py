@@ -5,7 +5,7 @@ from pathlib import Path
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.decoding import parse_background
-from vae.data.folder import check_folder
+from vae.data.folder import check_images
 from vae.interop.vae_path import locate_vae
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
@@ -17,7 +17,7 @@ def check_command(config: EvaluateConfig) -> None:
     _check_output(Path(config.output_dir), config.overwrite)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
-    check_folder(config.data_path)
+    check_images(config.data_path)
 
 
 def _check_output(output_dir: Path, overwrite: bool) -> None:

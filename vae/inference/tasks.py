@@ -8,10 +8,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from vae import console
 from vae.config.errors import DataError, UserError
 from vae.config.infer_flags import InferConfig
 from vae.data.decoding import parse_background
-from vae.data.folder import walk_images
+from vae.data.folder import UnreadFiles, walk_images
 from vae.interop.vae_path import locate_vae
 
 LATENTS = ".safetensors"
@@ -71,7 +72,8 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
         return [(path.name, path)]
     if Path(os.path.realpath(output_dir)).is_relative_to(os.path.realpath(path)):
         raise UserError(f"--output_dir {output_dir} is inside --input {given}: give a folder outside of it")
-    found = sorted(walk_images(given, flag="--input", extensions=(LATENTS,)))
+    unread = UnreadFiles()
+    found = sorted(walk_images(given, flag="--input", extensions=(LATENTS,), on_skip=unread.add))
     names = [name for name in found if _is_read(name, mode)]
     if found and not names:
         raise DataError(
@@ -79,9 +81,10 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
         )
     if not names:
         expected = {"reconstruct": "images", "encode": "images", "decode": f"latents ({LATENTS})"}
-        raise DataError(
-            f"--input {given} contains no {expected.get(mode, 'images or latents')}: give another folder"
-        )
+        remedy = f", but {unread}" if unread.names else ": give another folder"
+        raise DataError(f"--input {given} contains no {expected.get(mode, 'images or latents')}{remedy}")
+    if unread.names and mode != "decode":
+        console.warning(f"--input {given}: skips {unread}")
     return [(name, path / name) for name in names]
 
 

@@ -17,6 +17,7 @@ from vae.config.errors import UserError
 from vae.files import sha256_of_file
 from vae.interop.checkpoint_archive import check_archive
 from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.interop.vae_path import check_checkpoint_path
 
 _MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
 CHECKPOINT_FORMAT = 2  # increase it when keys are renamed or removed: older files are then refused
@@ -128,13 +129,7 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
     write, and UserError for a missing file, another checkpoint format or content that cannot be used. `flag`
     is the flag in the messages.
     """
-    if path.is_dir():
-        raise UserError(
-            f"{flag} {path} is a folder: name a checkpoint in it, or use --output_dir {path} "
-            "--resume_from latest"
-        )
-    if not os.path.lexists(path):
-        raise UserError(f"{flag} {path}: there is no such file")
+    check_checkpoint_path(path, flag)
     verify_checkpoint(path)
     try:
         content = read_unverified(path)

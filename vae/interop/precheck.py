@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vae.config.errors import UserError
 from vae.config.export_flags import ExportConfig
-from vae.data.folder import check_folder
+from vae.data.folder import check_images
 from vae.data.manifest import is_manifest
 from vae.files import nearest_existing
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
@@ -17,7 +17,7 @@ def check_command(config: ExportConfig) -> None:
     for path in config.vae:
         locate_vae(Path(path), "--vae")
     if config.data_path is not None and not is_manifest(config.data_path):
-        check_folder(config.data_path)
+        check_images(config.data_path)
 
 
 def _check_output(output: Path, config: ExportConfig) -> None:

@@ -1,5 +1,6 @@
 """What kind of VAE a path names, and its files. Reads no weights and needs no PyTorch."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,6 +40,20 @@ def locate_vae(path: Path, flag: str) -> VaePath:
     config = path.with_name("config.json")
     is_diffusers = path.name == WEIGHTS_NAME and config.is_file()
     return VaePath("safetensors", path, config if is_diffusers else None)
+
+
+def check_checkpoint_path(path: Path, flag: str) -> None:
+    """Raise UserError, which starts with `flag` and the path, if the path cannot be that of a checkpoint."""
+    latest = "or latest for the newest one in --output_dir"
+    if path.is_dir():
+        raise UserError(
+            f"{flag} {path} is a folder: name a checkpoint in it, or use --output_dir {path} "
+            "--resume_from latest"
+        )
+    if not os.path.lexists(path):
+        raise UserError(f"{flag} {path}: there is no such file: give a checkpoint (.pt), {latest}")
+    if path.suffix.lower() != ".pt":
+        raise UserError(f"{flag} {path} is not a checkpoint: give a file with the ending .pt, {latest}")
 
 
 def refused_pickle(where: str) -> UserError:

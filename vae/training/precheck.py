@@ -9,10 +9,10 @@ from vae.config.options import Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import check_encoder, check_length, parse_progressive, resolve, split_progressive
 from vae.data.decoding import parse_background
-from vae.data.folder import check_folder
+from vae.data.folder import check_images
 from vae.data.manifest import is_manifest
 from vae.files import nearest_existing
-from vae.interop.vae_path import locate_vae
+from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.training.run_folder import METRICS_NAME, checkpoint_paths, resume_command
 from vae.training.wandb_run import check_wandb_installed
 
@@ -25,17 +25,27 @@ def check_command(given: Given) -> None:
     train_vae.py calls this before it imports PyTorch, and every run calls it again.
     """
     _check_options(given)
-    if given.get("init_from") and not given.get("resume_from"):  # giving both is another mistake
+    resumed = given.get("resume_from")
+    if given.get("init_from") and not resumed:  # giving both is another mistake
         locate_vae(Path(given["init_from"]), "--init_from")
+    if resumed not in (None, "latest"):
+        check_checkpoint_path(Path(resumed), "--resume_from")
     _check_output(given)
-    data_path = given.get("data_path", Config().data.data_path)
-    is_inherited = given.get("resume_from") and "data_path" not in given
-    if not is_inherited and not is_manifest(data_path):
-        check_folder(data_path)
+    _check_images(given)
     if given.get("wandb"):
         check_wandb_installed()
-    if given.get("sample_images"):
-        check_folder(given["sample_images"], flag="--sample_images")
+
+
+def _check_images(given: Given) -> None:
+    """Raise DataError if a folder of images does not exist or contains none; manifests are read later."""
+    data_path = given.get("data_path", Config().data.data_path)
+    resumed = given.get("resume_from")
+    begins = resumed is None or (resumed == "latest" and not checkpoint_paths(output_folder(given)))
+    if ("data_path" in given or begins) and not is_manifest(data_path):
+        check_images(data_path)
+    for name in ("val_path", "sample_images"):
+        if given.get(name):
+            check_images(given[name], flag=f"--{name}")
 
 
 def _check_options(given: Given) -> None:
