@@ -68,7 +68,6 @@ def run_steps(case: Case, begin: Callable[[], None]) -> None:
     perceptual = build_perceptual(config.loss.perceptual_net, None, torch.bfloat16, device)
     if case.compiled:
         compile_in_place(state.autoencoder)
-        compile_in_place(perceptual)
     assert state.ema is not None  # the default --ema_decay is above 0
     networks = Networks(state.autoencoder, None, perceptual, torch.bfloat16, config.speed.channels_last)
     latent = case.image_size // downsampling(config.model)

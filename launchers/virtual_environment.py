@@ -117,12 +117,12 @@ def install(venv: Path, build: str, test: bool) -> None:
 
 
 def install_triton_windows(venv: Path, torch: str) -> None:
-    """Install Triton, which torch includes only on Linux; training works without it, but is not compiled."""
+    """Install Triton, which torch includes only on Linux; training works without it, only slower."""
     triton = triton_for_windows(torch)
     if triton is None:
-        console.info(f"There is no Triton for Windows for torch {torch}: training will not be compiled.")
+        console.info(f"There is no Triton for Windows for torch {torch}: training will be slower.")
         return
     try:
         pip(venv, "install", f"triton-windows=={triton}.*")
     except ValueError:
-        console.info("Triton for Windows could not be installed (see above): training will not be compiled.")
+        console.info("Triton for Windows could not be installed (see above): training will be slower.")

@@ -225,7 +225,9 @@ class SpeedConfig:
     )
     enable_tf32: bool = option(True, "use TF32 for fp32 matrix products and convolutions on NVIDIA cards")
     channels_last: bool = option(True, "use the NHWC memory layout")
-    use_torch_compile: bool = option(False, "compile the networks with torch.compile")
+    use_torch_compile: bool = option(
+        False, "compile the networks except LPIPS with torch.compile; no gain is known (docs/rtx5090.md)"
+    )
     micro_batch_size: str = option(
         "auto",
         "images per forward and backward pass, at most the batch; auto: as many as fit in memory; the "

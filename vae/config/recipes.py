@@ -13,7 +13,6 @@ _FAST = {
     "mixed_precision": True,
     "enable_tf32": True,
     "channels_last": True,
-    "use_torch_compile": True,
     "persistent_workers": True,
 }
 

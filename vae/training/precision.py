@@ -56,6 +56,8 @@ def why_not_compile(device: torch.device, kernels: str = "auto") -> str | None:
 def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> None:
     """Compile a network's forward; parameter names do not change.
 
+    LPIPS is not compiled: its first step would take minutes, and its convolutions stay the same.
+
     The autoencoder is compiled block by block. Compiled as a whole, its backward would return the gradients
     of all weights at once, in addition to those of earlier micro-batches; and blocks of equal shape share
     their compiled code. Operations that the compiler does not trace decide what a block saves for backward,

@@ -258,7 +258,7 @@ def _networks(
         console.info(f"--use_torch_compile: {reason}; training continues without it, only slower")
         compiled = False
     if compiled:
-        for module in filter(None, (state.autoencoder, state.discriminator, perceptual)):
+        for module in filter(None, (state.autoencoder, state.discriminator)):
             compile_in_place(module)
     discriminator = dist.wrap(state.discriminator) if state.discriminator is not None else None
     autoencoder = dist.wrap(state.autoencoder)
