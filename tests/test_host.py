@@ -4,7 +4,14 @@ import os
 
 import pytest
 
-from vae.host import container_memory, container_quota, decoding_processes, main_memory, usable_cores
+from vae.host import (
+    container_memory,
+    container_quota,
+    decoding_processes,
+    free_memory,
+    main_memory,
+    usable_cores,
+)
 
 
 def test_usable_cores_respect_affinity_and_quota(tmp_path):
@@ -45,6 +52,13 @@ def test_container_memory(tmp_path, name, text, limit):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     assert container_memory(tmp_path) == limit
+
+
+def test_free_memory_is_at_most_the_limit_of_the_container(tmp_path, monkeypatch):
+    monkeypatch.setattr("vae.host.main_memory", lambda: (64 * 2**30, 40 * 2**30))
+    assert free_memory(tmp_path) == 40 * 2**30
+    (tmp_path / "memory.max").write_text("8589934592\n")
+    assert free_memory(tmp_path) == 8 * 2**30
 
 
 def test_main_memory():

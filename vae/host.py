@@ -66,6 +66,12 @@ def main_memory() -> tuple[int, int]:
         return total, total
 
 
+def free_memory(cgroup: Path = CGROUP) -> int:
+    """Bytes of main memory that this process may still use, at most the limit of its container."""
+    free, limit = main_memory()[1], container_memory(cgroup)
+    return free if limit is None else min(free, limit)
+
+
 def windows_memory() -> dict[str, int]:
     """The fields of GlobalMemoryStatusEx in their order, in bytes."""
     import ctypes

@@ -113,8 +113,7 @@ def test_error_for_an_unknown_card_names_the_other_flag():
 
 def test_without_gpu_main_memory_is_planned_and_the_flags_are_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("vae.memory.available.main_memory", lambda: (64 * GIB, 40 * GIB))
-    monkeypatch.setattr("vae.memory.available.container_memory", lambda: 16 * GIB)
+    monkeypatch.setattr("vae.memory.available.free_memory", lambda: 16 * GIB)
     found = find_target(None, None)
     assert not found.is_gpu
     assert found.available == 16 * GIB * CPU_SHARE

@@ -9,9 +9,31 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from vae.host import GIB, free_memory
 from vae.inference.padding import crop_back, pad_to_multiple
 from vae.inference.tiled import decode_in_tiles, encode_in_tiles
 from vae.model.autoencoder import AutoencoderKL, Posterior
+
+# The least bytes alive at once in main memory, per pixel, channel of the first level and byte of the dtype.
+# Whole images: counted by vae.memory.live_bytes. Tiles: the feature maps (docs/infer.md has measurements).
+_WHOLE = {"encode": 4.0, "decode": 5.5}
+_TILED = {"encode": 2.0, "decode": 3.0}
+
+
+def check_main_memory(
+    model: AutoencoderKL, operation: str, pixels: int, dtype: torch.dtype, tile: int | None
+) -> None:
+    """Raise MemoryError if an operation on that many pixels needs more main memory than is free.
+
+    `operation` is "encode" or "decode". Without this check, Linux ends the process without a message. Memory
+    of a GPU needs no check: PyTorch reports it.
+    """
+    if tile is None and next(model.parameters()).device.type != "cpu":
+        return
+    factor = (_WHOLE if tile is None else _TILED)[operation]
+    needed, free = int(factor * pixels * model.config.channels[0] * dtype.itemsize), free_memory()
+    if needed > free:
+        raise MemoryError(f"{operation} needs at least {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free")
 
 
 def _ignore_progress(done: int, total: int) -> None:
@@ -30,9 +52,10 @@ def encode_images(
     """Posterior (B, Z, h, w) of images (B, 3, H, W) in [-1, 1], padded to multiples of f.
 
     `tile` is the side of the tiles in px; None computes the whole image at once. `on_step(done, total)` is
-    called after each tile, with FLOPs.
+    called after each tile, with FLOPs. Raises MemoryError if the main memory is too small.
     """
     padded = pad_to_multiple(images, model.downsampling)
+    check_main_memory(model, "encode", padded[:, 0].numel(), dtype, tile)
     device = next(model.parameters()).device
     if tile is None:
         posterior = model.encode(_to_network(padded, device, dtype))
@@ -54,8 +77,9 @@ def decode_latents(
     """Images (B, 3, H, W) in about [-1, 1], not clamped, from the encoder's latents (B, Z, h, w).
 
     `size` is the (H, W) before padding; None returns all (h f, w f) pixels. For `tile` and `on_step`, see
-    `encode_images`.
+    `encode_images`. Raises MemoryError if the main memory is too small.
     """
+    check_main_memory(model, "decode", latents[:, 0].numel() * model.downsampling**2, dtype, tile)
     device = next(model.parameters()).device
     if tile is None:
         images = model.decode(_to_network(latents, device, dtype))

@@ -42,8 +42,10 @@ def _attempt(session: Session, task: Task) -> str | None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        needed = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""
         return (
-            f"out_of_memory: does not fit into memory on {session.device.type}: {_smaller_setting(session)}"
+            f"out_of_memory: does not fit into memory on {session.device.type}{needed}: "
+            f"{_smaller_setting(session)}"
         )
     return None
 

@@ -10,7 +10,7 @@ import torch
 
 from vae.config.infer_flags import InferConfig
 from vae.device import DTYPES, pick_device, precision_support, warn_of_slow_bf16
-from vae.inference.codec import decode_latents, encode_images
+from vae.inference.codec import check_main_memory, decode_latents, encode_images
 from vae.inference.image_files import read_image
 from vae.inference.latent_file import (
     BadLatentsError,
@@ -56,7 +56,9 @@ class Session:
         )
 
     def encode(self, images: torch.Tensor) -> Latents:
-        """Latents of images (1, 3, H, W) in [-1, 1]."""
+        """Latents of images (1, 3, H, W) in [-1, 1]; MemoryError if what follows does not fit either."""
+        if self.config.mode != "encode":
+            check_main_memory(self.model, "decode", images[:, 0].numel(), self.dtype, self.tile)
         with _tile_progress("encode") as on_step:
             posterior = encode_images(self.model, images, dtype=self.dtype, tile=self.tile, on_step=on_step)
         self._check_finite(posterior.mean)

@@ -2,7 +2,7 @@
 
 import torch
 
-from vae.host import GIB, container_memory, main_memory
+from vae.host import GIB, free_memory
 
 CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the rest
 # Bytes of a step on a CUDA device in addition to its live tensors: workspaces of cuDNN and cuBLAS, and gaps
@@ -18,8 +18,7 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device)
-    free, limit = main_memory()[1], container_memory()
-    return int((free if limit is None else min(free, limit)) * CPU_SHARE)
+    return int(free_memory() * CPU_SHARE)
 
 
 def reserve_bytes(device: torch.device) -> int:
