@@ -12,6 +12,7 @@ from tests.harness.training_runs import ONE_PROCESS, SHORT, train_short
 from vae.interop import checkpoint_schema
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.step import UpdateState
+from vae.training.checkpoint_writer import CheckpointWriter
 from vae.training.context import StageContext
 from vae.training.history import History
 from vae.training.logbook import Logbook
@@ -56,6 +57,7 @@ def test_ema_weights_have_no_graph_after_training_steps(tiny):
         plan=plan_stage(run.config, stage, torch.float32, ONE_PROCESS),
         settings=StepSettings(micro_batch=4, recompute="none", may_recompute_more=False),
         logbook=Logbook(run.output_dir, 0, active=False),
+        writer=CheckpointWriter(background=True),
         signals=StopSignals(),
     )
     before = {name: value.clone() for name, value in state.ema.state_dict().items()}

@@ -292,6 +292,10 @@ class RunConfig:
     keep_checkpoints: int = option(
         3, "checkpoints to keep in addition to the best one and the last one of each stage", at_least=2
     )
+    background_save: bool = option(
+        True,
+        "write checkpoints while training goes on, from a copy of the weights and moments in main memory",
+    )
     save_samples_freq: int = option(100, "optimizer steps between sample grids; 0: none", at_least=0)
     sample_images: str | None = option(
         None,

@@ -188,11 +188,11 @@ def _discriminator(config: Config, tensors: Mapping[str, torch.Tensor]) -> Discr
 
 
 def _plain_tensors(what: str, tensors: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
-    """The tensors; ContentError if one is not a dense tensor in host memory, or shares its numbers."""
+    """The tensors; ContentError if one is not a dense tensor with data, or repeats its numbers."""
     for name, value in tensors.items():
         if not isinstance(name, str) or type(value) is not torch.Tensor:
             raise ContentError(f"{what} has {_shown(name)}, {_shown(value)}")
-        if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise ContentError(f"{what} has {name}, which is not a dense tensor")
         if value.untyped_storage().nbytes() < value.nbytes:  # a stride of 0 repeats numbers
             raise ContentError(f"{what} has {name}, which is larger than its data")

@@ -19,8 +19,3 @@ def available_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device)
     return int(free_memory() * CPU_SHARE)
-
-
-def reserve_bytes(device: torch.device) -> int:
-    """Bytes that a step uses on the device in addition to its live tensors."""
-    return CUDA_RESERVE if device.type == "cuda" else 0

@@ -10,6 +10,7 @@ from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
 from vae.host import GIB
 from vae.losses.perceptual import build_perceptual
+from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
@@ -34,7 +35,7 @@ class StepSpec:
     world_size: int = 1  # if more than 1, reducing the gradients needs another copy of them
     train_part: str = "all"  # "decoder": the encoder has no stored activations, gradients or moments
     recompute: str = "none"  # recompute level, see vae.model.recompute
-    reserve: int = 0  # bytes in addition to all tensors: available.reserve_bytes
+    reserve: int = 0  # bytes in addition to all tensors: reserve_bytes
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def stage_spec(
 ) -> StepSpec:
     """The spec of a stage's step: crops of `image_size` px, `batch_size` of them per batch.
 
-    `reserve`: bytes that the device needs in addition to all tensors (vae.memory.available).
+    `reserve`: bytes that the device needs in addition to all tensors (`reserve_bytes`).
     """
     return StepSpec(
         model=config.model,
@@ -72,6 +73,19 @@ def stage_spec(
         train_part=config.optim.train_part,
         reserve=reserve,
     )
+
+
+def reserve_bytes(config: Config, *, is_gpu: bool) -> int:
+    """Bytes that a run needs on its device in addition to the live tensors of a step."""
+    if is_gpu:
+        return CUDA_RESERVE
+    return checkpoint_bytes(config) if config.run.background_save else 0
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Bytes of a checkpoint's tensors, which --background_save copies into main memory."""
+    spec = stage_spec(config, 0, 0, torch.float32, 0)
+    return _resident_bytes(replace(_meta_networks(spec), perceptual=None), spec)
 
 
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:

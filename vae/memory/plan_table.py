@@ -21,7 +21,7 @@ from vae.device import precision_support
 from vae.gpus import CPU_SETTINGS, Card, find_cards, match_card
 from vae.host import GIB
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
-from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, stage_spec
+from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, reserve_bytes, stage_spec
 
 # Of an RTX 5090's 31.84 GiB, PyTorch sees 31.37. CUDA itself uses 0.6 of these if a process uses the rest:
 # https://github.com/Wan-Video/Wan2.1/issues/465. The free memory of a card in this machine is read instead.
@@ -153,7 +153,7 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
         dtype = choose_dtype(config.speed, target.precision)
     except UserError as error:
         return ProfilePlan(name, image_size, images, available / GIB, problem=str(error))
-    reserve = CUDA_RESERVE if target.is_gpu else 0
+    reserve = reserve_bytes(config, is_gpu=target.is_gpu)
     spec = stage_spec(config, image_size, batch_size, getattr(torch, dtype), reserve)
     memory, problem = _choose(spec, available)
     floor = None
@@ -235,7 +235,9 @@ def table_row(plan: ProfilePlan) -> str:
 
 
 def _legend(target: Target) -> list[str]:
-    libraries = f", and {CUDA_RESERVE / GIB:g} GiB for libraries and gaps" if target.is_gpu else ""
+    libraries = ", and the copy of --background_save"
+    if target.is_gpu:
+        libraries = f", and {CUDA_RESERVE / GIB:g} GiB for libraries and gaps"
     lines = [
         "images: per optimizer step; passes: number x images of each pass; all columns: docs/plan.md",
         "peak: weights, gradients, moments, EMA weights, all tensors of the step without torch.compile"

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from tqdm import tqdm
@@ -10,7 +11,7 @@ from tqdm import tqdm
 from vae import console
 from vae.config.errors import NonFiniteError, UserError
 from vae.config.options import flatten
-from vae.training.checkpoints import position_name, prune, save_verified
+from vae.training.checkpoints import position_name, prune
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import duration_line
 from vae.training.logbook import Logbook
@@ -33,6 +34,8 @@ def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tq
     epoch_is_done = ctx.steps.epoch_is_done(state.position)
     if step % options.log_freq == 0 or epoch_is_done:
         log_steps(run, ctx, state, bar)
+    if run.dist.is_main:
+        ctx.writer.report()
     if stopping:
         return
     if options.save_samples_freq and step % options.save_samples_freq == 0:
@@ -186,28 +189,30 @@ def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
 def save_now(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     """Save a checkpoint named after the current position, unless this command has already saved this step."""
     if state.saved_step != state.position.step:
-        save(run, ctx, state, position_name(state.position), required=True)
+        save(run, ctx, state, position_name(state.position))
 
 
 def save(run: RunContext, ctx: StageContext, state: TrainingState, name: str, required: bool = False) -> None:
-    """Write and verify a checkpoint, then prune. A failure is reported and training continues.
+    """Save a checkpoint, then prune. Training continues while the file is written, and if that fails.
 
-    Raises UserError if a `required` checkpoint cannot be written.
+    A `required` checkpoint is waited for; raises UserError if it cannot be written.
     """
-    path, failure = run.output_dir / name, None
     if run.dist.is_main:
-        failure = save_verified(path, _checkpoint(run, ctx, state))
-        if failure is None:
-            keep, best = run.config.run.keep_checkpoints, state.history.best_checkpoint
-            prune(run.output_dir, keep, state.stages, state.position, best, state.lineage)
-        else:
-            console.warning(f"{path} is not saved: {failure}; older checkpoints are unchanged")
-    (failures,) = run.dist.all_reduce_scalars(failure is not None)
-    if failures and required:
+        keep, best = run.config.run.keep_checkpoints, state.history.best_checkpoint
+        position = replace(state.position)  # pruning runs when training is further
+        remove_old = partial(prune, run.output_dir, keep, state.stages, position, best, state.lineage)
+        ctx.writer.save(run.output_dir / name, _checkpoint(run, ctx, state), remove_old)
+    state.saved_step = state.position.step
+    if required:
+        finish_saving(run, ctx)
+
+
+def finish_saving(run: RunContext, ctx: StageContext) -> None:
+    """Wait until the last checkpoint is on disk; UserError, on every process, if it cannot be written."""
+    failure = ctx.writer.finish() if run.dist.is_main else None
+    if run.dist.all_reduce_scalars(failure is not None)[0]:
         reason = failure or "the main process reports the reason"
         raise UserError(f"--output_dir {run.output_dir}: the last checkpoint could not be written: {reason}")
-    if not failures:
-        state.saved_step = state.position.step
 
 
 def _checkpoint(run: RunContext, ctx: StageContext, state: TrainingState) -> dict:

@@ -7,6 +7,7 @@ import torch
 
 from vae.config.options import Config
 from vae.step import Networks
+from vae.training.checkpoint_writer import CheckpointWriter
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
 from vae.training.duration import StageDuration
@@ -62,6 +63,7 @@ class StageContext:
     plan: StagePlan
     settings: StepSettings  # changed if memory runs out
     logbook: Logbook
+    writer: CheckpointWriter
     signals: StopSignals
     metrics: RunningMetrics = field(default_factory=RunningMetrics)
     duration: StageDuration = field(default_factory=StageDuration)

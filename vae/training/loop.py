@@ -14,7 +14,7 @@ from vae.data.probing import accepted_bad_images
 from vae.losses.adversarial import adaptive_weight, ramp, update_running
 from vae.noise import posterior_noise
 from vae.step import StepInputs, apply_update
-from vae.training.between_steps import after_step, end_epoch, report_duration, save_now
+from vae.training.between_steps import after_step, end_epoch, finish_saving, report_duration, save_now
 from vae.training.context import RunContext, StageContext
 from vae.training.logbook import REJECTED_NAME
 from vae.training.oom_retry import gradients_with_oom_retry
@@ -53,6 +53,7 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
                 after_step(run, ctx, state, bar, stopping=outcome is Outcome.SIGNALLED)
                 if outcome is not None:
                     save_now(run, ctx, state)
+                    finish_saving(run, ctx)
                     break
                 report_duration(run, ctx, state)
                 ctx.metrics.exclude_pause()
@@ -131,6 +132,7 @@ def _report_rejected(
     accepted = accepted_bad_images(share, total)
     if len(state.rejected) > accepted:
         save_now(run, ctx, state)
+        finish_saving(run, ctx)
         raise DataError(
             f"{len(state.rejected)} of {total} training images cannot be used, more than the {accepted} of "
             f"--max_bad_fraction {share}: they are listed in {run.output_dir / REJECTED_NAME}; "

@@ -10,8 +10,11 @@ from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.config.options import flatten
 from vae.host import GIB
+from vae.memory.available import available_bytes
+from vae.memory.plan import checkpoint_bytes
 from vae.model.recompute import set_recompute
 from vae.training.between_steps import begin_stage, save_samples, validate_final
+from vae.training.checkpoint_writer import CheckpointWriter
 from vae.training.context import RunContext, StageContext
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, export_final
@@ -92,11 +95,12 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
     _print_remarks(run)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
     begin_run(run, state, logbook)
+    writer = CheckpointWriter(_saves_in_background(run))
     try:
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
             plan = plans.get(stage) or _plan(run, stage)  # early stopping moves the later stages
-            ctx = _stage_context(run, stage, plan, logbook, signals)
+            ctx = _stage_context(run, stage, plan, logbook, writer, signals)
             set_recompute(state.autoencoder, ctx.settings.recompute)
             _print_stage(run, ctx, state)
             reset_memory_peaks(run.dist.device)
@@ -114,8 +118,22 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
         validate_final(run, ctx, state)
         _finish(run, state, ctx.stage, logbook, ctx.baselines)
     finally:
+        writer.finish()
         logbook.close()
     return 0
+
+
+def _saves_in_background(run: RunContext) -> bool:
+    """Whether --background_save is given and this machine has the memory for its copy of the state."""
+    if not (run.config.run.background_save and run.dist.is_main) or run.dist.device.type == "cpu":
+        return run.config.run.background_save  # the plan of a CPU includes the copy
+    needed, available = checkpoint_bytes(run.config), available_bytes(torch.device("cpu"))
+    if needed > available:
+        console.info(
+            f"--background_save needs {needed / GIB:.1f} GiB of main memory, but only "
+            f"{available / GIB:.1f} GiB may be used: saves make training wait"
+        )
+    return needed <= available
 
 
 def _choose_length(
@@ -127,8 +145,9 @@ def _choose_length(
 ) -> tuple[RunContext, Stage]:
     """The run and its first stage with the number of epochs that --train_minutes means on this machine."""
     nothing_written = Logbook(run.output_dir, state.position.step, active=False)
+    writer = CheckpointWriter(background=False)
     index, plan = state.stages.index(stage), plans[stage]
-    run = choose_length(run, _stage_context(run, stage, plan, nothing_written, signals), state)
+    run = choose_length(run, _stage_context(run, stage, plan, nothing_written, writer, signals), state)
     plans[state.stages[index]] = plan
     return run, state.stages[index]
 
@@ -146,12 +165,17 @@ def _plan(run: RunContext, stage: Stage) -> StagePlan:
 
 
 def _stage_context(
-    run: RunContext, stage: Stage, plan: StagePlan, logbook: Logbook, signals: StopSignals
+    run: RunContext,
+    stage: Stage,
+    plan: StagePlan,
+    logbook: Logbook,
+    writer: CheckpointWriter,
+    signals: StopSignals,
 ) -> StageContext:
     settings = StepSettings(
         plan.memory.micro_batch, plan.memory.recompute, run.config.speed.recompute == "auto"
     )
-    return StageContext(stage, run.steps_of(stage), plan, settings, logbook, signals)
+    return StageContext(stage, run.steps_of(stage), plan, settings, logbook, writer, signals)
 
 
 def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) -> str | None:

@@ -4,14 +4,12 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
-
-import torch
 
 from vae import console
 from vae.config.recipes import recipe_values
 from vae.data.dataset import Batch
 from vae.model.recompute import set_recompute
+from vae.training.checkpoint_writer import HostCopy
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import MINUTE, duration_text
 from vae.training.loop import train_loader, update_weights
@@ -72,7 +70,7 @@ def measure_step(run: RunContext, ctx: StageContext, state: TrainingState) -> fl
 
     The first step is not measured: it compiles kernels and allocates memory.
     """
-    before = _copy_to_host(checkpoint_content(state, {}, ""))
+    before = HostCopy().of(checkpoint_content(state, {}, ""))  # the device may have no room for a second one
     set_recompute(state.autoencoder, ctx.settings.recompute)
     with ctx.signals.answering(MEASURING), train_loader(run, ctx) as loader:
         batches = itertools.chain.from_iterable(map(loader.batches, itertools.count(ctx.stage.first_epoch)))
@@ -100,12 +98,3 @@ def _seconds_per_step(
         if seconds >= MOST_SECONDS or (seconds >= MEASURED_SECONDS and steps >= MEASURED_STEPS):
             return seconds / steps
     raise AssertionError("batches of endless epochs ended")
-
-
-def _copy_to_host(value: Any) -> Any:
-    """A copy of nested data with all tensors in host memory: the device may have no room for a second one."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copy_to_host(part) for key, part in value.items()}
-    return [_copy_to_host(part) for part in value] if isinstance(value, list | tuple) else value

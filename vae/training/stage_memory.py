@@ -7,8 +7,8 @@ import torch
 
 from vae.config.options import Config
 from vae.host import GIB
-from vae.memory.available import available_bytes, reserve_bytes
-from vae.memory.plan import StepMemory, choose_step, stage_spec
+from vae.memory.available import available_bytes
+from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
 from vae.memory.plan_table import describe_step
 from vae.training.distributed import Distributed
 from vae.training.stages import Stage
@@ -25,9 +25,8 @@ class StagePlan:
 def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distributed) -> StagePlan:
     """Choose how the steps of a stage run; UserError if not even one image fits."""
     device, speed = dist.device, config.speed
-    spec = stage_spec(
-        config, stage.image_size, stage.batch_size, dtype, reserve_bytes(device), dist.world_size
-    )
+    reserve = reserve_bytes(config, is_gpu=device.type == "cuda")
+    spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
     available = int(available_bytes(device) * speed.vram_margin)
     return StagePlan(choose_step(spec, available, speed.micro_batch_size, speed.recompute), available)
 

@@ -1,0 +1,222 @@
+"""Saving without waiting: the file has the state at the save, one at a time, and failures are reported."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.harness.checkpoints import WITH_DISCRIMINATOR, checkpoint
+from tests.harness.faults import Fault, injected, run_forked
+from tests.harness.training_runs import assert_same, last_checkpoint, records
+from vae.config.errors import EXIT_CONFIG, EXIT_SAVED_RESUMABLE
+from vae.config.options import build
+from vae.config.resolve import PER_COMMAND
+from vae.interop.checkpoint_file import load_checkpoint
+from vae.memory.plan import checkpoint_bytes, reserve_bytes
+from vae.training import checkpoint_writer, loop
+from vae.training.checkpoint_writer import CheckpointWriter, HostCopy
+from vae.training.run import train
+
+SECONDS = 60  # a busy machine is no failure
+WEIGHT = "decoder.conv_out.weight"
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "checkpoint_epoch_1.pt"
+
+
+@pytest.fixture
+def gate(monkeypatch) -> threading.Event:
+    """Files are written only after this event is set."""
+    opened, save_verified = threading.Event(), checkpoint_writer.save_verified
+
+    def gated(path: Path, content: dict[str, Any]) -> str | None:
+        assert opened.wait(SECONDS)
+        return save_verified(path, content)
+
+    monkeypatch.setattr(checkpoint_writer, "save_verified", gated)
+    return opened
+
+
+def test_file_has_the_values_of_the_moment_of_the_save(path, gate):
+    writer, content, expected = CheckpointWriter(background=True), checkpoint(), checkpoint()
+    writer.save(path, content, list)
+    content["model"][WEIGHT].zero_()  # as the next step would
+    content["optimizers"][0]["state"][0]["exp_avg"].zero_()
+    content["position"]["step"] += 1
+    assert not path.exists()
+    gate.set()
+    assert writer.finish() is None
+    loaded = load_checkpoint(path)
+    assert_same({key: loaded[key] for key in expected}, expected, "content")
+
+
+def test_next_save_waits_and_old_checkpoints_go_after_the_new_one_is_on_disk(tmp_path, gate):
+    writer, pruned = CheckpointWriter(background=True), []
+    paths = [tmp_path / f"checkpoint_step_{step}.pt" for step in (1, 2)]
+    writer.save(paths[0], checkpoint(1), lambda: pruned.append([path.exists() for path in paths]))
+    timer = threading.Timer(0.1, gate.set)
+    timer.start()
+    writer.save(paths[1], checkpoint(2), lambda: pruned.append([path.exists() for path in paths]))
+    assert gate.is_set()
+    assert writer.finish() is None
+    assert pruned == [[True, False], [True, True]]
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_failed_save_is_reported_once_and_tried_again(path, monkeypatch, capsys, background):
+    """The disk is full three times; a record is not removed and nothing is pruned before the file exists."""
+    monkeypatch.setattr(checkpoint_writer, "RETRY_SECONDS", 0.01)
+    writer, pruned = CheckpointWriter(background), threading.Event()
+    with injected(Fault("fail", "save.open", times=3)):
+        writer.save(path, checkpoint(), pruned.set)
+        assert pruned.wait(SECONDS)
+        assert writer.finish() is None
+    failed, saved = capsys.readouterr().out.splitlines()
+    assert f"WARNING: {path} is not saved: [Errno 28] No space left on device" in failed
+    assert "trying again" in failed
+    assert saved == f"{path} is saved now"
+    load_checkpoint(path)
+
+
+def test_failed_checkpoint_is_replaced_by_the_next_one(tmp_path, capsys):
+    """The next try is an hour away: neither the next save nor the end of the run waits for it."""
+    writer = CheckpointWriter(background=True)
+    paths = [tmp_path / f"checkpoint_step_{step}.pt" for step in (1, 2, 3)]
+    with injected(Fault("fail", "save.open")):
+        writer.save(paths[0], checkpoint(1), list)
+        while not writer._news:  # until the first attempt has failed
+            pass
+        writer.save(paths[1], checkpoint(2), list)
+        assert writer.finish() is None
+    with injected(Fault("fail", "save.open")):
+        writer.save(paths[2], checkpoint(3), list)
+        while not writer._news:
+            pass
+        assert writer.finish() is None  # tries once more, and succeeds
+    assert [path.exists() for path in paths] == [False, True, True]
+    assert capsys.readouterr().out.count("is not saved") == 2
+
+
+def test_checkpoint_that_could_not_be_loaded_replaces_nothing(path, capsys):
+    writer, content = CheckpointWriter(background=True), checkpoint()
+    content["model"][WEIGHT][0] = float("nan")
+    writer.save(path, content, lambda: pytest.fail("pruned"))
+    assert "not finite" in writer.finish()
+    assert not path.exists()
+    assert "older checkpoints are unchanged" in capsys.readouterr().out
+
+
+def test_too_little_memory_for_the_copy_makes_training_wait(path, monkeypatch, capsys):
+    def no_memory(*_arguments):
+        raise RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"
+        )
+
+    monkeypatch.setattr(HostCopy, "of", no_memory)
+    writer = CheckpointWriter(background=True)
+    for step in (1, 2):
+        writer.save(path, checkpoint(step), list)
+        assert load_checkpoint(path)["position"]["step"] == step  # without finish
+    assert capsys.readouterr().out.count("--background_save") == 1
+
+
+def test_error_in_the_thread_ends_the_run(path):
+    writer = CheckpointWriter(background=True)
+    writer.save(path, checkpoint(), lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        writer.finish()
+
+
+def test_copies_use_the_same_memory_and_keep_layouts():
+    copy, image = HostCopy(), torch.ones(2, 8, 4, 4)
+    first = copy.of({"a": [torch.zeros(2, 3), (image.to(memory_format=torch.channels_last), "x")]})
+    second = copy.of({"a": [torch.ones(2, 3), (image, "x")]})
+    assert first["a"][0].data_ptr() == second["a"][0].data_ptr()
+    assert torch.equal(first["a"][0], torch.ones(2, 3))
+    assert first["a"][1][0].is_contiguous(memory_format=torch.channels_last)
+    assert second["a"][1][0].is_contiguous()  # another layout needs other memory
+    assert type(second["a"][1]) is tuple
+
+
+def test_plan_counts_the_copy():
+    content = checkpoint(**WITH_DISCRIMINATOR)
+    networks = [content[name] for name in ("model", "ema", "discriminator")]
+    moments = [state for saved in content["optimizers"] for state in saved["state"].values()]
+    tensors = [value for part in (*networks, *moments) for value in part.values() if value.dim()]
+    config = build(content["config"])
+    assert checkpoint_bytes(config) == sum(value.nbytes for value in tensors)
+    assert reserve_bytes(config, is_gpu=False) == checkpoint_bytes(config)
+    without = replace(config, run=replace(config.run, background_save=False))
+    assert reserve_bytes(without, is_gpu=False) == 0
+
+
+@pytest.mark.gpu
+def test_copy_of_a_gpu_tensor_is_pinned_and_complete():
+    value = torch.randn(1000, 1000, device="cuda")
+    copy = HostCopy().of({"a": value * 2})["a"]
+    assert copy.is_pinned()
+    assert torch.equal(copy, (value * 2).cpu())
+
+
+# ---- real runs -------------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tiny, gate, monkeypatch):
+    """The checkpoint after step 3 is written only when step 5 begins."""
+    take_step = loop.take_step
+
+    def opening(run, ctx, state, batch):
+        if state.position.step == 4:
+            assert not list(run.output_dir.glob("checkpoint_*.pt"))
+            gate.set()
+        return take_step(run, ctx, state, batch)
+
+    monkeypatch.setattr(loop, "take_step", opening)
+    assert train(tiny) == 0
+    found = {path.name for path in Path(tiny["output_dir"]).glob("*.pt")}
+    assert found == {"checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt"}
+
+
+@pytest.mark.slow
+def test_background_and_blocking_saves_give_the_same_checkpoints(tiny, tmp_path):
+    found = []
+    for name, background in (("one", True), ("other", False)):
+        folder = tmp_path / name
+        given = {**tiny, "output_dir": str(folder), "background_save": background, "checkpoint_steps": 1}
+        assert train({**given, "keep_checkpoints": 99}) == 0
+        contents = {path.name: load_checkpoint(path) for path in sorted(folder.glob("*.pt"))}
+        for content in contents.values():
+            unequal = {*PER_COMMAND, "background_save"}
+            content["config"] = {k: v for k, v in content["config"].items() if k not in unequal}
+            content.pop("run", None)
+        found.append(contents)
+    assert len(found[0]) == 6
+    assert_same(*found, "checkpoints")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="the process is a fork")
+def test_stop_signal_waits_for_the_checkpoint_under_way(tiny, tmp_path):
+    """The signal comes in step 2, while the file of step 1 is written slowly."""
+    slow, stop = Fault("slow", "save.flush", value=1.0), Fault("signal", "step", nth=2, value=15)
+    given = {**tiny, "checkpoint_steps": 1, "log_freq": 1}
+    assert run_forked(given, slow, stop) == [EXIT_SAVED_RESUMABLE]
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] == 2
+    load_checkpoint(tmp_path / "run" / "checkpoint_step_1.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="the processes are forks")
+def test_two_processes_end_together_if_the_last_save_fails(tiny, tmp_path):
+    given = {**tiny, "batch_size": 2, "checkpoint_steps": 1, "log_freq": 1}
+    log = tmp_path / "output.txt"
+    codes = run_forked(given, Fault("fail", "save.open", times=99), processes=2, log=log)
+    assert EXIT_CONFIG in codes, log.read_text()
+    assert "the last checkpoint could not be written: " in log.read_text()
+    assert len(records(tmp_path / "run", "train")) == 6  # all others could fail

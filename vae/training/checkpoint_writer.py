@@ -1,0 +1,155 @@
+"""Saving without waiting: a thread writes and verifies a copy of the state while training goes on."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vae import console
+from vae.device import is_out_of_memory
+from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.training.checkpoints import save_verified
+
+RETRY_SECONDS = 60.0  # after a failed save, for example on a full disk
+
+
+class HostCopy:
+    """Copies nested data with its tensors into host memory; the next copy uses the same memory again."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def of(self, value: Any) -> Any:
+        """The copy, complete when this returns; the previous one is overwritten."""
+        copied = self._copy(value, ())
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+        return copied
+
+    def _copy(self, value: Any, where: tuple[Any, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._buffer(value.detach(), where).copy_(value.detach(), non_blocking=True)
+        if isinstance(value, dict):
+            return type(value)((key, self._copy(part, (*where, key))) for key, part in value.items())
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(part, (*where, index)) for index, part in enumerate(value))
+        return value
+
+    def _buffer(self, value: torch.Tensor, where: tuple[Any, ...]) -> torch.Tensor:
+        """Memory of the tensor's shape and layout; pinned if a GPU copies into it, which is faster."""
+        form = (value.shape, value.stride(), value.dtype)
+        found = self._buffers.get(where)
+        if found is None or (found.shape, found.stride(), found.dtype) != form:
+            found = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+            self._buffers[where] = found
+        return found
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run, at most one at a time. The main process uses it, between steps."""
+
+    def __init__(self, background: bool) -> None:
+        """With `background`, a save only copies the state; without, it also waits for the file."""
+        self._background = background
+        self._host_copy = HostCopy()
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._try_again = True
+        self._failure: str | None = None  # why the last checkpoint is not on disk
+        self._news: list[Callable[[], None]] = []  # what the next `report` prints
+
+    def save(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
+        """Save a checkpoint, then `prune`; waits for the previous one, and replaces one that failed.
+
+        A failure is reported here or by `report`, and the same content is tried again every minute.
+        """
+        self.finish(try_again=False)
+        self._failure, delay = None, 0.0
+        copy = self._copied(content) if self._background else None
+        if copy is None:
+            may_try_again, delay = self._attempt(path, content, prune), RETRY_SECONDS
+            self.report()
+            if not may_try_again or (copy := self._copied(content)) is None:
+                return
+        self._ending.clear()
+        arguments = (path, copy, prune, delay)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self, try_again: bool = True) -> str | None:
+        """Wait for the file under way; returns why the last checkpoint is not on disk.
+
+        If it has failed before, it is tried once more with `try_again`.
+        """
+        if self._thread is not None:
+            self._try_again = try_again
+            self._ending.set()
+            self._thread.join()
+            self._thread = None
+        self.report()
+        return self._failure
+
+    def report(self) -> None:
+        """Print what has happened since the last call."""
+        while self._news:
+            self._news.pop(0)()
+
+    def _copied(self, content: dict[str, Any]) -> Any:
+        """The content in host memory; None, reported once, if there is too little of it."""
+        try:
+            return self._host_copy.of(content)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and not is_out_of_memory(error):
+                raise
+        if self._background:
+            console.info("--background_save: no memory for a copy of the weights: saves make training wait")
+        self._background = False
+        return None
+
+    def _write(self, path: Path, content: dict[str, Any], prune: Callable[[], object], delay: float) -> None:
+        """The thread: try until the checkpoint is on disk, or until another one replaces it."""
+        try:
+            while True:
+                ending = self._ending.wait(delay)
+                if ending and delay and not self._try_again:
+                    return
+                if not self._attempt(path, content, prune) or ending:
+                    return
+                delay = RETRY_SECONDS
+        except Exception as error:  # a bug: `report` raises it where it ends the run
+            self._failure = str(error)
+            self._news.append(partial(_raise, error))
+
+    def _attempt(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> bool:
+        """Write and verify the file; returns whether another attempt could succeed."""
+        before = self._failure
+        try:
+            check_content(content)
+        except ContentError as error:  # it could not be loaded: older checkpoints are worth more
+            self._failure = str(error)
+            self._tell(console.warning, f"{path} is not saved: {error}; older checkpoints are unchanged")
+            return False
+        self._failure = save_verified(path, content)
+        if self._failure is not None:
+            if before is None:
+                again = f"trying again every {RETRY_SECONDS:.0f} s"
+                text = f"{path} is not saved: {self._failure}; older checkpoints are unchanged; {again}"
+                self._tell(console.warning, text)
+            return True
+        if before is not None:
+            self._tell(console.info, f"{path} is saved now")
+        try:
+            prune()
+        except OSError as error:
+            self._tell(console.warning, f"older checkpoints cannot be removed: {error}")
+        return False
+
+    def _tell(self, print_line: Callable[[str], None], text: str) -> None:
+        self._news.append(partial(print_line, text))
+
+
+def _raise(error: Exception) -> None:
+    raise error
