@@ -1,8 +1,8 @@
-"""Flags of infer_vae.py that have no effect are refused."""
+"""Flags of infer_vae.py that have no effect are refused; unusual file names are not."""
 
 import pytest
 
-from vae.config.errors import UserError
+from vae.config.errors import UsageError, UserError
 from vae.config.infer_flags import parse_infer_flags
 
 WORDS = ["--vae", "vae", "--mode", "reconstruct", "--output_dir", "out", "--input"]
@@ -22,3 +22,9 @@ def test_input_files_may_have_the_names_of_flags():
 def test_flag_without_effect_is_refused(flag, message):
     with pytest.raises(UserError, match=f"^{message}"):
         parse_infer_flags([*WORDS, "image.png", flag])
+
+
+def test_file_name_that_starts_with_a_minus_can_be_given():
+    with pytest.raises(UsageError, match=r"--input needs a value: .* --input=VALUE"):
+        parse_infer_flags([*WORDS, "-rf.jpg"])
+    assert parse_infer_flags([*WORDS[:-1], "--input=-rf.jpg"]).input == ("-rf.jpg",)

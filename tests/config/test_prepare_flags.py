@@ -1,4 +1,4 @@
-"""A mistyped mode, value or flag of prepare_data.py names the most similar one, and its mode."""
+"""A missing or mistyped mode, value or flag of prepare_data.py is named with its remedy."""
 
 import pytest
 
@@ -13,6 +13,9 @@ FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
     [
         (["--mode", "proprocess"], ("--mode proprocess", "did you mean preprocess?", "analyze")),
         (["--mode=validat"], ("--mode validat", "did you mean validate?")),
+        (["--mode", "preprocess"], ("--input_dir, --output_dir are missing", "--help")),
+        (["--mode", "split"], ("--input_dir is missing",)),
+        (["--mode", "analyze", "--mode", "split"], ("--mode analyze and --mode split", "one mode")),
         (["--mode", "xyz"], ("--mode xyz", "choose one of preprocess, validate, analyze, split, demo")),
         (["--mod", "preprocess"], ("--mod:", "did you mean --mode?")),
         (["--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),
@@ -29,7 +32,7 @@ FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
         ),
     ],
 )
-def test_mistyped_word_suggests_the_most_similar(words, tokens):
+def test_mistake_names_the_remedy(words, tokens):
     with pytest.raises(UsageError) as caught:
         parse_prepare_flags(words)
     message = str(caught.value)

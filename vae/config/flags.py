@@ -2,42 +2,19 @@
 
 import argparse
 import json
-import re
-from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from vae.config.errors import UsageError, UserError
+from vae.config.errors import UserError
 from vae.config.options import ActionConfig, all_options, section_title, sections
+from vae.config.parser import OneLineParser
 from vae.config.resolve import LENGTHS
-from vae.config.values import base_type, check, from_json, is_list, nearest, unknown_choice
-
-# Values that start with a minus, as flags do. argparse itself does not recognise -1e-4 as a number.
-_NEGATIVE_NUMBER = re.compile(r"-(\.?\d.*|inf|infinity|nan)$", re.IGNORECASE)
+from vae.config.values import base_type, check, from_json, is_list, nearest
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """An argument parser that raises UsageError with a one-line message."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._negative_number_matcher = _NEGATIVE_NUMBER  # argparse has no public way to set it
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise UsageError with a suggestion; argparse only lists the choices."""
-        if action.choices is not None and value not in action.choices:
-            raise UsageError(unknown_choice(action.option_strings[0], value, action.choices))
-
-    def error(self, message: str) -> NoReturn:
-        number = re.fullmatch(r"argument (--\w+): invalid (int|float) value: '(.*)'", message)
-        if number:
-            flag, kind, value = number.groups()
-            raise UsageError(f"{flag} {value} is not a {'whole ' if kind == 'int' else ''}number")
-        raise UsageError(f"{message} (--help lists every flag)")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> OneLineParser:
     """The parser of train_vae.py. Its result contains only the flags that were given."""
     parser = OneLineParser(
         prog="train_vae.py",
@@ -98,7 +75,7 @@ def parse_section(section: type, prog: str, description: str, epilog: str, argv:
     )
     for item in fields(section):
         _add(parser, item)
-    values = vars(_parse(parser, argv))
+    values = vars(parser.parse(argv))
     for item in fields(section):
         if item.name in values:
             check(item, values[item.name])
@@ -111,33 +88,13 @@ def _help_format(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=108)
 
 
-def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """The given flags; an unknown flag is reported before a missing one, because it is often the same."""
-    known = [flag for action in parser._actions for flag in action.option_strings]
-    flags = [word.split("=")[0] for word in argv if word.startswith("--") and word != "--"]
-    for flag in flags:
-        if flag not in known and " " not in flag:
-            raise UsageError(unknown_flag(flag, known))
-    given, unknown = parser.parse_known_args(argv)
-    if unknown and unknown[0].startswith("-"):
-        raise UsageError(unknown_flag(unknown[0].split("=")[0], known))
-    if unknown:
-        raise UsageError(f"{unknown[0]} does not follow a flag: put a path with spaces in quotes")
-    return given
-
-
-def unknown_flag(flag: str, known: Iterable[str]) -> str:
-    """The message about a flag that does not exist."""
-    return f"unknown flag {flag}{nearest(flag, known)} (--help lists every flag)"
-
-
 def parse_flags(argv: list[str]) -> dict[str, Any]:
     """Option values of the trainer's command line; they override the values of its --config file.
 
     Raises UsageError for an unknown flag and UserError for a value outside its limits.
     """
     parser = build_parser()
-    values = vars(_parse(parser, argv))
+    values = vars(parser.parse(argv))
     options = {
         item.name: item for section in (ActionConfig, *sections().values()) for item in fields(section)
     }
@@ -160,9 +117,12 @@ def _without_other_length(loaded: dict[str, Any], flags: dict[str, Any]) -> dict
 def read_json(path: Path) -> dict[str, Any]:
     """Option values from a JSON file that contains one object; raises UserError for an unknown key."""
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows editors write a byte order mark
+        text = path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
+        loaded = json.loads(text, object_pairs_hook=partial(_without_repeated_keys, path))
     except OSError as error:
         raise UserError(f"--config {path} cannot be read: {error.strerror}") from None
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"--config {path} is not valid JSON: {error}") from None
     if not isinstance(loaded, dict):
@@ -179,3 +139,15 @@ def read_json(path: Path) -> dict[str, Any]:
         values[name] = from_json(options[name][1], value)
         check(options[name][1], values[name])
     return values
+
+
+def _without_repeated_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object as a dict; JSON would silently use the last of several values."""
+    for index, (name, value) in enumerate(pairs):
+        for other, earlier in pairs[:index]:
+            if name == other and value != earlier:
+                raise UserError(
+                    f'--config {path} contains the key "{name}" twice, with {json.dumps(earlier)} and '
+                    f"{json.dumps(value)}: remove one of them"
+                )
+    return dict(pairs)

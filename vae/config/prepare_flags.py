@@ -7,8 +7,9 @@ from dataclasses import MISSING, dataclass, fields
 
 from vae import console
 from vae.config.errors import EXIT_DATA, UsageError, UserError
-from vae.config.flags import OneLineParser, parse_section, unknown_flag
+from vae.config.flags import parse_section
 from vae.config.options import MAX_PIXELS, background_option, option
+from vae.config.parser import OneLineParser, unknown_flag
 from vae.config.values import most_similar
 
 
@@ -156,11 +157,14 @@ DESCRIPTION = "Prepare a training set from raw image files, in five modes. Each 
 def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
     """The options of the mode that --mode names; raises UsageError for every mistake."""
     first = OneLineParser(allow_abbrev=False, add_help=False)
-    first.add_argument("--mode", choices=tuple(CONFIG_OF))
-    known, words = first.parse_known_args(argv)
+    first.add_argument("--mode", choices=tuple(CONFIG_OF), action="append")
+    parsed, words = first.parse_known_args(argv)
+    if len(set(parsed.mode or [])) > 1:
+        raise UsageError(f"--mode {' and --mode '.join(parsed.mode)}: give one mode for each command")
+    mode = parsed.mode[0] if parsed.mode else None
     given = {word.split("=")[0] for word in words if word.startswith("--")}
-    _refuse_unknown_flags(known.mode, given)
-    if known.mode is None:
+    _refuse_unknown_flags(mode, given)
+    if mode is None:
         if not {"-h", "--help"} & set(words):
             raise UsageError(
                 f"--mode is missing: give one of {', '.join(CONFIG_OF)} (--help lists every flag)"
@@ -169,7 +173,7 @@ def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
         sys.exit(0)
     if "--undo_quarantine" in given:  # the only command without an input folder
         words = ["--input_dir", os.devnull, *words]
-    config = _parse_mode(known.mode, words)
+    config = _parse_mode(mode, words)
     _check_together(config, given)
     return config
 

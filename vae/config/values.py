@@ -85,6 +85,9 @@ def _whole_number(item: Field[Any], value: Any) -> int:
         raise UserError(f"--{item.name} {value} is neither a whole number nor auto") from None
 
 
+_SYNONYMS = {"gpu": "cuda"}  # "gpu" is spelt more like "cpu"
+
+
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The remedy ': did you mean X?' with the most similar known name, or an empty string."""
     close = most_similar(name, known)
@@ -93,7 +96,10 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
     """The most similar known name, or None if none is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    known = list(known)
+    if _SYNONYMS.get(name.lower()) in known:
+        return _SYNONYMS[name.lower()]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return close[0] if close else None
 
 
