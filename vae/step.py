@@ -51,6 +51,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
+def trained_networks(networks: Networks) -> list[nn.Module]:
+    """The networks that a step trains, unwrapped."""
+    return [unwrapped(network) for network in (networks.autoencoder, networks.discriminator) if network]
+
+
+def clear_gradients(networks: Networks) -> None:
+    """Delete the gradients of all networks."""
+    for network in trained_networks(networks):
+        network.zero_grad(set_to_none=True)
+
+
 def network_input(images: torch.Tensor, networks: Networks) -> torch.Tensor:
     """Float images in the dtype and memory layout of the networks."""
     layout = torch.channels_last if networks.channels_last else torch.contiguous_format

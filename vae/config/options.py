@@ -228,6 +228,11 @@ class SpeedConfig:
     use_torch_compile: bool = option(
         False, "compile the networks except LPIPS with torch.compile; no gain is known (docs/rtx5090.md)"
     )
+    cuda_graph: bool | None = option(
+        None,
+        "start a step's kernels with one call, for cards that compute faster than the host starts them; "
+        "default: if the memory of a step fits twice, with one process and without --profile_steps",
+    )
     micro_batch_size: str = option(
         "auto",
         "images per forward and backward pass, at most the batch; auto: as many as fit in memory; the "

@@ -12,17 +12,26 @@ from vae.config.options import RECOMPUTE, LossConfig
 from vae.device import is_out_of_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
-from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes, unwrapped
+from vae.step import (
+    Networks,
+    StepInputs,
+    clear_gradients,
+    compute_gradients,
+    micro_batch_sizes,
+    unwrapped,
+)
+from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
 
 
 @dataclass
 class StepSettings:
-    """How a step is computed. Both values change if memory runs out; neither changes the gradient."""
+    """How a step is computed. The first two change if memory runs out; nothing here changes the gradient."""
 
     micro_batch: int
     recompute: str
     may_recompute_more: bool  # --recompute auto
+    graph: StepGraph | None = None
 
     def next_recompute(self) -> str | None:
         """The next recompute level, which needs less memory, or None if it may not be chosen."""
@@ -67,6 +76,8 @@ def gradients_with_oom_retry(
         sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch, dist.world_size > 1)
         message = ""
         try:
+            if settings.graph:  # of a single process
+                return settings.graph.gradients(networks, inputs, sizes, loss)
             return compute_gradients(networks, inputs, sizes, loss, shared_pass)
         except _OutOfMemoryElsewhereError as elsewhere:
             failed_here, single_image = False, elsewhere.single_image
@@ -114,8 +125,9 @@ def _reduce_memory(settings: StepSettings, networks: Networks, largest: int, sin
     """
     autoencoder = unwrapped(networks.autoencoder)
     assert isinstance(autoencoder, AutoencoderKL)
-    for network in filter(None, (autoencoder, networks.discriminator)):
-        network.zero_grad(set_to_none=True)
+    clear_gradients(networks)
+    if settings.graph:
+        settings.graph.release()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     if single_image:

@@ -16,6 +16,7 @@ from vae.model.recompute import set_recompute
 from vae.training.between_steps import begin_stage, save_samples, validate_final
 from vae.training.checkpoint_writer import CheckpointWriter
 from vae.training.context import RunContext, StageContext
+from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, export_final
 from vae.training.folder_lock import FolderLock
@@ -173,7 +174,10 @@ def _stage_context(
     signals: StopSignals,
 ) -> StageContext:
     settings = StepSettings(
-        plan.memory.micro_batch, plan.memory.recompute, run.config.speed.recompute == "auto"
+        plan.memory.micro_batch,
+        plan.memory.recompute,
+        may_recompute_more=run.config.speed.recompute == "auto",
+        graph=StepGraph() if plan.cuda_graph else None,
     )
     return StageContext(stage, run.steps_of(stage), plan, settings, logbook, writer, signals)
 
@@ -278,7 +282,7 @@ def _record_memory(run: RunContext, ctx: StageContext, state: TrainingState) -> 
     }
     ctx.logbook.record("memory", state.position.step, record)
     changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
-    console.info(memory_line(predicted, peaks, changed))
+    console.info(memory_line(predicted, peaks, changed, ctx.plan.cuda_graph))
 
 
 def _finish(

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vae.config.options import Config
+from vae.config.errors import UserError
+from vae.config.options import Config, SpeedConfig
 from vae.host import GIB
 from vae.memory.available import available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
@@ -20,6 +21,7 @@ class StagePlan:
 
     memory: StepMemory
     available: int
+    cuda_graph: bool = False
 
 
 def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distributed) -> StagePlan:
@@ -28,12 +30,27 @@ def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distribut
     reserve = reserve_bytes(config, is_gpu=device.type == "cuda")
     spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
     available = int(available_bytes(device) * speed.vram_margin)
-    return StagePlan(choose_step(spec, available, speed.micro_batch_size, speed.recompute), available)
+    memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
+    return StagePlan(memory, available, uses_cuda_graph(config.speed, memory, available, dist))
+
+
+def uses_cuda_graph(speed: SpeedConfig, memory: StepMemory, available: int, dist: Distributed) -> bool:
+    """Whether steps run as CUDA graphs; UserError if --cuda_graph cannot be applied.
+
+    By default they do if the memory of a step fits twice: that of a graph is its own, and validations need
+    some beside it. Steps that fill the card are long enough for the host to start their kernels in time.
+    """
+    possible = dist.device.type == "cuda" and dist.world_size == 1
+    if speed.cuda_graph and not possible:
+        raise UserError("--cuda_graph needs a single process on a CUDA device: remove the flag")
+    if speed.cuda_graph is not None:
+        return speed.cuda_graph
+    return possible and not speed.profile_steps and memory.total + memory.working <= available
 
 
 def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_size: str) -> str:
     """The plan as `check_compatibility.py --plan` prints it; with a warning line if it may not fit."""
-    passes = describe_step(plan.memory, local_images)
+    passes = describe_step(plan.memory, local_images) + ", CUDA graph" * plan.cuda_graph
     line = (
         f"{image_size} px, batch {local_images} as {passes}: predicted peak "
         f"{plan.memory.total / GIB:.2f} GiB of {plan.available / GIB:.1f} GiB that may be used"
@@ -68,7 +85,9 @@ def memory_peaks(device: torch.device) -> dict[str, float]:
     return {"memory_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB}
 
 
-def memory_line(predicted_gib: float, peaks: dict[str, float], settings_changed: bool = False) -> str:
+def memory_line(
+    predicted_gib: float, peaks: dict[str, float], settings_changed: bool = False, cuda_graph: bool = False
+) -> str:
     """The predicted and the measured peak. The size of a CPU process does not measure the step."""
     line = f"memory  predicted peak {predicted_gib:.2f} GiB"
     if settings_changed:
@@ -76,7 +95,8 @@ def memory_line(predicted_gib: float, peaks: dict[str, float], settings_changed:
     if "memory_reserved_gib" in peaks:
         reserved = peaks["memory_reserved_gib"]
         difference = reserved / predicted_gib - 1
-        return f"{line}, measured {reserved:.2f} GiB reserved on the GPU ({difference:+.1%})"
+        beside = ", with validations beside the CUDA graph" * cuda_graph
+        return f"{line}, measured {reserved:.2f} GiB reserved on the GPU ({difference:+.1%}{beside})"
     if "memory_peak_gib" in peaks:
         line += f"; the process used at most {peaks['memory_peak_gib']:.2f} GiB, including libraries and data"
     return f"{line} (only a GPU measures the step alone)"

@@ -1,0 +1,232 @@
+"""A step from a CUDA graph has the gradients of the step itself; what cannot be captured runs without one.
+
+On the CPU a stand-in replays: like a graph, it reads and writes the same tensors at every step.
+"""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.harness.runs import ROOT
+from tests.harness.toy_networks import ALL_LOSSES, gradients, toy_inputs, toy_networks
+from tests.null_gpu.build import environment, why_not
+from vae.config.errors import UserError
+from vae.config.options import SpeedConfig
+from vae.memory.plan import StepMemory
+from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
+from vae.training import cuda_graph
+from vae.training.cuda_graph import WARMUP_STEPS, StepGraph
+from vae.training.run import train
+from vae.training.stage_memory import uses_cuda_graph
+
+SIZES = [2, 2]
+
+
+class Recorder:
+    """Replaces the recording of a graph; `captures` and `replays` count."""
+
+    def __init__(self, networks: Networks):
+        self.networks, self.captures, self.replays = networks, 0, 0
+
+    def __call__(self, compute):
+        self.captures += 1
+        sums = compute()
+        written = dict(sums) | {p: p.grad for p in self._parameters()}
+        for tensor in written.values():
+            tensor.fill_(float("nan"))  # a capture computes nothing
+
+        def replay():
+            self.replays += 1
+            clear_gradients(self.networks)
+            found = compute() | {p: p.grad for p in self._parameters()}
+            for key, tensor in written.items():
+                tensor.copy_(found[key])
+
+        return replay, sums
+
+    def _parameters(self):
+        return [p for network in trained_networks(self.networks) for p in network.parameters()]
+
+
+@pytest.fixture
+def networks():
+    return toy_networks(perceptual=False)
+
+
+@pytest.fixture
+def recorder(networks, monkeypatch):
+    recorder = Recorder(networks)
+    monkeypatch.setattr(cuda_graph, "_record", recorder)
+    return recorder
+
+
+def inputs_of(step: int, batch: int = 4) -> StepInputs:
+    """Other values at each step, in new tensors."""
+    inputs = toy_inputs(batch, factor=0.1 * step, loss_scale=2.0**step)
+    inputs.images = inputs.images.roll(step, dims=3)
+    inputs.noise = inputs.noise * (1 + step)
+    return inputs
+
+
+def step_of(compute, networks, inputs, sizes):
+    clear_gradients(networks)
+    sums = compute(networks, inputs, sizes, ALL_LOSSES)
+    return sums, [gradients(network) for network in trained_networks(networks)]
+
+
+def assert_equal(found, expected):
+    assert found[0].keys() == expected[0].keys()
+    assert all(torch.equal(found[0][name], value) for name, value in expected[0].items())
+    for mine, theirs in zip(found[1], expected[1], strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], value) for name, value in theirs.items())
+
+
+def test_replayed_steps_equal_the_step_itself(networks, recorder):
+    graph, results = StepGraph(), []
+    for step in range(WARMUP_STEPS + 3):
+        results.append(step_of(graph.gradients, networks, inputs_of(step), SIZES))
+    assert (recorder.captures, recorder.replays) == (1, 3)
+    for step, result in enumerate(results):  # sums of earlier steps are not overwritten
+        assert_equal(result, step_of(compute_gradients, networks, inputs_of(step), SIZES))
+
+
+def test_a_smaller_batch_runs_without_the_graph_and_keeps_it(networks, recorder):
+    graph = StepGraph()
+    for step in range(WARMUP_STEPS + 1):
+        step_of(graph.gradients, networks, inputs_of(step), SIZES)
+    found = step_of(graph.gradients, networks, inputs_of(7, batch=3), [2, 1])
+    assert recorder.replays == 1
+    assert_equal(found, step_of(compute_gradients, networks, inputs_of(7, batch=3), [2, 1]))
+    found = step_of(graph.gradients, networks, inputs_of(8), SIZES)
+    assert (recorder.captures, recorder.replays) == (1, 2)
+    assert_equal(found, step_of(compute_gradients, networks, inputs_of(8), SIZES))
+
+
+def test_lasting_change_makes_a_new_graph(networks, recorder):
+    graph = StepGraph()
+    without = toy_inputs(factor=None)  # the discriminator has not started
+    networks.discriminator, discriminator = None, networks.discriminator
+    for _ in range(WARMUP_STEPS + 1):
+        step_of(graph.gradients, networks, without, SIZES)
+    networks.discriminator = discriminator
+    for step in range(WARMUP_STEPS + 2):
+        found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
+    assert (recorder.captures, recorder.replays) == (2, 3)
+    assert_equal(found, step_of(compute_gradients, networks, inputs_of(step), SIZES))
+
+
+def test_after_release_steps_run_without_a_graph_first(networks, recorder):
+    graph = StepGraph()
+    for step in range(2 * (WARMUP_STEPS + 1)):
+        if step == WARMUP_STEPS + 1:
+            graph.release()  # as after running out of memory
+        step_of(graph.gradients, networks, inputs_of(step), SIZES)
+    assert (recorder.captures, recorder.replays) == (2, 2)
+
+
+def test_failed_capture_is_reported_once_and_training_continues(networks, monkeypatch, capsys):
+    attempts = []
+
+    def fails(compute):
+        attempts.append(compute())  # leaves gradients behind
+        raise RuntimeError("operation not permitted when stream is capturing. Long advice\nand a trace")
+
+    monkeypatch.setattr(cuda_graph, "_record", fails)
+    graph = StepGraph()
+    for step in range(WARMUP_STEPS + 3):
+        found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
+        assert_equal(found, step_of(compute_gradients, networks, inputs_of(step), SIZES))
+    assert len(attempts) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("--cuda_graph: operation not permitted when stream is capturing; ")
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "options", "expected"),
+    [
+        ("cuda", 1, {}, True),
+        ("cuda", 1, {"profile_steps": 3}, False),
+        ("cuda", 1, {"cuda_graph": False}, False),
+        ("cuda", 2, {}, False),
+        ("cpu", 1, {}, False),
+    ],
+)
+def test_graphs_are_used_where_they_can_be(device, processes, options, expected):
+    dist = SimpleNamespace(device=torch.device(device), world_size=processes)
+    memory = StepMemory("none", 1, resident=3, working=10, reserve=2, flops=0)
+    speed = SpeedConfig(**options)
+    assert uses_cuda_graph(speed, memory, 25, dist) == expected
+    assert not uses_cuda_graph(speed, memory, 24, dist)  # a second copy of the step does not fit
+    if device == "cuda" and processes == 1:
+        assert uses_cuda_graph(SpeedConfig(cuda_graph=True), memory, 1, dist)
+
+
+def test_a_graph_without_a_card_is_an_error(tiny):
+    with pytest.raises(UserError, match=r"--cuda_graph .* single process on a CUDA device: remove the flag"):
+        train({**tiny, "cuda_graph": True})
+
+
+PROGRAM = """
+import json, torch
+from tests.harness.toy_networks import ALL_LOSSES, toy_inputs, toy_networks
+from tests.null_gpu.counters import Counters
+from tests.training.test_cuda_graph import on_cuda
+from vae.training.cuda_graph import StepGraph
+
+torch.backends.cudnn.benchmark = True
+networks, inputs = on_cuda(torch.bfloat16)
+graph, counts = StepGraph(), []
+for _ in range(5):
+    before = Counters.now()
+    graph.gradients(networks, inputs, [2, 2], ALL_LOSSES)
+    counts.append(vars(Counters.now().since(before)))
+    for network in (networks.autoencoder, networks.discriminator):
+        network.zero_grad(set_to_none=True)
+print(json.dumps(counts))
+"""
+
+
+def on_cuda(dtype: torch.dtype) -> tuple[Networks, StepInputs]:
+    """The toy networks and a step's inputs on the card."""
+    networks = toy_networks(dtype, channels_last=True)
+    for network in (networks.autoencoder, networks.discriminator, networks.perceptual):
+        network.to("cuda")
+    inputs = toy_inputs()
+    moved = {
+        name: value.to("cuda") for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)
+    }
+    return networks, StepInputs(**{**vars(inputs), **moved, "noise": moved["noise"].float()})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_graph_is_one_launch():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    *eager, captured, replayed = json.loads(done.stdout)
+    assert [counts["graph_launches"] for counts in eager] == [0] * WARMUP_STEPS
+    assert captured["graph_launches"] == replayed["graph_launches"] == 1
+    assert replayed["library_calls"] == replayed["synchronizations"] == 0
+    assert replayed["launches"] < 10 < eager[-1]["launches"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_replayed_gradients_on_a_gpu(dtype):
+    networks, inputs = on_cuda(dtype)
+    graph = StepGraph()
+    for step in range(WARMUP_STEPS + 3):
+        inputs.images, inputs.noise = inputs.images.roll(1, dims=3), inputs.noise * 1.1
+        found = step_of(graph.gradients, networks, inputs, SIZES)
+        expected = step_of(compute_gradients, networks, inputs, SIZES)
+        # the order of cuDNN's sums over pixels may differ between two runs
+        for mine, theirs in zip(found[1], expected[1], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5, msg=f"step {step}")
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-3, atol=1e-5)
