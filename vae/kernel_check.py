@@ -18,6 +18,7 @@ from vae import console
 from vae.config.errors import UserError
 from vae.ops import library
 from vae.ops.library import KERNEL_KEYS, REPLACED, KernelKey
+from vae.ops.measured import use_measured
 
 # Largest difference over largest value. The relative rounding error of one number is 2**-9 in bf16 and 2**-12
 # in fp16 (half a unit in the last place); inputs, results and gradients are each rounded, so results differ
@@ -70,12 +71,15 @@ def choose_kernels(
     dtypes: Iterable[torch.dtype],
     share: Callable[[set[Outcome]], set[Outcome]] = lambda outcomes: outcomes,
 ) -> None:
-    """Decide which operations run as Triton kernels in this process, for --kernels `wanted`.
+    """Decide which operations run as Triton kernels in this process, for --kernels `wanted`, and how.
 
     "auto" replaces each kernel that fails in fp32 or one of `dtypes` by PyTorch operations, and prints one
     line. "triton" raises UserError instead. `share` returns the union of the outcomes of all processes, so
-    that all decide the same. On a CPU nothing is tested and nothing changes.
+    that all decide the same. Launch shapes are those measured on the card, if there are any. On a CPU nothing
+    is tested and nothing changes.
     """
+    if device.type == "cuda":
+        use_measured(torch.cuda.get_device_name(device))
     REPLACED.clear()
     if wanted == "torch":
         REPLACED.update(KERNEL_KEYS)

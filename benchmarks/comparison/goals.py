@@ -50,7 +50,7 @@ TIME_REACHED_IF = {
     5: "what each pass repeats takes less than a twentieth of it: casts of 84 M weights, launches, gradients "
     "added to those of earlier passes",
 }
-BYTES_REACHED_IF = "counted from the code, so only a change of what a step saves changes it"
+BYTES_REACHED_IF = "a step keeps fewer bytes: they are counted from the code, the same on every machine"
 
 MOST_TIME_RATIO = {5: 1.05}  # a batch in passes of one image, compared with the same number of single steps
 MOST_ALL_IN_GIB = {5: 16.0}

@@ -173,6 +173,7 @@ SUCCEEDS(cublasLtMatmulDescDestroy) SUCCEEDS(cublasLtMatmulDescSetAttribute)
 SUCCEEDS(cublasLtMatmulPreferenceDestroy) SUCCEEDS(cublasLtMatmulPreferenceSetAttribute)
 SUCCEEDS(cublasLtMatrixLayoutDestroy) SUCCEEDS(cublasLtMatrixLayoutSetAttribute)
 COMPUTES(cublasGemmEx) COMPUTES(cublasGemmStridedBatchedEx) COMPUTES(cublasLtMatmul) COMPUTES(cublasSdot_v2)
+COMPUTES(cublasDgemm_v2) COMPUTES(cublasDgemmStridedBatched) COMPUTES(cublasDgemv_v2) COMPUTES(cublasDdot_v2)
 COMPUTES(cublasSgemm_v2) COMPUTES(cublasSgemmEx) COMPUTES(cublasSgemmStridedBatched) COMPUTES(cublasSgemv_v2)
 
 // ---- runtime: device

@@ -22,6 +22,7 @@ from vae.gpus import CPU_SETTINGS, Card, find_cards, match_card
 from vae.host import GIB
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, reserve_bytes, stage_spec
+from vae.ops.measured import use_measured
 
 # Of an RTX 5090's 31.84 GiB, PyTorch sees 31.37. CUDA itself uses 0.6 of these if a process uses the rest:
 # https://github.com/Wan-Video/Wan2.1/issues/465. The free memory of a card in this machine is read instead.
@@ -139,6 +140,7 @@ def _target_here() -> Target:
 def plan_profiles(target: Target) -> Iterator[ProfilePlan]:
     """The plan of every profile, each as soon as it is counted (seconds per profile)."""
     settings = target.card.settings if target.card else ({} if target.is_gpu else CPU_SETTINGS)
+    use_measured(target.card.device_name if target.card else "")
     for name in RECIPES:
         config = resolve({}, None, recipe_values(name, target.is_gpu), settings)
         yield plan_profile(name, config, target)

@@ -1,0 +1,72 @@
+"""Values for this card, from the results of parts 1, 4 and 6."""
+
+import math
+from typing import Any
+
+from benchmarks.first_hour.record import Record
+from vae.ops.measured import CONSTANTS
+
+LEAST_GAIN = 0.02  # a smaller difference may be noise: the value in the code stays
+MIN_TOKENS = 4096  # attention of smaller images takes too little time to decide
+RESERVE_STEP_MIB = 64
+
+
+def choose(records: dict[int, Record]) -> dict[str, Any]:
+    """`constants` that were faster than those in the code, and the reserve that the plan needs."""
+    results = {number: record.results() for number, record in records.items()}
+    operations = results.get(6, {})
+    constants = {**norm_constants(operations), **attention_block(operations)}
+    found: dict[str, Any] = {"constants": {name: constants[name] for name in CONSTANTS if name in constants}}
+    reserve = reserve_mib(results.get(1, {}), results.get(4, {}))
+    return found | ({"reserve_mib": reserve} if reserve is not None else {})
+
+
+def norm_constants(operations: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """The launch shape of norms with the shortest time over all shapes."""
+    found = operations.get("norm, launch shapes")
+    if not found:
+        return {}
+    times = {tuple(row["constants"].items()): row["ms"] for row in found["tried"] if "ms" in row}
+    start, best = (times.get(tuple(found[key].items())) for key in ("start", "best"))
+    if start is None or best is None or best > start * (1 - LEAST_GAIN):
+        return {}
+    return {name: value for name, value in found["best"].items() if value != found["start"][name]}
+
+
+def attention_block(operations: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
+    """The block with the shortest time of forward and backward, summed over the numbers of tokens."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for name, found in operations.items():
+        if not name.startswith("attention, ") or int(name.split()[1]) < MIN_TOKENS:
+            continue
+        shortest = min(row["both_ms"] for kind, row in found.items() if kind != "PyTorch")
+        for kind, row in found.items():
+            sums[kind] = sums.get(kind, 0.0) + row["both_ms"] / shortest
+            counts[kind] = counts.get(kind, 0) + 1
+    blocks = {
+        kind: total
+        for kind, total in sums.items()
+        if kind != "PyTorch" and counts[kind] == max(counts.values())
+    }
+    if not blocks:
+        return {}
+    queries, keys = CONSTANTS["GPU_BLOCK"].GPU_BLOCK
+    current, best = blocks.get(f"{queries} x {keys}", math.inf), min(blocks, key=lambda kind: blocks[kind])
+    if blocks[best] > current * (1 - LEAST_GAIN):
+        return {}
+    return {"GPU_BLOCK": [int(side) for side in best.split(" x ")]}
+
+
+def reserve_mib(context: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> int | None:
+    """What a step needs besides its live tensors: gaps and workspaces, and libraries that are loaded late."""
+    gaps = [
+        row["reserved_gib"] - row["predicted_gib"]
+        for name, row in memory.items()
+        if name.endswith("expandable") and "reserved_gib" in row
+    ]
+    growths = [row["growth_after_planning_mib"] for row in context.values()]
+    if not gaps or not growths:
+        return None
+    needed = max(gaps) * 1024 + max(growths)
+    return math.ceil(max(needed, 0) / RESERVE_STEP_MIB) * RESERVE_STEP_MIB

@@ -1,0 +1,73 @@
+"""Part 3: the trainer's step waits for the card nowhere."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.first_hour.case import Case, Settings, markdown
+from benchmarks.first_hour.trainer_step import TrainerStep, graph_option
+
+TITLE = 'A step under torch.cuda.set_sync_debug_mode("error")'
+WARMUP, STEPS = 3, 3  # algorithm search, first allocations and compilation may wait
+
+
+def cases(settings: Settings) -> list[Case]:
+    size = 64 if settings.quick else 256
+    kinds: dict[str, dict[str, Any]] = {
+        "bf16": {},
+        "bf16, recompute all": {"recompute": "all"},
+        "fp16": {"use_bf16": False},
+        "fp32": {"mixed_precision": False},
+        "4 images as 4 x 1": {"batch_size": 4, "micro_batch_size": "1"},
+        "adversarial": {"adversarial_weight": 0.5, "disc_start": 0},
+    }
+    if name := graph_option():
+        kinds[f"without --{name}"] = {name: False}
+    return [
+        Case(name, 20, partial(_run, options={"image_size": size, **kind})) for name, kind in kinds.items()
+    ]
+
+
+def _run(settings: Settings, options: dict[str, Any]) -> dict[str, Any]:
+    step = TrainerStep.prepare(settings.quick, **options)
+    for _ in range(WARMUP):
+        step()
+    torch.cuda.synchronize()
+    try:
+        with sync_is_an_error():
+            for _ in range(STEPS):
+                step()
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return {"verdict": "WAITS", "where": _where(error)}
+    return {"verdict": "ok", "steps": STEPS}
+
+
+@contextmanager
+def sync_is_an_error() -> Iterator[None]:
+    """Operations that wait for the card raise RuntimeError."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _where(error: BaseException) -> str:
+    """The last line of the project in the traceback."""
+    frames, trace = [], error.__traceback__
+    while trace:
+        code = trace.tb_frame.f_code
+        if "/vae/" in code.co_filename.replace("\\", "/"):
+            frames.append(f"{code.co_filename.rpartition('vae')[2][1:]}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    return frames[-1] if frames else str(error)[:200]
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    rows = [[name, found["verdict"], found.get("where", "")] for name, found in results.items()]
+    return markdown(["step", "verdict", "where it waits"], rows)

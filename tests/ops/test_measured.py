@@ -1,0 +1,42 @@
+"""Constants that were measured on a card replace those in the code, and only on this card."""
+
+import json
+
+import pytest
+
+from vae import gpus
+from vae.ops import attention, gpu_blocks
+from vae.ops.measured import CONSTANTS, use_measured
+
+
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    """A card with measured values; afterwards the defaults are used again."""
+    monkeypatch.setattr(gpus, "MEASURED", tmp_path)
+    content = {"card": "NVIDIA H100", "constants": {"TILE_ELEMENTS": 8192, "GPU_BLOCK": [64, 128], "OLD": 1}}
+    (tmp_path / "h100.json").write_text(json.dumps(content), encoding="utf-8")
+    yield "NVIDIA H100"
+    use_measured("")
+
+
+def test_measured_constants_are_used_on_their_card_only(card):
+    before = {name: getattr(module, name) for name, module in CONSTANTS.items()}
+    use_measured(card)
+    assert gpu_blocks.TILE_ELEMENTS == 8192
+    assert attention.GPU_BLOCK == (64, 128)
+    assert attention.attention_blocks(1, 1000, "cuda")[1:] == (64, 128)
+    assert before["REDUCTION_PROGRAMS"] == gpu_blocks.REDUCTION_PROGRAMS
+    use_measured("NVIDIA H100 PCIe")  # another card
+    assert before == {name: getattr(module, name) for name, module in CONSTANTS.items()}
+
+
+def test_name_of_the_card_is_found_without_brands(card):
+    assert gpus.measured_values("H100") == gpus.measured_values(card) != {}
+    assert gpus.measured_values("NVIDIA GeForce RTX 5090") == {}
+
+
+def test_measured_files_of_the_project_have_known_constants():
+    for path in gpus.MEASURED.glob("*.json"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        assert gpus.measured_path(content["card"]) == path
+        assert set(content["constants"]) <= set(CONSTANTS)
