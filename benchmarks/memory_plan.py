@@ -21,9 +21,9 @@ import torch  # noqa: E402
 from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
 from vae.host import GIB  # noqa: E402
 from vae.losses.perceptual import build_perceptual  # noqa: E402
-from vae.memory.available import available_bytes, reserve_bytes  # noqa: E402
+from vae.memory.available import available_bytes  # noqa: E402
 from vae.memory.live_bytes import LiveBytes  # noqa: E402
-from vae.memory.plan import StepMemory, stage_spec, step_memory  # noqa: E402
+from vae.memory.plan import StepMemory, reserve_bytes, stage_spec, step_memory  # noqa: E402
 from vae.model.autoencoder import downsampling  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
 from vae.step import Networks, StepInputs, apply_update, compute_gradients  # noqa: E402
@@ -50,12 +50,14 @@ class Case:
         """The configuration of the run; LPIPS with random weights needs as much memory as LPIPS."""
         small = SMALL if self.device == "cpu" else {}
         values = {"image_size": self.image_size, "batch_size": PASSES, "use_bf16": True}
+        values["background_save"] = False  # this step saves nothing
         return build({**small, **values, "perceptual_net": "random", "use_torch_compile": self.compiled})
 
     def predicted(self) -> StepMemory:
         """The prediction of the memory plan."""
-        reserve = reserve_bytes(torch.device(self.device))
-        spec = stage_spec(self.config(), self.image_size, PASSES, torch.bfloat16, reserve)
+        config = self.config()
+        reserve = reserve_bytes(config, is_gpu=self.device == "cuda")
+        spec = stage_spec(config, self.image_size, PASSES, torch.bfloat16, reserve)
         return step_memory(replace(spec, recompute=self.recompute), 1)
 
 

@@ -173,6 +173,7 @@ def test_nothing_happens_on_a_cpu(monkeypatch, capsys):
 
 def test_missing_triton_on_a_card_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(library, "triton_is_installed", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")  # there is no driver here
     choose_kernels("auto", torch.device("cuda"), [FP32])
     (line,) = capsys.readouterr().out.splitlines()
     assert "Triton is not installed" in line

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from benchmarks.first_hour.case import DEVICE, Case, Settings, in_a_process, markdown
 from vae.checks import nvidia_smi
-from vae.memory.available import reserve_bytes
 
 TITLE = "Memory of the context, of libraries and of kernels, outside of PyTorch's allocator"
 MIB = 2**20
@@ -64,7 +63,7 @@ def measure(argument: dict[str, Any]) -> dict[str, Any]:
     for index in range(3):
         step()
         stage(f"step {index + 1}")
-    planned = reserve_bytes(DEVICE) / MIB
+    planned = step.ctx.plan.memory.reserve / MIB
     growth = found["step 3"] - found["networks and the test of the Triton kernels"]
     return {"mib": found, "growth_after_planning_mib": growth, "reserve_of_the_plan_mib": round(planned)}
 
