@@ -83,3 +83,13 @@ def test_out_of_memory_errors_of_all_libraries_are_recognized(message):
 )
 def test_other_errors_are_not_out_of_memory(message):
     assert not is_out_of_memory(RuntimeError(message))
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "avx512_core"])
+def test_a_limit_on_onednn_excludes_native_bf16(isa, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert device.cpu_has_native_bf16()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    assert not device.cpu_has_native_bf16()

@@ -1,5 +1,6 @@
 """The device for --device, the dtypes for --dtype, and what a device supports."""
 
+import os
 import platform
 
 import torch
@@ -8,6 +9,9 @@ from vae import console
 from vae.config.errors import UserError
 from vae.config.precision import PrecisionSupport, slow_bf16
 from vae.gpus import BF16_CAPABILITY
+
+# Values of oneDNN's variable ONEDNN_MAX_CPU_ISA that exclude the instructions for bf16.
+ISAS_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -49,7 +53,9 @@ def warn_of_slow_bf16(dtype: str, support: PrecisionSupport) -> None:
 
 
 def cpu_has_native_bf16() -> bool:
-    """Whether this CPU has instructions for bf16. Without them, oneDNN does not compute in bf16."""
+    """Whether oneDNN may use instructions for bf16 on this CPU. Without them, bf16 is very slow."""
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ISAS_WITHOUT_BF16:
+        return False
     if platform.machine().lower() in ("x86_64", "amd64"):
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
