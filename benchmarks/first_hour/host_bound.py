@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.first_hour.case import NO_ARITHMETIC, Case, Settings, computes, markdown, rounded
-from benchmarks.first_hour.trainer_step import TrainerStep, graph_option
+from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
 
 TITLE = "Time of a step and summed time of its kernels"
 SIZES, QUICK_SIZES = (256, 512, 1024, 2048), (64, 128)
@@ -15,21 +15,19 @@ STEPS = 2  # profiled
 
 
 def cases(settings: Settings) -> list[Case]:
-    graph = graph_option()
     found = []
     for px in QUICK_SIZES if settings.quick else SIZES:
-        for on in (True, False) if graph else (None,):
-            name = f"{px} px" if on is None else f"{px} px, {'with' if on else 'without'} --{graph}"
-            options = {} if on is None else {graph: on}
-            level = "activations" if px > 1024 else "none"
-            options |= {"image_size": px, "recompute": level}
+        level = "activations" if px > 1024 else "none"
+        for graph in (True, False):
+            name = f"{px} px, {'with' if graph else 'without'} CUDA graph"
+            options = {"image_size": px, "recompute": level, "cuda_graph": graph}
             found.append(Case(name, 25, partial(_run, options=options)))
     return found
 
 
 def _run(settings: Settings, options: dict[str, Any]) -> dict[str, Any]:
     step = TrainerStep.prepare(settings.quick, **options)
-    for _ in range(3):
+    for _ in range(WARMUP):
         step()
     wall = step.seconds(2.0 if settings.quick else 8.0)
     found = {"recompute": options["recompute"], "wall_ms": rounded(wall * 1e3)}

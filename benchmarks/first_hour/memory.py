@@ -1,7 +1,6 @@
 """Part 4: predicted, allocated and reserved memory of the trainer's step on a card with 32 GB."""
 
 import json
-import os
 import sys
 from functools import partial
 from typing import Any
@@ -9,8 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.first_hour.case import CARD_GIB, DEVICE, Case, Settings, in_a_process, markdown, rounded
-from benchmarks.first_hour.trainer_step import TrainerStep
-from vae.config.options import RECOMPUTE
+from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
 from vae.device import is_out_of_memory
 from vae.host import GIB
 from vae.training.stage_memory import memory_peaks
@@ -18,16 +16,17 @@ from vae.training.stage_memory import memory_peaks
 TITLE = f"Memory of a step within {CARD_GIB} GiB: predicted, allocated, reserved, retries"
 MODULE = "benchmarks.first_hour.memory"
 ALLOCATORS = {"expandable": "expandable_segments:True", "default": "expandable_segments:False"}
-# (px, images, images per pass, recompute level): of the profiles standard and ultra, and of single images
+# (px, images, images per pass, recompute level, CUDA graph): profiles and single images
 SHAPES = [
-    (1024, 1, 1, "none"),
-    (1024, 16, 2, "none"),
-    (2048, 1, 1, "activations"),
-    (2048, 4, 1, "activations"),
-    (2048, 4, 1, "blocks_encoder"),
-    (4096, 1, 1, "all"),
+    (1024, 1, 1, "none", False),
+    (1024, 1, 1, "none", True),
+    (1024, 16, 2, "none", False),
+    (2048, 1, 1, "activations", False),
+    (2048, 4, 1, "activations", False),
+    (2048, 4, 1, "blocks_encoder", False),
+    (4096, 1, 1, "all", False),
 ]
-QUICK_SHAPES = [(128, 1, 1, "none"), (256, 4, 1, "activations")]
+QUICK_SHAPES = [(128, 1, 1, "none", True), (256, 4, 1, "activations", False)]
 STEPS = 4  # the first one creates the moments of AdamW and is not counted
 
 
@@ -35,28 +34,26 @@ def cases(settings: Settings) -> list[Case]:
     """Each is a process of its own, because the allocator is chosen before PyTorch starts."""
     found = []
     for shape in QUICK_SHAPES if settings.quick else SHAPES:
-        px, images, micro_batch, level = shape
-        if level not in RECOMPUTE:
-            continue
+        px, images, micro_batch, level, graph = shape
         for allocator in ALLOCATORS:
-            name = f"{px} px, {images} as {-(-images // micro_batch)} x {micro_batch}, {level}, {allocator}"
+            name = f"{px} px, {images} as {-(-images // micro_batch)} x {micro_batch}, {level}"
+            name += f"{', CUDA graph' * graph}, {allocator}"
             found.append(
                 Case(name, 20 + px**2 * images / 1e6, partial(_run, shape=shape, allocator=allocator))
             )
     return found
 
 
-def _run(settings: Settings, shape: tuple[int, int, int, str], allocator: str) -> dict[str, Any]:
-    px, images, micro_batch, level = shape
+def _run(settings: Settings, shape: tuple[int, int, int, str, bool], allocator: str) -> dict[str, Any]:
+    px, images, micro_batch, level, graph = shape
     options = {
+        "cuda_graph": graph,
         "image_size": px,
         "batch_size": images,
         "micro_batch_size": str(micro_batch),
         "recompute": level,
     }
-    env = {"PYTORCH_ALLOC_CONF": ALLOCATORS[allocator], "PYTORCH_CUDA_ALLOC_CONF": ""}
-    env = {**os.environ, **env}
-    env.pop("PYTORCH_CUDA_ALLOC_CONF")
+    env = {"PYTORCH_ALLOC_CONF": ALLOCATORS[allocator]}
     argument = {"quick": settings.quick, "options": options}
     return in_a_process(MODULE, argument, settings.seconds_left, env)
 
@@ -72,7 +69,7 @@ def measure(argument: dict[str, Any]) -> dict[str, Any]:
         "reserve_of_the_plan_gib": rounded(planned.reserve / GIB),
     }
     try:
-        for index in range(STEPS):
+        for index in range(STEPS + WARMUP * argument["options"]["cuda_graph"]):
             if index == 1:
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_stats()["num_alloc_retries"]

@@ -8,26 +8,27 @@ from typing import Any
 import torch
 
 from benchmarks.first_hour.case import Case, Settings, markdown
-from benchmarks.first_hour.trainer_step import TrainerStep, graph_option
+from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
 
 TITLE = 'A step under torch.cuda.set_sync_debug_mode("error")'
-WARMUP, STEPS = 3, 3  # algorithm search, first allocations and compilation may wait
+STEPS = 3  # after the warm-up: algorithm search, first allocations, compilation and capture may wait
 
 
 def cases(settings: Settings) -> list[Case]:
     size = 64 if settings.quick else 256
     kinds: dict[str, dict[str, Any]] = {
+        "bf16, CUDA graph": {"cuda_graph": True},
         "bf16": {},
         "bf16, recompute all": {"recompute": "all"},
         "fp16": {"use_bf16": False},
         "fp32": {"mixed_precision": False},
         "4 images as 4 x 1": {"batch_size": 4, "micro_batch_size": "1"},
         "adversarial": {"adversarial_weight": 0.5, "disc_start": 0},
+        "adversarial, CUDA graph": {"adversarial_weight": 0.5, "disc_start": 0, "cuda_graph": True},
     }
-    if name := graph_option():
-        kinds[f"without --{name}"] = {name: False}
     return [
-        Case(name, 20, partial(_run, options={"image_size": size, **kind})) for name, kind in kinds.items()
+        Case(name, 20, partial(_run, options={"image_size": size, "cuda_graph": False, **kind}))
+        for name, kind in kinds.items()
     ]
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from vae.config.options import all_options
 from vae.data.dataset import Batch
 from vae.model.recompute import set_recompute
+from vae.training.checkpoint_writer import CheckpointWriter
 from vae.training.context import RunContext, StageContext
+from vae.training.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
 from vae.training.loop import update_weights
@@ -22,12 +23,8 @@ from vae.training.signals import StopSignals
 from vae.training.stage_memory import plan_stage
 from vae.training.state import TrainingState
 
+WARMUP = WARMUP_STEPS + 2  # the step after WARMUP_STEPS becomes a CUDA graph
 SMALL = {"channels": [32, 64], "layers_per_block": 1, "norm_groups": 8}
-
-
-def graph_option() -> str | None:
-    """The flag that switches the CUDA graph of a step on and off, if this version has one."""
-    return next((name for name in all_options() if "graph" in name), None)
 
 
 @dataclass
@@ -56,11 +53,21 @@ class TrainerStep:
         stage = state.stages[0]
         plan = plan_stage(run.config, stage, run.networks.dtype, run.dist)
         settings = StepSettings(
-            plan.memory.micro_batch, plan.memory.recompute, run.config.speed.recompute == "auto"
+            plan.memory.micro_batch,
+            plan.memory.recompute,
+            run.config.speed.recompute == "auto",
+            graph=StepGraph() if plan.cuda_graph else None,
         )
         set_recompute(state.autoencoder, settings.recompute)
-        nothing = Logbook(run.output_dir, 0, active=False)
-        ctx = StageContext(stage, run.steps_of(stage), plan, settings, nothing, StopSignals(True))
+        ctx = StageContext(
+            stage,
+            run.steps_of(stage),
+            plan,
+            settings,
+            logbook=Logbook(run.output_dir, 0, active=False),
+            writer=CheckpointWriter(background=False),
+            signals=StopSignals(),
+        )
         count, side = stage.batch_size, stage.image_size
         images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8).pin_memory()
         indices = torch.arange(count)

@@ -189,3 +189,25 @@ def test_interrupted_part_continues_on_the_null_gpu(tmp_path):
     assert {"driver", "cuda", "cudnn", "versions", "date", "commit"} <= set(after.content["machine"])
     assert "computes nothing" in (tmp_path / "measurements.md").read_text()
     assert json.loads((tmp_path / "measured.json").read_text())["constants"] == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_parts_make_the_step_of_the_trainer_with_and_without_a_cuda_graph():
+    program = """
+from benchmarks.first_hour.synchronization import sync_is_an_error
+from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
+
+for graph in (True, False):
+    step = TrainerStep.prepare(True, image_size=32, cuda_graph=graph)
+    for _ in range(WARMUP):
+        step()
+    with sync_is_an_error():
+        step()
+    captured = step.ctx.settings.graph
+    print("graph", captured is not None and captured._captured is not None, step.state.position.step)
+"""
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+    found = [line for line in done.stdout.splitlines() if line.startswith("graph ")]
+    assert found == ["graph True 6", "graph False 6"], done.stderr
