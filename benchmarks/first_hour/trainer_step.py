@@ -13,11 +13,10 @@ from vae.data.dataset import Batch
 from vae.model.recompute import set_recompute
 from vae.training.checkpoint_writer import CheckpointWriter
 from vae.training.context import RunContext, StageContext
-from vae.training.cuda_graph import WARMUP_STEPS, StepGraph
+from vae.training.cuda_graph import WARMUP_STEPS
 from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
 from vae.training.loop import update_weights
-from vae.training.oom_retry import StepSettings
 from vae.training.setup import prepare_run
 from vae.training.signals import StopSignals
 from vae.training.stage_memory import plan_stage
@@ -52,12 +51,7 @@ class TrainerStep:
             run, state = prepare_run(given, Distributed.start("cuda"))
         stage = state.stages[0]
         plan = plan_stage(run.config, stage, run.networks.dtype, run.dist)
-        settings = StepSettings(
-            plan.memory.micro_batch,
-            plan.memory.recompute,
-            run.config.speed.recompute == "auto",
-            graph=StepGraph() if plan.cuda_graph else None,
-        )
+        settings = plan.step_settings(run.config.speed)
         set_recompute(state.autoencoder, settings.recompute)
         ctx = StageContext(
             stage,

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.runs import ROOT
 from tests.harness.toy_networks import ALL_LOSSES, gradients, toy_inputs, toy_networks
 from tests.null_gpu.build import environment, why_not
@@ -20,6 +21,8 @@ from vae.memory.plan import StepMemory
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.training import cuda_graph
 from vae.training.cuda_graph import WARMUP_STEPS, StepGraph
+from vae.training.distributed import Distributed
+from vae.training.oom_retry import StepSettings, gradients_with_oom_retry
 from vae.training.run import train
 from vae.training.stage_memory import uses_cuda_graph
 
@@ -120,13 +123,23 @@ def test_lasting_change_makes_a_new_graph(networks, recorder):
     assert_equal(found, step_of(compute_gradients, networks, inputs_of(step), SIZES))
 
 
-def test_after_release_steps_run_without_a_graph_first(networks, recorder):
-    graph = StepGraph()
-    for step in range(2 * (WARMUP_STEPS + 1)):
-        if step == WARMUP_STEPS + 1:
-            graph.release()  # as after running out of memory
-        step_of(graph.gradients, networks, inputs_of(step), SIZES)
-    assert (recorder.captures, recorder.replays) == (2, 2)
+def test_out_of_memory_beside_a_graph_only_ends_the_graph(networks, recorder, monkeypatch, capsys):
+    dist = Distributed(rank=0, world_size=1, device=torch.device("cpu"))
+    settings = StepSettings(2, "none", may_recompute_more=True, graph=StepGraph())
+
+    def step(inputs):
+        clear_gradients(networks)
+        gradients_with_oom_retry(networks, inputs, ALL_LOSSES, settings, dist, "resume")
+
+    for index in range(WARMUP_STEPS + 1):
+        step(inputs_of(index))
+    assert recorder.replays == 1
+    passes = run_out_of_memory(monkeypatch, lambda _network, sizes: len(sizes) == 1)
+    step(inputs_of(7, batch=3))
+    assert passes == [2, 2, 1]  # the failed pass, then the whole step
+    assert (settings.graph, settings.micro_batch, settings.recompute) == (None, 2, "none")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "out of memory: training continues without a CUDA graph, only slower"
 
 
 def test_failed_capture_is_reported_once_and_training_continues(networks, monkeypatch, capsys):

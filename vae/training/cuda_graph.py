@@ -52,8 +52,7 @@ class StepGraph:
         self._steps = self._steps + 1 if key == self._key else 1
         self._key = key
         if self._steps > WARMUP_STEPS and not self._failed:
-            self.release()
-            failure = ""
+            self._captured, failure = None, ""
             try:
                 self._captured = _capture(key, networks, inputs, sizes, loss)
             except RuntimeError as error:
@@ -67,9 +66,10 @@ class StepGraph:
             console.info(f"--cuda_graph: {failure}; training continues without a graph, only slower")
         return compute_gradients(networks, inputs, sizes, loss)
 
-    def release(self) -> None:
-        """Free the memory of the graph; the next steps run without one."""
-        self._captured, self._steps = None, 0
+    @property
+    def is_captured(self) -> bool:
+        """Whether there is a graph, which uses memory."""
+        return self._captured is not None
 
 
 def _capture(

@@ -26,12 +26,12 @@ from vae.training.distributed import Distributed
 
 @dataclass
 class StepSettings:
-    """How a step is computed. The first two change if memory runs out; nothing here changes the gradient."""
+    """How a step is computed. It changes if memory runs out; nothing here changes the gradient."""
 
     micro_batch: int
     recompute: str
     may_recompute_more: bool  # --recompute auto
-    graph: StepGraph | None = None
+    graph: StepGraph | None = None  # of a single process; None: steps run without one
 
     def next_recompute(self) -> str | None:
         """The next recompute level, which needs less memory, or None if it may not be chosen."""
@@ -76,7 +76,7 @@ def gradients_with_oom_retry(
         sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch, dist.world_size > 1)
         message = ""
         try:
-            if settings.graph:  # of a single process
+            if settings.graph:
                 return settings.graph.gradients(networks, inputs, sizes, loss)
             return compute_gradients(networks, inputs, sizes, loss, shared_pass)
         except _OutOfMemoryElsewhereError as elsewhere:
@@ -87,6 +87,12 @@ def gradients_with_oom_retry(
             failed_here, single_image = True, max(sizes) == 1
             message = _library_message(error)
         # Not within the except clause: there, the exception keeps the tensors of the step alive.
+        if settings.graph:
+            released, settings.graph = settings.graph.is_captured, None
+            if released:
+                _free_memory(networks)
+                console.info("out of memory: training continues without a CUDA graph, only slower")
+                continue
         if failed_here:
             can_notify = not in_shared_pass or dist.world_size == 1
             if can_notify:
@@ -125,11 +131,7 @@ def _reduce_memory(settings: StepSettings, networks: Networks, largest: int, sin
     """
     autoencoder = unwrapped(networks.autoencoder)
     assert isinstance(autoencoder, AutoencoderKL)
-    clear_gradients(networks)
-    if settings.graph:
-        settings.graph.release()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    _free_memory(networks)
     if single_image:
         settings.recompute = settings.next_recompute() or settings.recompute
         set_recompute(autoencoder, settings.recompute)
@@ -138,3 +140,10 @@ def _reduce_memory(settings: StepSettings, networks: Networks, largest: int, sin
         settings.micro_batch = max(1, min(largest, settings.micro_batch) // 2)
         lowered = f"micro-batch lowered to {settings.micro_batch}; same batch and gradients, more passes"
     console.info(f"out of memory: {lowered}")
+
+
+def _free_memory(networks: Networks) -> None:
+    """Delete the gradients of the failed step, and return unused memory to the device."""
+    clear_gradients(networks)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -16,14 +16,12 @@ from vae.model.recompute import set_recompute
 from vae.training.between_steps import begin_stage, save_samples, validate_final
 from vae.training.checkpoint_writer import CheckpointWriter
 from vae.training.context import RunContext, StageContext
-from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, export_final
 from vae.training.folder_lock import FolderLock
 from vae.training.lineage import write_last_run
 from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.loop import Outcome, train_stage
-from vae.training.oom_retry import StepSettings
 from vae.training.precheck import contains_run, output_folder
 from vae.training.setup import prepare_run
 from vae.training.signals import EXPORT, StopSignals
@@ -173,12 +171,7 @@ def _stage_context(
     writer: CheckpointWriter,
     signals: StopSignals,
 ) -> StageContext:
-    settings = StepSettings(
-        plan.memory.micro_batch,
-        plan.memory.recompute,
-        may_recompute_more=run.config.speed.recompute == "auto",
-        graph=StepGraph() if plan.cuda_graph else None,
-    )
+    settings = plan.step_settings(run.config.speed)
     return StageContext(stage, run.steps_of(stage), plan, settings, logbook, writer, signals)
 
 

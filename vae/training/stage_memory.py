@@ -11,7 +11,9 @@ from vae.host import GIB
 from vae.memory.available import available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
 from vae.memory.plan_table import describe_step
+from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
+from vae.training.oom_retry import StepSettings
 from vae.training.stages import Stage
 
 
@@ -22,6 +24,15 @@ class StagePlan:
     memory: StepMemory
     available: int
     cuda_graph: bool = False
+
+    def step_settings(self, speed: SpeedConfig) -> StepSettings:
+        """How the first step of the stage is computed."""
+        return StepSettings(
+            self.memory.micro_batch,
+            self.memory.recompute,
+            may_recompute_more=speed.recompute == "auto",
+            graph=StepGraph() if self.cuda_graph else None,
+        )
 
 
 def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distributed) -> StagePlan:
