@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from vae.files import atomic_path, nearest_existing, sha256_of_file
+from vae.files import atomic_path, nearest_existing, sha256_of_file, why_not_writable
 
 
 def test_file_exists_only_when_complete(tmp_path):
@@ -55,6 +55,22 @@ def test_sha256_of_file(tmp_path, size):
 def test_sha256_of_missing_file_raises(tmp_path):
     with pytest.raises(OSError, match="missing"):
         sha256_of_file(tmp_path / "missing")
+
+
+def test_why_not_writable(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    assert why_not_writable(tmp_path) is None
+    assert why_not_writable(tmp_path / "a" / "b") is None
+    assert why_not_writable(tmp_path / "file") == "is a file: use another folder"
+    assert f"inside of {tmp_path / 'file'}, which is a file" in why_not_writable(tmp_path / "file" / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # permissions do not stop root
+    expected = f"cannot be written ({tmp_path}: Permission denied): change its permissions or use"
+    assert why_not_writable(tmp_path / "a").startswith(expected)
 
 
 def test_nearest_existing(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from vae.config.errors import DataError, UsageError
 from vae.script import ROOT, SETUP, activation_hint, exit_code
 
+FULL_DISK = ": free some space, or give an output folder on another disk"
 HINT = activation_hint(ROOT)  # empty if the tests run in the environment of the set-up
 
 
@@ -24,7 +25,10 @@ def raises(error: BaseException):
     [
         (UsageError("--x is unknown"), 2, "some.py: --x is unknown"),
         (DataError("no images"), 77, "some.py: no images"),
-        (OSError(28, "No space left on device"), 1, "some.py: [Errno 28] No space left on device"),
+        (OSError("cannot write"), 1, "some.py: cannot write"),
+        (OSError(13, "Permission denied", "a/b"), 1, "some.py: a/b: Permission denied"),
+        (OSError(28, "No space left on device", "a"), 1, f"some.py: a: No space left on device{FULL_DISK}"),
+        (OSError(28, "No space left on device"), 1, f"some.py: No space left on device{FULL_DISK}"),
         (
             ModuleNotFoundError("gone", name="torch.nn"),
             1,

@@ -1,7 +1,8 @@
-"""Files and folders: atomic writes, SHA-256, and the existing part of a path."""
+"""Files and folders: atomic writes, SHA-256, and whether a folder can be written."""
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,3 +44,17 @@ def nearest_existing(path: str | os.PathLike[str]) -> Path:
     """`path`, or its nearest parent that exists."""
     path = Path(path)
     return next(p for p in [path, *path.absolute().parents] if p.exists())
+
+
+def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
+    """What prevents writing into a folder, with the remedy; None if nothing does. It may not exist yet."""
+    folder, nearest = Path(folder), nearest_existing(folder)
+    if not nearest.is_dir():
+        where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
+        return f"{where}: use another folder"
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
+    except OSError as error:
+        reason = f"{nearest}: {error.strerror}"
+        return f"cannot be written ({reason}): change its permissions or use another folder"

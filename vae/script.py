@@ -1,5 +1,6 @@
 """Runs the main function of every script: a user's mistake is one line on stderr and an exit code."""
 
+import errno
 import os
 import signal
 import sys
@@ -61,12 +62,21 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
     except BrokenPipeError:
         raise  # console.flushed_output handles it
     except OSError as error:  # a full disk or a removed folder: not a bug
-        line, code = str(error), EXIT_FAILED
+        line, code = system_error_line(error), EXIT_FAILED
     except KeyboardInterrupt:
         console.error(stopped)
         return EXIT_INTERRUPTED
     console.error(f"{name}: {line}")
     return code
+
+
+def system_error_line(error: OSError) -> str:
+    """The message of an error of the system, with the file; for a full disk with the remedy."""
+    if error.strerror is None:  # raised by us or by a library, with its own message
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    remedy = ": free some space, or give an output folder on another disk"
+    return f"{where}{error.strerror}{remedy if error.errno in (errno.ENOSPC, errno.EDQUOT) else ''}"
 
 
 def activation_hint(root: Path, windows: bool = os.name == "nt") -> str:

@@ -82,9 +82,10 @@ def test_json_report_has_counts_and_names(validated):
 
 
 def test_summary_is_grouped_by_reason(validated):
-    _, expected, done, _ = validated
+    _, expected, done, root = validated
     lines = done.stdout.splitlines()
     assert f"{sum(status == 'rejected' for status, _ in expected.values())} rejected" in done.stdout
+    assert lines[-1] == f"  report: {root / 'report.json'}, table: {root / 'report.csv'}"
     assert any(line.split()[:3] == ["rejected", "5", "truncated:"] for line in lines)
     assert "Traceback" not in done.stderr
     assert re.search(r"^validate: (\d+) of \1 images, \d+ bad, .*took ", done.stderr, re.M)

@@ -158,10 +158,7 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
             ["--vae", tmp_path / "source", tmp_path / "source", "--average_by", "score"],
             "is not a checkpoint of a run: give --scores",
         ),
-        "output in a file": (
-            ["--output", tmp_path / "file" / "out"],
-            "is a file, not a folder: give another path",
-        ),
+        "output in a file": (["--output", tmp_path / "file" / "out"], "which is a file: use another folder"),
         "output a file": (["--output", tmp_path / "file"], "is a file: give a folder"),
         "output a folder": (
             ["--output", tmp_path / "d.safetensors", "--format", "single"],

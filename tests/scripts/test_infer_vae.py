@@ -72,7 +72,7 @@ def test_missing_pytorch_is_one_line():
         ({"--background": "whitish"}, 78, "--background whitish is not a colour"),
         ({"--vae": "nowhere"}, 78, "--vae nowhere"),
         ({"--input": "nowhere.png"}, 77, "--input nowhere.png does not exist"),
-        ({"--output_dir": __file__}, 78, "is a file: give a folder"),
+        ({"--output_dir": __file__}, 78, "is a file: use another folder"),
     ],
 )
 def test_mistake_is_one_line(flags, tmp_path, capsys, changed, code, message):

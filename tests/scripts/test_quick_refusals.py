@@ -1,5 +1,6 @@
 """Mistakes that can be found without PyTorch are reported before it is imported, which takes seconds."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ INFER = {
 }
 EVALUATE = {"--vae": "F/a.safetensors", "--data_path": "F/data", "--output_dir": "F/out"}
 EXPORT = {"--vae": "F/a.safetensors", "--output": "F/out"}
+VALIDATE = {"--mode": "validate", "--input_dir": "F/data"}
 
 # script, its flags, changed flags, exit code, words of the line; F is the folder
 REFUSALS = [
@@ -86,6 +88,27 @@ def test_mistake_is_reported_without_pytorch(folder, script, flags, changed, cod
     for word in words:
         assert word.replace("F/", f"{folder}/") in found.stderr
     assert not (folder / "out").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody can write into /proc, not even root")
+@pytest.mark.parametrize(
+    ("script", "flags", "changed"),
+    [
+        ("train_vae.py", TRAIN, {"--output_dir": "/proc/a"}),
+        ("infer_vae.py", INFER, {"--output_dir": "/proc/a"}),
+        ("evaluate_vae.py", EVALUATE, {"--output_dir": "/proc/a"}),
+        ("export_vae.py", EXPORT, {"--output": "/proc/a"}),
+        ("prepare_data.py", VALIDATE, {"--output_file": "/proc/a.json"}),
+        ("prepare_data.py", VALIDATE, {"--mode": "analyze", "--output_file": "/proc/a.json"}),
+    ],
+)
+def test_output_that_cannot_be_written_is_reported_before_any_work(folder, script, flags, changed):
+    given = [word.replace("F/", f"{folder}/") for pair in {**flags, **changed}.items() for word in pair]
+    found = without_pytorch(script, *given)
+    assert (found.returncode, found.stderr.count("\n")) == (78, 1), found.stderr
+    (flag, value), *_ = [pair for pair in changed.items() if "/proc" in pair[1]]
+    for token in (f"{flag} {value}", "cannot be written", "/proc: ", "use another folder"):
+        assert token in found.stderr
 
 
 @pytest.mark.parametrize(

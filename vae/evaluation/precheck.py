@@ -6,6 +6,7 @@ from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.decoding import parse_background
 from vae.data.folder import check_images
+from vae.files import why_not_writable
 from vae.interop.vae_path import locate_vae
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
@@ -21,8 +22,8 @@ def check_command(config: EvaluateConfig) -> None:
 
 
 def _check_output(output_dir: Path, overwrite: bool) -> None:
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"--output_dir {output_dir} is a file: give a folder")
+    if problem := why_not_writable(output_dir):
+        raise UserError(f"--output_dir {output_dir} {problem}")
     existing = [name for name in OUTPUTS if (output_dir / name).exists()]
     if existing and not overwrite:
         raise UserError(

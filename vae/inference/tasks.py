@@ -13,6 +13,7 @@ from vae.config.errors import DataError, UserError
 from vae.config.infer_flags import InferConfig
 from vae.data.decoding import parse_background
 from vae.data.folder import UnreadFiles, walk_images
+from vae.files import why_not_writable
 from vae.interop.vae_path import locate_vae
 
 LATENTS = ".safetensors"
@@ -45,8 +46,8 @@ def plan_tasks(config: InferConfig) -> list[Task]:
     parse_background(config.background)
     locate_vae(Path(config.vae), "--vae")
     output_dir = Path(config.output_dir)
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"--output_dir {output_dir} is a file: give a folder")
+    if problem := why_not_writable(output_dir):
+        raise UserError(f"--output_dir {output_dir} {problem}")
     found = [pair for given in config.input for pair in _list(given, config.mode, output_dir)]
     if config.mode == "interpolate":
         tasks = [_interpolation(config, found, output_dir)]

@@ -1,13 +1,12 @@
 """Checks of a command of export_vae.py that need no PyTorch, so that mistakes are reported at once."""
 
-import os
 from pathlib import Path
 
 from vae.config.errors import UserError
 from vae.config.export_flags import ExportConfig
 from vae.data.folder import check_images
 from vae.data.manifest import is_manifest
-from vae.files import nearest_existing
+from vae.files import why_not_writable
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 
 
@@ -28,10 +27,6 @@ def _check_output(output: Path, config: ExportConfig) -> None:
     targets = [output] if config.format == "single" else [output / WEIGHTS_NAME, output / "config.json"]
     if any(path.exists() for path in targets) and not config.overwrite:
         raise UserError(f"--output {output} exists: give another path, or add --overwrite to replace it")
-    folder = nearest_existing(output.absolute().parent)
-    if not folder.is_dir():
-        raise UserError(f"--output {output}: {folder} is a file, not a folder: give another path")
-    if not os.access(folder, os.W_OK):  # reported before the work; other reasons appear when writing
-        raise UserError(
-            f"--output {output}: {folder} is not writable: fix its permissions or give another path"
-        )
+    folder = output.parent if config.format == "single" else output
+    if problem := why_not_writable(folder):
+        raise UserError(f"--output {output}: {folder} {problem}")

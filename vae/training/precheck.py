@@ -1,6 +1,5 @@
 """Checks of a training command that need no PyTorch, so that mistakes are reported at once."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from vae.config.resolve import check_encoder, check_length, parse_progressive, r
 from vae.data.decoding import parse_background
 from vae.data.folder import check_images
 from vae.data.manifest import is_manifest
-from vae.files import nearest_existing
+from vae.files import why_not_writable
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.training.run_folder import METRICS_NAME, checkpoint_paths, resume_command
 from vae.training.wandb_run import check_wandb_installed
@@ -83,18 +82,8 @@ def _check_output(given: Given) -> None:
     checkpoint.
     """
     resumed, folder = given.get("resume_from"), output_folder(given)
-    nearest = nearest_existing(folder)
-    if not nearest.is_dir():
-        where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
-        raise UserError(f"--output_dir {folder} {where}: use another folder")
-    try:
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"--output_dir {folder} cannot be written ({nearest}: {error.strerror}): "
-            "change its permissions or use another folder"
-        ) from None
+    if problem := why_not_writable(folder):
+        raise UserError(f"--output_dir {folder} {problem}")
     if resumed == "latest" or (resumed and Path(resumed).parent.resolve() == folder.resolve()):
         return
     if contains_run(folder):

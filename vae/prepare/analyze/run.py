@@ -18,6 +18,7 @@ from vae.console import printable
 from vae.data.decoding import parse_background
 from vae.data.folder import list_images
 from vae.data.manifest import MANIFEST_NAME, replace_text
+from vae.files import why_not_writable
 from vae.prepare.analyze.dataset_stats import Collected, summarize
 from vae.prepare.analyze.measure_file import Measurement, PixelStats, measure_file, thumbnail_file
 from vae.prepare.analyze.page import write_analysis_page
@@ -98,6 +99,8 @@ def _check_config(config: AnalyzeConfig, output: Path) -> None:
     folder = output.absolute().parent
     if not folder.is_dir():
         raise UserError(f"--output_file {output}: the folder {folder} is missing: create it")
+    if problem := why_not_writable(folder):
+        raise UserError(f"--output_file {output}: {folder} {problem}")
     if output.suffix.lower() != ".json":
         raise UserError(
             f"--output_file {output}: give a name that ends in .json; the page is written beside it"

@@ -57,8 +57,8 @@ class Report:
         return round(self.checked / max(self.seconds, 1e-9) * 60)
 
 
-def print_summary(report: Report) -> None:
-    """Print the counts, with a remedy and examples for each reason."""
+def print_summary(report: Report, output_file: str, with_csv: bool) -> None:
+    """Print the counts, with a remedy and examples for each reason, and the names of the reports."""
     reasons = report.ledger.counts(REJECTED)
     examples = {reason: report.ledger.examples(REJECTED, reason) for reason, _ in reasons}
     lines = [
@@ -72,6 +72,8 @@ def print_summary(report: Report) -> None:
     lines += skip_lines(report.skips)
     if report.moved is not None:
         lines.append(f"  moved    {report.moved:>7}  to quarantine; --undo_quarantine moves them back")
+    table = f", table: {printable(str(_csv_path(output_file)))}" if with_csv else ""
+    lines.append(f"  report: {printable(output_file)}{table}")
     console.info("\n".join(lines))
 
 
@@ -79,7 +81,11 @@ def write_reports(report: Report, output_file: str, with_csv: bool) -> None:
     """Write the JSON file and, beside it, the CSV file; each file is written atomically."""
     replace_text(output_file, _json_parts(report))
     if with_csv:
-        replace_text(Path(output_file).with_suffix(".csv"), _csv_lines(report))
+        replace_text(_csv_path(output_file), _csv_lines(report))
+
+
+def _csv_path(output_file: str) -> Path:
+    return Path(output_file).with_suffix(".csv")
 
 
 def _json_parts(report: Report) -> Iterator[str]:

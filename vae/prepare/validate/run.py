@@ -14,7 +14,7 @@ from vae.data.decoding import parse_background
 from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.data.formats import BadImageError
 from vae.data.manifest import MANIFEST_NAME, read_rows
-from vae.files import sha256_of_file
+from vae.files import sha256_of_file, why_not_writable
 from vae.prepare.check_file import check_image, decode_each, warn_without_simplejpeg
 from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger, Result, Skips, first_names
 from vae.prepare.pool import Failure
@@ -62,7 +62,7 @@ def _validate(config: ValidateConfig) -> Report:
                 report.moved = move_rejected(
                     ledger.results(REJECTED), config.input_dir, config.quarantine_dir
                 )
-            print_summary(report)
+            print_summary(report, config.output_file, config.csv)
             return report
         finally:
             ledger.close()
@@ -73,6 +73,8 @@ def _check_paths(config: ValidateConfig) -> None:
     folder = Path(config.output_file).absolute().parent
     if not folder.is_dir():
         raise UserError(f"--output_file {config.output_file}: the folder {folder} is missing: create it")
+    if problem := why_not_writable(folder):
+        raise UserError(f"--output_file {config.output_file}: {folder} {problem}")
     if config.quarantine_dir:
         here, there = (os.path.realpath(path) for path in (config.input_dir, config.quarantine_dir))
         if os.path.commonpath([here, there]) in (here, there):
