@@ -132,29 +132,52 @@ def test_gradients_in_fp32_in_bands_of_rows():
         assert relative_difference(found, expected) < 1e-5
 
 
+def projected_gradients(level: str, dtype: torch.dtype, seed: int) -> Gradients:
+    """Gradients of a random projection of all outputs of the autoencoder, for an image of 64 px."""
+    generator = torch.Generator().manual_seed(seed)
+    image, latent = (1, 3, 64, 64), (1, DEEP.z_channels, 16, 16)
+    shapes = [image, latent, image, latent, latent]
+    images, noise, *directions = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    model = networks_at(level, dtype=dtype, perceptual=False, discriminator=False).autoencoder
+    outputs = model(images.to(dtype), noise.to(torch.promote_types(dtype, torch.float32)))
+    sum((out * way.to(out.dtype)).sum() for out, way in zip(outputs, directions, strict=True)).backward()
+    return gradients(model)
+
+
+@cache
+def exact_projected_gradients(seed: int) -> Gradients:
+    return projected_gradients("none", torch.float64, seed)
+
+
 @cache
 def bf16_error(level: str, plain: bool = False) -> float:
-    """Difference of bf16 gradients from fp64, mean over three batches, because one batch varies too much."""
+    """Relative difference of bf16 gradients from fp64, mean over 6 images.
+
+    Of a projection, because the losses of a step amplify the rounding of the reconstruction to an error of
+    20 %, and another order of sums changes that error by 30 %. Here it is 3.5 %, and the quotient of two
+    implementations varies by 5 % from image to image, so its mean over 6 images by 2 %.
+    """
     errors = []
-    for seed in range(3):
+    for seed in range(6):
         with plain_operations() if plain else nullcontext():
-            both = level_gradients(level, torch.bfloat16, seeded_inputs(seed), SMOOTH)
-        pairs = zip(both, smooth_gradients(seed), strict=True)
-        errors.append(sum(relative_difference(*pair) for pair in pairs))
+            found = projected_gradients(level, torch.bfloat16, seed)
+        errors.append(relative_difference(found, exact_projected_gradients(seed)))
     return sum(errors) / len(errors)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["none", "activations", "blocks", "all"])
 def test_bf16_is_as_close_to_fp64_as_plain_bf16(level):
-    assert bf16_error(level) <= 1.1 * bf16_error("none", plain=True)
+    # Ours rounds less often: not between norm and SiLU. Measured: 0.84 of the plain error with oneDNN, 0.89
+    # without. With a norm whose coefficients are rounded to bf16, it was 1.01 and 1.10.
+    assert bf16_error(level) <= bf16_error("none", plain=True)
 
 
 @pytest.mark.slow
 def test_bf16_in_bands_of_rows():
-    with in_bands(300):
+    with in_bands(5000):  # 10 of 64 rows at full resolution
         found = bf16_error.__wrapped__("all")
-    assert found <= 1.1 * bf16_error("none", plain=True)
+    assert found <= bf16_error("none", plain=True)
 
 
 @pytest.mark.parametrize("level", RECOMPUTING)
