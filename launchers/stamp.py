@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from vae.checks.packages import read_requirements
+from vae.files import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = ".setup-stamp.json"  # the shell scripts test whether it exists
@@ -40,7 +41,7 @@ def wanted(test: bool) -> dict[str, str]:
 def read_stamp(venv: Path, name: str = STAMP) -> dict[str, str]:
     """The stamp; empty if it is missing or cannot be read."""
     try:
-        stamp = json.loads((venv / name).read_text(encoding="utf-8"))
+        stamp = read_json(venv / name)
     except (OSError, ValueError):
         return {}
     return stamp if isinstance(stamp, dict) else {}

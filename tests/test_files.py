@@ -1,11 +1,24 @@
 """Files: atomic writes, SHA-256, and the existing part of a path."""
 
+import csv
 import hashlib
+import io
 import os
+import re
 
 import pytest
 
-from vae.files import atomic_path, nearest_existing, sha256_of_file, why_not_writable
+from tests.harness.runs import ROOT
+from vae.files import (
+    atomic_path,
+    csv_cell,
+    csv_text,
+    nearest_existing,
+    read_json,
+    read_json_lines,
+    sha256_of_file,
+    why_not_writable,
+)
 
 
 def test_file_exists_only_when_complete(tmp_path):
@@ -78,3 +91,64 @@ def test_nearest_existing(tmp_path, monkeypatch):
     assert nearest_existing(str(tmp_path / "a" / "b")) == tmp_path
     monkeypatch.chdir(tmp_path)
     assert nearest_existing("a/b") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "Expecting"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * (2**24 + 1), "larger than 16 MiB"),
+        (b'"\xff"', "utf-8"),
+        (b"9" * 5000, "digits"),
+    ],
+)
+def test_unusable_json_is_a_value_error(tmp_path, content, message):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(tmp_path / "a.json") == {"a": 1}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_named_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_lines_that_are_no_objects_are_skipped(tmp_path):
+    lines = ['{"a": 1}', "[1]", "{torn", "[" * 100_000, "", '{"a": 2}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert list(read_json_lines(tmp_path / "a.jsonl")) == [{"a": 1}, {"a": 2}]
+    (tmp_path / "a.jsonl").write_text('"' + "a" * 2**21)
+    with pytest.raises(ValueError, match="longer than"):
+        list(read_json_lines(tmp_path / "a.jsonl"))
+
+
+def test_json_is_decoded_here_only():
+    """json.loads raises RecursionError for deep nesting, which no caller expects."""
+    sources = [*(ROOT / "vae").rglob("*.py"), *(ROOT / "launchers").glob("*.py"), *ROOT.glob("*.py")]
+    found = [path.name for path in sources if re.search(r"json\.loads?\(", path.read_text(encoding="utf-8"))]
+    assert found == ["files.py"]
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''-a", "-", "=", "+a"]
+)
+def test_formulas_in_csv_cells_are_text_and_are_read_back(text):
+    written = io.StringIO()
+    csv.writer(written).writerow([csv_cell(text)])
+    ((cell,),) = csv.reader(io.StringIO(written.getvalue(), newline=""))
+    assert cell.startswith("'")
+    assert csv_text(cell) == text
+
+
+@pytest.mark.parametrize("value", [-1.5, -3, None, "-1.5", "+2e-3", "a=b", "it's", "'quoted'", "", "a-b.png"])
+def test_other_csv_cells_are_unchanged(value):
+    assert csv_cell(value) == value
+    assert csv_text(str(value)) == str(value)

@@ -6,7 +6,6 @@ downsampling factor of the VAE (8 for the default network).
 Functions that train, evaluate or export import their packages when they are called, which takes seconds.
 """
 
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -27,6 +26,7 @@ from vae.data.color import to_srgb
 from vae.data.decoding import decode_image, parse_background
 from vae.data.formats import BadImageError
 from vae.device import DTYPES, pick_device
+from vae.files import read_json_lines
 from vae.inference.codec import decode_latents, encode_images
 from vae.interop import vae_files
 from vae.interop.vae_files import LoadedVae
@@ -178,8 +178,8 @@ def train(**options: Any) -> TrainingResult:
     resumed_from = given.get("resume_from", "latest")
     if "output_dir" not in given and resumed_from != "latest":
         output_dir = Path(resumed_from).parent
-    lines = (output_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return TrainingResult(output_dir, output_dir / "vae", code == 0, [json.loads(line) for line in lines])
+    records = list(read_json_lines(output_dir / "metrics.jsonl"))
+    return TrainingResult(output_dir, output_dir / "vae", code == 0, records)
 
 
 def evaluate(

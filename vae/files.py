@@ -1,13 +1,23 @@
-"""Files and folders: atomic writes, SHA-256, and whether a folder can be written."""
+"""Files and folders: atomic writes, SHA-256, bounded JSON, CSV cells, and whether a folder can be written."""
 
+import errno
 import hashlib
+import json
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TextIO
 
+MAX_JSON_BYTES = 16 * 2**20  # of a whole JSON file: the largest that this toolkit reads has a few kB
+MAX_LINE_CHARS = 2**20  # of a line of a JSONL file
 _CHUNK_BYTES = 2**20
+# Spreadsheets run cells that begin like this as formulas (OWASP, "CSV Injection"). Numbers are no formulas.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 @contextmanager
@@ -38,6 +48,59 @@ def sha256_of_file(path: str | os.PathLike[str]) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def parse_json(text: str, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Decode JSON; everything that is wrong with it is a ValueError, deep nesting included."""
+    try:
+        return json.loads(text, object_pairs_hook=pairs_hook)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(
+    path: str | os.PathLike[str], pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe would wait for ever
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    with open(path, "rb") as file:
+        data = file.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise ValueError(f"it is larger than {MAX_JSON_BYTES // 2**20} MiB")
+    return parse_json(data.decode("utf-8-sig"), pairs_hook)  # Windows editors write a byte order mark
+
+
+def bounded_lines(file: TextIO) -> Iterator[str]:
+    """The lines of a text file; ValueError for one that would fill the memory."""
+    while line := file.readline(MAX_LINE_CHARS + 1):
+        if len(line) > MAX_LINE_CHARS:
+            raise ValueError(f"a line is longer than {MAX_LINE_CHARS} characters")
+        yield line
+
+
+def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The objects in a JSONL file; lines that are no objects are skipped, as a crash may leave one."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in bounded_lines(file):
+            try:
+                value = parse_json(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for a CSV file: text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return value
+
+
+def csv_text(cell: str) -> str:
+    """The text that `csv_cell` wrote."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def nearest_existing(path: str | os.PathLike[str]) -> Path:

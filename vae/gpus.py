@@ -7,13 +7,13 @@ Sources of the numbers:
 """
 
 import difflib
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vae.config.errors import UserError
+from vae.files import read_json
 
 _RTX_BLACKWELL = (
     "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
@@ -218,7 +218,7 @@ def measured_path(device_name: str) -> Path:
 def measured_values(device_name: str) -> dict[str, Any]:
     """Constants and margins that were measured on this card; without a file {}, and the code decides."""
     path = measured_path(device_name)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _without_brands(name: str) -> str:

@@ -252,6 +252,8 @@ def test_json_file_of_a_run_reproduces_its_config(json_file):
         ('{"seed": 1, "batch_size": 2, "seed": 3}', '"seed" twice, with 1 and 3: remove'),
         ([1], "one object"),
         ("{", "is not valid JSON"),
+        ('{"seed": ' + "[" * 100_000, "nested too deeply"),
+        ('{"seed": 1}' + " " * 2**24, "larger than 16 MiB"),
         ('{"learning_rate": NaN}', "learning_rate"),
     ],
 )

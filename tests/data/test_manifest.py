@@ -37,10 +37,11 @@ def choose(path, **options):
 
 
 def test_rows_with_unusual_names_round_trip(tmp_path):
-    rows = [row("a.png"), row("Ümlaut 日本.png"), row("line\nbreak.png"), row(os.fsdecode(b"caf\xe9.png"))]
+    names = ["a.png", "a..b.png", "..a/b.png", "12:30 a\\b.png", "Ümlaut 日本.png", "line\nbreak.png"]
+    rows = [row(name) for name in (*names, os.fsdecode(b"caf\xe9.png"))]
     path = write(tmp_path, rows)
     assert list(read_rows(path)) == rows
-    assert len(path.read_bytes().splitlines()) == 4
+    assert len(path.read_bytes().splitlines()) == len(rows)
     assert [name.name for name in tmp_path.iterdir()] == ["manifest.jsonl"]  # no temporary file remains
 
 
@@ -104,6 +105,17 @@ def test_new_rows_without_split_are_an_error(tmp_path):
         ('{"path": 7}', "line 2 lacks path, sha256"),
         (json.dumps(row("../a.png")), "is not in the manifest"),
         (json.dumps(row("/a.png")), "is not in the manifest"),
+        (json.dumps(row("")), "is not in the manifest"),
+        # paths of Windows, on every system
+        (json.dumps(row("C:/a.png")), "is not in the manifest"),
+        (json.dumps(row("c:a.png")), "is not in the manifest"),
+        (json.dumps(row("..\\a.png")), "is not in the manifest"),
+        (json.dumps(row("inner\\..\\..\\a.png")), "is not in the manifest"),
+        (json.dumps(row("inner/..\\a.png")), "is not in the manifest"),
+        (json.dumps(row("\\\\server\\share\\a.png")), "is not in the manifest"),
+        (json.dumps(row("\\a.png")), "is not in the manifest"),
+        ("[" * 100_000, "line 2 is not a JSON object"),
+        (" " * 2_000_000, "longer than"),
         (json.dumps(row("b.png", split="test")), "split 'test'"),
         (json.dumps(row("b.png", fold=-1)), "fold -1"),
         (json.dumps(row("a.png")), "a.png twice"),

@@ -39,6 +39,11 @@ def test_labels_by_number(tables):
     assert read_metadata(*tables(FEATURES, "id,label\nz1,4\nz2,0\nz3,4\n")).labels == ["4", "0", "4"]
 
 
+def test_text_behind_an_apostrophe_against_formulas_is_read_as_it_was(tables):
+    found = read_metadata(*tables("id,filepath,site\nz1,'=a.jpg,'-1+2\nz2,b.jpg,-1\n"))
+    assert (found.find("=a.jpg"), found.column("site", "--group_by")) == (0, ["-1+2", "-1"])
+
+
 @pytest.mark.parametrize(
     ("features", "labels", "words"),
     [

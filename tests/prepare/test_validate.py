@@ -13,8 +13,11 @@ from PIL import Image
 
 from tests.harness.image_kinds import SKIPPED, detailed, encoded, write_all
 from tests.harness.runs import run_script
+from vae.config.errors import DataError, UsageError
 from vae.data.decoding import decode_image, read_image
 from vae.data.formats import BadImageError
+from vae.files import csv_text
+from vae.prepare.validate.quarantine import undo
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs links, FIFOs and file names of Unix")
 RULES = ("--max_pixels", "1000000", "--min_size", "16", "--max_aspect", "8", "--num_workers", "2")
@@ -51,7 +54,7 @@ def shown(name):
 def test_every_kind_has_its_reason_or_flag(validated):
     _, expected, _, root = validated
     with open(root / "report.csv", encoding="utf-8", newline="") as file:
-        rows = {row["path"]: row for row in csv.DictReader(file)}
+        rows = {csv_text(row["path"]): row for row in csv.DictReader(file)}
     assert set(rows) == {shown(name) for name in expected}
     for name, (status, code) in expected.items():
         row = rows[shown(name)]
@@ -147,6 +150,8 @@ def test_quarantine_moves_rejected_files_and_undo_moves_them_back(mixed, tmp_pat
         "--undo_quarantine",
         "--quarantine_dir",
         str(tmp_path / "aside"),
+        "--input_dir",
+        str(mixed),
     )
     done = run_script(*undo)
     assert done.returncode == 77
@@ -155,6 +160,53 @@ def test_quarantine_moves_rejected_files_and_undo_moves_them_back(mixed, tmp_pat
     assert run_script(*undo).returncode == 0
     assert files_below(mixed) == before
     assert run_script(*undo).returncode == 77  # the record no longer exists
+
+
+@pytest.mark.parametrize("change", ["from", "to", "parent", "link", "damaged", "deep"])
+def test_undo_moves_nothing_outside_of_the_two_folders(tmp_path, change):
+    """The record may come from someone else, together with the images."""
+    data, aside, other = (tmp_path / name for name in ("data", "aside", "other"))
+    for folder in (data, aside, other):
+        folder.mkdir()
+    (aside / "good.png").write_bytes(b"good")
+    (aside / "bad.png").write_bytes(b"bad")
+    (other / "secret").write_bytes(b"secret")
+    row = {"from": str(data / "bad.png"), "to": str(aside / "bad.png")}
+    if change == "link":
+        os.symlink(other, data / "link")
+    row |= {
+        "from": {"from": str(other / ".profile")},
+        "to": {"to": str(other / "secret")},
+        "parent": {"from": f"{data}/../other/.profile"},
+        "link": {"from": str(data / "link" / ".profile")},
+        "damaged": {"from": ["a"]},
+    }.get(change, {})
+    good = {"from": str(data / "good.png"), "to": str(aside / "good.png")}
+    text = json.dumps(good) + "\n" + (json.dumps(row) if change != "deep" else "[" * 100_000) + "\n"
+    (aside / "quarantine.jsonl").write_text(text)
+    before = files_below(tmp_path)
+    with pytest.raises(DataError, match=r"quarantine\.jsonl.*(line 2|deep)"):
+        undo(str(aside), str(data))
+    assert files_below(tmp_path) == before
+
+
+def test_undo_without_the_input_folder_names_it(tmp_path):
+    move = {"from": "/data/set/a.png", "to": "/x/a.png"}
+    (tmp_path / "quarantine.jsonl").write_text(json.dumps(move) + "\n")
+    with pytest.raises(UsageError, match=r"--input_dir.* files in /data/set"):
+        undo(str(tmp_path), None)
+
+
+def test_names_in_the_csv_file_are_no_formulas(tmp_path):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for name in ("=HYPERLINK(1).png", "-1+2.png", "'=3.png"):
+        Image.new("RGB", (32, 32)).save(folder / name)
+    assert validate(folder, tmp_path / "r.json").returncode == 0
+    with (tmp_path / "r.csv").open(newline="") as file:
+        cells = {row["path"] for row in csv.DictReader(file)}
+    assert cells == {"'=HYPERLINK(1).png", "'-1+2.png", "''=3.png"}
+    assert {csv_text(cell) for cell in cells} == {"=HYPERLINK(1).png", "-1+2.png", "'=3.png"}
 
 
 def test_without_quarantine_no_file_changes(mixed, tmp_path):

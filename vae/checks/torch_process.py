@@ -14,6 +14,7 @@ from typing import Any
 
 from vae.checks.child_process import ChildProcess, Outcome
 from vae.checks.facts import CudaDevice, KernelRun, LoadedTorch
+from vae.files import parse_json
 
 FACT = '{"fact": '  # how our lines begin; libraries may print other lines
 SLOW_KERNELS = ("compile",)  # skipped by --quick
@@ -37,7 +38,7 @@ def parse(outcome: Outcome) -> LoadedTorch:
         if not line.startswith(FACT):
             continue
         try:
-            fact = json.loads(line)
+            fact = parse_json(line)
         except ValueError:  # the process ended in the middle of the line
             continue
         kind = fact.pop("fact")

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vae import files
 from vae.config.errors import UserError
 from vae.config.options import ActionConfig, all_options, section_title, sections
 from vae.config.parser import OneLineParser
@@ -117,8 +118,7 @@ def _without_other_length(loaded: dict[str, Any], flags: dict[str, Any]) -> dict
 def read_json(path: Path) -> dict[str, Any]:
     """Option values from a JSON file that contains one object; raises UserError for an unknown key."""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
-        loaded = json.loads(text, object_pairs_hook=partial(_without_repeated_keys, path))
+        loaded = files.read_json(path, partial(_without_repeated_keys, path))
     except OSError as error:
         raise UserError(f"--config {path} cannot be read: {error.strerror}") from None
     except UserError:

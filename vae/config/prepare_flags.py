@@ -76,7 +76,7 @@ class ValidateConfig(ReadingConfig):
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
     quarantine_dir: str | None = option(None, "move rejected files to this folder", metavar="DIR")
     undo_quarantine: bool = option(
-        False, "move every file in --quarantine_dir back, and do nothing else; needs no --input_dir"
+        False, "move every file in --quarantine_dir back into --input_dir, and do nothing else"
     )
 
 
@@ -171,7 +171,7 @@ def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
             )
         _print_help_of_every_mode()
         sys.exit(0)
-    if "--undo_quarantine" in given:  # the only command without an input folder
+    if "--undo_quarantine" in given:  # its own message about a missing folder names the folder in the record
         words = ["--input_dir", os.devnull, *words]
     config = _parse_mode(mode, words)
     _check_together(config, given)

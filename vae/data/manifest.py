@@ -7,6 +7,7 @@ null).
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from vae.config.errors import DataError, UserError
 from vae.console import printable
 from vae.data.folder import split_names
-from vae.files import atomic_path, sha256_of_file
+from vae.files import atomic_path, bounded_lines, sha256_of_file
 
 MANIFEST_NAME = "manifest.jsonl"
 KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order
@@ -25,6 +26,8 @@ SPLITS = ("train", "val")
 MAX_EXISTENCE_CHECKS = 20_000
 MAX_HASHED = 16  # the number of images that are decoded as a test before a run starts
 
+# Absolute paths, drives, shares and parent folders of Linux and of Windows, refused on every system.
+_OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)|\0")
 _decode = json.JSONDecoder().raw_decode  # json.loads also looks for surrounding space, which doubles the time
 
 
@@ -48,7 +51,7 @@ def read_lines(path: str | os.PathLike[str], *, flag: str = "--data_path") -> It
     """Yield the lines of a manifest unparsed."""
     try:
         with open(path, encoding="utf-8") as file:
-            yield from file
+            yield from bounded_lines(file)
     except FileNotFoundError:
         raise DataError(
             f"{flag} {path} does not exist: prepare_data.py --mode preprocess writes one"
@@ -57,6 +60,8 @@ def read_lines(path: str | os.PathLike[str], *, flag: str = "--data_path") -> It
         raise DataError(f"{flag} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{flag} {path} is not a manifest: it is not UTF-8 text") from error
+    except ValueError as error:
+        raise DataError(f"{flag} {path} is not a manifest: {error}") from error
 
 
 def parse_row(
@@ -66,7 +71,7 @@ def parse_row(
     try:
         row, end = _decode(line)
         row = row if line[end:].isspace() or end == len(line) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
         raise DataError(f"{flag} {path}: line {number} is not a JSON object: write the manifest again")
@@ -74,7 +79,7 @@ def parse_row(
         missing = ", ".join(name for name in REQUIRED if not isinstance(row.get(name), str))
         raise DataError(f"{flag} {path}: line {number} lacks {missing}: write the manifest again")
     name = row["path"]
-    if ".." in name.split("/") or name.startswith("/") or "\0" in name:
+    if not name or _OUTSIDE.search(name):
         raise DataError(f"{flag} {path}: line {number}: {name!r} is not in the manifest's folder")
     split, fold = row.get("split"), row.get("fold")
     if split not in (None, *SPLITS) or not (fold is None or (type(fold) is int and fold >= 0)):

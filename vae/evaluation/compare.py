@@ -1,6 +1,5 @@
 """A command of evaluate_vae.py, from top to bottom: check everything, measure each VAE, write the results."""
 
-import json
 import platform
 import sys
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
+from vae.files import read_json_lines
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.kernel_check import choose_kernels
 from vae.pixels import to_float
@@ -221,14 +221,7 @@ def read_curves(path: Path) -> list[dict[str, Any]]:
     """Records of a run's metrics.jsonl, training records thinned evenly; none if the file does not exist."""
     if not path.is_file():
         return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # an incomplete line after a crash
-            continue
-        if isinstance(record, dict):
-            records.append(record)
+    records = list(read_json_lines(path))
     train = [record for record in records if record.get("kind") == "train"]
     every = -(-len(train) // MAX_CURVE_RECORDS) or 1
     kept = {id(record) for record in train[::every]}

@@ -15,7 +15,7 @@ from vae.evaluation.results import (
     VaeResult,
     as_json,
 )
-from vae.files import atomic_path
+from vae.files import atomic_path, csv_cell
 from vae.host import GIB
 
 SPEED = ("encode_images_per_s", "decode_images_per_s", "encode_peak_bytes", "decode_peak_bytes")
@@ -151,5 +151,4 @@ def _write_rows(path: Path, header: list[str], rows: list[list]) -> None:
         temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
     ):
         writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
+        writer.writerows([csv_cell(cell) for cell in row] for row in (header, *rows))

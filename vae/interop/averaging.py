@@ -4,7 +4,6 @@ Checkpoints of one run are in the same loss basin, and their mean often validate
 (Wortsman et al. 2022, "Model soups"). The mean of independently trained VAEs is not a usable VAE.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from vae.config.errors import UserError
+from vae.files import read_json_lines
 
 
 def softmax_weights(scores: Sequence[float], temperature: float) -> list[float]:
@@ -26,9 +26,8 @@ def recorded_score(checkpoint: Path, step: int) -> float:
     metrics = checkpoint.parent / "metrics.jsonl"
     found = None
     if metrics.is_file():
-        for line in metrics.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            if record.get("kind") == "validation" and record["step"] == step:
+        for record in read_json_lines(metrics):
+            if record.get("kind") == "validation" and record.get("step") == step:
                 found = record.get("psnr", found)
     if found is None:
         raise UserError(

@@ -11,7 +11,7 @@ import torch
 
 from vae.config.errors import UserError
 from vae.config.options import ModelConfig
-from vae.files import atomic_path
+from vae.files import atomic_path, parse_json, read_json
 from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import LatentNorm
@@ -72,18 +72,24 @@ def save_diffusers_folder(
 def read_config(config_path: Path, where: str) -> dict[str, Any]:
     """Content of a config.json; UserError if it is for another class."""
     try:
-        text = config_path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{where}: its config.json cannot be read: {error}") from None
-    return parse_config(text, where, "config.json")
+        config = read_json(config_path)
+    except OSError as error:
+        raise UserError(f"{where}: its config.json cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"{where}: its config.json is not valid JSON: {error}") from None
+    return _checked_class(config, where, "config.json")
 
 
 def parse_config(text: str, where: str, source: str) -> dict[str, Any]:
     """The JSON object in `text`; UserError with the name `source` if it is invalid or for another class."""
     try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        config = parse_json(text)
+    except ValueError as error:
         raise UserError(f"{where}: its {source} is not valid JSON: {error}") from None
+    return _checked_class(config, where, source)
+
+
+def _checked_class(config: Any, where: str, source: str) -> dict[str, Any]:
     name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
     if name not in CLASSES:
         raise UserError(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from vae.config.errors import UserError
 from vae.console import printable
+from vae.files import parse_json
 
 ACCEPTED, REJECTED, DUPLICATE = "accepted", "rejected", "duplicate"
 PAGE = 1000  # rows read at a time, so that the caller can write in between
@@ -284,4 +285,4 @@ def _to_row(result: Result) -> tuple[Any, ...]:
 
 
 def _from_row(row: tuple[Any, ...]) -> Result:
-    return Result._make((os.fsdecode(row[0]), *row[1:-1], json.loads(row[-1])))
+    return Result._make((os.fsdecode(row[0]), *row[1:-1], parse_json(row[-1])))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vae.files import atomic_path
+from vae.files import atomic_path, read_json
 
 RUN_NAME = "run.json"
 
@@ -61,6 +61,6 @@ def write_last_run(folder: Path, lineage: Lineage) -> None:
 def read_last_run(folder: Path) -> Lineage | None:
     """The last run in the folder; None if it is unknown."""
     try:
-        return Lineage.from_plain(json.loads((folder / RUN_NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Lineage.from_plain(read_json(folder / RUN_NAME))
+    except (OSError, ValueError, KeyError, TypeError):
         return None

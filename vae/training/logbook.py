@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 from vae import console
-from vae.files import atomic_path
+from vae.files import atomic_path, parse_json
 from vae.training.results_image import RESULTS_NAME, write_results
 from vae.training.run_folder import METRICS_NAME
 from vae.training.wandb_run import WandbRun
@@ -101,7 +101,7 @@ def _remove_later_records(path: Path, last_step: int) -> None:
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            if json.loads(line)["step"] <= last_step:
+            if parse_json(line)["step"] <= last_step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue

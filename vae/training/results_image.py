@@ -1,6 +1,5 @@
 """results.png: the curves of a run, drawn from its records."""
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from vae.files import atomic_path
+from vae.files import atomic_path, read_json_lines
 from vae.training.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, Point, draw_chart
 
 RESULTS_NAME = "results.png"
@@ -21,8 +20,7 @@ Record = dict[str, Any]
 
 def write_results(records: Path, image: Path) -> None:
     """Draw the curves of a metrics.jsonl file as a PNG file, atomically."""
-    with records.open(encoding="utf-8") as lines:
-        drawn = draw_results(map(json.loads, lines))
+    drawn = draw_results(read_json_lines(records))
     with atomic_path(image) as temporary:
         drawn.save(temporary, format="PNG")
 

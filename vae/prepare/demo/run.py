@@ -11,7 +11,7 @@ from vae import console
 from vae.config.errors import UserError
 from vae.config.prepare_flags import DemoConfig
 from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
-from vae.files import atomic_path
+from vae.files import atomic_path, read_json
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.encode import EXTENSIONS, encode
 from vae.prepare.pool import end_with_parent
@@ -52,7 +52,7 @@ def _claim_folder(folder: Path, config: DemoConfig) -> None:
             temporary.write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
         return
     try:
-        theirs = json.loads(record.read_text(encoding="utf-8"))
+        theirs = read_json(record)
     except ValueError:
         theirs = None
     if theirs != ours:

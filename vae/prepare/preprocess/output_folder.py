@@ -17,6 +17,7 @@ from typing import Any
 from vae.config.errors import UserError
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, format_row, read_rows, replace_text
+from vae.files import parse_json, read_json
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result
 from vae.prepare.preprocess.naming import output_key
 from vae.prepare.preprocess.resize import engine
@@ -198,7 +199,7 @@ def _manifest_lines(ledger: Ledger, target: int) -> Iterator[str]:
         row.update(path=path, source=result.name)
         row.update({key: made[key] for key in ("sha256", "width", "height")})
         row["flags"] = sorted([*result.record["flags"], *(["upscaled"] if made["upscaled"] else [])])
-        row.update(json.loads(ledger.noted(f"{KEPT}{target} {path}") or "{}"))
+        row.update(parse_json(ledger.noted(f"{KEPT}{target} {path}") or "{}"))
         yield format_row(row) + "\n"
 
 
@@ -231,14 +232,14 @@ def _read_state(path: Path) -> Iterator[Result]:
     with open(path, encoding="utf-8") as file:
         try:
             for line in file:
-                yield Result(*json.loads(line))
+                yield Result(*parse_json(line))
         except (ValueError, TypeError) as error:
             raise UserError(f"{path} is damaged: delete it, and every image is converted again") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except FileNotFoundError:
         return {}
     except ValueError:

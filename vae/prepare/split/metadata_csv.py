@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vae.config.errors import DataError, UserError
 from vae.config.values import nearest
 from vae.console import printable
+from vae.files import csv_text
 
 ID, FILEPATH = "id", "filepath"
 
@@ -124,7 +125,7 @@ def _read_table(path: str, flag: str, needed: tuple[str, ...]) -> tuple[list[str
     lines = _lines(path, flag)
     first = next(lines, "")
     delimiter = max(",;\t", key=first.count)
-    header = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
+    header = [csv_text(name.strip()) for name in next(csv.reader([first], delimiter=delimiter), [])]
     missing = [name for name in needed if name not in header]
     if missing:
         has = ", ".join(map(printable, header)) or "nothing"
@@ -156,7 +157,7 @@ def _rows(lines: Iterable[str], delimiter: str, width: int, path: str, flag: str
                     f"{flag} {path}: line {reader.line_num + 1} has {len(row)} values for {width} columns: "
                     "correct the line"
                 )
-            yield [value.strip() for value in row]
+            yield [csv_text(value.strip()) for value in row]
     except csv.Error as error:
         raise DataError(f"{flag} {path}: line {reader.line_num + 1} cannot be read: {error}") from error
 

@@ -11,6 +11,7 @@ import numpy as np
 from vae.config.errors import DataError, UserError
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import replace_text
+from vae.files import read_json
 
 DEFAULT_SHARE = 0.1
 
@@ -59,7 +60,7 @@ def read_record(manifest: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         SplitSettings(**record["settings"])
         if isinstance(record["version"], int):
             return record

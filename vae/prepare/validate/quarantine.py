@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vae import console
-from vae.config.errors import DataError, UserError
+from vae.config.errors import DataError, UsageError, UserError
 from vae.console import printable
+from vae.files import bounded_lines, parse_json
 from vae.prepare.ledger import Result
 
 RECORD_NAME = "quarantine.jsonl"
@@ -39,18 +40,27 @@ def move_rejected(results: Iterable[Result], input_dir: str, quarantine_dir: str
     return moved
 
 
-def undo(quarantine_dir: str) -> tuple[int, int]:
+def undo(quarantine_dir: str, input_dir: str | None) -> tuple[int, int]:
     """Move all files of a quarantine back; returns the numbers of files that were moved and that stay.
 
-    A file stays if another file has its original path. Raises DataError if there is no record.
+    A file stays if another file has its original path. Raises DataError, before any file is moved, if there
+    is no record, or if it names a file outside of the two folders: the record may come from someone else.
     """
     path = Path(quarantine_dir) / RECORD_NAME
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except FileNotFoundError:
-        raise DataError(f"--quarantine_dir {quarantine_dir} has no {RECORD_NAME}: nothing to undo") from None
-    except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}") from error
+    rows = _read_record(path, quarantine_dir)
+    if input_dir is None:
+        folder = os.path.commonpath([os.path.dirname(row["from"]) for row in rows]) if rows else "?"
+        raise UsageError(
+            "--undo_quarantine needs --input_dir, the folder into which the files go back: the record names "
+            f"files in {printable(folder)}"
+        )
+    for number, row in enumerate(rows, 1):
+        for key, flag, folder in (("from", "input", input_dir), ("to", "quarantine", quarantine_dir)):
+            if not _is_inside(row[key], folder):
+                raise DataError(
+                    f"{path}: line {number} names {printable(row[key])}, which is not in --{flag}_dir "
+                    f"{folder}: no file was moved"
+                )
     moved, left = 0, []
     for row in reversed(rows):  # the last move first
         if not os.path.lexists(row["to"]):
@@ -68,6 +78,28 @@ def undo(quarantine_dir: str) -> tuple[int, int]:
     else:
         path.unlink()
     return moved, len(left)
+
+
+def _read_record(path: Path, quarantine_dir: str) -> list[dict[str, str]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            rows = [parse_json(line) for line in bounded_lines(file)]
+    except FileNotFoundError:
+        raise DataError(f"--quarantine_dir {quarantine_dir} has no {RECORD_NAME}: nothing to undo") from None
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    for number, row in enumerate(rows, 1):
+        paths = (row.get("from"), row.get("to")) if isinstance(row, dict) else (None, None)
+        if not all(isinstance(one, str) and os.path.isabs(one) and "\0" not in one for one in paths):
+            raise DataError(f"{path} is damaged: line {number} is not the record of a move")
+    return rows
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    """Whether the file at `path` is below `folder`, whatever links its folders are."""
+    parent, root = os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)
+    is_below = parent == root or parent.startswith(root.rstrip(os.sep) + os.sep)
+    return is_below and os.path.basename(path) not in ("", os.curdir, os.pardir)
 
 
 def _free_name(target: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from vae import console
 from vae.console import printable
 from vae.data.manifest import replace_text
+from vae.files import csv_cell
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, EXAMPLES, REJECTED, Ledger, Result, Skips
 from vae.prepare.rejections import REMEDIES, duplicates_text, rejection_lines, skip_lines
 
@@ -174,5 +175,5 @@ def _csv_lines(report: Report) -> Iterator[str]:
 
 def _csv_line(values: tuple[object, ...]) -> str:
     line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(values)
+    csv.writer(line, lineterminator="\n").writerow(map(csv_cell, values))
     return line.getvalue()

@@ -32,7 +32,8 @@ def run_validate(config: ValidateConfig) -> int:
     """
     if config.undo_quarantine:
         assert config.quarantine_dir is not None, "the flags were checked together"
-        moved, left = undo(config.quarantine_dir)
+        given = None if config.input_dir == os.devnull else config.input_dir  # see parse_prepare_flags
+        moved, left = undo(config.quarantine_dir, given)
         console.info(f"{config.quarantine_dir}: {moved} files moved back, {left} left")
         return EXIT_DATA if left else 0
     warn_without_simplejpeg()
