@@ -5,6 +5,9 @@ import json
 import pytest
 
 from vae import gpus
+from vae.config.options import Config
+from vae.memory.available import CUDA_RESERVE
+from vae.memory.plan import reserve_bytes
 from vae.ops import attention, gpu_blocks
 from vae.ops.measured import CONSTANTS, use_measured
 
@@ -28,6 +31,19 @@ def test_measured_constants_are_used_on_their_card_only(card):
     assert before["REDUCTION_PROGRAMS"] == gpu_blocks.REDUCTION_PROGRAMS
     use_measured("NVIDIA H100 PCIe")  # another card
     assert before == {name: getattr(module, name) for name, module in CONSTANTS.items()}
+
+
+def test_warps_reach_the_launches_and_the_reserve_reaches_the_plan(card):
+    pytest.importorskip("triton", reason="Triton has no build for this platform")
+    from vae.ops import norm_triton
+
+    path = gpus.measured_path(card)
+    content = {"card": card, "constants": {"NUM_WARPS": 4}, "reserve_mib": 640}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    use_measured(card)
+    assert norm_triton._launch()["num_warps"] == 4
+    assert reserve_bytes(Config(), is_gpu=True, card=card) == 640 * 2**20
+    assert reserve_bytes(Config(), is_gpu=True, card="RTX 5090") == CUDA_RESERVE
 
 
 def test_name_of_the_card_is_found_without_brands(card):

@@ -10,7 +10,7 @@ from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
 from vae.host import GIB
 from vae.losses.perceptual import build_perceptual
-from vae.memory.available import CUDA_RESERVE
+from vae.memory.available import cuda_reserve
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
@@ -75,10 +75,13 @@ def stage_spec(
     )
 
 
-def reserve_bytes(config: Config, *, is_gpu: bool) -> int:
-    """Bytes that a run needs on its device in addition to the live tensors of a step."""
+def reserve_bytes(config: Config, *, is_gpu: bool, card: str = "") -> int:
+    """Bytes that a run needs on its device in addition to the live tensors of a step.
+
+    `card`: the GPU's name as drivers report it.
+    """
     if is_gpu:
-        return CUDA_RESERVE
+        return cuda_reserve(card)
     return checkpoint_bytes(config) if config.run.background_save else 0
 
 

@@ -5,6 +5,7 @@ from vae.ops import attention, gpu_blocks
 
 CONSTANTS = {
     "TILE_ELEMENTS": gpu_blocks,
+    "NUM_WARPS": gpu_blocks,
     "REDUCTION_PROGRAMS": gpu_blocks,
     "NHWC_COLUMNS": gpu_blocks,
     "GPU_BLOCK": attention,

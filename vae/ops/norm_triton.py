@@ -14,11 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vae.ops import gpu_blocks
 from vae.ops import norm_kernels as kernels
-from vae.ops.gpu_blocks import NUM_WARPS, NormBlocks, merge_tile, norm_blocks
+from vae.ops.gpu_blocks import NormBlocks, merge_tile, norm_blocks
 from vae.ops.library import on_input_device
-
-LAUNCH = {"num_warps": NUM_WARPS, "num_stages": 1}  # no matrix products, so there are no loads to pipeline
 
 
 @on_input_device
@@ -29,7 +28,7 @@ def norm_statistics(h: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]
     means, squares = h.new_empty(2, cut.batch, blocks.programs, cut.channels, dtype=torch.float32)
     mean, rstd = (h.new_empty(cut.batch, groups, dtype=torch.float32) for _ in range(2))
     kernels.partial_moments_kernel[cut.reduction_grid](
-        h, means, squares, *size, *cut.strides, blocks.tiles_per_program, **cut.tile, **LAUNCH
+        h, means, squares, *size, *cut.strides, blocks.tiles_per_program, **cut.tile, **_launch()
     )
     rows, group_channels = blocks.tiles_per_program * blocks.rows, cut.channels // groups
     merged = (means, squares, mean, rstd, *size, blocks.programs, rows, eps, group_channels)
@@ -44,7 +43,7 @@ def normalize(h: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tenso
     size = (cut.pixels, cut.channels, mean.shape[1], *cut.strides)
     out = torch.empty_like(h)
     kernels.normalize_kernel[cut.grid](
-        h, out, mean, rstd, weight, bias, *size, SILU=silu, **cut.tile, **LAUNCH
+        h, out, mean, rstd, weight, bias, *size, SILU=silu, **cut.tile, **_launch()
     )
     return out
 
@@ -67,14 +66,14 @@ def normalize_backward(
     channel_sums = h.new_empty(2, cut.batch, cut.channels, dtype=torch.float32)
     group_means = h.new_empty(2, cut.batch, groups, dtype=torch.float32)
     kernels.partial_sums_kernel[cut.reduction_grid](
-        grad_out, h, *norm, *partial, *size, cut.blocks.tiles_per_program, SILU=silu, **cut.tile, **LAUNCH
+        grad_out, h, *norm, *partial, *size, cut.blocks.tiles_per_program, SILU=silu, **cut.tile, **_launch()
     )
     group_channels = cut.channels // groups
     merged = (*partial, weight, channel_sums, group_means, cut.pixels, cut.channels, programs, group_channels)
     kernels.merge_sums_kernel[(groups, cut.batch)](*merged, **_merge(group_channels))
     grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
     kernels.input_gradient_kernel[cut.grid](
-        grad_out, h, grad_h, *norm, group_means, *size, SILU=silu, **cut.tile, **LAUNCH
+        grad_out, h, grad_h, *norm, group_means, *size, SILU=silu, **cut.tile, **_launch()
     )
     # sums into two new tensors: an operation must not return two views of one storage
     grad_weight, grad_bias = (sums.sum(dim=0) for sums in channel_sums)
@@ -117,4 +116,9 @@ def _cut(h: Tensor) -> _Cut:
 def _merge(group_channels: int) -> dict[str, int]:
     """Tile and launch settings of a merging kernel."""
     parts, columns = merge_tile(group_channels)
-    return {"PARTS": parts, "COLUMNS": columns, **LAUNCH}
+    return {"PARTS": parts, "COLUMNS": columns, **_launch()}
+
+
+def _launch() -> dict[str, int]:
+    """Launch settings of all kernels; without matrix products there are no loads to pipeline."""
+    return {"num_warps": gpu_blocks.NUM_WARPS, "num_stages": 1}

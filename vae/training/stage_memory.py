@@ -38,7 +38,9 @@ class StagePlan:
 def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distributed) -> StagePlan:
     """Choose how the steps of a stage run; UserError if not even one image fits."""
     device, speed = dist.device, config.speed
-    reserve = reserve_bytes(config, is_gpu=device.type == "cuda")
+    is_gpu = device.type == "cuda"
+    card = torch.cuda.get_device_name(device) if is_gpu else ""
+    reserve = reserve_bytes(config, is_gpu=is_gpu, card=card)
     spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
     available = int(available_bytes(device) * speed.vram_margin)
     memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
