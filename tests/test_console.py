@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.runs import ROOT
 from vae import console
-from vae.console import command_line, fetch_command, printable
+from vae.console import command_line, counted, fetch_command, printable
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +87,7 @@ def test_fetch_command_is_quoted_for_its_shell():
     assert fetch_command(url, r"C:\my cache\a.pth", windows=True) == (
         rf'curl.exe -L --create-dirs -o "C:\my cache\a.pth" {url}'
     )
+
+
+def test_counted_nouns():
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]

@@ -115,6 +115,11 @@ def flushed_output() -> Iterator[None]:
         sys.exit(EXIT_BROKEN_PIPE)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: 1 step, 2 steps."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def printable(text: str) -> str:
     """The text as one line that every terminal and UTF-8 file accepts; other characters are escaped."""
     encodable = text.encode("utf-8", "backslashreplace").decode("utf-8")

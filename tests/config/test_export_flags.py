@@ -47,7 +47,7 @@ def test_several_vaes_and_scores_are_read():
     [
         ("--average_by score", "--average_by score needs several VAEs"),
         ("--scores 1", "--scores needs --average_by score"),
-        ("--vae a b --average_by score --scores 1", "--scores has 1 values for 2 --vae"),
+        ("--vae a b --average_by score --scores 1", "--scores has 1 value for 2 --vae"),
         ("--temperature 0", "--temperature 0.0 is too small"),
         ("--shift_factor 0.1", "--shift_factor needs --scaling_factor"),
         ("--scaling_factor 0", "--scaling_factor 0.0 is not a scaling"),
@@ -56,7 +56,7 @@ def test_several_vaes_and_scores_are_read():
         ("--fold_scaling sd", "--fold_scaling needs --data_path"),
         ("--fold_scaling sd --data_path d --scaling_factor 1", "omit --scaling_factor"),
         ("--per_channel", "--per_channel needs --fold_scaling"),
-        ("--format single", "--format single must end in .safetensors"),
+        ("--format single", "give a name that ends in .safetensors"),
         ("--output c.safetensors", "is a folder: omit .safetensors"),
         ("--output=", "--output has no value"),
         ("--vae=", "--vae has no value"),

@@ -296,6 +296,8 @@ def test_animations_and_pages_are_rejected(tmp_path):
     for name in ("a.png", "a.webp", "a.gif", "a.tif", "a.avif"):
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
         assert reason_of(tmp_path / name) == "animated", name
+    with pytest.raises(BadImageError, match="--mode preprocess --first_frame"):
+        decode_image(tmp_path / "a.gif")  # the trainer itself has no --first_frame
     frames[0].save(tmp_path / "stereo.jpg", format="MPO", save_all=True, append_images=frames[1:])
     assert decode_image(tmp_path / "stereo.jpg")[2, 2, 0] > 200  # frame 0 is red there, frame 1 is not
 

@@ -300,7 +300,7 @@ def test_new_run_into_the_folder_of_another_run(mistake, checkpoint):
     ("words", "tokens"),
     [
         ("--channels 8 32", ("--channels 8 32", "--resume_from", "8 16")),
-        ("--z_channels 8", ("--z_channels 8", "--resume_from", "4", "remove the flag")),
+        ("--z_channels 8", ("--z_channels 8", "--resume_from", "4", "remove --z_channels")),
         ("--use_quant_conv", ("--use_quant_conv True", "--resume_from", "False")),
         ("--disc_channels 16", ("--disc_channels 16", "--resume_from", "8")),
         ("--init_from /nothing", ("--init_from", "--resume_from", "only one")),

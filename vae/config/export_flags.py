@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass
 from vae.config.errors import UserError
 from vae.config.flags import parse_section
 from vae.config.options import MIN_IMAGE_SIZE, device_option, kernels_option, option, weights_option
+from vae.console import counted
 
 # (scaling, shift) of latents, (z - shift) * scaling, from the published config.json of each model.
 PUBLISHED_SCALING = {
@@ -103,7 +104,8 @@ def _check_together(config: ExportConfig) -> None:
         raise UserError("--scores needs --average_by score: add it, or omit --scores")
     if config.scores is not None and len(config.scores) != len(config.vae):
         raise UserError(
-            f"--scores has {len(config.scores)} values for {len(config.vae)} --vae: give one for each"
+            f"--scores has {counted(len(config.scores), 'value')} for {len(config.vae)} --vae: "
+            "give one for each"
         )
     if config.shift_factor is not None and config.scaling_factor is None:
         raise UserError("--shift_factor needs --scaling_factor: give both, or omit both")
@@ -118,7 +120,8 @@ def _check_together(config: ExportConfig) -> None:
     single_name = config.output.lower().endswith(".safetensors")
     if config.format == "single" and not single_name:
         raise UserError(
-            f"--output {config.output} with --format single must end in .safetensors, because it is a file"
+            f"--output {config.output}: --format single writes one file: "
+            "give a name that ends in .safetensors"
         )
     if config.format == "diffusers" and single_name:
         raise UserError(

@@ -73,7 +73,7 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
         raise UserError("--init_from and --resume_from exclude each other: give only one of them")
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
     shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator) if name in checkpoint}
-    check_shape(given, shape, "the checkpoint of --resume_from")
+    check_shape(given, shape, "--resume_from")
     part = checkpoint.get("train_part", "all")
     if given.get("train_part", part) != part:
         raise UserError(
@@ -82,13 +82,13 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
         )
 
 
-def check_shape(given: dict[str, Any], shape: dict[str, Any], source: str) -> None:
-    """Raise UserError if a given value contradicts the `shape` of `source`."""
+def check_shape(given: dict[str, Any], shape: dict[str, Any], flag: str) -> None:
+    """Raise UserError if a given value contradicts the `shape` of the file of `flag`."""
     for name, value in shape.items():
         if name in given and _typed(given[name]) != _typed(value):
             raise UserError(
-                f"--{name} {_typed(given[name])} contradicts {source}, which has {_typed(value)}: "
-                "remove the flag, or start without that file"
+                f"--{name} {_typed(given[name])} contradicts the file of {flag}, which has "
+                f"{_typed(value)}: remove --{name}, or train a new network without {flag}"
             )
 
 

@@ -184,7 +184,8 @@ def _check_frames(pil_image: Image.Image, first_frame: bool, flags: set[str]) ->
         pil_image.seek(0)
         frames = pages
     if frames > 1 and not first_frame:
-        raise BadImageError("animated", f"{frames} frames or pages: save one of them, or use --first_frame")
+        remedy = "save one of them, or run prepare_data.py --mode preprocess --first_frame"
+        raise BadImageError("animated", f"{frames} frames or pages: {remedy}")
     if frames > 1:
         flags.add("first_frame")
 

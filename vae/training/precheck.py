@@ -1,5 +1,6 @@
 """Checks of a training command that need no PyTorch, so that mistakes are reported at once."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,25 @@ def check_command(given: Given) -> None:
 
 
 def _check_images(given: Given) -> None:
-    """Raise DataError if a folder of images does not exist or contains none; manifests are read later."""
+    """Raise UserError if a folder of images is missing, empty or contains the output."""
     data_path = given.get("data_path", Config().data.data_path)
     resumed = given.get("resume_from")
     begins = resumed is None or (resumed == "latest" and not checkpoint_paths(output_folder(given)))
+    folders = {name: given[name] for name in ("val_path", "sample_images") if given.get(name)}
     if ("data_path" in given or begins) and not is_manifest(data_path):
-        check_images(data_path)
-    for name in ("val_path", "sample_images"):
-        if given.get(name):
-            check_images(given[name], flag=f"--{name}")
+        folders = {"data_path": data_path, **folders}
+    for name, folder in folders.items():
+        check_images(folder, flag=f"--{name}")
+        _check_apart(output_folder(given), f"--{name}", folder)
+
+
+def _check_apart(output_dir: Path, flag: str, images: str) -> None:
+    """Raise UserError if the run would write its sample grids into a folder of images."""
+    if Path(os.path.realpath(output_dir)).is_relative_to(os.path.realpath(images)):
+        raise UserError(
+            f"--output_dir {output_dir} is inside {flag} {images}, so the sample grids of the run would "
+            "become images of it: give a folder outside"
+        )
 
 
 def _check_options(given: Given) -> None:

@@ -252,7 +252,7 @@ def _print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> No
     lines = [
         f"model   {model_line(config.model, state.autoencoder)}; {start}",
         f"data    {data_line(config.data, len(run.training_set.names), validation)}; "
-        f"{ctx.stage.image_size} px {config.data.crop} crops, {run.num_workers} workers",
+        f"{ctx.stage.image_size} px {config.data.crop} crops, {console.counted(run.num_workers, 'worker')}",
         f"loss    {loss_line(config.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan}",

@@ -108,7 +108,7 @@ def _existing_vae(config: Config, given: Given) -> tuple[Config, VaeFile | None]
         return config, None
     file = read_vae(Path(config.model.init_from))
     shape = {"norm_groups": config.model.norm_groups, **file.shape}
-    check_shape(given, shape, "the file of --init_from")
+    check_shape(given, shape, "--init_from")
     shape["channels"] = tuple(shape["channels"])
     model = replace(config.model, **shape)
     check_fit(model, file.weights, f"--init_from {config.model.init_from}")

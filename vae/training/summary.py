@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
-from vae.console import command_line
+from vae.console import command_line, counted
 from vae.gpus import match_card
 from vae.host import GIB
 from vae.model.autoencoder import AutoencoderKL
@@ -60,7 +60,7 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
         if known is None or not known.settings:
             name += ", no profile: settings come from its memory"
     else:
-        name = f"{torch.get_num_threads()} threads"
+        name = counted(torch.get_num_threads(), "thread")
     extras = ["TF32"] if speed.enable_tf32 and device.type == "cuda" else []
     extras += ["channels_last"] * speed.channels_last + ["compiled"] * compiled
     world = f", {dist.world_size} processes" if dist.world_size > 1 else ""
@@ -98,9 +98,10 @@ def warm_start_warning(model: ModelConfig) -> str | None:
         and all(carriers_per_group(width, groups) for width in ends)
     ]
     remedy = f"use --norm_groups {better[-1]}" if better else "use wider --channels"
+    channels = counted(width // model.norm_groups, "channel")
     return (
-        f"--norm_groups {model.norm_groups} leaves {width // model.norm_groups} channels per group at width "
-        f"{width}, too few for the warm start: it begins several dB below the bicubic baseline: {remedy}"
+        f"--norm_groups {model.norm_groups} leaves {channels} per group at width {width}, too few for the "
+        f"warm start: it begins several dB below the bicubic baseline: {remedy}"
     )
 
 
@@ -116,11 +117,11 @@ def steps_line(steps: StageSteps, optim: OptimConfig) -> str:
 
 def progress_line(state: TrainingState, steps: StageSteps) -> str:
     """Epochs with the tenths of an unfinished one, steps and images. `steps` are those of the last stage."""
-    position, epochs = state.position, f"{state.position.epoch} epochs"
+    position, epochs = state.position, counted(state.position.epoch, "epoch")
     if current_stage(state.stages, position.epoch) is not None:
         tenths = 10 * position.images_in_epoch // (steps.per_epoch * steps.images)
         epochs = f"{position.epoch}.{tenths} of {state.stages[-1].end_epoch} epochs"
-    return f"done: {epochs}, {position.step} steps, {position.images} images"
+    return f"done: {epochs}, {counted(position.step, 'step')}, {counted(position.images, 'image')}"
 
 
 def result_lines(
@@ -143,7 +144,7 @@ def result_lines(
             verdict_line(state.last_validation["psnr"], bicubic, state.history.start_psnr, adversarial)
         )
     if state.rejected:
-        lines.append(f"{len(state.rejected)} images were skipped: {folder / REJECTED_NAME}")
+        lines.append(f"skipped {counted(len(state.rejected), 'image')}: {folder / REJECTED_NAME}")
     shown = f"scaling {constants[0]:.4f}, shift {constants[1]:.4f}"
     if config.model.latent_norm:
         shown = "latent statistics in the file"
