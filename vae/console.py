@@ -18,6 +18,7 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports for a program that
 class _Settings:
     is_main_process: bool = True
     closed_output_remark: str | None = None
+    failure_reported: bool = False
 
 
 _settings = _Settings()
@@ -31,6 +32,7 @@ def configure(*, is_main_process: bool = True, closed_output_remark: str | None 
     """
     _settings.is_main_process = is_main_process
     _settings.closed_output_remark = closed_output_remark
+    _settings.failure_reported = False
 
 
 def is_main_process() -> bool:
@@ -52,6 +54,12 @@ def info(text: str) -> None:
             _print(_settings.closed_output_remark, sys.stderr)
         except BrokenPipeError:  # for example `2>&1 | head -1`
             discard(sys.stderr)
+    except OSError as error:  # `> file` on a full disk: the next line is tried again
+        if _settings.closed_output_remark is None:
+            raise
+        if not _settings.failure_reported:
+            _settings.failure_reported = True
+            error_from_signal_handler(f"the output cannot be written: {error.strerror}; training continues")
 
 
 def warning(text: str) -> None:

@@ -9,11 +9,27 @@ from typing import Any
 import torch
 
 from vae import console
+from vae.config.options import Config
 from vae.device import is_out_of_memory
+from vae.host import GIB
 from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.memory.available import available_bytes
+from vae.memory.plan import checkpoint_bytes
 from vae.training.checkpoints import save_verified
 
 RETRY_SECONDS = 60.0  # after a failed save, for example on a full disk
+
+
+def copy_fits(config: Config, device: torch.device) -> bool:
+    """Whether main memory has room for the copy; on a CPU, the plan of the step includes it."""
+    needed, available = checkpoint_bytes(config), available_bytes(torch.device("cpu"))
+    if device.type == "cpu" or needed <= available:
+        return True
+    console.info(
+        f"--background_save needs {needed / GIB:.1f} GiB of main memory, but only {available / GIB:.1f} GiB "
+        "may be used: saves make training wait"
+    )
+    return False
 
 
 class HostCopy:

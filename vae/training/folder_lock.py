@@ -8,6 +8,7 @@ shares flock's lock, and would hold it after its parent was killed.
 import errno
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,7 +30,8 @@ class FolderLock:
 
     def __exit__(self, *_exception: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # a full disk; the file is closed nevertheless
+                self._file.close()
             self._file = None
 
     def acquire(self, folder: Path) -> None:
@@ -55,9 +57,12 @@ class FolderLock:
                 "make sure that no other run uses it"
             )
         self._file = file
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        except OSError as error:  # a full disk: the lock holds without a name, too
+            console.warning(f"{folder / LOCK_NAME} cannot be written: {error.strerror}; training continues")
 
 
 if os.name == "nt":

@@ -2,15 +2,16 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard import summary
 
 from vae import console
 from vae.files import atomic_path, parse_json
+from vae.training.appending import Appender, EventFile, try_to_write
 from vae.training.results_image import RESULTS_NAME, write_results
 from vae.training.run_folder import METRICS_NAME
 from vae.training.wandb_run import WandbRun
@@ -29,11 +30,12 @@ class Logbook:
         self.active = active
         self._wandb = wandb
         self._draws = active  # RESULTS_NAME, until drawing fails
+        self._failed: set[str] = set()  # what a warning has named
         if not active:
             return
-        _remove_later_records(folder / METRICS_NAME, first_step)
-        self._metrics = (folder / METRICS_NAME).open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(folder / "logs"), purge_step=first_step + 1)
+        self._try(METRICS_NAME, lambda: _remove_later_records(folder / METRICS_NAME, first_step))
+        self._metrics, self._rejected = Appender(folder / METRICS_NAME), Appender(folder / REJECTED_NAME)
+        self._tensorboard = EventFile(folder / "logs", first_step + 1)
 
     def record(self, kind: str, step: int, values: Record) -> None:
         """Write one record. `kind` is train, validation, baseline or memory, and TensorBoard's tag prefix."""
@@ -41,11 +43,10 @@ class Logbook:
             return
         line = {"kind": kind, "step": step, **values}
         plain = {key: value if _is_json(value) else None for key, value in line.items()}
-        self._metrics.write(json.dumps(plain) + "\n")
-        self._metrics.flush()
+        self._metrics.write((json.dumps(plain) + "\n").encode())
         for name, value in values.items():
             if isinstance(value, int | float):
-                self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+                self._tensorboard.add(summary.scalar(f"{kind}/{name}", value), step)
         if self._wandb is not None:
             self._wandb.record(kind, step, values)
 
@@ -54,9 +55,8 @@ class Logbook:
         if not self.active:
             return
         path = self.folder / "samples" / f"{name}_step_{step:07d}.png"
-        with atomic_path(path) as temporary:
-            Image.fromarray(pixels).save(temporary, format="PNG")
-        self._tensorboard.add_image(name, pixels, step, dataformats="HWC")
+        self._try("samples", lambda: _save_png(pixels, path))
+        self._tensorboard.add(summary.image(name, pixels, dataformats="HWC"), step)
         if self._wandb is not None:
             self._wandb.image(name, step, pixels)
 
@@ -64,29 +64,37 @@ class Logbook:
         """Draw the curves of all records as RESULTS_NAME; a failure is reported once and ends nothing."""
         if not self._draws:
             return
+        records, image = self.folder / METRICS_NAME, self.folder / RESULTS_NAME
         try:
-            write_results(self.folder / METRICS_NAME, self.folder / RESULTS_NAME)
+            self._try(RESULTS_NAME, lambda: write_results(records, image))
         except Exception as error:  # whatever it is, an image must not end a run
             self._draws = False
-            console.warning(
-                f"{self.folder / RESULTS_NAME} cannot be drawn: {error}; {METRICS_NAME} contains its values"
-            )
+            console.warning(f"{image} cannot be drawn: {error}; {METRICS_NAME} contains its values")
 
     def rejected(self, line: str) -> None:
         """Report one unusable image file on the console and in REJECTED_NAME."""
         if not self.active:
             return
         console.info(f"skipped {line}")
-        with (self.folder / REJECTED_NAME).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        self._rejected.write(f"{line}\n".encode("utf-8", "backslashreplace"))
+
+    def _try(self, name: str, write: Callable[[], object]) -> None:
+        """Write something; a failure is reported once for each `name`."""
+        if not try_to_write(self.folder / name, write, quiet=name in self._failed):
+            self._failed.add(name)
 
     def close(self) -> None:
         """Flush and close the files."""
         if self.active:
-            self._metrics.close()
-            self._tensorboard.close()
+            for file in (self._metrics, self._rejected, self._tensorboard):
+                file.close()
         if self._wandb is not None:
             self._wandb.close()
+
+
+def _save_png(pixels: np.ndarray, path: Path) -> None:
+    with atomic_path(path) as temporary:
+        Image.fromarray(pixels).save(temporary, format="PNG")
 
 
 def _is_json(value: object) -> bool:

@@ -1,6 +1,5 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,16 @@ from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.config.options import flatten
 from vae.host import GIB
-from vae.memory.available import available_bytes
-from vae.memory.plan import checkpoint_bytes
 from vae.model.recompute import set_recompute
+from vae.training.appending import try_to_write, write_json
 from vae.training.between_steps import begin_stage, save_samples, validate_final
-from vae.training.checkpoint_writer import CheckpointWriter
+from vae.training.checkpoint_writer import CheckpointWriter, copy_fits
 from vae.training.context import RunContext, StageContext
+from vae.training.disk_space import space_warning
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, export_final
 from vae.training.folder_lock import FolderLock
-from vae.training.lineage import write_last_run
+from vae.training.lineage import RUN_NAME, write_last_run
 from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.loop import Outcome, train_stage
 from vae.training.precheck import contains_run, output_folder
@@ -91,10 +90,10 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
     if run.config.run.train_minutes is not None:
         run, stage = _choose_length(run, state, stage, plans, signals)
     _create_folder(run, lock)
-    _print_remarks(run)
+    _print_remarks(run, state)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
     begin_run(run, state, logbook)
-    writer = CheckpointWriter(_saves_in_background(run))
+    writer = CheckpointWriter(run.config.run.background_save and copy_fits(run.config, run.dist.device))
     try:
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
@@ -120,19 +119,6 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
         writer.finish()
         logbook.close()
     return 0
-
-
-def _saves_in_background(run: RunContext) -> bool:
-    """Whether --background_save is given and this machine has the memory for its copy of the state."""
-    if not (run.config.run.background_save and run.dist.is_main) or run.dist.device.type == "cpu":
-        return run.config.run.background_save  # the plan of a CPU includes the copy
-    needed, available = checkpoint_bytes(run.config), available_bytes(torch.device("cpu"))
-    if needed > available:
-        console.info(
-            f"--background_save needs {needed / GIB:.1f} GiB of main memory, but only "
-            f"{available / GIB:.1f} GiB may be used: saves make training wait"
-        )
-    return needed <= available
 
 
 def _choose_length(
@@ -189,7 +175,7 @@ def begin_run(run: RunContext, state: TrainingState, logbook: Logbook) -> None:
     """Record the run as the last one in its folder: `latest` follows it, even before its first checkpoint."""
     lineage = state.lineage
     if run.dist.is_main:
-        write_last_run(run.output_dir, lineage)
+        try_to_write(run.output_dir / RUN_NAME, lambda: write_last_run(run.output_dir, lineage))
     parent = lineage.ancestors[-1][0] if lineage.ancestors else None
     logbook.record("run", state.position.step, {"id": lineage.id, "parent": parent})
 
@@ -223,16 +209,18 @@ def _create_folder(run: RunContext, lock: FolderLock) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     _lock_folder(lock, folder, run.dist)
     if run.dist.is_main:
-        config = json.dumps(flatten(run.config), indent=2)
-        (folder / "config.json").write_text(config + "\n", encoding="utf-8")
         validation = run.validation_set.names if run.validation_set else []
-        split = json.dumps({"train": run.training_set.names, "validation": validation}, indent=1)
-        (folder / "split.json").write_text(split + "\n", encoding="utf-8")
+        split = {"train": run.training_set.names, "validation": validation}
+        write_json(folder / "config.json", flatten(run.config), indent=2)
+        write_json(folder / "split.json", split, indent=1)
     run.dist.barrier()
 
 
-def _print_remarks(run: RunContext) -> None:
-    """Print what makes this run slow, or its start bad."""
+def _print_remarks(run: RunContext, state: TrainingState) -> None:
+    """Print what makes this run slow, its start bad, or its disk full."""
+    steps = [run.steps_of(stage) for stage in state.stages]
+    if warning := space_warning(run.output_dir, run.config, state.stages, steps):
+        console.warning(warning)
     if remark := busy_line(run.dist.device, torch.get_num_threads()):
         console.info(remark)
     if not run.resumed_from and (warning := warm_start_warning(run.config.model)):

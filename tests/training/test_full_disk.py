@@ -1,0 +1,137 @@
+"""A full disk ends no run: everything that fails is said once, and written when there is room again."""
+
+import os
+import re
+from dataclasses import replace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.harness.checkpoints import checkpoint
+from tests.harness.faults import Fault, injected, limit_file_size, run_forked
+from tests.harness.training_runs import assert_same, last_checkpoint, records, reproducible_records
+from vae.config.errors import UserError
+from vae.config.options import build
+from vae.memory.plan import checkpoint_bytes
+from vae.training import disk_space
+from vae.training.appending import Appender
+from vae.training.disk_space import checkpoints_at_once, space_warning
+from vae.training.run import train
+from vae.training.stages import Stage, StageSteps
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of file sizes")
+
+
+def test_what_a_full_disk_refuses_is_written_later(tmp_path, capsys):
+    """The disk is full in the middle of a line, twice."""
+    path = tmp_path / "new" / "lines.txt"
+    file = Appender(path)
+    file.write(b"one\n")
+    for part in (b"two\n", b"three\n"):
+        limit_file_size(path.stat().st_size + 2)
+        try:
+            file.write(part)
+            file.write(b"more\n")
+        finally:
+            limit_file_size(None)
+        assert path.read_bytes()[-1:] != b"\n"
+        file.write(b"last\n")
+    file.close()
+    assert path.read_bytes() == b"one\ntwo\nmore\nlast\nthree\nmore\nlast\n"
+    assert (
+        capsys.readouterr().out.count(f"{path} cannot be written: File too large") == 2
+    )  # once for each time
+
+
+def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vae.training.appending.MAX_WAITING_BYTES", 10)
+    file = Appender(tmp_path / "lines.txt")
+    limit_file_size(0)
+    try:
+        for line in (b"one\n", b"two\n", b"three\n"):
+            file.write(line)
+    finally:
+        limit_file_size(None)
+    file.close()
+    assert (tmp_path / "lines.txt").read_bytes() == b"one\ntwo\n"
+    assert "cannot be written" in capsys.readouterr().out  # in memory: pytest's own file is limited, too
+
+
+def test_warning_before_the_start_if_the_checkpoints_do_not_fit(tmp_path, monkeypatch):
+    config = build(checkpoint()["config"])
+    stages, steps = [Stage(0, 9, 32, 4)], [StageSteps(0, 9, 10, 4, 4)]
+    size, free = checkpoint_bytes(config), 0
+
+    def disk_usage(_path):
+        return type("Usage", (), {"free": free})
+
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", disk_usage)
+    free = 6 * size + size // 4  # 3 newest, the best, the last of the stage, the one being written
+    assert space_warning(tmp_path, config, stages, steps) is None
+    free -= 1
+    warning = space_warning(tmp_path, config, stages, steps)
+    assert warning.startswith(f"--output_dir {tmp_path} has ")
+    assert "--keep_checkpoints 3" in warning
+    with (tmp_path / "checkpoint_epoch_1.pt").open("wb") as file:  # a resumed run has written some
+        file.truncate(size)
+    assert space_warning(tmp_path, config, stages, steps) is None
+
+
+def test_short_runs_have_fewer_checkpoints():
+    config, steps = build(checkpoint()["config"]), [StageSteps(0, 2, 10, 4, 4)]
+    assert checkpoints_at_once(config, [Stage(0, 2, 32, 4)], steps) == 3
+    often = replace(config, run=replace(config.run, checkpoint_steps=1))
+    assert checkpoints_at_once(often, [Stage(0, 2, 32, 4)], steps) == 6
+
+
+def test_run_warns_before_its_first_step(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    assert train({**tiny, "max_steps": 1}) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("WARNING: --output_dir") < printed.index("step 1:")
+
+
+@pytest.mark.slow
+def test_run_survives_a_full_disk_and_equals_an_undisturbed_one(tiny, tmp_path):
+    """In steps 4 to 9 of 12 nothing can be written: records, samples, checkpoints, the output itself."""
+    given = {**tiny, "num_epochs": 4, "log_freq": 1, "save_samples_freq": 1, "checkpoint_steps": 1}
+    full, free = Fault("full_disk", "step", nth=4), Fault("free_disk", "step", nth=10)
+    log = tmp_path / "log.txt"
+    assert run_forked({**given, "output_dir": str(tmp_path / "undisturbed")}) == [0]
+    assert run_forked(given, full, free, log=log) == [0], log.read_text()
+    text = log.read_text()
+    assert "Traceback" not in text
+    for name in ("metrics.jsonl", "samples", "events.out", "results.png"):
+        assert len(re.findall(rf"WARNING: \S+{name}\S* cannot be written", text)) == 1, text
+    contents = [last_checkpoint(tmp_path / name) for name in ("run", "undisturbed")]
+    for content in contents:
+        content["config"].pop("output_dir")
+        content.pop("run")
+    assert_same(*contents, "checkpoint")
+    assert_same(*(reproducible_records(tmp_path / name, "train") for name in ("run", "undisturbed")), "train")
+    board = EventAccumulator(str(tmp_path / "run" / "logs")).Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 13))
+
+
+def test_disk_that_is_full_from_the_start_stops_the_run_only_at_its_last_save(tiny, tmp_path, capsys):
+    """Not even config.json can be written."""
+    with (
+        injected(Fault("full_disk", r"open:\.config\.json")),
+        pytest.raises(UserError, match=r"the last checkpoint could not be written: .*File too large"),
+    ):
+        train({**tiny, "log_freq": 1, "save_samples_freq": 2})
+    printed = capsys.readouterr().out
+    for name in ("config.json", "split.json", "run.json", "metrics.jsonl", "samples", "events.out"):
+        assert len(re.findall(rf"WARNING: \S+{name}\S* cannot be written", printed)) == 1, printed
+    assert "step 6:" in printed
+
+
+def test_full_disk_while_an_old_run_is_resumed(tiny, tmp_path, capsys):
+    """Its later records cannot be removed; the run goes on."""
+    folder = tmp_path / "run"
+    assert train({**tiny, "max_steps": 4, "log_freq": 1, "checkpoint_steps": 2}) == 0
+    with injected(Fault("fail", r"open:\.metrics\.jsonl.*tmp")):
+        resumed = {**tiny, "log_freq": 1, "resume_from": str(folder / "checkpoint_step_2.pt")}
+        assert train(resumed) == 0
+    assert "metrics.jsonl cannot be written" in capsys.readouterr().out
+    assert records(folder, "train")[-1]["step"] == 6
