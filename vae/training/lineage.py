@@ -52,15 +52,30 @@ def saved_lineage(content: Mapping[str, Any]) -> Lineage:
     return Lineage.from_plain(content["run"]) if "run" in content else Lineage("")
 
 
-def write_last_run(folder: Path, lineage: Lineage) -> None:
-    """Store which run is the last one in the folder."""
+def write_last_run(folder: Path, lineage: Lineage, good: Path | None) -> None:
+    """Store which run is the last one in the folder, and its checkpoint that is known to be good."""
+    known = good is not None and good.parent == folder
+    plain = {**lineage.plain(), "good_checkpoint": good.name if good and known else None}
     with atomic_path(folder / RUN_NAME) as temporary:
-        temporary.write_text(json.dumps(lineage.plain()) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(plain) + "\n", encoding="utf-8")
 
 
 def read_last_run(folder: Path) -> Lineage | None:
     """The last run in the folder; None if it is unknown."""
     try:
-        return Lineage.from_plain(json.loads((folder / RUN_NAME).read_text(encoding="utf-8")))
+        return Lineage.from_plain(_read(folder))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def read_good(folder: Path) -> Path | None:
+    """The checkpoint that the last run in the folder knows to be good, if there is one."""
+    try:
+        name = _read(folder)["good_checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return folder / name if isinstance(name, str) and Path(name).name == name else None
+
+
+def _read(folder: Path) -> Any:
+    return json.loads((folder / RUN_NAME).read_text(encoding="utf-8"))

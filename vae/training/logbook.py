@@ -29,14 +29,23 @@ class Logbook:
         self.active = active
         self._wandb = wandb
         self._draws = active  # RESULTS_NAME, until drawing fails
-        if not active:
-            return
-        _remove_later_records(folder / METRICS_NAME, first_step)
-        self._metrics = (folder / METRICS_NAME).open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(str(folder / "logs"), purge_step=first_step + 1)
+        if active:
+            self._open(first_step)
+
+    def _open(self, first_step: int) -> None:
+        _remove_later_records(self.folder / METRICS_NAME, first_step)
+        self._metrics = (self.folder / METRICS_NAME).open("a", encoding="utf-8")
+        self._tensorboard = SummaryWriter(str(self.folder / "logs"), purge_step=first_step + 1)
+
+    def go_back(self, step: int) -> None:
+        """Remove the records after `step`, from which training starts again."""
+        if self.active:
+            self._metrics.close()
+            self._tensorboard.close()
+            self._open(step)
 
     def record(self, kind: str, step: int, values: Record) -> None:
-        """Write one record. `kind` is train, validation, baseline or memory, and TensorBoard's tag prefix."""
+        """Write one record; its `kind` is TensorBoard's prefix. docs/monitoring.md lists the kinds."""
         if not self.active:
             return
         line = {"kind": kind, "step": step, **values}
