@@ -23,7 +23,7 @@ def begin_run(run: RunContext, state: TrainingState, logbook: Logbook, good: Pat
     lineage = state.lineage
     if run.dist.is_main:
         write_last_run(run.output_dir, lineage, good)
-    parent = lineage.ancestors[-1][0] if lineage.ancestors else None
+    parent = lineage.ancestors[-1][0] if lineage.ancestors else ""
     logbook.record("run", state.position.step, {"id": lineage.id, "parent": parent})
 
 
