@@ -11,7 +11,7 @@ import vae.files
 from tests.harness.checkpoints import checkpoint
 from vae.config.errors import UserError
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
-from vae.training.checkpoints import list_checkpoints, load_named, load_newest, prune, saved_step
+from vae.training.checkpoints import list_checkpoints, load_named, load_newest, prune, saved_step, stage_ends
 from vae.training.lineage import Lineage
 from vae.training.run import train
 from vae.training.stages import Position, Stage
@@ -138,10 +138,13 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     for epoch in range(1, 8):
         put(tmp_path, f"checkpoint_epoch_{epoch}.pt", 10 * epoch)
     put(tmp_path, "checkpoint_step_65.pt", 65)
-    removed = prune(tmp_path, 2, STAGES, Position(epoch=7, step=70), "checkpoint_epoch_1.pt", LINE)
-    assert {path.name for path in removed} == {f"checkpoint_epoch_{n}.pt" for n in (2, 4, 5, 6)}
+    apart = stage_ends(STAGES, Position(epoch=7, step=70)) | {"checkpoint_epoch_1.pt"}
+    needed = {"checkpoint_epoch_4.pt", "checkpoint_epoch_7.pt"}
+    removed = prune(tmp_path, 2, apart=apart, needed=needed, step=70, line=LINE)
+    assert {path.name for path in removed} == {f"checkpoint_epoch_{n}.pt" for n in (2, 5, 6)}
     assert remaining(tmp_path) == {
         "checkpoint_epoch_1.pt",  # the best
+        "checkpoint_epoch_4.pt",  # needed; the other needed one is among the newest
         "checkpoint_epoch_3.pt",  # the last of the first stage
         "checkpoint_step_65.pt",
         "checkpoint_epoch_7.pt",
@@ -155,7 +158,7 @@ def test_abandoned_checkpoints_do_not_count_and_go_when_they_are_passed(tmp_path
     b = Lineage("b", (("a", 20),))
     for step in (35, 50):
         put(tmp_path, f"checkpoint_step_{step}.pt", step, b)
-    removed = prune(tmp_path, 3, [Stage(0, 20, 32, 2)], Position(step=50), None, b)
+    removed = prune(tmp_path, 3, apart=set(), needed=set(), step=50, line=b)
     assert {path.name for path in removed} == {f"checkpoint_step_{n}.pt" for n in (10, 30, 40)}
     assert remaining(tmp_path) == {f"checkpoint_step_{n}.pt" for n in (20, 35, 50, 60, 70, 80)}
 
@@ -164,7 +167,7 @@ def test_prune_removes_files_of_a_killed_save(tmp_path):
     put(tmp_path, "checkpoint_epoch_1.pt", 10)
     (tmp_path / "checkpoint_step_7.pt.tmp").write_bytes(b"incomplete")
     (tmp_path / "checkpoint_step_7.pt.sha256.tmp").write_bytes(b"incomplete")
-    prune(tmp_path, 2, STAGES, Position(epoch=1, step=10), None, LINE)
+    prune(tmp_path, 2, apart=set(), needed=set(), step=10, line=LINE)
     assert remaining(tmp_path) == {"checkpoint_epoch_1.pt"}
 
 

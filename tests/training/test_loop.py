@@ -58,9 +58,12 @@ def make_nonfinite(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
 
 @pytest.mark.slow
 def test_nonfinite_step_is_counted_and_changes_no_weight(tiny, tmp_path, monkeypatch):
-    make_nonfinite(monkeypatch, {2})
-    train_short(tiny, tmp_path / "run", checkpoint_steps=1, keep_checkpoints=9)
-    found = [load_checkpoint(tmp_path / "run" / f"checkpoint_step_{step}.pt") for step in (1, 2, 3)]
+    make_nonfinite(monkeypatch, {2, 4 + 2})
+    options = {"checkpoint_steps": 1, "keep_checkpoints": 9}
+    train_short(tiny, tmp_path / "run", **options)
+    stopped = train_short(tiny, tmp_path / "stopped", **options, max_steps=2)  # only a stop saves that step
+    first, third = (load_checkpoint(tmp_path / "run" / f"checkpoint_step_{step}.pt") for step in (1, 3))
+    found = [first, stopped, third]
     first, second, third = (content["model"] for content in found)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(second[name], third[name]) for name in first)
@@ -73,17 +76,17 @@ def test_nonfinite_step_is_counted_and_changes_no_weight(tiny, tmp_path, monkeyp
 def test_nonfinite_step_does_not_change_the_discriminator(tiny, tmp_path, monkeypatch):
     make_nonfinite(monkeypatch, {3})
     options = {"adversarial_weight": 0.5, "disc_start": 0, "disc_channels": 8, "disc_layers": 2}
-    train_short(tiny, tmp_path / "run", checkpoint_steps=1, keep_checkpoints=9, **options)
-    found = [load_checkpoint(tmp_path / "run" / f"checkpoint_step_{step}.pt") for step in (2, 3)]
+    stopped = train_short(tiny, tmp_path / "run", checkpoint_steps=1, max_steps=3, **options)
+    found = [load_checkpoint(tmp_path / "run" / "checkpoint_step_2.pt"), stopped]
     for network in ("model", "discriminator"):
         assert all(torch.equal(value, found[1][network][name]) for name, value in found[0][network].items())
     assert torch.equal(found[0]["running_sq_norms"], found[1]["running_sq_norms"])
 
 
 def test_too_many_nonfinite_steps_in_a_row_stop_the_run(tiny, monkeypatch):
-    make_nonfinite(monkeypatch, {2, 3, 4})
+    make_nonfinite(monkeypatch, set(range(2, 100)))
     with pytest.raises(NonFiniteError, match=r"--max_nonfinite_steps 3.*--learning_rate") as caught:
-        train({**tiny, **SHORT, "max_nonfinite_steps": 3})
+        train({**tiny, **SHORT, "max_nonfinite_steps": 3, "rollbacks": 0})
     assert caught.value.exit_code == EXIT_NON_FINITE == 76
     assert "\n" not in str(caught.value)
 

@@ -28,6 +28,6 @@ class DataError(UserError):
 
 
 class NonFiniteError(UserError):
-    """Too many consecutive training steps were non-finite."""
+    """Training diverged: non-finite steps, or a loss that jumped and stayed."""
 
     exit_code = EXIT_NON_FINITE

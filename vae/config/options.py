@@ -210,7 +210,15 @@ class OptimConfig:
         "activations",
         choices=("all", "decoder"),
     )
-    max_nonfinite_steps: int = option(50, "stop after this many consecutive non-finite steps", at_least=1)
+    max_nonfinite_steps: int = option(
+        50, "consecutive non-finite steps after which training counts as diverged", at_least=1
+    )
+    rollbacks: int = option(
+        1,
+        "how often a stage that diverges goes back to its last good checkpoint, each time with half the "
+        "learning rate; after that it stops with exit code 76",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,9 @@ def _check_progress(content: Mapping[str, Any]) -> None:
         )
     _check_counts("position", content["position"], dict.fromkeys(POSITION, 0))
     _check_run(content.get("run", {"id": "", "ancestors": []}))
+    rollbacks = content.get("rollbacks", {})
+    if not isinstance(rollbacks, dict) or any(type(n) is not int for n in [*rollbacks, *rollbacks.values()]):
+        raise ContentError(f"rollbacks is {_shown(rollbacks)}")
     history = content["history"]
     for name, value in history.items():
         if name not in HISTORY or not isinstance(value, HISTORY[name]):

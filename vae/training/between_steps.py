@@ -1,9 +1,11 @@
 """What happens between steps: records, sample grids, validations, checkpoints and the end of an epoch."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -11,18 +13,21 @@ from tqdm import tqdm
 from vae import console
 from vae.config.errors import NonFiniteError, UserError
 from vae.config.options import flatten
-from vae.training.checkpoints import position_name, prune
+from vae.training.checkpoints import position_name, prune, stage_ends
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import duration_line
+from vae.training.lineage import RUN_NAME, write_last_run
 from vae.training.logbook import Logbook
 from vae.training.run_folder import epoch_name, step_name
 from vae.training.sample_grid import GRID_IMAGES, sample_grid
 from vae.training.signals import LAST_VALIDATION, VALIDATION
 from vae.training.stage_memory import memory_peaks
-from vae.training.stages import is_started, shorten_stage
-from vae.training.state import TrainingState, checkpoint_content
+from vae.training.stages import Position, Stage, is_started, shorten_stage
+from vae.training.state import TrainingState, checkpoint_content, is_finite
 from vae.training.step_log import RunningMetrics, loss_record
 from vae.training.validation import Metrics, baseline_metrics, validation_line, validation_metrics
+
+NOT_FINITE = "the weights are not finite"
 
 
 def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm, stopping: bool) -> None:
@@ -49,7 +54,7 @@ def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tq
 def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm) -> None:
     """Write the record of the steps since the last one. No other part of a step synchronizes the device.
 
-    Raises NonFiniteError after too many skipped steps in a row.
+    Raises NonFiniteError if training has diverged.
     """
     metrics, step = ctx.metrics, state.position.step
     means = metrics.all_reduced_means(run.dist)
@@ -71,13 +76,36 @@ def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqd
     bar.set_postfix_str(shown)
     if bar.disable:  # no terminal: a log file gets lines instead of a progress bar
         console.info(f"step {step}: {shown}")
-    streak, limit = int(state.update.nonfinite_streak), run.config.optim.max_nonfinite_steps
-    if streak >= limit:
-        raise NonFiniteError(
-            f"{streak} steps in a row had a non-finite gradient (--max_nonfinite_steps {limit}): lower "
-            f"--learning_rate or use --use_bf16, and resume with: {run.resume_command}"
-        )
     ctx.metrics = RunningMetrics()
+    _check_stability(run, state, record["loss"], means["mse"])
+
+
+def _check_stability(run: RunContext, state: TrainingState, loss: float, mse: float) -> None:
+    """Judge a record: raise NonFiniteError if training has diverged, and note which checkpoint is good."""
+    streak, limit = int(state.update.nonfinite_streak), run.config.optim.max_nonfinite_steps
+    is_good = state.stability.add_record(state.position.step, math.nan if streak else loss, mse)
+    reason = state.stability.divergence()
+    if streak >= limit:
+        reason = f"{streak} steps in a row had a non-finite gradient (--max_nonfinite_steps {limit})"
+    elif streak and not is_finite(state):
+        reason = NOT_FINITE
+    if is_good and run.dist.is_main:
+        try:
+            write_last_run(run.output_dir, state.lineage, state.stability.good)
+        except OSError as error:
+            console.warning(f"{run.output_dir / RUN_NAME} cannot be written: {error.strerror}")
+    _raise_if_diverged(run, reason)
+
+
+def check_end(run: RunContext, state: TrainingState) -> None:
+    """Raise NonFiniteError if a stage ends with outputs out of range: too late for a spike that lasts."""
+    _raise_if_diverged(run, state.stability.divergence(is_end=True))
+
+
+def _raise_if_diverged(run: RunContext, reason: str | None) -> None:
+    """Raise NonFiniteError on all processes, if one has a reason."""
+    if run.dist.all_reduce_scalars(reason is not None)[0]:
+        raise NonFiniteError(reason or "training has diverged on another process")
 
 
 def report_duration(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
@@ -119,6 +147,7 @@ def begin_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Non
     is_start = not is_started(ctx.stage, position)
     if is_start:
         state.history.begin_stage()
+        state.stability.begin_stage()
     if run.validation_set is None:
         return
     batches, factor = _validation_batches(run, ctx), state.autoencoder.downsampling
@@ -181,30 +210,47 @@ def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
             state.stages, ctx.stage = shorten_stage(state.stages, ctx.stage, epochs)
             save_is_due = True
     if save_is_due:
+        best = history.best_checkpoint, history.best_checkpoint_psnr
         if metrics:
             history.add_checkpoint(epoch_name(epochs), metrics)
-        save(run, ctx, state, epoch_name(epochs), required=epochs == state.stages[-1].end_epoch)
+        ends_run = epochs == state.stages[-1].end_epoch
+        if not save(run, ctx, state, epoch_name(epochs), required=ends_run):
+            history.best_checkpoint, history.best_checkpoint_psnr = best
 
 
 def save_now(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     """Save a checkpoint named after the current position, unless this command has already saved this step."""
     if state.saved_step != state.position.step:
-        save(run, ctx, state, position_name(state.position))
+        save(run, ctx, state, position_name(state.position), in_doubt=True)
 
 
-def save(run: RunContext, ctx: StageContext, state: TrainingState, name: str, required: bool = False) -> None:
-    """Save a checkpoint, then prune. Training continues while the file is written, and if that fails.
+def save(
+    run: RunContext,
+    ctx: StageContext,
+    state: TrainingState,
+    name: str,
+    *,
+    in_doubt: bool = False,
+    required: bool = False,
+) -> bool:
+    """Save a checkpoint, then prune; whether it is being saved. Training continues while the file is written.
 
-    A `required` checkpoint is waited for; raises UserError if it cannot be written.
+    While training may be diverging, nothing is pruned, and a checkpoint is saved only with `in_doubt`. A
+    `required` one is saved and waited for: UserError if it cannot be written. Raises NonFiniteError if the
+    weights are not finite.
     """
+    _raise_if_diverged(run, None if is_finite(state) else NOT_FINITE)
+    path, doubt = run.output_dir / name, _doubt(state)
+    if doubt and not (in_doubt or required):
+        console.info(f"{path} is not saved: {doubt}")
+        return False
     if run.dist.is_main:
-        keep, best = run.config.run.keep_checkpoints, state.history.best_checkpoint
-        position = replace(state.position)  # pruning runs when training is further
-        remove_old = partial(prune, run.output_dir, keep, state.stages, position, best, state.lineage)
-        ctx.writer.save(run.output_dir / name, _checkpoint(run, ctx, state), remove_old)
+        is_written = partial(_after_write, run, state, replace(state.position), path, prunes=not doubt)
+        ctx.writer.save(path, checkpoint_of(run, ctx.stage, state), is_written)
     state.saved_step = state.position.step
     if required:
         finish_saving(run, ctx)
+    return True
 
 
 def finish_saving(run: RunContext, ctx: StageContext) -> None:
@@ -215,8 +261,37 @@ def finish_saving(run: RunContext, ctx: StageContext) -> None:
         raise UserError(f"--output_dir {run.output_dir}: the last checkpoint could not be written: {reason}")
 
 
-def _checkpoint(run: RunContext, ctx: StageContext, state: TrainingState) -> dict:
-    stage = ctx.stage
+def _doubt(state: TrainingState) -> str | None:
+    """Why training may be diverging, or None."""
+    if streak := int(state.update.nonfinite_streak):
+        return f"the last {streak} steps were not finite"
+    if state.stability.spike_records:
+        return f"the loss has just jumped: {state.stability.spike}"
+    return None
+
+
+def _after_write(run: RunContext, state: TrainingState, at: Position, path: Path, prunes: bool) -> None:
+    """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.
+
+    Neither the best checkpoint, the last one of a stage, nor the last good one is removed. This may run in
+    the writer's thread, when training is further.
+    """
+    state.stability.written.append((at.step, path))
+    if not prunes:
+        return
+    best = state.history.best_checkpoint
+    prune(
+        run.output_dir,
+        run.config.run.keep_checkpoints,
+        apart=stage_ends(state.stages, at) | ({best} if best else set()),
+        needed=state.stability.needed(),
+        step=at.step,
+        line=state.lineage,
+    )
+
+
+def checkpoint_of(run: RunContext, stage: Stage, state: TrainingState) -> dict:
+    """The content of a checkpoint in `stage`."""
     config = flatten(run.config) | {
         "image_size": stage.image_size,
         "batch_size": stage.batch_size,

@@ -109,19 +109,24 @@ def load_named(path: Path) -> tuple[Path, dict[str, Any]]:
     return path, content
 
 
-def prune(
-    folder: Path, keep: int, stages: list[Stage], position: Position, best: str | None, line: Lineage
-) -> list[Path]:
-    """Remove all but the newest `keep`, the best, and each finished stage's last; returns the removed.
+def stage_ends(stages: list[Stage], position: Position) -> set[str]:
+    """Names of the last checkpoint of each finished stage."""
+    return {epoch_name(stage.end_epoch) for stage in stages if stage.end_epoch <= position.epoch}
 
-    Checkpoints of an abandoned course do not count. They are removed when `position` has passed them.
-    Temporary files of a save that was killed are removed.
+
+def prune(
+    folder: Path, keep: int, *, apart: set[str], needed: set[str], step: int, line: Lineage
+) -> list[Path]:
+    """Remove all but the newest `keep` checkpoints and those with these names; returns the removed.
+
+    Those `apart`, and those of an abandoned course, do not count. The latter are removed when `step` has
+    passed them. Temporary files of a save that was killed are removed.
     """
-    last = {epoch_name(stage.end_epoch) for stage in stages if stage.end_epoch <= position.epoch}
-    others = [path for path in list_checkpoints(folder) if path.name not in last and path.name != best]
-    others = [path for path in others if saved_step(path) <= position.step]
+    others = [path for path in list_checkpoints(folder) if path.name not in apart]
+    others = [path for path in others if saved_step(path) <= step]
     abandoned = [path for path in others if not is_on_line(path, line)]
-    removed = abandoned + [path for path in others if path not in abandoned][keep:]
+    older = [path for path in others if path not in abandoned][keep:]
+    removed = abandoned + [path for path in older if path.name not in needed]
     for path in removed:
         path.unlink(missing_ok=True)
         record_path(path).unlink(missing_ok=True)

@@ -5,14 +5,14 @@ it continues, with the step at which it does. The line of a run is its own check
 ancestors up to the steps at which they were left. Other checkpoints belong to abandoned courses.
 """
 
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vae.files import atomic_path, read_json
+from vae.files import read_json
+from vae.training.appending import write_json
 
 RUN_NAME = "run.json"
 
@@ -52,10 +52,11 @@ def saved_lineage(content: Mapping[str, Any]) -> Lineage:
     return Lineage.from_plain(content["run"]) if "run" in content else Lineage("")
 
 
-def write_last_run(folder: Path, lineage: Lineage) -> None:
-    """Store which run is the last one in the folder."""
-    with atomic_path(folder / RUN_NAME) as temporary:
-        temporary.write_text(json.dumps(lineage.plain()) + "\n", encoding="utf-8")
+def write_last_run(folder: Path, lineage: Lineage, good: Path | None) -> None:
+    """Store which run is the last one in the folder, and its checkpoint that is known to be good."""
+    known = good is not None and good.parent == folder
+    plain = {**lineage.plain(), "good_checkpoint": good.name if good and known else None}
+    write_json(folder / RUN_NAME, plain, indent=2)
 
 
 def read_last_run(folder: Path) -> Lineage | None:
@@ -64,3 +65,12 @@ def read_last_run(folder: Path) -> Lineage | None:
         return Lineage.from_plain(read_json(folder / RUN_NAME))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def read_good(folder: Path) -> Path | None:
+    """The checkpoint that the last run in the folder knows to be good, if there is one."""
+    try:
+        name = read_json(folder / RUN_NAME)["good_checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return folder / name if isinstance(name, str) and Path(name).name == name else None

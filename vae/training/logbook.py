@@ -31,14 +31,24 @@ class Logbook:
         self._wandb = wandb
         self._draws = active  # RESULTS_NAME, until drawing fails
         self._failed: set[str] = set()  # what a warning has named
-        if not active:
-            return
+        if active:
+            self._open(first_step)
+
+    def _open(self, first_step: int) -> None:
+        folder = self.folder
         self._try(METRICS_NAME, lambda: _remove_later_records(folder / METRICS_NAME, first_step))
         self._metrics, self._rejected = Appender(folder / METRICS_NAME), Appender(folder / REJECTED_NAME)
         self._tensorboard = EventFile(folder / "logs", first_step + 1)
 
+    def go_back(self, step: int) -> None:
+        """Remove the records after `step`, from which training starts again."""
+        if self.active:
+            for file in (self._metrics, self._rejected, self._tensorboard):
+                file.close()
+            self._open(step)
+
     def record(self, kind: str, step: int, values: Record) -> None:
-        """Write one record. `kind` is train, validation, baseline or memory, and TensorBoard's tag prefix."""
+        """Write one record; its `kind` is TensorBoard's prefix. docs/monitoring.md lists the kinds."""
         if not self.active:
             return
         line = {"kind": kind, "step": step, **values}

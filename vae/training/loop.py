@@ -14,7 +14,14 @@ from vae.data.probing import accepted_bad_images
 from vae.losses.adversarial import adaptive_weight, ramp, update_running
 from vae.noise import posterior_noise
 from vae.step import StepInputs, apply_update
-from vae.training.between_steps import after_step, end_epoch, finish_saving, report_duration, save_now
+from vae.training.between_steps import (
+    after_step,
+    check_end,
+    end_epoch,
+    finish_saving,
+    report_duration,
+    save_now,
+)
 from vae.training.context import RunContext, StageContext
 from vae.training.logbook import REJECTED_NAME
 from vae.training.oom_retry import gradients_with_oom_retry
@@ -58,6 +65,8 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
                 report_duration(run, ctx, state)
                 ctx.metrics.exclude_pause()
     profiler.close()
+    if outcome is not Outcome.SIGNALLED:
+        check_end(run, state)
     return outcome or Outcome.FINISHED
 
 
@@ -172,6 +181,7 @@ def _set_learning_rates(run: RunContext, ctx: StageContext, state: TrainingState
     optim, steps = run.config.optim, ctx.steps
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
     factor = learning_rate_factor(optim.lr_schedule, steps.done(state.position), steps.total, warm_up)
+    factor *= state.learning_rate_share(ctx.stage)
     peaks = (optim.learning_rate, run.config.loss.disc_learning_rate)
     for optimizer, peak in zip(state.optimizers, peaks, strict=False):
         for group in optimizer.param_groups:

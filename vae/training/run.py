@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from vae import console
-from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
+from vae.config.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
 from vae.config.options import flatten
 from vae.host import GIB
 from vae.model.recompute import set_recompute
-from vae.training.appending import try_to_write, write_json
+from vae.training.appending import write_json
 from vae.training.between_steps import begin_stage, save_samples, validate_final
 from vae.training.checkpoint_writer import CheckpointWriter, copy_fits
 from vae.training.context import RunContext, StageContext
@@ -18,10 +18,11 @@ from vae.training.disk_space import space_warning
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, export_final
 from vae.training.folder_lock import FolderLock
-from vae.training.lineage import RUN_NAME, write_last_run
-from vae.training.logbook import METRICS_NAME, Logbook
+from vae.training.logbook import Logbook
 from vae.training.loop import Outcome, train_stage
 from vae.training.precheck import contains_run, output_folder
+from vae.training.rollback import begin_run, roll_back
+from vae.training.run_folder import METRICS_NAME
 from vae.training.setup import prepare_run
 from vae.training.signals import EXPORT, StopSignals
 from vae.training.stage_length import choose_length
@@ -92,7 +93,7 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
     _create_folder(run, lock)
     _print_remarks(run, state)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
-    begin_run(run, state, logbook)
+    begin_run(run, state, logbook, state.stability.good)
     writer = CheckpointWriter(run.config.run.background_save and copy_fits(run.config, run.dist.device))
     try:
         outcome = Outcome.FINISHED
@@ -103,8 +104,15 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
             _print_stage(run, ctx, state)
             reset_memory_peaks(run.dist.device)
             begin_stage(run, ctx, state)
-            outcome = train_stage(run, ctx, state)
-            _record_memory(run, ctx, state)
+            diverged = None
+            try:
+                outcome = train_stage(run, ctx, state)
+                _record_memory(run, ctx, state)
+            except NonFiniteError as error:
+                diverged = str(error)
+            # Not within the except clause: there, the exception keeps the tensors of the step alive.
+            if diverged:
+                roll_back(run, ctx, state, diverged)
             stage = current_stage(state.stages, state.position.epoch)
         if outcome is Outcome.SIGNALLED:
             logbook.draw_results()
@@ -171,15 +179,6 @@ def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) ->
     return None
 
 
-def begin_run(run: RunContext, state: TrainingState, logbook: Logbook) -> None:
-    """Record the run as the last one in its folder: `latest` follows it, even before its first checkpoint."""
-    lineage = state.lineage
-    if run.dist.is_main:
-        try_to_write(run.output_dir / RUN_NAME, lambda: write_last_run(run.output_dir, lineage))
-    parent = lineage.ancestors[-1][0] if lineage.ancestors else None
-    logbook.record("run", state.position.step, {"id": lineage.id, "parent": parent})
-
-
 def _report_complete(run: RunContext, state: TrainingState, reason: str | None, lock: FolderLock) -> int:
     """Report that training is complete; export now if the last command stopped before it exported."""
     exported, checkpoint = run.output_dir / "vae" / "config.json", run.resumed_from
@@ -244,7 +243,7 @@ def _print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> No
         f"loss    {loss_line(config.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan}",
-        f"steps   {steps_line(ctx.steps, config.optim)}",
+        f"steps   {steps_line(ctx.steps, config.optim, state.learning_rate_share(ctx.stage))}",
         f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
     ]
     console.info("\n".join(lines))

@@ -21,11 +21,11 @@ from vae.kernel_check import choose_kernels
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
 from vae.step import Networks
-from vae.training.checkpoints import load_named, load_newest
+from vae.training.checkpoints import is_on_line, load_named, load_newest, saved_step
 from vae.training.context import RunContext
 from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
-from vae.training.lineage import saved_lineage
+from vae.training.lineage import read_good, saved_lineage
 from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
 from vae.training.run_folder import folders_of_runs, resume_command
@@ -38,7 +38,7 @@ from vae.training.stages import (
     is_started,
     resumed_stages,
 )
-from vae.training.state import TrainingState, begin_state, restore
+from vae.training.state import TrainingState, begin_state, checkpoint_content, restore
 
 Checkpoint = tuple[Path, dict[str, Any]]
 
@@ -55,17 +55,17 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     _check_stages(config, stages, position, training_set, dist)
     set_backends(config.speed)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set)
-    state = _build_state(config, dist, dtype, options.source)
+    state = _build_state(config, dist.device, dtype, options.source)
     perceptual = _perceptual(config, dist, dtype)
     networks, compiled = _networks(config, dist, state, perceptual, dtype)
-    if content:
+    if path and content:
         restore(state, content)
-        state.lineage = saved_lineage(content).continued(position.step)
+        _continue(state, config, position, (path, content))
         if content["data_fingerprint"] != training_set.fingerprint():
             console.warning(
                 "the training images differ from those of the checkpoint: their order has changed"
             )
-    state.stages, state.position = stages, position
+    state.stages, state.position, state.begun_at = stages, position, replace(position)
     run = RunContext(
         config=config,
         dist=dist,
@@ -78,6 +78,27 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
         resumed_from=path,
     )
     return run, state
+
+
+def _continue(state: TrainingState, config: Config, position: Position, checkpoint: Checkpoint) -> None:
+    """Begin a run after a checkpoint. Another --learning_rate than before makes its rollbacks void."""
+    path, content = checkpoint
+    before = saved_lineage(content)
+    state.lineage = before.continued(position.step)
+    if config.optim.learning_rate != content["config"].get("learning_rate"):
+        state.rollbacks = {}
+    state.stability.begin(position.step, path)
+    good = read_good(Path(config.run.output_dir))
+    if good is not None and 0 <= saved_step(good) <= position.step and is_on_line(good, before):
+        state.stability.good = good
+
+
+def initial_content(run: RunContext) -> dict[str, Any]:
+    """The content of a checkpoint before the first step, on the CPU."""
+    config, device = run.config, torch.device("cpu")
+    source = read_vae(Path(config.model.init_from)) if config.model.init_from else None
+    state = _build_state(config, device, run.networks.dtype, source)
+    return checkpoint_content(state, {}, "")
 
 
 @dataclass(frozen=True)
@@ -232,10 +253,10 @@ def _perceptual(config: Config, dist: Distributed, dtype: torch.dtype) -> Percep
 
 
 def _build_state(
-    config: Config, dist: Distributed, dtype: torch.dtype, source: VaeFile | None
+    config: Config, device: torch.device, dtype: torch.dtype, source: VaeFile | None
 ) -> TrainingState:
     """The state before the first step, with the weights of --init_from if it was given."""
-    state = begin_state(config, dist.device, fp16=dtype == torch.float16)
+    state = begin_state(config, device, fp16=dtype == torch.float16)
     if source is not None:
         load_weights(state.autoencoder, source.weights)
         if state.ema is not None:

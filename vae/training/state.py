@@ -13,7 +13,10 @@ from vae.model.initialization import initialize
 from vae.step import UpdateState
 from vae.training.history import History
 from vae.training.lineage import Lineage
+from vae.training.stability import Stability
 from vae.training.stages import Position, Stage
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 @dataclass
@@ -32,7 +35,10 @@ class TrainingState:
     fp16: bool  # whether gradients are multiplied by a loss scale
     latent_scaling: tuple[float, float] | None = None  # scaling and shift of a frozen encoder
     lineage: Lineage = field(default_factory=Lineage.new)
+    rollbacks: dict[int, int] = field(default_factory=dict)  # their number by the first epoch of the stage
     # Not in checkpoints: what this command has done.
+    begun_at: Position = field(default_factory=Position)
+    stability: Stability = field(default_factory=Stability)
     saved_step: int = -1  # optimizer step of the last checkpoint
     validated_step: int = -1  # optimizer step of the last validation
     last_validation: dict[str, float] = field(default_factory=dict)  # metrics
@@ -42,6 +48,10 @@ class TrainingState:
     def eval_model(self) -> AutoencoderKL:
         """The weights that are validated and exported: the EMA if there is one."""
         return self.ema if self.ema is not None else self.autoencoder
+
+    def learning_rate_share(self, stage: Stage) -> float:
+        """The learning rate of the stage as a share of the configured one: each rollback halves it."""
+        return 0.5 ** self.rollbacks.get(stage.first_epoch, 0)
 
     def update_ema(self, decay: float) -> None:
         """Move the EMA weights towards the current weights."""
@@ -81,6 +91,15 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
     )
 
 
+def is_finite(state: TrainingState) -> bool:
+    """Whether all weights and moments are finite. This synchronizes the device."""
+    networks = filter(None, (state.autoencoder, state.ema, state.discriminator))
+    tensors = [parameter.detach() for network in networks for parameter in network.parameters()]
+    for optimizer in state.optimizers:
+        tensors += [moments[name] for moments in optimizer.state.values() for name in MOMENTS]
+    return bool(torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite().all())
+
+
 def _optimizers(
     autoencoder: AutoencoderKL, discriminator: Discriminator | None, optim: OptimConfig, loss: LossConfig
 ) -> list[torch.optim.Optimizer]:
@@ -108,6 +127,7 @@ def checkpoint_content(state: TrainingState, config: dict[str, Any], fingerprint
         "latent_scaling": list(state.latent_scaling) if state.latent_scaling else None,
         "running_sq_norms": state.running_sq_norms,
         "run": state.lineage.plain(),
+        "rollbacks": dict(state.rollbacks),
         "position": asdict(state.position),
         "history": asdict(state.history),
         "config": config,
@@ -134,6 +154,7 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
             setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
     state.running_sq_norms = content["running_sq_norms"].to(device)
     state.latent_scaling = tuple(content["latent_scaling"]) if content.get("latent_scaling") else None
+    state.rollbacks = dict(content.get("rollbacks", {}))
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
 
@@ -141,7 +162,7 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:
     """Store moments in their parameter's memory layout: --channels_last may have changed since the save."""
     for parameter, moments in optimizer.state.items():
-        for name in ("exp_avg", "exp_avg_sq"):
+        for name in MOMENTS:
             moments[name] = torch.empty_like(parameter).copy_(moments[name])
 
 

@@ -56,7 +56,8 @@ class WandbRun:
         prefix = f"{kind}/{values['codec']}" if "codec" in values else kind
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         logged = {"step": step, **{f"{prefix}/{name}": value for name, value in numbers.items()}}
-        self._try(lambda: self._run.log(logged))
+        if numbers:
+            self._try(lambda: self._run.log(logged))
 
     def image(self, name: str, step: int, pixels: "np.ndarray") -> None:
         """Log uint8 `pixels` (H, W, 3)."""

@@ -1,0 +1,100 @@
+"""Whether training diverges, and which checkpoint is known to be good: decisions from the log records.
+
+All values are means over the steps of a record and over all processes, so every process decides the same.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Ordinary records of 60 runs (tiny to 80 M parameters, 1 to 10 steps per record, adversarial starts and stage
+# changes among them) stayed below 1.3 times the highest loss of the window: docs/reliability.md.
+WINDOW = 64  # records
+MIN_RECORDS = 16  # before the first comparison; the median of as many is the level of the loss
+MAX_FACTOR = 2.0  # times the highest loss of the window
+MAX_Z = 8.0  # robust z-score of the logarithm of the loss
+MAD_TO_STD = 1.4826  # of a normal distribution
+MIN_SPREAD = 0.1  # of this logarithm: a smooth curve needs a factor of exp(8 x 0.1) = 2.2 over its median
+# An ordinary batch may be hard: a spike must last for several records and steps.
+SPIKE_RECORDS = 2
+SPIKE_STEPS = 20
+MAX_MSE = 4.0  # that of a black image for a white one, in [-1, 1]: no output in range is worse
+
+
+def spike_threshold(losses: Sequence[float]) -> float:
+    """The loss above which a record is a spike after records with these losses; infinite after a few."""
+    if len(losses) < MIN_RECORDS:
+        return math.inf
+    logs = [math.log(max(loss, 1e-30)) for loss in losses]
+    # Differences between neighbours: the fall of the loss over the window is no spread.
+    changes = [abs(after - before) for before, after in itertools.pairwise(logs)]
+    spread = MAD_TO_STD / math.sqrt(2) * statistics.median(changes)
+    level = statistics.median(logs[-MIN_RECORDS:])
+    return math.exp(max(level + MAX_Z * max(spread, MIN_SPREAD), max(logs) + math.log(MAX_FACTOR)))
+
+
+@dataclass
+class Stability:
+    """What the records of this process's stage have shown so far. It is not part of a checkpoint."""
+
+    losses: list[float] = field(default_factory=list)  # of ordinary records, the newest last
+    last_record: int = 0  # its step
+    spike_records: int = 0  # in a row
+    spike_steps: int = 0  # in these records
+    spike: str = ""  # the last of them, in words
+    out_of_range: bool = False  # whether its mean squared error was above MAX_MSE
+    good: Path | None = None  # the newest checkpoint after which a whole ordinary record followed
+    unconfirmed: list[tuple[int, Path]] = field(default_factory=list)  # steps and paths of newer ones
+    written: list[tuple[int, Path]] = field(default_factory=list)  # since the last record, in any thread
+
+    def begin_stage(self) -> None:
+        """Forget the losses: those of another image size cannot be compared."""
+        self.losses, self.spike_records, self.spike_steps = [], 0, 0
+
+    def needed(self) -> set[str]:
+        """Checkpoints that pruning keeps: the good one, and the one that the next record judges."""
+        newer = [*self.unconfirmed, *self.written]
+        candidates = [path for saved, path in newer if saved <= self.last_record]
+        return {path.name for path in (self.good, *candidates[-1:]) if path is not None}
+
+    def add_record(self, step: int, loss: float, mse: float) -> bool:
+        """Add the record of the steps up to `step`; returns whether a newer checkpoint is good now.
+
+        A loss that is not finite is neither ordinary nor a spike: skipped steps are counted on the device.
+        """
+        first_step, self.last_record = self.last_record, step
+        while self.written:
+            self.unconfirmed.append(self.written.pop(0))
+        if not math.isfinite(loss):
+            return False
+        if loss > spike_threshold(self.losses) or mse > MAX_MSE:
+            self.spike_records += 1
+            self.spike_steps += step - first_step
+            self.out_of_range = mse > MAX_MSE
+            self.spike = (
+                f"mean squared error {mse:.3g}, but that of black for white is {MAX_MSE:g}"
+                if self.out_of_range
+                else f"{loss:.3g}, before at most {max(self.losses):.3g}"
+            )
+            return False
+        self.losses = [*self.losses, loss][-WINDOW:]
+        self.spike_records = self.spike_steps = 0
+        confirmed = [path for saved, path in self.unconfirmed if saved <= first_step]
+        self.unconfirmed = [(saved, path) for saved, path in self.unconfirmed if saved > first_step]
+        self.good = confirmed[-1] if confirmed else self.good
+        return bool(confirmed)
+
+    def divergence(self, is_end: bool = False) -> str | None:
+        """Why training has diverged, or None: a spike lasts, or a stage ends with outputs out of range."""
+        lasts = self.spike_records >= SPIKE_RECORDS and self.spike_steps >= SPIKE_STEPS
+        if lasts or (is_end and self.spike_records and self.out_of_range):
+            return f"the loss has jumped for {self.spike_steps} steps: {self.spike}"
+        return None
+
+    def begin(self, step: int, checkpoint: Path | None) -> None:
+        """Begin at a step, with the weights of a checkpoint that the first record judges."""
+        self.last_record, self.spike_records, self.spike_steps = step, 0, 0
+        self.unconfirmed, self.written = [(step, checkpoint)] if checkpoint else [], []
