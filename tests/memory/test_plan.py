@@ -156,8 +156,10 @@ def test_disabled_parts_need_no_memory():
     assert step_memory(replace(SPEC, ema=False), 2).resident < step_memory(SPEC, 2).resident
     lpips = replace(SPEC, loss=replace(PIXELS_ONLY, perceptual_weight=1.0))
     assert step_memory(lpips, 2).total > step_memory(SPEC, 2).total
-    half = replace(SPEC, dtype=torch.bfloat16)
-    assert step_memory(half, 4).working < step_memory(SPEC, 4).working
+    # with a third level, because the scores of attention over many tokens are fp32 in both
+    deep = replace(SPEC, model=replace(SPEC.model, channels=(16, 32, 32)))
+    half = replace(deep, dtype=torch.bfloat16)
+    assert step_memory(half, 4).working < 0.8 * step_memory(deep, 4).working
 
 
 def test_micro_batch_is_at_most_the_batch():
