@@ -29,6 +29,10 @@ def run_plan(config):
     """Print the profiles that fit as a table or as JSON; returns the exit code."""
     import json
 
+    from vae.gpus import find_cards
+
+    if config.gpu is not None:
+        find_cards(config.gpu)  # finds a mistake before PyTorch is imported, which takes seconds
     from vae.memory.plan_table import plan_data, print_plan
 
     if config.json:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
@@ -52,7 +52,7 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(self.note, refresh=False)
             self.bar.update(count)
-        elif time.monotonic() - self.printed_at >= SECONDS_BETWEEN_LINES:
+        elif self.done != self.total and time.monotonic() - self.printed_at >= SECONDS_BETWEEN_LINES:
             self._print(self._remaining())
 
     def __enter__(self) -> "Progress":
@@ -71,9 +71,20 @@ class Progress:
         self.has_printed, self.printed_at = True, time.monotonic()
         number = tqdm.format_sizeof if self.scaled else str
         total = "" if self.total is None else f" of {number(self.total)}"
-        rate = f"{number(round(self._rate(), 1))} {self.unit}s/s" if self._seconds() >= 1 else ""
-        parts = [f"{self.description}: {number(self.done)}{total} {self.unit}s", self.note, rate, ending]
+        parts = [
+            f"{self.description}: {number(self.done)}{total} {self.unit}s",
+            self.note,
+            self._speed(number),
+            ending,
+        ]
         console.progress(", ".join(filter(None, parts)))
+
+    def _speed(self, number: Callable[[float], str]) -> str:
+        """Units per second, or seconds per unit if there is less than one per second."""
+        rate = self._rate() if self._seconds() >= 1 else 0.0
+        if 0 < rate < 1:
+            return f"{number(round(1 / rate, 1))} s/{self.unit}"
+        return f"{number(round(rate, 1))} {self.unit}s/s" if rate else ""
 
     def _seconds(self) -> float:
         return time.monotonic() - self.started

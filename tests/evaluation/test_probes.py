@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vae.config.options import ModelConfig
 from vae.evaluation.probes import SCALES, TURNS, equivariance, grid_artefacts, periodic_part
 from vae.model.autoencoder import Posterior
 
@@ -15,6 +16,7 @@ class Averaging(nn.Module):
     """An autoencoder that averages 4x4 pixels and repeats them; it commutes with turns."""
 
     downsampling = 4
+    config = ModelConfig(channels=(8, 8, 8))  # the check of main memory reads the channels
 
     def __init__(self, pattern: torch.Tensor | None = None):
         super().__init__()

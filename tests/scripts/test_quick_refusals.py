@@ -79,6 +79,7 @@ REFUSALS = [
     ("evaluate_vae.py", EVALUATE, {"--data_path": "F/none"}, 77, ["--data_path F/none"]),
     ("evaluate_vae.py", EVALUATE, {"--data_path": "F/empty"}, 77, ["--data_path F/empty", "another folder"]),
     ("infer_vae.py", INFER, {"--input": "F/phone"}, 77, ["--input F/phone", "b.heic", "pillow-heif"]),
+    ("check_compatibility.py", {}, {"--plan": "--gpu=RTX 6090"}, 78, ["--gpu 'RTX 6090'", "--vram_gib"]),
     ("export_vae.py", EXPORT, {"--format": "zip"}, 2, ["--format", "zip", "single"]),
     ("export_vae.py", EXPORT, {"--vae": "F/none"}, 78, ["--vae F/none"]),
     ("export_vae.py", EXPORT, {"--output": "F/used"}, 78, ["--output F/used", "--overwrite"]),

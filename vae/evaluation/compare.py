@@ -209,7 +209,7 @@ def _write_sample_files(
     for old in folder.glob("[0-9][0-9]_*.png"):  # from the comparison that --overwrite replaces
         old.unlink()
     write_originals(chosen, image_set, networks[0].size, folder)
-    for position, row in enumerate(track(rows, "samples", len(rows), "VAE", keep=False)):
+    for position, row in enumerate(track(rows, "samples", len(rows), "row", keep=False)):
         with _on_device(config, row, device) as codec:
             result = row.result
             result.samples = write_samples(

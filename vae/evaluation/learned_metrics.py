@@ -4,7 +4,6 @@ Shapes: B images of H x W px.
 """
 
 import http.client
-import importlib.util
 import warnings
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
+from vae.evaluation.precheck import check_rfid_packages
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import WITHOUT_LPIPS, download, find_trunk_weights, matches_name
 
@@ -20,7 +20,6 @@ INCEPTION_URL = (
     "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
     "weights-inception-2015-12-05-6726825d.pth"
 )
-RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
 FEATURES = 2048  # outputs of Inception's last pooling layer
 
 
@@ -82,12 +81,7 @@ def find_rfid(
     if not config.rfid:
         missing["rfid"] = "not requested: add --rfid"
         return None
-    absent = [package for module, package in RFID_PACKAGES.items() if not importlib.util.find_spec(module)]
-    if absent:
-        raise UserError(
-            f"--rfid needs {' and '.join(absent)}: run pip install {' '.join(RFID_PACKAGES.values())}, or "
-            "remove --rfid"
-        )
+    check_rfid_packages()
     return ReconstructionFid(_find_inception(config.inception_weights), device)
 
 

@@ -1,5 +1,6 @@
 """Checks of a command of evaluate_vae.py that need no PyTorch, so that mistakes are reported at once."""
 
+import importlib.util
 from pathlib import Path
 
 from vae.config.errors import UserError
@@ -9,16 +10,29 @@ from vae.data.folder import check_images
 from vae.files import why_not_writable
 from vae.interop.vae_path import locate_vae
 
+RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
 
 
 def check_command(config: EvaluateConfig) -> None:
-    """Raise UserError for a wrong colour, an output in use, and a VAE or a folder that does not exist."""
+    """Raise UserError for a wrong colour, an unusable output, and what does not exist or is not installed."""
     parse_background(config.background)
     _check_output(Path(config.output_dir), config.overwrite)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
     check_images(config.data_path)
+    if config.rfid:
+        check_rfid_packages()
+
+
+def check_rfid_packages() -> None:
+    """Raise UserError if a package of --rfid is missing."""
+    absent = [package for module, package in RFID_PACKAGES.items() if not importlib.util.find_spec(module)]
+    if absent:
+        raise UserError(
+            f"--rfid needs {' and '.join(absent)}: run pip install {' '.join(RFID_PACKAGES.values())}, or "
+            "remove --rfid"
+        )
 
 
 def _check_output(output_dir: Path, overwrite: bool) -> None:

@@ -29,8 +29,8 @@ def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
     """Size and shape of the autoencoder."""
     parameters = sum(p.numel() for p in model.parameters()) / MILLION
     return (
-        f"{parameters:.1f} M parameters, widths {' '.join(map(str, config.channels))}, "
-        f"{config.z_channels} latent channels, {model.downsampling}x smaller"
+        f"{parameters:.1f} M parameters, channels {' '.join(map(str, config.channels))}, "
+        f"{config.z_channels} latent channels, {model.downsampling}x downsampling"
     )
 
 
