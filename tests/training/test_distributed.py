@@ -134,7 +134,7 @@ OUT_OF_MEMORY_WITH_A_SINGLE_IMAGE = """
 def test_out_of_memory_with_a_single_image_raises_the_recompute_level_of_both(two_and_one):
     two, one = two_and_one(2, **ADVERSARIAL)
     found = train_on_two_processes(two, OUT_OF_MEMORY_WITH_A_SINGLE_IMAGE)
-    assert found.stdout.count("out of memory: --recompute ") == 3
+    assert found.stdout.count("out of memory: --recompute ") == 4
     assert train(one) == 0
     assert_same_training(two, one)
 
