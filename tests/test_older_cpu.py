@@ -1,7 +1,6 @@
 """Tests of numbers pass with the arithmetic of a CPU that has AVX2 but neither AVX-512 nor bf16.
 
-Sums there have another order, and PyTorch's own convolution computes bf16. torch.compile is left out: its
-C++ code is wrong if ATEN_CPU_CAPABILITY differs from the CPU (torch 2.15), which no user's machine does.
+Sums there have another order, and PyTorch's own convolution computes bf16.
 """
 
 import os
@@ -14,8 +13,8 @@ import torch
 
 from tests.harness.runs import ROOT
 
-FP32 = ("-k", "(fp32 or precision or diffusers) and not compile")
-BF16 = ("-k", "(bf16 or precision) and not compile", "-p", "tests.harness.bf16_without_onednn")
+FP32 = ("-k", "fp32 or precision or diffusers or compile")
+BF16 = ("-k", "bf16 or precision", "-p", "tests.harness.bf16_without_onednn")
 PATHS = ("tests/ops", "tests/losses", "tests/model/test_autoencoder.py", "tests/model/test_recompute.py")
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
