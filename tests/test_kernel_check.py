@@ -239,7 +239,7 @@ def test_all_processes_replace_a_kernel_that_fails_on_one(tiny):
         library.runs_kernels = lambda device: True
         wrong = [Outcome(key, "normalize", math.inf) for key in library.KERNEL_KEYS]
         kernel_check.run_tests = lambda *_: iter(wrong if os.environ["RANK"] == "1" else [])
-        atexit.register(lambda: print("REPLACED", len(library.REPLACED), file=sys.stderr))
+        atexit.register(lambda: sys.stderr.write(f"REPLACED {len(library.REPLACED)}\\n"))
     """
     done = train_on_two_processes({**tiny, "max_steps": 1}, before)
     assert done.stderr.count(f"REPLACED {len(KERNEL_KEYS)}") == 2

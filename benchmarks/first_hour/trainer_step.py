@@ -45,9 +45,11 @@ class TrainerStep:
             **options,
         }
         with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "images")
+            source.mkdir()
             for index in range(given["batch_size"]):
-                Image.new("RGB", (64, 64), (40 * index % 256, 90, 160)).save(Path(folder, f"{index}.png"))
-            given |= {"data_path": folder, "output_dir": str(Path(folder, "run"))}
+                Image.new("RGB", (64, 64), (40 * index % 256, 90, 160)).save(source / f"{index}.png")
+            given |= {"data_path": str(source), "output_dir": str(Path(folder, "run"))}
             run, state = prepare_run(given, Distributed.start("cuda"))
         stage = state.stages[0]
         plan = plan_stage(run.config, stage, run.networks.dtype, run.dist)

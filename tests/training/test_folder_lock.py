@@ -24,7 +24,7 @@ print("locked", flush=True)
 """
 HOLD = f"{ACQUIRE}time.sleep(60)"
 # The child of a fork has all open files of its parent, as decoding processes do.
-HOLD_WITH_A_CHILD = f"{ACQUIRE}os.fork()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+HOLD_WITH_A_CHILD = f'{ACQUIRE}os.fork()\nos.write(1, b"%d\\n" % os.getpid())\ntime.sleep(60)'
 
 
 class Holder:

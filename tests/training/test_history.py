@@ -107,13 +107,13 @@ def psnr_warnings(given: dict, capsys) -> list[str]:
 
 @pytest.mark.slow
 def test_run_with_falling_psnr_warns_once(tiny, tmp_path, capsys):
-    given = {**tiny, "learning_rate": 0.3, "warmup_epochs": 0.0, "num_epochs": 3, "max_steps": 8}
+    given = {**tiny, "learning_rate": 0.01, "warmup_epochs": 0.0, "num_epochs": 3, "max_steps": 8}
     (warning,) = psnr_warnings(given, capsys)
     found = records(tmp_path / "run", "validation")
     worse = next(record for record in found if record["psnr"] < found[0]["psnr"])
     assert len(found) == 4  # all but the first are worse
     assert f"PSNR {worse['psnr']:.2f} dB is below the {found[0]['psnr']:.2f} dB" in warning
-    assert "--learning_rate (now 0.3)" in warning
+    assert "--learning_rate (now 0.01)" in warning
     # The stage has warned already.
     assert psnr_warnings({**given, "resume_from": "latest", "max_steps": None}, capsys) == []
 

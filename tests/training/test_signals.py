@@ -210,7 +210,9 @@ def test_closed_terminal_saves(long, tmp_path):
     """Every process of the terminal gets SIGHUP, also the decoding processes, and all output fails."""
     terminal, end = os.openpty()
     options = {"stdin": end, "stdout": end, "start_new_session": True, "preexec_fn": become_session_leader}
-    with Trainer({**long, "num_workers": "1"}, tmp_path / "console", **options) as trainer:
+    with Trainer(
+        {**long, "num_workers": "1", "num_epochs": 1000}, tmp_path / "console", **options
+    ) as trainer:
         os.close(end)
         trainer.wait_for(lambda: os.read(terminal, 4096) and len(steps(trainer.folder)) >= 4)
         os.close(terminal)
