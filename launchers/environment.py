@@ -60,12 +60,20 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="also install the test requirements, then run ruff, mypy and the tests; further arguments are "
         "passed to pytest",
     )
+    parser.add_argument(
+        "--locked",
+        action="store_true",
+        help="install exactly the versions of requirements-lock.txt, and compare the SHA-256 of each file; "
+        "torch and torchvision come from the index of their build, with the hashes that it lists",
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask questions")
     known, rest = parser.parse_known_args(arguments)
     if known.torch in ENDED:
         parser.error(f"--torch {known.torch}: {ended(known.torch, read_machine())}")
     if known.torch not in (None, *CHOICES):
         parser.error(f"--torch {known.torch} is not one of {', '.join(CHOICES)}")
+    if known.locked and known.test:
+        parser.error("--locked has no test requirements: run --test without it, with another --venv")
     if rest and not known.test:
         parser.error(f"unknown: {' '.join(rest)} (see --help)")
     return known, rest
@@ -154,9 +162,9 @@ def main() -> int:
     venv = Path(options.venv)
     interactive = not arguments and sys.stdin.isatty()
     build = choose_build(options, interactive, venv) if options.torch else None
-    complete = is_complete(venv, build, options.test)
+    complete = is_complete(venv, build, options.test, options.locked)
     if not complete:
-        install(venv, build or choose_build(options, interactive, venv), options.test)
+        install(venv, build or choose_build(options, interactive, venv), options.test, options.locked)
     if options.test:
         return run_tests(venv, rest)
     version = read_stamp(venv)["torch"]

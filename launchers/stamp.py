@@ -12,6 +12,7 @@ from vae.checks.packages import read_requirements
 from vae.files import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
+LOCK = "requirements-lock.txt"
 STAMP = ".setup-stamp.json"  # the shell scripts test whether it exists
 BEGUN = ".setup-begun.json"  # replaces the stamp during an installation
 
@@ -32,9 +33,11 @@ def file_digest(name: str) -> str:
     return hashlib.sha256((ROOT / name).read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
-def wanted(test: bool) -> dict[str, str]:
+def wanted(test: bool, locked: bool = False) -> dict[str, str]:
     """The digests in the stamp of a complete environment."""
     wants = {"torch_pair": torch_pair_digest(), "training": file_digest("requirements.txt")}
+    if locked:
+        wants["locked"] = file_digest(LOCK)
     return wants | {"tests": file_digest("requirements-test.txt")} if test else wants
 
 
@@ -59,7 +62,13 @@ def build_of(venv: Path) -> str | None:
     return read_stamp(venv).get("build") or read_stamp(venv, BEGUN).get("build")
 
 
-def has_requirements(venv: Path, test: bool = False) -> bool:
+def is_locked(venv: Path) -> bool:
+    """Whether the environment was made with --locked; it stays so until its folder is deleted."""
+    return "locked" in (read_stamp(venv) or read_stamp(venv, BEGUN))
+
+
+def has_requirements(venv: Path, test: bool = False, locked: bool = False) -> bool:
     """Whether the stamp contains the digests of the current requirements."""
     stamp = read_stamp(venv)
-    return all(stamp.get(part) == want for part, want in wanted(test).items())
+    wants = wanted(test, locked or "locked" in stamp)
+    return all(stamp.get(part) == want for part, want in wants.items())

@@ -12,9 +12,12 @@ from pathlib import Path
 from launchers.command import run_command
 from launchers.stamp import (
     BEGUN,
+    LOCK,
     STAMP,
     build_of,
+    file_digest,
     has_requirements,
+    is_locked,
     read_stamp,
     torch_pair_digest,
     torch_requirements,
@@ -42,9 +45,9 @@ def runs(venv: Path, code: str) -> bool:
         return False
 
 
-def is_complete(venv: Path, build: str | None, test: bool) -> bool:
+def is_complete(venv: Path, build: str | None, test: bool, locked: bool = False) -> bool:
     """Whether everything is installed; `build` None accepts any build."""
-    return has_requirements(venv, test) and build in (None, build_of(venv)) and runs(venv, "")
+    return has_requirements(venv, test, locked) and build in (None, build_of(venv)) and runs(venv, "")
 
 
 def create(venv: Path) -> None:
@@ -87,32 +90,40 @@ def torch_version(venv: Path) -> str:
     return answer.stdout.split()[-1]
 
 
-def install(venv: Path, build: str, test: bool) -> None:
-    """Complete the environment, whatever state it is in."""
+def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
+    """Complete the environment, whatever state it is in. A locked one stays locked."""
+    locked = locked or is_locked(venv)
+    if locked and test:
+        raise ValueError(f"{LOCK} has no test requirements: run --test without --locked, in another --venv")
     create(venv)
     before = read_stamp(venv) or read_stamp(venv, BEGUN)
     pair = {"torch_pair": torch_pair_digest()}
+    lock = {"locked": file_digest(LOCK)} if locked else {}
     has_pair = before.get("build") == build and before.items() >= pair.items()
-    write_stamp(venv, BEGUN, {"build": before.get("build", build), **(pair if has_pair else {})})
+    write_stamp(venv, BEGUN, {"build": before.get("build", build), **lock, **(pair if has_pair else {})})
     (venv / STAMP).unlink(missing_ok=True)
     if before.get("build", build) != build:
         console.info(f"Removing the {before['build']} build of torch and torchvision.")
         pip(venv, "uninstall", "--yes", "torch", "torchvision")
-        write_stamp(venv, BEGUN, {"build": build})
+        write_stamp(venv, BEGUN, {"build": build, **lock})
+    if locked:  # first, so that torch finds what it needs
+        console.info(f"Installing the versions of {LOCK}; the SHA-256 of each file is compared.")
+        pip(venv, "install", "--no-deps", "--require-hashes", "-r", LOCK)
     if not has_pair:
         source, name, remark = torch_source(build)
         if remark:
             console.info(remark)
         console.info(f"Installing torch and torchvision from {name}; a CUDA build is several gigabytes.")
         pip(venv, "install", *source, *torch_requirements())
-        write_stamp(venv, BEGUN, {"build": build, **pair})
-    console.info("Installing the other requirements.")
-    files = ["requirements.txt", *(["requirements-test.txt"] if test else [])]
-    pip(venv, "install", *(word for file in files for word in ("-r", file)))
+        write_stamp(venv, BEGUN, {"build": build, **lock, **pair})
+    if not locked:
+        console.info("Installing the other requirements.")
+        files = ["requirements.txt", *(["requirements-test.txt"] if test else [])]
+        pip(venv, "install", *(word for file in files for word in ("-r", file)))
     version = torch_version(venv)
     if WINDOWS and build in BUILDS:
         install_triton_windows(venv, version)
-    write_stamp(venv, STAMP, {"build": build, "torch": version, **wanted(test)})
+    write_stamp(venv, STAMP, {"build": build, "torch": version, **wanted(test, locked)})
     (venv / BEGUN).unlink()
 
 

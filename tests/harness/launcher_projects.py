@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 from tests.harness.runs import ROOT
@@ -144,3 +145,29 @@ class Project:
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
         return [json.loads(line) for line in lines]
+
+
+def make_wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> None:
+    """Write a wheel with a package of one line; run as a program, it prints its arguments."""
+    info = f"{name}-{version}.dist-info"
+    program = (
+        f"import os, sys; print('{name}', *sys.argv[1:]); sys.exit(int(os.environ.get('{name}_code', 0)))"
+    )
+    files = {
+        f"{name}/__init__.py": code,
+        f"{name}/__main__.py": program,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+
+
+def make_pair(folder: Path, torch: str, torchvision: str) -> None:
+    """Write wheels of torch and of a torchvision that requires it."""
+    make_wheel(folder, "torch", torch, f"__version__ = '{torch}'")
+    needs = f"Requires-Dist: torch=={torch}\n"
+    make_wheel(folder, "torchvision", torchvision, "import torch", needs)

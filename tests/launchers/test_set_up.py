@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ import pytest
 from launchers import environment, virtual_environment
 from launchers.stamp import torch_requirements
 from launchers.torch_builds import ENDED, Machine
+from tests.harness.launcher_projects import make_pair, make_wheel
 from tests.harness.runs import ROOT
 from vae.checks.facts import Smi
 from vae.host import usable_cores
@@ -187,32 +187,6 @@ def test_triton_for_windows_matches_torch(monkeypatch, capsys, tmp_path):
 
 
 # --- the life of an environment, with real pip and tiny wheels -----------------------------------
-
-
-def make_wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> None:
-    """Write a wheel with a package of one line; run as a program, it prints its arguments."""
-    info = f"{name}-{version}.dist-info"
-    program = (
-        f"import os, sys; print('{name}', *sys.argv[1:]); sys.exit(int(os.environ.get('{name}_code', 0)))"
-    )
-    files = {
-        f"{name}/__init__.py": code,
-        f"{name}/__main__.py": program,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        for path, text in files.items():
-            wheel.writestr(path, text)
-
-
-def make_pair(folder: Path, torch: str, torchvision: str) -> None:
-    """Write wheels of torch and of a torchvision that requires it."""
-    make_wheel(folder, "torch", torch, f"__version__ = '{torch}'")
-    needs = f"Requires-Dist: torch=={torch}\n"
-    make_wheel(folder, "torchvision", torchvision, "import torch", needs)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ FOREIGN = {
     "wsl": {"--install"},
     "py": {"--version"},
     "bash": {"--create-dirs"},
+    "uv": {"--output-file"},
 }
 LAUNCHERS = {
     "setup.sh": "launchers.environment",

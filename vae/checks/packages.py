@@ -7,14 +7,21 @@ from pathlib import Path
 
 from vae.checks.facts import Requirement, TorchFiles
 
-_LINE = re.compile(r"([A-Za-z0-9._-]+)\s*(.*)")
+_LINE = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:; python_version (<|>=) \"(\d+)\.(\d+)\")?")
 
 
 def read_requirements(project: Path) -> list[tuple[str, str]]:
-    """(package, specifier) of every line of requirements.txt."""
+    """(package, specifier) of every line of requirements.txt that applies to this version of Python."""
     text = (project / "requirements.txt").read_text(encoding="utf-8")
     lines = (line.split("#")[0].strip() for line in text.splitlines())
-    return [(found[1], found[2]) for found in map(_LINE.match, lines) if found]
+    return [(found[1], found[2]) for found in map(_LINE.fullmatch, lines) if found and _applies(found)]
+
+
+def _applies(line: re.Match[str]) -> bool:
+    if line[3] is None:
+        return True
+    is_older = sys.version_info[:2] < (int(line[4]), int(line[5]))
+    return is_older if line[3] == "<" else not is_older
 
 
 def gather_requirements(project: Path) -> tuple[Requirement, ...]:
