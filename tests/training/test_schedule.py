@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
+from vae.training.schedule import ema_decay, learning_rate_factor, lowered, warmup_steps
 
 
 def test_warmup_is_given_in_epochs_and_limited_to_a_fifth_of_the_stage():
@@ -57,3 +57,13 @@ def test_ema_decay_rises_to_its_limit():
     assert ema_decay(0.999, 90) == 0.91
     assert ema_decay(0.999, 10_000) == 0.999
     assert ema_decay(0.0, 5) == 0.0
+
+
+def test_learning_rate_after_a_rollback_is_halved_until_the_schedule_is_lower():
+    """Diverged at 0.8 of the peak: half down to 0.8, then 0.4, and then the schedule itself."""
+    caps = [0.4]
+    assert [lowered(factor, caps) for factor in (1.0, 0.9, 0.8, 0.6, 0.4, 0.3)] == [
+        *(0.5, 0.45, 0.4, 0.4, 0.4, 0.3)
+    ]
+    assert lowered(0.7, []) == 0.7
+    assert lowered(1.0, [0.5, 0.25]) == 0.25

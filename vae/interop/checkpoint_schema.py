@@ -101,7 +101,7 @@ def _check_progress(content: Mapping[str, Any]) -> None:
     _check_counts("position", content["position"], dict.fromkeys(POSITION, 0))
     _check_run(content.get("run", {"id": "", "ancestors": []}))
     rollbacks = content.get("rollbacks", {})
-    if not isinstance(rollbacks, dict) or any(type(n) is not int for n in [*rollbacks, *rollbacks.values()]):
+    if not isinstance(rollbacks, dict) or not all(map(_is_rollbacks, rollbacks, rollbacks.values())):
         raise ContentError(f"rollbacks is {_shown(rollbacks)}")
     history = content["history"]
     for name, value in history.items():
@@ -126,6 +126,13 @@ def _check_run(run: Any) -> None:
     for one in ancestors:
         if not (isinstance(one, list) and [type(part) for part in one] == [str, int]):
             raise ContentError(f"its run has the ancestor {_shown(one)}")
+
+
+def _is_rollbacks(first_epoch: Any, caps: Any) -> bool:
+    """Whether these are the shares of the learning rate after the rollbacks of a stage; NaN is none."""
+    if type(first_epoch) is not int or not isinstance(caps, list):
+        return False
+    return all(type(cap) is float and 0.0 <= cap <= 1.0 for cap in caps)
 
 
 def _check_counts(what: str, values: Any, smallest: Mapping[str, int]) -> None:

@@ -16,7 +16,7 @@ from vae.config.options import flatten
 from vae.training.checkpoints import position_name, prune, stage_ends
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import duration_line
-from vae.training.lineage import RUN_NAME, write_last_run
+from vae.training.lineage import write_last_run
 from vae.training.logbook import Logbook
 from vae.training.run_folder import epoch_name, step_name
 from vae.training.sample_grid import GRID_IMAGES, sample_grid
@@ -90,10 +90,7 @@ def _check_stability(run: RunContext, state: TrainingState, loss: float, mse: fl
     elif streak and not is_finite(state):
         reason = NOT_FINITE
     if is_good and run.dist.is_main:
-        try:
-            write_last_run(run.output_dir, state.lineage, state.stability.good)
-        except OSError as error:
-            console.warning(f"{run.output_dir / RUN_NAME} cannot be written: {error.strerror}")
+        write_last_run(run.output_dir, state.lineage, state.stability.good)
     _raise_if_diverged(run, reason)
 
 

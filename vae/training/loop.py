@@ -26,7 +26,7 @@ from vae.training.context import RunContext, StageContext
 from vae.training.logbook import REJECTED_NAME
 from vae.training.oom_retry import gradients_with_oom_retry
 from vae.training.profiling import StepProfiler
-from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
+from vae.training.schedule import ema_decay, learning_rate_factor, lowered, warmup_steps
 from vae.training.signals import STEP
 from vae.training.state import TrainingState
 from vae.training.step_log import RunningMetrics
@@ -181,7 +181,7 @@ def _set_learning_rates(run: RunContext, ctx: StageContext, state: TrainingState
     optim, steps = run.config.optim, ctx.steps
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
     factor = learning_rate_factor(optim.lr_schedule, steps.done(state.position), steps.total, warm_up)
-    factor *= state.learning_rate_share(ctx.stage)
+    factor = lowered(factor, state.rollbacks.get(ctx.stage.first_epoch, ()))
     peaks = (optim.learning_rate, run.config.loss.disc_learning_rate)
     for optimizer, peak in zip(state.optimizers, peaks, strict=False):
         for group in optimizer.param_groups:

@@ -33,31 +33,32 @@ def roll_back(run: RunContext, ctx: StageContext, state: TrainingState, reason: 
     `ctx` is the stage that diverged. Raises NonFiniteError if it has used all of its --rollbacks.
     """
     diverged_at, allowed, first_epoch = state.position.step, run.config.optim.rollbacks, ctx.stage.first_epoch
+    learning_rate, peak = state.optimizers[0].param_groups[0]["lr"], run.config.optim.learning_rate
     ctx.writer.finish(try_again=False)  # before files are read
     source, content = _last_good(run, state, reason)
     _restore(run, state, content, is_start=source is None)
-    used, step = state.rollbacks.get(first_epoch, 0), state.position.step
-    good = run.output_dir / position_name(state.position)
-    if used < allowed:
-        state.rollbacks[first_epoch] = used + 1
-    if used < allowed or source != good:
+    caps, step = state.rollbacks.setdefault(first_epoch, []), state.position.step
+    good, is_allowed = run.output_dir / position_name(state.position), len(caps) < allowed
+    if is_allowed:
+        caps.append(0.5 * learning_rate / peak if peak else 0.5)
+    if is_allowed or source != good:
         _save(run, ctx, state, good)
     state.stability.begin(step, None)
     state.stability.good = good
     ctx.logbook.go_back(step)
     begin_run(run, state, ctx.logbook, good)
-    peak = run.config.optim.learning_rate * state.learning_rate_share(ctx.stage)
     values: dict[str, float | int | str | None] = {"diverged_at": diverged_at, "reason": reason}
-    ctx.logbook.record("rollback", step, {**values, "checkpoint": good.name, "learning_rate": peak})
-    if used >= allowed:
+    ctx.logbook.record("rollback", step, {**values, "checkpoint": good.name, "learning_rate": learning_rate})
+    found = f"step {diverged_at}, learning rate {learning_rate:g}: {reason}"
+    if not is_allowed:
         raise NonFiniteError(
-            f"step {diverged_at}: {reason}; this stage has used its --rollbacks {allowed}: lower "
-            f"--learning_rate (now {peak:g}) or use --use_bf16, and resume from {good.name}, the last good "
-            f"checkpoint, with: {run.resume_command}"
+            f"{found}; this stage has used its --rollbacks {allowed}: lower --learning_rate (now {peak:g}) "
+            f"or use --use_bf16, and resume from {good.name}, the last good checkpoint, with: "
+            f"{run.resume_command}"
         )
     console.warning(
-        f"step {diverged_at}: {reason}; training goes back to step {step} ({good.name}) with half the "
-        f"learning rate, {peak:g} (rollback {used + 1} of {allowed} in this stage)"
+        f"{found}; training goes back to step {step} ({good.name}) with half the learning rate (rollback "
+        f"{len(caps)} of {allowed} in this stage)"
     )
 
 

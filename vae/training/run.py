@@ -243,7 +243,7 @@ def _print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> No
         f"loss    {loss_line(config.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan}",
-        f"steps   {steps_line(ctx.steps, config.optim, state.learning_rate_share(ctx.stage))}",
+        f"steps   {steps_line(ctx.steps, config.optim)}",
         f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
     ]
     console.info("\n".join(lines))

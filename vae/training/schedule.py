@@ -1,6 +1,7 @@
 """Learning-rate and EMA schedules: pure functions of the position in the run."""
 
 import math
+from collections.abc import Sequence
 
 WARMUP_SHARE = 0.2  # short stages still spend four fifths of their steps at the full rate
 
@@ -28,6 +29,17 @@ def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_step
         return 1 / 25 + (1 - 1 / 25) * 0.5 * (1 - math.cos(math.pi * rise))
     last = 1 / 25 * 1e-4
     return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def lowered(factor: float, caps: Sequence[float]) -> float:
+    """The share of the peak learning rate after rollbacks, from that of the schedule.
+
+    Each cap is half the share at which the stage diverged. The share is halved, and kept at the cap until the
+    schedule falls below it.
+    """
+    for cap in caps:
+        factor = min(factor, max(0.5 * factor, cap))
+    return factor
 
 
 def ema_decay(decay: float, step: int) -> float:

@@ -35,7 +35,8 @@ class TrainingState:
     fp16: bool  # whether gradients are multiplied by a loss scale
     latent_scaling: tuple[float, float] | None = None  # scaling and shift of a frozen encoder
     lineage: Lineage = field(default_factory=Lineage.new)
-    rollbacks: dict[int, int] = field(default_factory=dict)  # their number by the first epoch of the stage
+    # By the first epoch of the stage: for each rollback, a limit of the learning rate (schedule.lowered).
+    rollbacks: dict[int, list[float]] = field(default_factory=dict)
     # Not in checkpoints: what this command has done.
     begun_at: Position = field(default_factory=Position)
     stability: Stability = field(default_factory=Stability)
@@ -48,10 +49,6 @@ class TrainingState:
     def eval_model(self) -> AutoencoderKL:
         """The weights that are validated and exported: the EMA if there is one."""
         return self.ema if self.ema is not None else self.autoencoder
-
-    def learning_rate_share(self, stage: Stage) -> float:
-        """The learning rate of the stage as a share of the configured one: each rollback halves it."""
-        return 0.5 ** self.rollbacks.get(stage.first_epoch, 0)
 
     def update_ema(self, decay: float) -> None:
         """Move the EMA weights towards the current weights."""
@@ -127,7 +124,7 @@ def checkpoint_content(state: TrainingState, config: dict[str, Any], fingerprint
         "latent_scaling": list(state.latent_scaling) if state.latent_scaling else None,
         "running_sq_norms": state.running_sq_norms,
         "run": state.lineage.plain(),
-        "rollbacks": dict(state.rollbacks),
+        "rollbacks": copy.deepcopy(state.rollbacks),
         "position": asdict(state.position),
         "history": asdict(state.history),
         "config": config,
@@ -154,7 +151,7 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
             setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
     state.running_sq_norms = content["running_sq_norms"].to(device)
     state.latent_scaling = tuple(content["latent_scaling"]) if content.get("latent_scaling") else None
-    state.rollbacks = dict(content.get("rollbacks", {}))
+    state.rollbacks = copy.deepcopy(content.get("rollbacks", {}))
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
 

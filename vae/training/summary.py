@@ -105,14 +105,13 @@ def warm_start_warning(model: ModelConfig) -> str | None:
     )
 
 
-def steps_line(steps: StageSteps, optim: OptimConfig, learning_rate_share: float = 1.0) -> str:
+def steps_line(steps: StageSteps, optim: OptimConfig) -> str:
     """Number of steps, epochs and the learning-rate schedule of a stage."""
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
     first, last = steps.first_epoch + 1, steps.first_epoch + steps.num_epochs
     return (
         f"{steps.total} of {steps.images} images: epochs {first} to {last}, {steps.per_epoch} steps each; "
-        f"{warm_up} of warm-up, then {optim.lr_schedule} from "
-        f"{optim.learning_rate * learning_rate_share:g}"
+        f"{warm_up} of warm-up, then {optim.lr_schedule} from {optim.learning_rate:g}"
     )
 
 
