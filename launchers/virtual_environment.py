@@ -13,6 +13,7 @@ from launchers.command import run_command
 from launchers.stamp import (
     BEGUN,
     LOCK,
+    ROOT,
     STAMP,
     build_of,
     file_digest,
@@ -114,7 +115,8 @@ def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
         if remark:
             console.info(remark)
         console.info(f"Installing torch and torchvision from {name}; a CUDA build is several gigabytes.")
-        pip(venv, "install", *source, *torch_requirements())
+        kept = ["--constraint", str(_locked_versions(venv))] if locked else []
+        pip(venv, "install", *kept, *source, *torch_requirements())
         write_stamp(venv, BEGUN, {"build": build, **lock, **pair})
     if not locked:
         console.info("Installing the other requirements.")
@@ -125,6 +127,18 @@ def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
         install_triton_windows(venv, version)
     write_stamp(venv, STAMP, {"build": build, "torch": version, **wanted(test, locked)})
     (venv / BEGUN).unlink()
+
+
+def _locked_versions(venv: Path) -> Path:
+    """Write the lock file without its hashes, which pip would then also demand for torch.
+
+    As constraints, they make pip fail if a build of torch needs another version, instead of exchanging it.
+    """
+    lines = (ROOT / LOCK).read_text(encoding="utf-8").splitlines()
+    pinned = [line.partition(" --hash=")[0].removesuffix(" \\") for line in lines if line[:1].isalnum()]
+    path = venv / "locked-versions.txt"
+    path.write_text("\n".join(pinned) + "\n", encoding="utf-8")
+    return path
 
 
 def install_triton_windows(venv: Path, torch: str) -> None:

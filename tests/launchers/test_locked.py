@@ -95,8 +95,15 @@ def test_locked_environment_has_the_locked_files_or_none(project, tmp_path):
     assert not stamp.exists()
     assert not list(project.folder.glob(".venv/lib/python*/site-packages/extra*"))
 
-    lock.write_text(f"extra==1.0 --hash=sha256:{digest}\n")
+    lock.write_text(f"extra==1.0 \\\n    --hash=sha256:{digest}\n")
+    make_wheel(wheels, "torch", "2.12.0", "__version__ = '2.12.0'", "Requires-Dist: extra>=2.0\n")
     done = setup("--yes")  # a locked environment stays locked
+    assert done.returncode == 1
+    assert "extra==1.0" in done.stderr
+    assert not stamp.exists()
+
+    make_pair(wheels, "2.12.0", "0.27.0")
+    done = setup("--yes")
     assert done.returncode == 0, done.stderr
     assert "locked" in json.loads(stamp.read_text())
     assert list(project.folder.glob(".venv/lib/python*/site-packages/extra-1.0.dist-info"))
