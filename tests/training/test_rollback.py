@@ -53,7 +53,7 @@ def test_streak_goes_back_to_the_last_good_checkpoint_with_half_the_learning_rat
     assert (rollback["step"], rollback["diverged_at"]) == (6, 13)
     assert rollback["checkpoint"] == "checkpoint_step_6.pt"
     assert "5 steps in a row" in rollback["reason"]
-    assert "WARNING: step 13: 5 steps in a row" in capsys.readouterr().out
+    assert "WARNING: step 13, learning rate 0.0001: 5 steps in a row" in capsys.readouterr().out
     found, expected = learning_rates(folder), learning_rates(tmp_path / "other")
     assert list(found) == list(range(1, 33))
     assert all(found[step] == expected[step] * (0.5 if step > 6 else 1) for step in found)
