@@ -99,7 +99,7 @@ def test_locked_environment_has_the_locked_files_or_none(project, tmp_path):
     make_wheel(wheels, "torch", "2.12.0", "__version__ = '2.12.0'", "Requires-Dist: extra>=2.0\n")
     done = setup("--yes")  # a locked environment stays locked
     assert done.returncode == 1
-    assert "extra==1.0" in done.stderr
+    assert "conflicting dependencies" in done.stderr
     assert not stamp.exists()
 
     make_pair(wheels, "2.12.0", "0.27.0")
