@@ -47,7 +47,7 @@ WIDTH, GROUPS, EPS = 512, 32, 1e-6
 NORM_CONSTANTS = {
     "TILE_ELEMENTS": (2048, 4096, 8192, 16384),
     "NUM_WARPS": (4, 8, 16),
-    "REDUCTION_PROGRAMS": (512, 1024, 2048),
+    "REDUCTION_PROGRAMS": (256, 512, 1024),
     "NHWC_COLUMNS": (64, 128, 256),
 }
 ATTENTION_BLOCKS = [(2048, 2048), (2048, 8192), (4096, 4096), (4096, 8192), (8192, 8192)]
@@ -194,7 +194,7 @@ def _try(candidate: dict[str, int], shapes: list[tuple[int, int]]) -> dict[str, 
     """Milliseconds of all shapes in both directions; an error if a kernel is wrong or does not fit."""
     with constants({(gpu_blocks, name): value for name, value in candidate.items()}):
         for channels, px in shapes:
-            blocks = gpu_blocks.norm_blocks(1, channels, px**2, True)
+            blocks = gpu_blocks.norm_blocks(1, channels, px**2, GROUPS, True)
             if blocks.shared_memory_bytes > gpu_blocks.SHARED_MEMORY_BYTES:
                 return {"error": "more shared memory than a card has"}
         broken = [str(o) for o in run_tests(DEVICE, [BF16]) if o.key.operation == "norm" and o.is_broken]

@@ -1,10 +1,13 @@
 """Every Triton kernel compiles for Hopper and for RTX 50, without a GPU, within the shared memory of both."""
 
 import itertools
+import re
+import subprocess
+import tempfile
 
 import pytest
 
-from vae.ops.gpu_blocks import NUM_WARPS, SHARED_MEMORY_BYTES, merge_tile, norm_blocks, row_tile
+from vae.ops.gpu_blocks import NUM_WARPS, SHARED_MEMORY_BYTES, norm_blocks, row_tile
 
 CAPABILITIES = (90, 120)  # H100 and H200; RTX 50
 
@@ -26,41 +29,44 @@ def compile_kernel(kernel, types: dict, constants: dict, aligned: list, num_warp
     return compile_source(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
+def stack_bytes(compiled) -> int:
+    """Bytes of local memory of one thread: registers are spilled to it."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", listing)))
+
+
+def loops(ptx: str) -> list[str]:
+    """The code of each loop: from a label to the branch back to it."""
+    labels = {match[1]: match.start() for match in re.finditer(r"(\$L__BB\w+):", ptx)}
+    branches = [(match[1], match.start()) for match in re.finditer(r"bra(?:\.uni)?\s+(\$L__BB\w+);", ptx)]
+    return [ptx[labels[label] : end] for label, end in branches if labels[label] < end]
+
+
 def norm_launches():
-    """(kernel, types, constants, warps) of the norm in bf16 at 128 channels, in both layouts."""
+    """(kernel, types, constants, warps) of the norm: 128 channels in bf16 and fp32, 384, both layouts."""
     from vae.ops import norm_kernels as kernels
 
-    fp32, bf16 = "*fp32", "*bf16"
-    common = {"h": bf16, "mean": fp32, "rstd": fp32, "weight": fp32, "bias": fp32}
-    common |= {
-        "pixels": "i32",
-        "channels": "i32",
-        "groups": "i32",
-        "stride_b": "i64",
-        "tiles_per_program": "i32",
-    }
-    common |= {"means": fp32, "squares": fp32, "grad_unit_sums": fp32, "grad_sums": fp32, "group_means": fp32}
-    common |= {"out": bf16, "grad_out": bf16, "grad_h": bf16}
-    whole = (
-        kernels.partial_moments_kernel,
-        kernels.normalize_kernel,
-        kernels.partial_sums_kernel,
-        kernels.input_gradient_kernel,
-    )
-    for kernel, channels_last in itertools.product(whole, (True, False)):
-        blocks = norm_blocks(1, 128, 1024**2, channels_last)
+    fp32 = ("moments", "mean", "rstd", "weight", "bias", "channel_sums", "group_sums")
+    numbers = ("programs", "tiles", "pixels", "channels", "groups", "tiles_per_program")
+    common = dict.fromkeys((*fp32, "grad_weight", "grad_bias"), "*fp32") | dict.fromkeys(numbers, "i32")
+    common |= {"eps": "fp32", "stride_b": "i64"}
+    whole = [(kernels.moments_kernel, {}), (kernels.sums_kernel, {"SILU": True})]
+    whole += [(kernels.normalize_kernel, {"SILU": True, "MERGE": merge}) for merge in (True, False)]
+    whole += [(kernels.input_gradient_kernel, {"SILU": True})]
+    cases = [("*bf16", 128, True), ("*bf16", 128, False), ("*fp32", 128, True), ("*bf16", 384, True)]
+    for (kernel, switches), (element, channels, channels_last) in itertools.product(whole, cases):
+        blocks = norm_blocks(1, channels, 1024**2, 32, channels_last)
         other, one = ("stride_p", "stride_c") if channels_last else ("stride_c", "stride_p")
-        types = {name: kind for name, kind in (common | {other: "i32"}).items() if name in kernel.arg_names}
-        constants = {"ROWS": blocks.rows, "COLUMNS": blocks.columns, one: 1}
-        yield kernel, types, constants | ({"SILU": True} if "SILU" in kernel.arg_names else {}), NUM_WARPS
-    merged = {"mean_out": fp32, "rstd_out": fp32, "channel_sums": fp32, "programs": "i32", "eps": "fp32"}
-    merged |= common | {"rows_per_program": "i32"}
-    for kernel, group_channels in itertools.product(
-        (kernels.merge_moments_kernel, kernels.merge_sums_kernel), (4, 24)
-    ):
-        parts, columns = merge_tile(group_channels)
-        types = {name: kind for name, kind in merged.items() if name in kernel.arg_names}
-        yield kernel, types, {"group_channels": group_channels, "PARTS": parts, "COLUMNS": columns}, NUM_WARPS
+        known = common | {other: "i32"} | dict.fromkeys(("h", "out", "grad_out", "grad_h"), element)
+        types = {name: kind for name, kind in known.items() if name in kernel.arg_names}
+        constants = {"BLOCK": blocks.channels, "ROWS": blocks.rows, "COLUMNS": blocks.columns}
+        yield kernel, types, constants | switches | {"GROUPS": blocks.groups, one: 1}, NUM_WARPS
 
 
 def attention_launches():
@@ -103,5 +109,13 @@ def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, mo
         aligned += ["channels", "pixels", "columns"]
         compiled = compile_kernel(kernel, types, constants, aligned, num_warps, capability)
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
-        if {"h", "scores", "features"} & set(types):  # large tensors are read 16 bytes at a time
-            assert "ld.global.v4.b32" in compiled.asm["ptx"], f"{kernel.__name__} {constants}"
+        name = f"{kernel.__name__} {constants}"
+        # one or two values that wait for the end of the loop; a spill in the loop would be of whole tiles
+        assert stack_bytes(compiled) <= 16, f"{name} spills registers"
+        if "h" in types:  # tiles are read 16 bytes at a time and in advance, and nothing is reduced
+            (loop,) = [
+                loop for loop in loops(compiled.asm["ptx"]) if re.search(r"cp\.async\.cg.*, 0x10", loop)
+            ]
+            assert loop.count("bar.sync") == 2, f"{name}: the pipeline's own barriers only"
+        elif {"scores", "features"} & set(types):  # large tensors are read 16 bytes at a time
+            assert "ld.global.v4.b32" in compiled.asm["ptx"], name

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.harness.runs import ROOT
-from vae.ops.gpu_blocks import SHARED_MEMORY_BYTES, merge_tile, norm_blocks, power_of_two, row_tile
+from vae.ops.gpu_blocks import SHARED_MEMORY_BYTES, norm_blocks, power_of_two, row_tile
 from vae.ops.library import triton_is_installed
 
 
@@ -76,13 +76,15 @@ def test_norm_beyond_two_to_the_31_elements(layout):
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_norm_blocks_cover_all_elements_within_shared_memory(channels_last):
     sides = (1, 3, 17, 64, 255, 1024, 4099)
-    for batch, channels, side in itertools.product(
-        (1, 2, 3, 64), (1, 4, 96, 128, 384, 512, 768, 2048), sides
-    ):
-        blocks = norm_blocks(batch, channels, side * side, channels_last)
+    widths = [(4, 2), (12, 3), (96, 32), (128, 32), (192, 32), (384, 32), (512, 32), (512, 1), (768, 32)]
+    for batch, (channels, groups), side in itertools.product((1, 2, 3, 64), widths, sides):
+        blocks = norm_blocks(batch, channels, side * side, groups, channels_last)
         assert blocks.rows == power_of_two(blocks.rows)
-        assert blocks.columns == power_of_two(blocks.columns)
-        assert blocks.column_blocks * blocks.columns >= channels > (blocks.column_blocks - 1) * blocks.columns
+        assert blocks.columns == power_of_two(blocks.channels)
+        assert blocks.channels % (channels // groups) == 0
+        assert blocks.groups >= blocks.channels // (channels // groups)
+        others = (blocks.column_blocks - 1) * blocks.channels
+        assert others < channels <= others + blocks.channels
         per_program = blocks.tiles_per_program * blocks.rows
         assert blocks.programs * per_program >= side * side > (blocks.programs - 1) * per_program
         assert blocks.tiles * blocks.rows >= side * side > (blocks.tiles - 1) * blocks.rows
@@ -92,11 +94,9 @@ def test_norm_blocks_cover_all_elements_within_shared_memory(channels_last):
         )  # the limit of a CUDA grid's second and third dimension
 
 
-def test_merge_tiles_fit_shared_memory():
-    for group_channels in (1, 4, 12, 24, 512, 768, 2048):
-        parts, columns = merge_tile(group_channels)
-        assert columns >= group_channels
-        assert 2 * 4 * parts * columns <= SHARED_MEMORY_BYTES
+def test_blocks_of_norms_start_at_loads_of_16_bytes():
+    for channels, groups in ((128, 32), (192, 32), (384, 32), (512, 32), (768, 32)):
+        assert norm_blocks(1, channels, 64, groups, channels_last=True).channels % 8 == 0
 
 
 def test_row_tiles_cover_whole_rows_within_shared_memory():

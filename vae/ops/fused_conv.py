@@ -16,7 +16,7 @@ from torch import Tensor
 from vae.ops.bands import bands, write
 from vae.ops.conv_gradients import same_conv_input_gradient, same_conv_parameter_gradients
 from vae.ops.library import define_op, empty_in_layout_of
-from vae.ops.norm import norm_statistics, normalize, normalize_backward
+from vae.ops.norm import norm_statistics, normalize, normalize_backward, normalize_with_statistics
 
 
 def norm_silu_conv_reference(
@@ -97,11 +97,21 @@ def _same_conv_backward(
     return grad_h, grad_weight, grad_bias
 
 
+def normalized_conv(
+    h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, and mean and rstd of the norm."""
+    if bands(h.shape[0], h.shape[2], h.shape, (h.shape[0], len(weight), *h.shape[2:])):
+        mean, rstd = norm_statistics(h, groups, eps)
+        return conv(h, weight, bias, NormActivation(mean, rstd, norm_weight, norm_bias, groups)), mean, rstd
+    activated, mean, rstd = normalize_with_statistics(h, norm_weight, norm_bias, groups, eps, silu=True)
+    return conv(activated, weight, bias), mean, rstd
+
+
 def _norm_silu_conv(
     h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mean, rstd = norm_statistics(h, groups, eps)
-    return conv(h, weight, bias, NormActivation(mean, rstd, norm_weight, norm_bias, groups)), mean, rstd
+    return normalized_conv(h, norm_weight, norm_bias, weight, bias, groups, eps)
 
 
 def _norm_silu_conv_backward(

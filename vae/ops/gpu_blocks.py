@@ -3,28 +3,26 @@
 Plain arithmetic, so memory can be counted and the shapes tested without Triton and without a GPU.
 """
 
+import math
 from typing import NamedTuple
 
 # CUDA C++ programming guide, table of compute capabilities: the most shared memory of one block on sm_120
 # (RTX 50), 99 KiB. Hopper and the data-centre Blackwells have 227 KiB.
 SHARED_MEMORY_BYTES = 101_376
 
-# 4096 elements on 8 warps are 16 per thread: in bf16 two loads of 16 bytes, the widest loads. Compiled
-# (Triton 3.9) for sm_90 and sm_120, the norm kernels use 35 to 123 registers per thread without spilling. At
-# 123 registers two programs share an SM, each with 16 KiB of loads in flight. Speed not measured yet.
+# 4096 elements on 8 warps are 16 per thread: in bf16 two loads of 16 bytes, the widest loads.
 TILE_ELEMENTS = 4096
 NUM_WARPS = 8
 
-# Programs that share one reduction: with 8 warps each they fill the 132 SMs of an H200 and the 170 of an RTX
-# 5090 with about 48 to 64 warps per SM. The same number on every card, so every card sums in the same order.
-REDUCTION_PROGRAMS = 1024
+# Programs of a kernel, along pixels, blocks of channels and images: 3 or 4 for each SM of an H200 (132) or an
+# RTX 5090 (170), each with two tiles in flight. Each program of a second kernel reads the partial results of
+# all programs of its image: at 128 channels in 32 groups 128 KiB, an eighth of what it reads and writes at
+# 1024 px. The same number on every card, so every card sums in the same order. Not measured yet.
+REDUCTION_PROGRAMS = 512
 
 # Consecutive channels of a tile in channels_last layout: 128 in bf16 are 256 bytes, two full transactions.
 NHWC_COLUMNS = 128
-# In contiguous layout a tile is long in pixels; 8 channels keep its reduction over pixels in few warps.
-NCHW_COLUMNS = 8
-
-MERGE_TILE_ELEMENTS = 2048  # of two tensors at once, on NUM_WARPS warps: 8 elements of each per thread
+NCHW_COLUMNS = 8  # in contiguous layout a tile is long in pixels
 
 # One row of an attention block of 2048 keys on 4 warps.
 ROW_TILE_ELEMENTS = 2048
@@ -34,34 +32,34 @@ class NormBlocks(NamedTuple):
     """How norm kernels cut (pixels, channels) of each image into tiles, and assign tiles to programs."""
 
     rows: int  # pixels of a tile, a power of two
-    columns: int  # channels of a tile, a power of two
+    columns: int  # at least `channels`, a power of two
+    channels: int  # of a tile: whole groups
+    groups: int  # at least the groups of a tile, a power of two
     column_blocks: int
     tiles: int  # tiles of one image along its pixels
-    tiles_per_program: int  # in a reduction
-    programs: int  # of a reduction, along the pixels: the number of partial results per image and channel
+    tiles_per_program: int
+    programs: int  # along the pixels: the number of partial results per image
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Upper bound for one program: two tiles in fp32, if a reduction over rows exchanges whole tiles."""
-        return 2 * 4 * self.rows * self.columns
+        """Upper bound for one program: two tiles of two tensors in fp32."""
+        return 2 * 2 * 4 * self.rows * self.columns
 
 
-def norm_blocks(batch: int, channels: int, pixels: int, channels_last: bool) -> NormBlocks:
-    """Tiles of TILE_ELEMENTS; reductions over about REDUCTION_PROGRAMS programs in total."""
-    columns = min(NHWC_COLUMNS if channels_last else NCHW_COLUMNS, power_of_two(channels))
-    rows = min(TILE_ELEMENTS // columns, max(16, power_of_two(pixels)))
-    column_blocks = -(-channels // columns)
-    tiles = -(-pixels // rows)
+def norm_blocks(batch: int, channels: int, pixels: int, groups: int, channels_last: bool) -> NormBlocks:
+    """Tiles of TILE_ELEMENTS with whole groups; about REDUCTION_PROGRAMS programs in total."""
+    group_channels = channels // groups
+    own = min(groups, max(1, (NHWC_COLUMNS if channels_last else NCHW_COLUMNS) // group_channels))
+    aligned = 8 // math.gcd(8, group_channels)  # groups whose channels fill loads of 16 bytes in bf16
+    own = own // aligned * aligned or own
+    columns = power_of_two(own * group_channels)
+    rows = max(1, min(TILE_ELEMENTS // columns, max(16, power_of_two(pixels))))
+    column_blocks, tiles = -(-groups // own), -(-pixels // rows)
     wanted = max(1, REDUCTION_PROGRAMS // (batch * column_blocks))
     tiles_per_program = -(-tiles // wanted)
     programs = -(-tiles // tiles_per_program)
-    return NormBlocks(rows, columns, column_blocks, tiles, tiles_per_program, programs)
-
-
-def merge_tile(group_channels: int) -> tuple[int, int]:
-    """(partial results, channels) that a merging program processes at once, powers of two."""
-    columns = power_of_two(group_channels)
-    return max(1, MERGE_TILE_ELEMENTS // columns), columns
+    sizes = (own * group_channels, power_of_two(own), column_blocks, tiles, tiles_per_program, programs)
+    return NormBlocks(rows, columns, *sizes)
 
 
 def power_of_two(number: int) -> int:

@@ -33,10 +33,21 @@ def norm_statistics(h: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]
     """Mean and 1/sqrt(variance + eps) of each group of each image: (B, G) each, fp32 (fp64 if h is fp64)."""
     h = _dense(h)
     if has_no_data(h):
-        partial = _partial_results(h)  # noqa: F841 - counted until this function returns
+        partial = _partial_results(h, groups, 0)  # noqa: F841 - counted until this function returns
         mean, rstd = (h.new_empty(h.shape[0], groups, dtype=accumulation_dtype(h)) for _ in range(2))
         return mean, rstd
     return backend(h).norm_statistics(h, groups, eps)
+
+
+def normalize_with_statistics(
+    h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The normalized h, mean and rstd: norm_statistics and normalize, with fewer launches on a GPU."""
+    h = _dense(h)
+    if has_no_data(h):
+        out, statistics = torch.empty_like(h), norm_statistics(h, groups, eps)
+        return out, *statistics
+    return backend(h).normalize_with_statistics(h, weight, bias, groups, eps, silu)
 
 
 def normalize(
@@ -68,7 +79,7 @@ def normalize_backward(
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=layout_of(h))
     if has_no_data(h):
-        partial = _partial_results(h)  # noqa: F841 - counted until this function returns
+        partial = _partial_results(h, groups, h.shape[1])  # noqa: F841 - counted until this function returns
         grad_h = grad_out if in_place else torch.empty_like(h)
         return grad_h, torch.empty_like(weight), torch.empty_like(bias)
     grad_h, grad_weight, grad_bias = backend(h).normalize_backward(
@@ -100,20 +111,19 @@ def _dense(h: Tensor) -> Tensor:
     return h if h.is_contiguous() else h.contiguous(memory_format=torch.channels_last)
 
 
-def _partial_results(h: Tensor) -> Tensor | None:
-    """On meta, the kernels' buffer of partial sums: two for each channel and block of pixels."""
+def _partial_results(h: Tensor, groups: int, channels: int) -> Tensor | None:
+    """On meta, the kernels' buffer of partial sums: two for each program and group, and for `channels`."""
     if not h.is_meta:
         return None  # torch.compile is tracing, and sizes may be symbolic
-    batch, channels, height, width = h.shape
-    blocks = norm_blocks(batch, channels, height * width, channels_last=not h.is_contiguous())
-    return h.new_empty(2, batch, blocks.programs, channels, dtype=accumulation_dtype(h))
+    batch, width, height, columns = h.shape
+    blocks = norm_blocks(batch, width, height * columns, groups, channels_last=not h.is_contiguous())
+    return h.new_empty(2, batch, blocks.programs, groups + channels, dtype=accumulation_dtype(h))
 
 
 def _norm(
     h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mean, rstd = norm_statistics(h, groups, eps)
-    return normalize(h, mean, rstd, weight, bias, groups, silu), mean, rstd
+    return normalize_with_statistics(h, weight, bias, groups, eps, silu)
 
 
 def _norm_backward(

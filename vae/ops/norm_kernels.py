@@ -1,41 +1,56 @@
 """Triton kernels of GroupNorm(+SiLU); vae.ops.norm_triton launches them.
 
-A tile is some pixels (rows) of some channels (columns) of one image. `unit` is (h - mean) * rstd.
+A program processes several tiles, one after another, of one image and one block of channels that contains
+whole groups. A tile is some pixels (rows) of these channels (columns). Sums over tiles are kept per element
+of a tile and reduced once, after the loop. The loads of a tile start two tiles earlier. Each program of the
+second kernel merges the partial results that it needs itself, so no third kernel is launched in between.
+`unit` is (h - mean) * rstd; `has_c` and `has_g` mark the channels and groups that exist.
 """
 
 # Triton reads the annotations of kernels: only `constexpr` parameters have one.
 # mypy: disallow-incomplete-defs=False
-# ruff: noqa: N803 - constexpr parameters are uppercase, as in Triton's own kernels
+# ruff: noqa: N803, N806 - constexpr names are uppercase, as in Triton's own kernels
 
 import triton
 import triton.language as tl
 
+STAGES = tl.constexpr(3)  # two tiles of each tensor in flight: 64 KiB for two tensors in fp32
+
 
 @triton.jit
-def _tile(tile, pixels, channels, stride_p, stride_c, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Channels of this program, offsets of one tile within its image, and which elements exist."""
-    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+def _block(channels, groups, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, GROUPS: tl.constexpr):
+    """Channels and groups of this program, which of them exist, and which channel is in which group."""
+    own_c, own_g, group_channels = tl.arange(0, COLUMNS), tl.arange(0, GROUPS), channels // groups
+    c, g = tl.program_id(1) * BLOCK + own_c, tl.program_id(1) * (BLOCK // group_channels) + own_g
+    has_c = (own_c < BLOCK) & (c < channels)
+    has_g = (own_g < BLOCK // group_channels) & (g < groups)
+    return c, has_c, g, has_g, (own_c // group_channels)[:, None] == own_g[None, :]
+
+
+@triton.jit
+def _group_sums(values, member):
+    """Values of channels, zero for channels that do not exist, summed over each group."""
+    return tl.sum(tl.where(member, values[:, None], 0.0), 0)
+
+
+@triton.jit
+def _per_channel(values, member):
+    """Values of groups, repeated for their channels."""
+    return tl.sum(tl.where(member, values[None, :], 0.0), 1)
+
+
+@triton.jit
+def _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS: tl.constexpr):
+    """Offsets of a tile, and which elements exist."""
     p = tile * ROWS + tl.arange(0, ROWS)
     offsets = p.to(tl.int64)[:, None] * stride_p + c.to(tl.int64)[None, :] * stride_c
-    return c, offsets, (p < pixels)[:, None] & (c < channels)[None, :]
+    return image * stride_b + offsets, (p < pixels)[:, None] & has_c[None, :]
 
 
 @triton.jit
-def _unit_tile(h, mean, rstd, c, offsets, inside, image, channels, groups):
-    """unit of a tile, and rstd of its channels."""
-    group = image * groups + c // (channels // groups)
-    group_mean = tl.load(mean + group, mask=c < channels, other=0.0)
-    group_rstd = tl.load(rstd + group, mask=c < channels, other=0.0)
-    x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
-    return (x - group_mean[None, :]) * group_rstd[None, :], group_rstd
-
-
-@triton.jit
-def _gradient_tile(grad_out, unit, w, bias, c, offsets, inside, channels, SILU: tl.constexpr):
-    """Gradient with respect to unit * weight + bias; zero for elements that do not exist."""
-    grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
+def _gradient(grad, unit, w, b, SILU: tl.constexpr):
+    """Gradient with respect to unit * weight + bias."""
     if SILU:
-        b = tl.load(bias + c, mask=c < channels, other=0.0).to(tl.float32)
         affine = unit * w[None, :] + b[None, :]
         gate = tl.sigmoid(affine)
         grad = grad * gate * (1 + affine * (1 - gate))
@@ -43,145 +58,109 @@ def _gradient_tile(grad_out, unit, w, bias, c, offsets, inside, channels, SILU: 
 
 
 @triton.jit
-def _moments_tile(
-    first,
-    group,
-    image,
-    pixels,
-    channels,
-    programs,
-    rows_per_program,
-    group_channels: tl.constexpr,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Offsets of partial moments of a group, which of them exist, and the number of pixels of each part."""
-    c = tl.arange(0, COLUMNS)
-    part = first + tl.arange(0, PARTS)
-    inside = (part < programs)[:, None] & (c < group_channels)[None, :]
-    offsets = (image * programs + part)[:, None] * channels + (group * group_channels + c)[None, :]
-    count = tl.minimum(pixels - part * rows_per_program, rows_per_program).to(tl.float32)
-    return offsets, inside, count
+def _column_sums(matrix, first, rows, width, column, has, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of columns over `rows` rows, from row `first`, of a matrix of this width."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, rows, ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & has[None, :]
+        total += tl.load(matrix + (first + row)[:, None] * width + column[None, :], mask=inside, other=0.0)
+    return tl.sum(total, 0)
 
 
 @triton.jit
-def partial_moments_kernel(
+def moments_kernel(
     h,
-    means,
-    squares,
+    moments,
     pixels,
     channels,
+    groups,
     stride_b,
     stride_p,
     stride_c,
     tiles_per_program,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):
-    """Per channel: mean and sum of squared deviations over this program's pixels."""
-    program = tl.program_id(0)
-    image = tl.program_id(2).to(tl.int64)
-    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    count = 0.0
-    mean = tl.zeros([COLUMNS], tl.float32)
-    square = tl.zeros([COLUMNS], tl.float32)
-    for index in range(tiles_per_program):
+    """Per group: mean of this program's pixels, and sum of their squared deviations from it.
+
+    First per element of a tile (Welford, 1962), then merged (Chan, Golub and LeVeque, 1983).
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    image, batch = tl.program_id(2).to(tl.int64), tl.num_programs(2)
+    c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
+    mean = tl.zeros([ROWS, COLUMNS], tl.float32)
+    square = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        _, offsets, inside = _tile(tile, pixels, channels, stride_p, stride_c, ROWS, COLUMNS)
-        x = tl.load(h + image * stride_b + offsets, mask=inside, other=0.0).to(tl.float32)
-        own = tl.maximum(tl.minimum(pixels - tile * ROWS, ROWS), 0).to(tl.float32)
-        own_mean = tl.sum(x, 0) / tl.maximum(own, 1.0)
-        deviation = tl.where(inside, x - own_mean[None, :], 0.0)
-        delta = own_mean - mean
-        share = own / tl.maximum(count + own, 1.0)
-        square += tl.sum(deviation * deviation, 0) + delta * delta * (count * share)
-        mean += delta * share
-        count += own
-    target = (image * tl.num_programs(0) + program) * channels + c
-    tl.store(means + target, mean, mask=c < channels)
-    tl.store(squares + target, square, mask=c < channels)
+        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+        delta = tl.where(inside, x - mean, 0.0)  # only after the last pixel of an image is an element missing
+        mean += delta * (1.0 / (index + 1))
+        square += delta * (x - mean)
+    missing = program * tiles_per_program * ROWS + tl.arange(0, ROWS) - pixels
+    count = tl.minimum(tl.maximum(ROWS - 1 - missing, 0) // ROWS, tiles_per_program).to(tl.float32)
+    total = tl.sum(count, 0)
+    channel_mean = tl.sum(mean * count[:, None], 0) / total
+    deviation = mean - channel_mean[None, :]
+    channel_square = tl.sum(square + deviation * deviation * count[:, None], 0)
+    group_mean = _group_sums(channel_mean, member) / (channels // groups)
+    deviation = tl.where(has_c, channel_mean - _per_channel(group_mean, member), 0.0)
+    group_square = _group_sums(channel_square + deviation * deviation * total, member)
+    row = image * programs + program
+    tl.store(moments + row * groups + g, group_mean, mask=has_g)
+    tl.store(moments + (batch * programs + row) * groups + g, group_square, mask=has_g)
 
 
 @triton.jit
-def merge_moments_kernel(
-    means,
-    squares,
-    mean_out,
-    rstd_out,
+def _merged_moments(
+    moments,
+    image,
     pixels,
     channels,
+    groups,
     programs,
-    rows_per_program,
-    eps,
-    group_channels: tl.constexpr,
+    rows,
+    g,
+    has_g,
     PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):
-    """Mean and rstd of one group of one image from the moments of its channels and blocks of pixels."""
-    group, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    total = 1.0 * group_channels * pixels
-    mean = 0.0
-    for first in range(0, programs, PARTS):
-        offsets, inside, count = _moments_tile(
-            first, group, image, pixels, channels, programs, rows_per_program, group_channels, PARTS, COLUMNS
-        )
-        share = count / total
-        mean += tl.sum(tl.load(means + offsets, mask=inside, other=0.0) * share[:, None])
-    variance = 0.0
-    for first in range(0, programs, PARTS):
-        offsets, inside, count = _moments_tile(
-            first, group, image, pixels, channels, programs, rows_per_program, group_channels, PARTS, COLUMNS
-        )
-        share = count / total
-        deviation = tl.load(means + offsets, mask=inside, other=0.0) - mean
-        own = tl.load(squares + offsets, mask=inside, other=0.0) / total
-        variance += tl.sum(own + tl.where(inside, deviation * deviation * share[:, None], 0.0))
-    target = image * tl.num_programs(0) + group
-    tl.store(mean_out + target, mean)
-    tl.store(rstd_out + target, 1.0 / tl.sqrt(variance + eps))
+    """Mean and variance of groups, from the moments of parts of `rows` pixels (Chan et al.)."""
+    squares = moments + tl.num_programs(2).to(tl.int64) * programs * groups
+    count = tl.zeros([PARTS], tl.float32)
+    mean, square = tl.zeros([PARTS, GROUPS], tl.float32), tl.zeros([PARTS, GROUPS], tl.float32)
+    for first in tl.range(0, programs, PARTS, num_stages=STAGES):
+        part = first + tl.arange(0, PARTS)
+        own = tl.maximum(tl.minimum(pixels - part * rows, rows), 0).to(tl.float32) * (channels // groups)
+        share = own / tl.maximum(count + own, 1.0)
+        inside = (part < programs)[:, None] & has_g[None, :]
+        offsets = (image * programs + part)[:, None] * groups + g[None, :]
+        delta = tl.load(moments + offsets, mask=inside, other=0.0) - mean
+        mean += delta * share[:, None]
+        square += delta * delta * (count * share)[:, None]
+        square += tl.load(squares + offsets, mask=inside, other=0.0)
+        count += own
+    total = tl.sum(count, 0)
+    group_mean = tl.sum(mean * count[:, None], 0) / total
+    deviation = mean - group_mean[None, :]
+    return group_mean, tl.sum(square + deviation * deviation * count[:, None], 0) / total
 
 
 @triton.jit
 def normalize_kernel(
     h,
     out,
+    moments,
     mean,
     rstd,
     weight,
     bias,
-    pixels,
-    channels,
-    groups,
-    stride_b,
-    stride_p,
-    stride_c,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SILU: tl.constexpr,
-):
-    """out = unit * weight + bias, then SiLU."""
-    image = tl.program_id(2).to(tl.int64)
-    c, offsets, inside = _tile(tl.program_id(0), pixels, channels, stride_p, stride_c, ROWS, COLUMNS)
-    offsets += image * stride_b
-    unit, _ = _unit_tile(h, mean, rstd, c, offsets, inside, image, channels, groups)
-    w = tl.load(weight + c, mask=c < channels, other=0.0).to(tl.float32)
-    b = tl.load(bias + c, mask=c < channels, other=0.0).to(tl.float32)
-    affine = unit * w[None, :] + b[None, :]
-    if SILU:
-        affine = affine * tl.sigmoid(affine)
-    tl.store(out + offsets, affine.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def partial_sums_kernel(
-    grad_out,
-    h,
-    mean,
-    rstd,
-    weight,
-    bias,
-    grad_unit_sums,
-    grad_sums,
+    eps,
+    programs,
+    tiles,
     pixels,
     channels,
     groups,
@@ -189,64 +168,96 @@ def partial_sums_kernel(
     stride_p,
     stride_c,
     tiles_per_program,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MERGE: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    """Per channel: sums of grad * unit and of grad over this program's pixels."""
+    """out = unit * weight + bias, then SiLU, in the first `tiles` tiles of each program.
+
+    With MERGE, mean and rstd are results: the moments of all programs of moments_kernel, merged.
+    """
     program = tl.program_id(0)
     image = tl.program_id(2).to(tl.int64)
-    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    w = tl.load(weight + c, mask=c < channels, other=0.0).to(tl.float32)
-    grad_unit_sum = tl.zeros([COLUMNS], tl.float32)
-    grad_sum = tl.zeros([COLUMNS], tl.float32)
-    for index in range(tiles_per_program):
+    c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
+    if MERGE:
+        PARTS: tl.constexpr = ROWS * COLUMNS // GROUPS // 4
+        rows = tiles_per_program * ROWS
+        group_mean, variance = _merged_moments(
+            moments, image, pixels, channels, groups, programs, rows, g, has_g, PARTS, GROUPS
+        )
+        group_rstd = 1.0 / tl.sqrt(variance + eps)
+        if program == 0:
+            tl.store(mean + image * groups + g, group_mean, mask=has_g)
+            tl.store(rstd + image * groups + g, group_rstd, mask=has_g)
+    else:
+        group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
+        group_rstd = tl.load(rstd + image * groups + g, mask=has_g, other=0.0)
+    channel_mean, channel_rstd = _per_channel(group_mean, member), _per_channel(group_rstd, member)
+    w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
+    b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+    for index in tl.range(0, tiles, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        _, offsets, inside = _tile(tile, pixels, channels, stride_p, stride_c, ROWS, COLUMNS)
-        offsets += image * stride_b
-        unit, _ = _unit_tile(h, mean, rstd, c, offsets, inside, image, channels, groups)
-        grad = _gradient_tile(grad_out, unit, w, bias, c, offsets, inside, channels, SILU)
-        grad_unit_sum += tl.sum(grad * unit, 0)
-        grad_sum += tl.sum(grad, 0)
-    target = (image * tl.num_programs(0) + program) * channels + c
-    tl.store(grad_unit_sums + target, grad_unit_sum, mask=c < channels)
-    tl.store(grad_sums + target, grad_sum, mask=c < channels)
+        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+        unit = (x - channel_mean[None, :]) * channel_rstd[None, :]
+        affine = unit * w[None, :] + b[None, :]
+        if SILU:
+            affine = affine * tl.sigmoid(affine)
+        tl.store(out + offsets, affine.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def merge_sums_kernel(
-    grad_unit_sums,
-    grad_sums,
+def sums_kernel(
+    grad_out,
+    h,
+    mean,
+    rstd,
     weight,
+    bias,
     channel_sums,
-    group_means,
+    group_sums,
     pixels,
     channels,
-    programs,
-    group_channels: tl.constexpr,
-    PARTS: tl.constexpr,
+    groups,
+    stride_b,
+    stride_p,
+    stride_c,
+    tiles_per_program,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SILU: tl.constexpr,
 ):
-    """Sums of each channel of one group, and the group's means of grad * weight * unit and grad * weight."""
-    group, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    groups, batch = tl.num_programs(0), tl.num_programs(1)
-    c = tl.arange(0, COLUMNS)
-    own = group * group_channels + c
-    grad_unit_sum = tl.zeros([COLUMNS], tl.float32)
-    grad_sum = tl.zeros([COLUMNS], tl.float32)
-    for first in range(0, programs, PARTS):
-        part = first + tl.arange(0, PARTS)
-        inside = (part < programs)[:, None] & (c < group_channels)[None, :]
-        offsets = (image * programs + part)[:, None] * channels + own[None, :]
-        grad_unit_sum += tl.sum(tl.load(grad_unit_sums + offsets, mask=inside, other=0.0), 0)
-        grad_sum += tl.sum(tl.load(grad_sums + offsets, mask=inside, other=0.0), 0)
-    exists = c < group_channels
-    tl.store(channel_sums + image * channels + own, grad_unit_sum, mask=exists)
-    tl.store(channel_sums + (batch + image) * channels + own, grad_sum, mask=exists)
-    w = tl.load(weight + own, mask=exists, other=0.0).to(tl.float32)
-    count = 1.0 * group_channels * pixels
-    tl.store(group_means + image * groups + group, tl.sum(grad_unit_sum * w) / count)
-    tl.store(group_means + (batch + image) * groups + group, tl.sum(grad_sum * w) / count)
+    """Sums of grad * unit and of grad over this program's pixels: per channel, and times weight per group."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    image, batch = tl.program_id(2).to(tl.int64), tl.num_programs(2)
+    c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
+    channel_mean = _per_channel(tl.load(mean + image * groups + g, mask=has_g, other=0.0), member)
+    channel_rstd = _per_channel(tl.load(rstd + image * groups + g, mask=has_g, other=0.0), member)
+    w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
+    b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+    unit_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    grad_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for index in tl.range(0, tiles_per_program, num_stages=STAGES):
+        tile = program * tiles_per_program + index
+        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
+        unit = (x - channel_mean[None, :]) * channel_rstd[None, :]
+        grad = _gradient(grad, unit, w, b, SILU)
+        unit_sum += grad * unit
+        grad_sum += grad
+    channel_unit, channel_grad = tl.sum(unit_sum, 0), tl.sum(grad_sum, 0)
+    row = image * programs + program
+    second = batch * programs + row
+    tl.store(channel_sums + row * channels + c, channel_unit, mask=has_c)
+    tl.store(channel_sums + second * channels + c, channel_grad, mask=has_c)
+    tl.store(group_sums + row * groups + g, _group_sums(channel_unit * w, member), mask=has_g)
+    tl.store(group_sums + second * groups + g, _group_sums(channel_grad * w, member), mask=has_g)
 
 
 @triton.jit
@@ -258,26 +269,50 @@ def input_gradient_kernel(
     rstd,
     weight,
     bias,
-    group_means,
+    channel_sums,
+    group_sums,
+    grad_weight,
+    grad_bias,
     pixels,
     channels,
     groups,
     stride_b,
     stride_p,
     stride_c,
+    tiles_per_program,
+    BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    """grad_h = (grad * weight - mean(grad * weight) - unit * mean(grad * weight * unit)) * rstd."""
-    image, batch = tl.program_id(2).to(tl.int64), tl.num_programs(2)
-    c, offsets, inside = _tile(tl.program_id(0), pixels, channels, stride_p, stride_c, ROWS, COLUMNS)
-    offsets += image * stride_b
-    unit, group_rstd = _unit_tile(h, mean, rstd, c, offsets, inside, image, channels, groups)
-    w = tl.load(weight + c, mask=c < channels, other=0.0).to(tl.float32)
-    grad = _gradient_tile(grad_out, unit, w, bias, c, offsets, inside, channels, SILU)
-    group = c // (channels // groups)
-    grad_unit_mean = tl.load(group_means + image * groups + group, mask=c < channels, other=0.0)
-    grad_mean = tl.load(group_means + (batch + image) * groups + group, mask=c < channels, other=0.0)
-    result = (grad * w[None, :] - grad_mean[None, :] - unit * grad_unit_mean[None, :]) * group_rstd[None, :]
-    tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)
+    """grad_h = (grad * weight - mean(grad * weight) - unit * mean(grad * weight * unit)) * rstd.
+
+    The first program of each block of channels also sums the gradients of weight and bias.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    image, all_programs = tl.program_id(2).to(tl.int64), tl.num_programs(2) * programs
+    c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
+    if (program == 0) & (tl.program_id(2) == 0):
+        first = _column_sums(channel_sums, 0, all_programs, channels, c, has_c, ROWS, COLUMNS)
+        second = _column_sums(channel_sums, all_programs, all_programs, channels, c, has_c, ROWS, COLUMNS)
+        tl.store(grad_weight + c, first, mask=has_c)
+        tl.store(grad_bias + c, second, mask=has_c)
+    PARTS: tl.constexpr = ROWS * COLUMNS // GROUPS // 2
+    own, count = image * programs, 1.0 * pixels * (channels // groups)
+    unit_sum = _column_sums(group_sums, own, programs, groups, g, has_g, PARTS, GROUPS)
+    grad_sum = _column_sums(group_sums, all_programs + own, programs, groups, g, has_g, PARTS, GROUPS)
+    unit_mean, grad_mean = _per_channel(unit_sum / count, member), _per_channel(grad_sum / count, member)
+    channel_mean = _per_channel(tl.load(mean + image * groups + g, mask=has_g, other=0.0), member)
+    channel_rstd = _per_channel(tl.load(rstd + image * groups + g, mask=has_g, other=0.0), member)
+    w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
+    b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+    for index in tl.range(0, tiles_per_program, num_stages=STAGES):
+        tile = program * tiles_per_program + index
+        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
+        unit = (x - channel_mean[None, :]) * channel_rstd[None, :]
+        grad = _gradient(grad, unit, w, b, SILU)
+        result = (grad * w[None, :] - grad_mean[None, :] - unit * unit_mean[None, :]) * channel_rstd[None, :]
+        tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)

@@ -20,6 +20,14 @@ GPU_PART_ELEMENTS = 2**24
 Part = tuple[slice, slice, slice]  # images, all channels, rows
 
 
+def normalize_with_statistics(
+    h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Implements vae.ops.norm.normalize_with_statistics."""
+    mean, rstd = norm_statistics(h, groups, eps)
+    return normalize(h, mean, rstd, weight, bias, silu), mean, rstd
+
+
 def norm_statistics(h: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
     """Implements vae.ops.norm.norm_statistics; the mean is subtracted before squares are summed."""
     dtype, count = accumulation_dtype(h), h[0].numel() // groups

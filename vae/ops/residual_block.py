@@ -13,9 +13,8 @@ from torch import Tensor
 
 from vae.ops.bands import bands
 from vae.ops.conv_gradients import same_conv_input_gradient, same_conv_parameter_gradients
-from vae.ops.fused_conv import NormActivation, conv, conv_flops, norm_silu_conv_reference
+from vae.ops.fused_conv import NormActivation, conv, conv_flops, norm_silu_conv_reference, normalized_conv
 from vae.ops.library import define_op
-from vae.ops.norm import norm_statistics
 
 
 def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
@@ -40,10 +39,8 @@ def residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: fl
 def _residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> list[Tensor]:
     """The block's output, then mean and rstd of the first norm and of the second norm."""
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
-    mean1, rstd1 = norm_statistics(x, groups, eps)
-    h = conv(x, weight1, bias1, NormActivation(mean1, rstd1, gamma1, beta1, groups))
-    mean2, rstd2 = norm_statistics(h, groups, eps)
-    h = conv(h, weight2, bias2, NormActivation(mean2, rstd2, gamma2, beta2, groups))
+    h, mean1, rstd1 = normalized_conv(x, gamma1, beta1, weight1, bias1, groups, eps)
+    h, mean2, rstd2 = normalized_conv(h, gamma2, beta2, weight2, bias2, groups, eps)
     h = conv(x, shortcut[0], shortcut[1], out=h, accumulate=True) if shortcut else h.add_(x)
     return [h, mean1, rstd1, mean2, rstd2]
 
