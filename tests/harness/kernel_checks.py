@@ -104,6 +104,25 @@ def check_statistics_with_a_large_mean(device: str) -> None:
         torch.testing.assert_close(rstd.double().cpu(), 1 / deviation, rtol=1e-4, atol=0)
 
 
+def check_launches(device: str) -> None:
+    """Forward and backward of a norm launch two kernels each."""
+    names: list[str] = []
+    h, weight, bias = (torch.ones(s, device=device, requires_grad=True) for s in ((2, 8, 3, 3), (8,), (8,)))
+    launch = norm_triton.Launch.__call__
+
+    def counted(self: norm_triton.Launch, kernel, *arguments, **constants) -> None:
+        names.append(kernel.fn.__name__)
+        launch(self, kernel, *arguments, **constants)
+
+    norm_triton.Launch.__call__ = counted
+    try:
+        with triton_backends():
+            group_norm_silu(h, weight, bias, 4, EPS).sum().backward()
+    finally:
+        norm_triton.Launch.__call__ = launch
+    assert names == ["moments_kernel", "normalize_kernel", "sums_kernel", "input_gradient_kernel"]
+
+
 @contextmanager
 def triton_backends() -> Iterator[None]:
     """Every operation uses the Triton kernels, on CPU tensors too."""
@@ -230,6 +249,7 @@ def check_all(device: str, thorough: bool) -> int:
     for case in features:
         check_feature_distance(device, *case)
     check_statistics_with_a_large_mean(device)
+    check_launches(device)
     for layout in (torch.contiguous_format, torch.channels_last):
         check_operations(device, layout)
     return len(norms) + len(attentions) + len(features) + 1

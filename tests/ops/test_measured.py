@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from vae import gpus
 from vae.config.options import Config
@@ -41,7 +42,8 @@ def test_warps_reach_the_launches_and_the_reserve_reaches_the_plan(card):
     content = {"card": card, "constants": {"NUM_WARPS": 4}, "reserve_mib": 640}
     path.write_text(json.dumps(content), encoding="utf-8")
     use_measured(card)
-    assert norm_triton._launch()["num_warps"] == 4
+    launch = norm_triton.Launch(torch.empty(1, 8, 4, 4), groups=4)
+    assert launch.constants["num_warps"] == 4
     assert reserve_bytes(Config(), is_gpu=True, card=card) == 640 * 2**20
     assert reserve_bytes(Config(), is_gpu=True, card="RTX 5090") == CUDA_RESERVE
 
