@@ -31,6 +31,7 @@ from benchmarks.first_hour.record import (  # noqa: E402
     Record,
 )
 from benchmarks.first_hour.summary import NUMBERS  # noqa: E402
+from vae.config.gpu_memory import set_gpu_memory_variables  # noqa: E402
 
 GRACE_SECONDS = 60  # for the last case of a part; then its process is ended
 
@@ -80,6 +81,7 @@ def read_options(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run the parts, then write the tables."""
     options = read_options()
+    set_gpu_memory_variables()
     if options.child:
         return run_child(options)
     options.out.mkdir(parents=True, exist_ok=True)

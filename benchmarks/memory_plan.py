@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
+from vae.config.gpu_memory import set_gpu_memory_variables  # noqa: E402
 from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
 from vae.host import GIB  # noqa: E402
 from vae.losses.perceptual import build_perceptual  # noqa: E402
@@ -70,7 +71,6 @@ def run_steps(case: Case, begin: Callable[[], None]) -> None:
     perceptual = build_perceptual(config.loss.perceptual_net, None, torch.bfloat16, device)
     if case.compiled:
         compile_in_place(state.autoencoder)
-    assert state.ema is not None  # the default --ema_decay is above 0
     networks = Networks(state.autoencoder, None, perceptual, torch.bfloat16, config.speed.channels_last)
     latent = case.image_size // downsampling(config.model)
     begin()
@@ -85,8 +85,7 @@ def run_steps(case: Case, begin: Callable[[], None]) -> None:
         )
         compute_gradients(networks, inputs, [1] * PASSES, config.loss)
         apply_update(state.optimizers, state.update, config.optim, fp16=False, empty=False)
-        weight = 1 - config.optim.ema_decay
-        torch._foreach_lerp_(list(state.ema.parameters()), list(state.autoencoder.parameters()), weight)
+        state.update_ema(config.optim.ema_decay)
 
 
 def begin_on_gpu() -> None:
@@ -167,6 +166,7 @@ def main() -> None:
     if given.one:
         print(json.dumps(measure(Case(**json.loads(given.one)))))
         return
+    set_gpu_memory_variables()  # for the processes of the cases
     kind = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(kind)
     name = torch.cuda.get_device_name() if kind == "cuda" else "CPU"

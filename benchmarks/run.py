@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from vae.config.gpu_memory import set_gpu_memory_variables  # noqa: E402
+
 CASE_COUNT = 10
 
 
@@ -91,6 +93,7 @@ def read_options(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Check, measure, print, and write the requested files."""
     options = read_options()
+    set_gpu_memory_variables()
     import torch
 
     from benchmarks.comparison import report

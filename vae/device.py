@@ -2,11 +2,13 @@
 
 import os
 import platform
+import warnings
 
 import torch
 
 from vae import console
 from vae.config.errors import UserError
+from vae.config.gpu_memory import FREED_BLOCKS, GROWING_SEGMENTS, allocator_setting
 from vae.config.precision import PrecisionSupport, slow_bf16
 from vae.gpus import BF16_CAPABILITY
 
@@ -35,7 +37,30 @@ def pick_device(name: str) -> torch.device:
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UserError("--device cuda: PyTorch finds no CUDA device; use --device cpu or auto")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
+    if not available or name == "cpu":
+        return torch.device("cpu")
+    if allocator_setting() == GROWING_SEGMENTS:
+        _try_growing_segments()
+    return torch.device("cuda")
+
+
+def _try_growing_segments() -> None:
+    """Allocate on this process's card; if its driver refuses growing segments, use the others and warn."""
+    index = int(os.environ.get("LOCAL_RANK", 0))
+    if index >= torch.cuda.device_count():
+        return  # an error that the start of the processes reports
+    try:
+        torch.empty(1, device=torch.device("cuda", index))
+    except RuntimeError as error:
+        message = str(error).splitlines()[0]
+        if not message.startswith("CUDA driver error") or is_out_of_memory(error):
+            raise
+        with warnings.catch_warnings():  # deprecated in 2.15 for a function that older versions may lack
+            warnings.simplefilter("ignore", FutureWarning)
+            torch.cuda.memory._set_allocator_settings(f"expandable_segments:False,{FREED_BLOCKS}")
+        console.warning(
+            f"the driver refuses {GROWING_SEGMENTS} ({message}): PyTorch reserves up to a sixth more memory"
+        )
 
 
 def precision_support(device: torch.device) -> PrecisionSupport:

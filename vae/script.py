@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from vae import console
 from vae.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from vae.config.gpu_memory import set_gpu_memory_variables
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
@@ -21,6 +22,7 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
     `stopped` is printed if Ctrl-C, SIGTERM or SIGHUP ends it.
     """
     limit_spinning()
+    set_gpu_memory_variables()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
     hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has none, nohup ignores it
     if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:

@@ -9,13 +9,14 @@ import torch
 
 from benchmarks.first_hour.case import CARD_GIB, DEVICE, Case, Settings, in_a_process, markdown, rounded
 from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
+from vae.config.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS
 from vae.device import is_out_of_memory
 from vae.host import GIB
 from vae.training.stage_memory import memory_peaks
 
 TITLE = f"Memory of a step within {CARD_GIB} GiB: predicted, allocated, reserved, retries"
 MODULE = "benchmarks.first_hour.memory"
-ALLOCATORS = {"expandable": "expandable_segments:True", "default": "expandable_segments:False"}
+ALLOCATORS = {"expandable": GROWING_SEGMENTS, "default": "expandable_segments:False"}
 # (px, images, images per pass, recompute level, CUDA graph): profiles and single images
 SHAPES = [
     (1024, 1, 1, "none", False),
@@ -53,7 +54,7 @@ def _run(settings: Settings, shape: tuple[int, int, int, str, bool], allocator: 
         "micro_batch_size": str(micro_batch),
         "recompute": level,
     }
-    env = {"PYTORCH_ALLOC_CONF": ALLOCATORS[allocator]}
+    env = {name: ALLOCATORS[allocator] for name in ALLOCATOR_VARIABLES}
     argument = {"quick": settings.quick, "options": options}
     return in_a_process(MODULE, argument, settings.seconds_left, env)
 

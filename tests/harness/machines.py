@@ -83,6 +83,7 @@ DESKTOP = Facts(
         arch_list=ARCHS_130,
         cuda_available=True,
         devices=(CudaDevice("NVIDIA GeForce RTX 5090", (12, 0), 33_690_000_000),),
+        growing_segments=True,
         kernels=tuple(KernelRun(name, 0.1, 0.003, 0.03) for name in TITLES),
     ),
     smi=Smi("answered", "", "580.95.05", (RTX_5090,)),
@@ -132,7 +133,11 @@ NO_CARD = replace(
     DESKTOP,
     smi=Smi("missing"),
     loaded=replace(
-        DESKTOP.loaded, devices=(), cuda_available=False, cuda_message="RuntimeError: Found no NVIDIA driver"
+        DESKTOP.loaded,
+        devices=(),
+        growing_segments=None,
+        cuda_available=False,
+        cuda_message="RuntimeError: Found no NVIDIA driver",
     ),
 )
 

@@ -72,6 +72,7 @@ class LoadedTorch:
     cpu_bf16: str | None = None  # PrecisionSupport.bf16 of the CPU
     cuda_message: str | None = None  # PyTorch's message if CUDA cannot be used
     devices: tuple[CudaDevice, ...] = ()
+    growing_segments: bool | None = None  # whether PyTorch allocates memory of the card in them
     kernels: tuple[KernelRun, ...] = ()
     unfinished: str | None = None  # what was running when the process crashed or timed out
     ended: str | None = None  # how it ended in that case

@@ -151,8 +151,14 @@ def _run_kernels(quick: bool) -> None:
     _begin("loading the model")
     try:
         from vae.checks.kernels import KERNELS, applies
+        from vae.device import pick_device
 
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = pick_device("auto")
+        if device.type == "cuda":
+            kept = torch.empty(1, device=device)
+            growing = any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
+            _emit("cuda", growing_segments=growing)
+            del kept
         # The sizes are too small for several threads: on a busy machine, waiting took 25 times as long.
         torch.set_num_threads(1)
     except (

@@ -2,19 +2,28 @@
 
 import torch
 
+from vae.config.gpu_memory import WORKSPACE_MIB, workspace_mib
 from vae.gpus import measured_values
 from vae.host import GIB, free_memory
 
+MIB = 2**20
 CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the rest
-# Bytes of a step on a CUDA device in addition to its live tensors: workspaces of cuDNN and cuBLAS, and gaps
-# that the caching allocator cannot fill. A round figure, not measured yet.
+# Bytes of a step on a CUDA device in addition to its live tensors: 0.25 GiB for the workspace of one
+# convolution (vae.config.gpu_memory limits it), 0.06 for cuBLAS, and the rest for gaps between tensors. With
+# growing segments PyTorch's allocator reserved 0.17 GiB more than the tensors of a step of 25.7 GiB, and 0.30
+# more than 29.4 GiB (tests/null_gpu, workspaces of 256 MiB). What a card's own workspaces need is not
+# measured yet.
 CUDA_RESERVE = GIB // 2
 
 
 def cuda_reserve(card: str) -> int:
-    """CUDA_RESERVE, or what benchmarks/first_hour.py measured on the card that drivers call `card`."""
+    """CUDA_RESERVE, or what benchmarks/first_hour.py measured on the card that drivers call `card`.
+
+    If a user allows larger workspaces than the default, each convolution may need that much more.
+    """
     measured_mib = measured_values(card).get("reserve_mib")
-    return CUDA_RESERVE if measured_mib is None else measured_mib * 2**20
+    reserve = CUDA_RESERVE if measured_mib is None else measured_mib * MIB
+    return reserve + max(0, workspace_mib() - WORKSPACE_MIB) * MIB
 
 
 def available_bytes(device: torch.device) -> int:
@@ -26,3 +35,14 @@ def available_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device)
     return int(free_memory() * CPU_SHARE)
+
+
+def limit_memory(device: torch.device, available: int) -> None:
+    """Let PyTorch's allocator reserve at most `available` bytes of a CUDA device in this process.
+
+    The rest is for memory that PyTorch does not allocate: kernels that are loaded when they are first used.
+    On Windows the driver would not refuse more memory than the card has: it would use main memory instead.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, available / total), device)

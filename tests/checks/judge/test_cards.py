@@ -107,6 +107,24 @@ def test_memory_used_by_other_programs():
     assert "27.3 of 31.8 GiB" in check.found
 
 
+@pytest.mark.parametrize(
+    ("host", "status", "shown"),
+    [
+        ({"system": "Windows", "release": "11"}, PASS, "Windows"),
+        ({"release": "5.15.153.1-microsoft-standard-WSL2"}, PASS, "WSL"),
+        ({"variables": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}, WARN, "max_split_size_mb:64"),
+        ({"variables": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}, WARN, "the driver refuses"),
+    ],
+)
+def test_memory_segments_that_do_not_grow(host, status, shown):
+    check = verdict(changed(DESKTOP, loaded={"growing_segments": False}, host=host), "card.segments")
+    assert check.status == status
+    assert shown in check.found
+    assert bool(check.remedy) == (status == WARN)
+    assert verdict(DESKTOP, "card.segments").status == PASS
+    assert verdict(NO_CARD, "card.segments").status == SKIP
+
+
 def test_missing_pcie_lanes():
     narrow = changed(DESKTOP, smi={"cards": (replace(RTX_5090, pcie_width=4),)})
     assert verdict(narrow, "card.pcie").status == WARN

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from vae.checks import cuda_builds, remedies
 from vae.checks.facts import CudaDevice, Facts, SmiCard
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
+from vae.config.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS, growing_segments_supported
 from vae.gpus import BF16_CAPABILITY, match_card
 from vae.host import GIB
 
@@ -32,6 +33,7 @@ def judge_cards(facts: Facts) -> list[Check]:
         _same(facts),
         _profile(facts),
         _memory(facts),
+        _segments(facts),
         _pcie(facts),
         _power(facts),
         _clocks(facts),
@@ -199,6 +201,27 @@ def _profile(facts: Facts) -> Check:
     if known is not None and known.settings:
         found = f"those of the {known.name}"
     return Check(check, title, PASS, found)
+
+
+def _segments(facts: Facts) -> Check:
+    """Whether PyTorch allocates memory in segments that grow, which the memory plan assumes."""
+    check, title, host = "card.segments", "Memory segments", facts.host
+    if facts.loaded is None or facts.loaded.growing_segments is None:
+        return Check(check, title, SKIP, "no card, or PyTorch did not get as far")
+    if facts.loaded.growing_segments:
+        return Check(check, title, PASS, "they grow", GROWING_SEGMENTS)
+    cost = "PyTorch reserves up to a sixth more memory, and images of 4096 px do not fit 32 GB"
+    if not growing_segments_supported(host.system, host.release):
+        system = "Windows" if host.system == "Windows" else "WSL"
+        found = f"they do not grow: PyTorch does not support that on {system}; {cost}"
+        return Check(check, title, PASS, found)
+    own = {name: host.variables[name] for name in ALLOCATOR_VARIABLES if name in host.variables}
+    if GROWING_SEGMENTS in own.values():
+        found = f"the driver refuses segments that grow: {cost}"
+        return Check(check, title, WARN, found, GROWING_SEGMENTS, remedies.update_driver(facts))
+    name, value = next(iter(own.items()), (ALLOCATOR_VARIABLES[0], "not set"))
+    found = f"they do not grow ({name}: {value}): {cost}"
+    return Check(check, title, WARN, found, GROWING_SEGMENTS, f"unset {' '.join(own) or name}")
 
 
 # --- values from nvidia-smi, one check over all cards ------------------------------------------------------
