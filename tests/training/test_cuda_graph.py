@@ -116,9 +116,11 @@ def test_lasting_change_makes_a_new_graph(networks, recorder):
     networks.discriminator, discriminator = None, networks.discriminator
     for _ in range(WARMUP_STEPS + 1):
         step_of(graph.gradients, networks, without, SIZES)
+    assert graph.is_captured
     networks.discriminator = discriminator
     for step in range(WARMUP_STEPS + 2):
         found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
+        assert graph.is_captured == (step >= WARMUP_STEPS)  # the old graph uses no memory any more
     assert (recorder.captures, recorder.replays) == (2, 3)
     assert_equal(found, step_of(compute_gradients, networks, inputs_of(step), SIZES))
 

@@ -49,6 +49,9 @@ class StepGraph:
         key = (*sizes, inputs.image_share, *(tensor.shape for _, tensor in _tensors(inputs)))
         if self._captured is not None and self._captured.key == key:
             return _replay(self._captured, inputs)
+        if self._captured is not None and _names(self._captured.inputs) != _names(inputs):
+            self._captured = None  # the discriminator has started: the old graph is not needed any more
+            torch.cuda.empty_cache()
         self._steps = self._steps + 1 if key == self._key else 1
         self._key = key
         if self._steps > WARMUP_STEPS and not self._failed:
@@ -100,6 +103,10 @@ def _replay(captured: _Captured, inputs: StepInputs) -> Sums:
         parameter.grad = gradient
     values = torch.stack(list(captured.sums.values()))  # copies, as the next step overwrites the graph's
     return dict(zip(captured.sums, values.unbind(), strict=True))
+
+
+def _names(inputs: StepInputs) -> list[str]:
+    return [name for name, _ in _tensors(inputs)]
 
 
 def _tensors(inputs: StepInputs) -> list[tuple[str, torch.Tensor]]:
