@@ -9,6 +9,7 @@ from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
 from vae.config.options import flatten
 from vae.host import GIB
+from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
 from vae.training.appending import write_json
 from vae.training.between_steps import begin_stage, save_samples, validate_final
@@ -88,6 +89,7 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
         return _report_complete(run, state, reason, lock)
     # All stages are planned before the first one starts: a run must not fail hours later.
     plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
+    limit_memory(run.dist.device, plans[stage].available)
     if run.config.run.train_minutes is not None:
         run, stage = _choose_length(run, state, stage, plans, signals)
     _create_folder(run, lock)

@@ -77,10 +77,11 @@ def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_s
 
 
 def reset_memory_peaks(device: torch.device) -> None:
-    """Reset a GPU's peak statistics, so that they describe the stage that begins."""
+    """Reset a GPU's statistics, so that they describe the stage that begins."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.reset_accumulated_memory_stats(device)
 
 
 def memory_peaks(device: torch.device) -> dict[str, float]:
@@ -89,6 +90,7 @@ def memory_peaks(device: torch.device) -> dict[str, float]:
         return {
             "memory_peak_gib": torch.cuda.max_memory_allocated(device) / GIB,
             "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
+            "memory_retries": torch.cuda.memory_stats(device)["num_alloc_retries"],
         }
     if sys.platform == "win32":
         return {}
