@@ -41,7 +41,7 @@ def environment(
     """The environment of a process that runs on the null GPU; builds the library if it is not up to date.
 
     gib             memory of the card (default: what PyTorch sees of the card)
-    sm              120, an RTX 5090 (default), or 90, an H100
+    sm              120, an RTX 5090 (default); 90, an H100; 75, an RTX 2080 Ti without bf16
     workspaces_mib  workspaces of the plans that cuDNN offers for a convolution, the fastest first: "256,0"
     """
     folder = build()

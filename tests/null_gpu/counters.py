@@ -34,13 +34,18 @@ class Counters:
         return Counters(*(getattr(self, name) - getattr(before, name) for name in _NAMES))
 
 
-def peak_bytes(reset: bool = False) -> int:
-    """The most memory that was in use on the card, of all libraries; optionally begins a new measurement."""
-    peak, used = _size("null_gpu_peak"), _size("null_gpu_used")
-    most = peak.value
-    if reset:
-        peak.value = used.value
-    return most
+def used_bytes() -> int:
+    """The memory that is in use on the card, of all libraries."""
+    return _size("null_gpu_used").value
+
+
+def peak_bytes() -> int:
+    """The most memory that was in use on the card since `reset_peak`."""
+    return _size("null_gpu_peak").value
+
+
+def reset_peak() -> None:
+    _size("null_gpu_peak").value = used_bytes()
 
 
 def set_limit(bytes_: int) -> None:

@@ -47,11 +47,12 @@ struct Card {
     double gib;  // that PyTorch sees
 };
 const Card RTX_5090 = {"NVIDIA GeForce RTX 5090", 12, 0, 170, 101376, 102400, 1536, 31.37};
+const Card RTX_2080_TI = {"NVIDIA GeForce RTX 2080 Ti", 7, 5, 68, 65536, 65536, 1024, 10.7};
 const Card H100 = {"NVIDIA H100 80GB HBM3", 9, 0, 132, 232448, 233472, 2048, 79.1};
 
 const Card& card() {
-    static const Card& chosen = setting("NULL_GPU_SM", 120) == 90 ? H100 : RTX_5090;
-    return chosen;
+    static const int capability = int(setting("NULL_GPU_SM", 120));
+    return capability == 75 ? RTX_2080_TI : capability == 90 ? H100 : RTX_5090;
 }
 
 std::recursive_mutex lock;
@@ -172,9 +173,10 @@ SUCCEEDS(cublasSetSmCountTarget) SUCCEEDS(cublasSetStream_v2) SUCCEEDS(cublasSet
 SUCCEEDS(cublasLtMatmulDescDestroy) SUCCEEDS(cublasLtMatmulDescSetAttribute)
 SUCCEEDS(cublasLtMatmulPreferenceDestroy) SUCCEEDS(cublasLtMatmulPreferenceSetAttribute)
 SUCCEEDS(cublasLtMatrixLayoutDestroy) SUCCEEDS(cublasLtMatrixLayoutSetAttribute)
-COMPUTES(cublasGemmEx) COMPUTES(cublasGemmStridedBatchedEx) COMPUTES(cublasLtMatmul) COMPUTES(cublasSdot_v2)
-COMPUTES(cublasDgemm_v2) COMPUTES(cublasDgemmStridedBatched) COMPUTES(cublasDgemv_v2) COMPUTES(cublasDdot_v2)
+COMPUTES(cublasGemmEx) COMPUTES(cublasGemmStridedBatchedEx) COMPUTES(cublasLtMatmul) COMPUTES(cublasDotEx)
 COMPUTES(cublasSgemm_v2) COMPUTES(cublasSgemmEx) COMPUTES(cublasSgemmStridedBatched) COMPUTES(cublasSgemv_v2)
+COMPUTES(cublasDgemm_v2) COMPUTES(cublasDgemmStridedBatched) COMPUTES(cublasDgemv_v2)
+COMPUTES(cublasSdot_v2) COMPUTES(cublasDdot_v2)
 
 // ---- runtime: device
 EXPORT cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
@@ -392,6 +394,9 @@ EXPORT int cuMemCreate(Address* handle, size_t bytes, const void*, Address) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     return handles[*handle = ++last] = bytes, 0;
 }
+EXPORT int cuMemSetAccess(Address, size_t, const void*, size_t) {  // 0: as drivers under WSL
+    return setting("NULL_GPU_GROWING_SEGMENTS", 1) ? 0 : cudaErrorUnknown;
+}
 EXPORT int cuMemRelease(Address handle) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     null_gpu_used -= handles[handle];
@@ -414,13 +419,12 @@ namespace {
 
 struct Descriptor { cudnnBackendDescriptorType_t type; int plan = 0; };
 
-const std::vector<size_t>& workspaces() {
-    static std::vector<size_t> found;
+std::vector<size_t> workspaces() {  // read each time, so that a process can change them
+    std::vector<size_t> found;
     const char* text = getenv("NULL_GPU_WORKSPACES_MIB");
-    for (const char* at = text ? text : "0"; found.empty() || at; at = at ? at + 1 : at) {
+    for (const char* at = text ? text : "0"; at; at = strchr(at, ',')) {
+        if (*at == ',') at++;
         found.push_back(size_t(atof(at)) * MIB);
-        at = strchr(at, ',');
-        if (!at) break;
     }
     return found;
 }

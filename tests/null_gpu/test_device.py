@@ -1,19 +1,14 @@
 """The null GPU itself: PyTorch runs on it, memory has a limit, and synchronizations are counted."""
 
 import json
-import subprocess
-import sys
 
-import pytest
+from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 
-from tests.harness.runs import ROOT
-from tests.null_gpu.build import environment, why_not
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = NEEDS_NULL_GPU
 
 PROGRAM = """
 import json, torch
-from tests.null_gpu.counters import Counters, peak_bytes
+from tests.null_gpu.counters import Counters, peak_bytes, reset_peak
 
 torch.backends.cudnn.benchmark = True
 found = {"name": torch.cuda.get_device_name(), "capability": torch.cuda.get_device_capability()}
@@ -31,7 +26,7 @@ with torch.cuda.graph(graph):
 before = Counters.now()
 graph.replay()
 found["graph"] = Counters.now().since(before).graph_launches
-peak_bytes(reset=True)
+reset_peak()
 kept = torch.empty(3 * 2**30, dtype=torch.uint8, device="cuda")
 found["peak"] = peak_bytes() / 2**30
 try:
@@ -43,10 +38,7 @@ print(json.dumps(found))
 
 
 def test_pytorch_runs_on_the_null_gpu():
-    words = [sys.executable, "-c", PROGRAM]
-    child = environment(gib=4, sm=90, workspaces_mib="64,0")
-    done = subprocess.run(words, cwd=ROOT, env=child, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_on_null_gpu("-c", PROGRAM, gib=4, sm=90, workspaces_mib="64,0")
     found = json.loads(done.stdout)
     assert (found["name"], found["capability"]) == ("NVIDIA H100 80GB HBM3", [9, 0])
     assert found["step"]["library_calls"] == 3  # a convolution and its two gradients

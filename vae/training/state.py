@@ -94,7 +94,7 @@ def is_finite(state: TrainingState) -> bool:
     tensors = [parameter.detach() for network in networks for parameter in network.parameters()]
     for optimizer in state.optimizers:
         tensors += [moments[name] for moments in optimizer.state.values() for name in MOMENTS]
-    return bool(torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite().all())
+    return not (~torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite()).any()
 
 
 def _optimizers(

@@ -1,0 +1,106 @@
+"""Optimizer steps on the null GPU: no synchronization, the predicted memory, settings under a limit."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
+from vae.config.options import RECOMPUTE
+
+pytestmark = NEEDS_NULL_GPU
+
+Found = dict[str, Any]
+
+
+SMALL = {"image_size": 256, "batch_size": 2}
+ADVERSARIAL = {**SMALL, "adversarial_weight": 0.5}
+# What the trainer chooses on an RTX 5090 (docs/measurements.md, "Memory, predicted and measured")
+PLANS = {
+    "small": (9, "none"),
+    "fast": (4, "none"),
+    "standard": (2, "none"),
+    "high": (1, "none"),
+    "ultra": (1, "activations"),
+}
+CASES: dict[str, Found] = {
+    **{level: {"options": SMALL, "recompute": level, "steps": 2} for level in RECOMPUTE[2:]},
+    "bf16": {"options": ADVERSARIAL},
+    "graph": {"options": ADVERSARIAL, "graph": True, "disc_start": 5, "steps": 11},
+    "fp16": {"options": ADVERSARIAL, "dtype": "float16"},
+    "fp32": {
+        "options": {**SMALL, "enable_tf32": True},
+        "dtype": "float32",
+        "micro_batch": "2",
+    },
+}
+for _profile, (_micro_batch, _level) in PLANS.items():
+    CASES[_profile] = {
+        "profile": _profile,
+        "micro_batch": str(_micro_batch),
+        "recompute": _level,
+        "may_recompute_more": True,
+        "steps": 2,
+    }
+for _gib in (4.0, 2.5):
+    CASES[f"{_gib} GiB"] = {
+        "options": {**SMALL, "batch_size": 4},
+        "micro_batch": "4",
+        "may_recompute_more": True,
+        "gib": _gib,
+    }
+CASES["1 GiB"] = {
+    "options": {"image_size": 2040},
+    "profile": "ultra",
+    "micro_batch": "auto",
+    "recompute": "auto",
+    "workspace_mib": 1024,
+    "steps": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Found]:
+    """Results of all cases, which share one process."""
+    done = run_on_null_gpu("-m", "tests.null_gpu.steps", json.dumps(list(CASES.values())))
+    return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def test_no_step_synchronizes(found: dict[str, Found]):
+    """At every recompute level, in every precision, with a discriminator, after an out-of-memory error."""
+    for name, result in found.items():
+        assert result["counts"]["synchronizations"] == 0, name
+        assert result["counts"]["library_calls"] > 100 or name == "graph"
+
+
+@pytest.mark.parametrize("profile", PLANS)
+def test_profiles_reserve_what_the_plan_predicts(found: dict[str, Found], profile: str):
+    """With the default settings and a workspace for each convolution, on a card of 32 GB."""
+    result = found[profile]
+    assert result["predicted_gib"] <= result["available_gib"]
+    assert result["reserved_gib"] == pytest.approx(result["predicted_gib"], rel=0.02)
+    assert (result["micro_batch"], result["recompute"]) == PLANS[profile]
+    assert result["retries"] == 0
+
+
+@pytest.mark.parametrize(("card", "settings"), [("4.0 GiB", (2, "none")), ("2.5 GiB", (1, "activations"))])
+def test_a_step_that_runs_out_of_memory_is_repeated_with_less(
+    found: dict[str, Found], card: str, settings: tuple[int, str]
+):
+    result = found[card]
+    assert (result["micro_batch"], result["recompute"]) == settings
+    assert result["predicted_gib"] > result["available_gib"]  # of the settings before
+    assert result["reserved_gib"] <= result["available_gib"]
+
+
+def test_start_of_the_discriminator_frees_the_old_graph(found: dict[str, Found]):
+    result = found["graph"]
+    assert result["counts"]["graph_launches"] == 1
+    assert result["reserved_gib"] < 1.05 * found["bf16"]["reserved_gib"]
+
+
+def test_a_plan_for_large_workspaces_holds(found: dict[str, Found]):
+    """If a user allows workspaces of 1 GiB, a level with room for them is chosen: `activations` would fit."""
+    result = found["1 GiB"]
+    assert (result["recompute"], result["lowered"], result["retries"]) == ("top_level", False, 0)
+    assert result["reserved_gib"] <= result["available_gib"]
