@@ -1,10 +1,12 @@
 """Optimizer steps on the null GPU: no synchronization, the predicted memory, settings under a limit."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 from vae.config.options import RECOMPUTE
 
@@ -15,7 +17,8 @@ Found = dict[str, Any]
 
 SMALL = {"image_size": 256, "batch_size": 2}
 ADVERSARIAL = {**SMALL, "adversarial_weight": 0.5}
-# What the trainer chooses on an RTX 5090 (docs/measurements.md, "Memory, predicted and measured")
+DOCUMENTED = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+# What the trainer chooses on an RTX 5090
 PLANS = {
     "small": (9, "none"),
     "fast": (4, "none"),
@@ -80,6 +83,8 @@ def test_profiles_reserve_what_the_plan_predicts(found: dict[str, Found], profil
     assert result["predicted_gib"] <= result["available_gib"]
     assert result["reserved_gib"] == pytest.approx(result["predicted_gib"], rel=0.02)
     assert (result["micro_batch"], result["recompute"]) == PLANS[profile]
+    micro_batch, level, peak = re.search(rf"^{profile} .* x (\d+)  (\w+) +(\S+)", DOCUMENTED, re.M).groups()
+    assert ((int(micro_batch), level), float(peak)) == (PLANS[profile], round(result["predicted_gib"], 2))
     assert result["retries"] == 0
 
 
