@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 
@@ -84,3 +85,10 @@ def test_wrong_workspace_names_the_variable(monkeypatch):
     monkeypatch.setenv(WORKSPACE_VARIABLE, "1 GiB")
     with pytest.raises(UserError, match=f"{WORKSPACE_VARIABLE}=1 GiB .* unset"):
         cuda_reserve("RTX 5090")
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)
+def test_every_script_begins_with_the_function_that_sets_them(script):
+    source = script.read_text(encoding="utf-8")
+    assert "    run_script(" in source
+    assert not re.search("^(import|from) torch", source, re.M)
