@@ -41,8 +41,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError unless the path is that of a file: opening a pipe or a device may wait for ever."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+
+
 def sha256_of_file(path: str | os.PathLike[str]) -> str:
     """Hexadecimal SHA-256 of a file's content; OSError if it cannot be read."""
+    check_regular(path)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -62,8 +69,7 @@ def read_json(
     path: str | os.PathLike[str], pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
     """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe would wait for ever
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    check_regular(path)
     with open(path, "rb") as file:
         data = file.read(MAX_JSON_BYTES + 1)
     if len(data) > MAX_JSON_BYTES:
@@ -81,6 +87,7 @@ def bounded_lines(file: TextIO) -> Iterator[str]:
 
 def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The objects in a JSONL file; lines that are no objects are skipped, as a crash may leave one."""
+    check_regular(path)
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in bounded_lines(file):
             try:

@@ -6,7 +6,11 @@ import sys
 import pytest
 
 from vae.config.errors import DataError, UserError
+from vae.data.decoding import decode_image
 from vae.data.folder import list_images, split_names
+from vae.data.formats import BadImageError
+from vae.data.manifest import read_lines
+from vae.files import sha256_of_file
 
 
 def touch(path):
@@ -51,14 +55,29 @@ def test_image_files_that_cannot_be_read_are_reported(tmp_path, capsys):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights on Windows")
-def test_links_are_followed_once_and_special_files_skipped(tmp_path):
+def test_links_are_followed_once_and_special_files_skipped(tmp_path, capsys):
     touch(tmp_path / "data/a.png")
     touch(tmp_path / "elsewhere/b.png")
     (tmp_path / "data/loop").symlink_to(tmp_path / "data")
     (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data/broken.png").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "data/pipe.png")
+    (tmp_path / "data/device.png").symlink_to("/dev/zero")
     assert list_images(tmp_path / "data") == ["a.png", "broken.png", "linked/b.png"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f"--data_path {tmp_path / 'data'}: skips 2 pipes" in line
+    assert "device.png" in line or "pipe.png" in line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no FIFOs in folders")
+def test_file_that_became_a_pipe_is_rejected_without_opening_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(BadImageError, match="not a regular file"):
+        decode_image(tmp_path / "pipe.png")
+    with pytest.raises(OSError, match="not a regular file"):
+        sha256_of_file(tmp_path / "pipe.png")
+    with pytest.raises(DataError, match="not a regular file"):
+        list(read_lines(tmp_path / "pipe.png"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux allows such names")

@@ -10,6 +10,7 @@ import torch
 
 from tests.harness.runs import ROOT, as_flags, run_script
 from tests.harness.toy_networks import relative_difference
+from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training.checkpoints import list_checkpoints
 from vae.training.distributed import Distributed
@@ -82,6 +83,17 @@ def assert_weights_close(found: dict[str, Any], expected: dict[str, Any]) -> Non
         pair = [{name: content[network][name] for name in names} for content in (found, expected)]
         # fp32 sums in another order and a few Adam steps: far below the learning rate of 1e-4 per step
         assert relative_difference(*pair) < 2e-5, network
+
+
+def assert_same_result(found: Path, expected: Path) -> None:
+    """Two runs have changed the same, and have the same records of their steps, bit for bit."""
+    pair = []
+    for folder in (found, expected):
+        content = last_checkpoint(folder)
+        del content["run"]  # a random id
+        content["config"] = {k: v for k, v in content["config"].items() if k not in PER_COMMAND}
+        pair.append([content, reproducible_records(folder, "train")])
+    assert_same(*pair, "result")
 
 
 def assert_same(found: object, expected: object, where: str) -> None:

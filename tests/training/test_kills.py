@@ -1,27 +1,17 @@
 """A run that is killed at any moment is resumed as if nothing had happened, bit for bit."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from tests.harness.faults import SAVE_POINTS, Fault, run_forked
-from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
-from vae.config.resolve import PER_COMMAND
+from tests.harness.training_runs import assert_same_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="the killed process is a fork")]
 # 18 steps of 2 images with a save after each, so that every command makes progress before it is killed.
 RECIPE = {"batch_size": 2, "num_epochs": 3, "checkpoint_steps": 1, "keep_checkpoints": 2, "log_freq": 1}
 # Once per save, but each of its parts is written; a save removes its own record, then the one of the oldest.
 NTH = {"save.write": 150, "save.remove_old_record": 3, "save.prune": 1}
-
-
-def result(folder: Path) -> list:
-    """What training has changed, and the records of its steps."""
-    content = last_checkpoint(folder)
-    del content["run"]  # a random id
-    content["config"] = {k: v for k, v in content["config"].items() if k not in PER_COMMAND}
-    return [content, reproducible_records(folder, "train")]
 
 
 def test_run_that_is_killed_at_every_point_of_a_save_equals_an_undisturbed_one(tiny, tmp_path):
@@ -33,5 +23,5 @@ def test_run_that_is_killed_at_every_point_of_a_save_equals_an_undisturbed_one(t
         fault = Fault("kill", point, nth=NTH.get(point, 2))
         assert run_forked(given, fault, log=log) == [-9], log.read_text()
     assert run_forked(given, log=log) == [0], log.read_text()
-    assert_same(result(tmp_path / "run"), result(tmp_path / "undisturbed"), "result")
+    assert_same_result(tmp_path / "run", tmp_path / "undisturbed")
     assert not [*(tmp_path / "run").glob("*.tmp")]

@@ -21,6 +21,12 @@ class UsageError(UserError):
     exit_code = EXIT_USAGE
 
 
+class HangError(UserError):
+    """The run makes no progress."""
+
+    exit_code = EXIT_FAILED
+
+
 class DataError(UserError):
     """The images are missing, unreadable, too few or too small."""
 

@@ -328,6 +328,14 @@ class RunConfig:
     early_stopping: int = option(
         0, "stop after this many validations without a higher PSNR; 0: off", at_least=0
     )
+    hang_minutes: float = option(
+        30,
+        "minutes without a training step, validation batch or exported crop after which the run counts as "
+        "hanging: it writes the stacks of all threads to OUTPUT_DIR/hang_stacks_RANK.txt, saves and exits; "
+        "0: off",
+        metavar="MINUTES",
+        at_least=0,
+    )
     seed: int = option(
         0, "random seed of weights, image order, crops and noise", at_least=0, at_most=2**63 - 1
     )

@@ -12,7 +12,7 @@ PER_COMMAND = frozenset(
     [
         *("config", "profile", "output_dir", "resume_from", "new_stage", "progressive", "max_steps"),
         *("profile_steps", "device", "num_workers", "micro_batch_size", "recompute", "vram_margin"),
-        "init_from",
+        *("init_from", "hang_minutes"),
     ]
 )
 # Options that --train_minutes would contradict; any of them replaces the --train_minutes of a profile.

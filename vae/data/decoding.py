@@ -28,6 +28,7 @@ from vae.data.formats import (
     sniff_format,
 )
 from vae.data.strict_jpeg import decode_strictly
+from vae.files import check_regular
 
 NEW_SUBFILE_TYPE = 254  # TIFF 6.0 tag
 ORIENTATION = 0x0112  # EXIF 2.32 tag
@@ -72,6 +73,7 @@ def read_image(
     """Like decode_image, with format and flags; `first_frame` accepts files with several frames or pages."""
     backdrop = parse_background(background)
     try:
+        check_regular(path)
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
             before = os.fstat(file.fileno())

@@ -24,15 +24,18 @@ SMALL_SET = 1000
 
 
 class UnreadFiles:
-    """Files of image formats that cannot be read here, such as HEIC without its package."""
+    """Files of image formats that cannot be read here, such as HEIC without its package; pipes, devices."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.special: list[str] = []
 
     def add(self, name: str, code: str) -> None:
         """Note a skipped entry if it is such a file: `on_skip` of walk_images."""
         if code == "other_file" and name.lower().endswith(OTHER_EXTENSIONS):
             self.names.append(name)
+        elif code == "special_file":
+            self.special.append(name)
 
     def __str__(self) -> str:
         """Their number, an example and the remedy; empty without such files."""
@@ -58,6 +61,9 @@ def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> l
         raise DataError(_no_images(root, flag, unread))
     if unread.names:
         console.warning(f"{flag} {os.fspath(root)}: skips {unread}")
+    if unread.special:
+        example = f"pipes, devices or sockets, for example {printable(unread.special[0])}"
+        console.warning(f"{flag} {os.fspath(root)}: skips {len(unread.special)} {example}")
     return names
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vae.config.errors import DataError, UserError
 from vae.console import printable
 from vae.data.folder import split_names
-from vae.files import atomic_path, bounded_lines, sha256_of_file
+from vae.files import atomic_path, bounded_lines, check_regular, sha256_of_file
 
 MANIFEST_NAME = "manifest.jsonl"
 KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order
@@ -50,6 +50,7 @@ def read_rows(path: str | os.PathLike[str], *, flag: str = "--data_path") -> Ite
 def read_lines(path: str | os.PathLike[str], *, flag: str = "--data_path") -> Iterator[str]:
     """Yield the lines of a manifest unparsed."""
     try:
+        check_regular(path)
         with open(path, encoding="utf-8") as file:
             yield from bounded_lines(file)
     except FileNotFoundError:

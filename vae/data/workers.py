@@ -33,20 +33,24 @@ def resolve_num_workers(
 
 @contextmanager
 def blocked_signals(start_method: str | None = None) -> Iterator[None]:
-    """Block the stop signals while processes are started.
+    """Block the stop signals while processes are started, and remove DataLoader's handler of SIGCHLD.
 
     Otherwise a new process would handle a signal with the wrong handler until it has run `start_worker`.
     This process receives blocked signals when the block ends, so none is lost. No effect on Windows.
+    DataLoader's handler raises an error wherever this process is when a worker dies, also within a step.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     if (start_method or multiprocessing.get_start_method()) != "fork":
         resource_tracker.ensure_running()  # starting it unblocks the signals, so start it first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    of_children = signal.getsignal(signal.SIGCHLD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
     try:
         yield
     finally:
+        if signal.getsignal(signal.SIGCHLD) is not of_children:
+            signal.signal(signal.SIGCHLD, of_children)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

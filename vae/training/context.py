@@ -19,6 +19,7 @@ from vae.training.stage_memory import StagePlan
 from vae.training.stages import Stage, StageSteps
 from vae.training.step_log import RunningMetrics
 from vae.training.validation import Metrics, ValidationSet
+from vae.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,13 @@ class StageContext:
     logbook: Logbook
     writer: CheckpointWriter
     signals: StopSignals
+    watchdog: Watchdog
     metrics: RunningMetrics = field(default_factory=RunningMetrics)
     duration: StageDuration = field(default_factory=StageDuration)
     baselines: dict[str, Metrics] = field(default_factory=dict)  # by name
+    validation_batch: int | None = None  # if memory ran out with the micro-batch
+
+    def check_waiting(self) -> None:
+        """End a wait for images with an exception, if the run hangs or a signal has asked to stop."""
+        self.watchdog.check()
+        self.signals.check_loading()

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vae.config.errors import UserError
 from vae.device import pick_device
 
-TIMEOUT = datetime.timedelta(minutes=30)  # the first compilation or a slow disk can take this long
+WITHOUT_LIMIT_MINUTES = 24 * 60.0  # of a collective if --hang_minutes is 0; PyTorch has no "off"
 
 _Item = TypeVar("_Item", bound=Hashable)
 
@@ -29,8 +29,11 @@ class Distributed:
     local_world_size: int = 1  # processes on this host, which share its cores
 
     @classmethod
-    def start(cls, device: str) -> "Distributed":
-        """Join the processes that torchrun started, or run alone. `device`: cuda, cpu or auto."""
+    def start(cls, device: str, hang_minutes: float = 0) -> "Distributed":
+        """Join the processes that torchrun started, or run alone. `device`: cuda, cpu or auto.
+
+        Collectives fail long after `hang_minutes`, because the watchdog of --hang_minutes can save first.
+        """
         kind = pick_device(device).type
         rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -44,7 +47,8 @@ class Distributed:
             torch.cuda.set_device(chosen)
         if world_size > 1:
             backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
-            dist.init_process_group(backend, timeout=TIMEOUT)
+            minutes = 2 * hang_minutes + 20 if hang_minutes else WITHOUT_LIMIT_MINUTES
+            dist.init_process_group(backend, timeout=datetime.timedelta(minutes=minutes))
         return cls(rank, world_size, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
     @property

@@ -7,27 +7,21 @@ from enum import Enum
 import torch
 from tqdm import tqdm
 
-from vae.config.errors import DataError
+from vae.config.errors import DataError, HangError, UserError
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.data.probing import accepted_bad_images
 from vae.losses.adversarial import adaptive_weight, ramp, update_running
 from vae.noise import posterior_noise
 from vae.step import StepInputs, apply_update
-from vae.training.between_steps import (
-    after_step,
-    check_end,
-    end_epoch,
-    finish_saving,
-    report_duration,
-    save_now,
-)
+from vae.training.between_steps import after_step, check_end, end_epoch, report_duration
 from vae.training.context import RunContext, StageContext
 from vae.training.logbook import REJECTED_NAME
 from vae.training.oom_retry import gradients_with_oom_retry
 from vae.training.profiling import StepProfiler
+from vae.training.saving import finish_saving, save_now
 from vae.training.schedule import ema_decay, learning_rate_factor, lowered, warmup_steps
-from vae.training.signals import STEP
+from vae.training.signals import STEP, LoadingStoppedError
 from vae.training.state import TrainingState
 from vae.training.step_log import RunningMetrics
 
@@ -54,10 +48,13 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
                 end_epoch(run, ctx, state)
                 continue
             for batch in _timed(loader.batches(position.epoch, first_step), ctx):
+                step = position.step
                 outcome = take_step(run, ctx, state, batch)
-                bar.update()
-                profiler.step()
-                after_step(run, ctx, state, bar, stopping=outcome is Outcome.SIGNALLED)
+                ctx.watchdog.beat()
+                if position.step > step:
+                    bar.update()
+                    profiler.step()
+                    after_step(run, ctx, state, bar, stopping=outcome is Outcome.SIGNALLED)
                 if outcome is not None:
                     save_now(run, ctx, state)
                     finish_saving(run, ctx)
@@ -70,14 +67,22 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
     return outcome or Outcome.FINISHED
 
 
-def take_step(run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch) -> Outcome | None:
-    """Make one optimizer step from a batch; returns why training must stop after it, or None."""
+def take_step(
+    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch | Exception
+) -> Outcome | None:
+    """Make one optimizer step from a batch; returns why training must stop after it, or None.
+
+    An exception is the reason why this process has no batch: all processes save, without a step, and stop.
+    """
     position = state.position
-    total_images, stop, save_asked = _sync_ranks(run, ctx, state, batch)
+    total_images, stop, save_asked, no_batch = _sync_ranks(run, ctx, state, batch)
+    if no_batch or isinstance(batch, Exception):
+        return _stop_without_batch(run, ctx, state, batch)
     sums, norms = update_weights(run, ctx, state, batch, total_images)
     position.step += 1
     position.images_in_epoch += ctx.steps.images
     position.images += ctx.steps.images
+    state.is_changing = False
     ctx.metrics.add(sums, total_images, norms)
     if save_asked:
         save_now(run, ctx, state)
@@ -92,7 +97,8 @@ def update_weights(
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Update all weights from a batch; returns sums over its images, and the gradient norms.
 
-    `total_images` counts the images of all processes in this step. The position does not change.
+    `total_images` counts the images of all processes in this step. The position does not change, so the
+    state is then `is_changing`.
     """
     position, update = state.position, state.update
     inputs = _step_inputs(run, ctx, state, batch, total_images)
@@ -101,6 +107,7 @@ def update_weights(
     )
     if len(batch.images) == 0:  # the placeholder image of a process without images is not measured
         sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+    state.is_changing = True
     _set_learning_rates(run, ctx, state)
     optimizers = state.optimizers if inputs.adversarial_factor is not None else state.optimizers[:1]
     norms = apply_update(optimizers, update, run.config.optim, run.fp16, total_images == 0)
@@ -114,20 +121,38 @@ def update_weights(
 
 
 def _sync_ranks(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch
-) -> tuple[int, bool, bool]:
-    """Number of images of all processes in this step, and whether any process got a stop or a save signal.
+    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch | Exception
+) -> tuple[int, bool, bool, bool]:
+    """Number of images of all processes in this step, whether any process got a stop or a save signal, and
+    whether one has no batch.
 
     Raises DataError, after saving a checkpoint, if too many images turned out unusable.
     """
-    new = {(r.name, str(r)) for r in batch.rejected if r.name not in state.rejected}
+    size, new = 0, set()
+    if isinstance(batch, Batch):
+        size = len(batch.images)
+        new = {(r.name, str(r)) for r in batch.rejected if r.name not in state.rejected}
     asked, ctx.signals.save = ctx.signals.save, False
-    images, rejected, stop, save_asked = run.dist.all_reduce_scalars(
-        len(batch.images), len(new), ctx.signals.stop, asked
+    images, rejected, stop, save_asked, no_batch = run.dist.all_reduce_scalars(
+        size, len(new), ctx.signals.stop, asked, not isinstance(batch, Batch)
     )
     if rejected:
         _report_rejected(run, ctx, state, run.dist.all_gather_set(new))
-    return int(images), stop > 0, save_asked > 0
+    return int(images), stop > 0, save_asked > 0, no_batch > 0
+
+
+def _stop_without_batch(
+    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch | Exception
+) -> Outcome:
+    """Save and stop if a process has no batch: after a signal with an Outcome, or else with an error."""
+    failed = isinstance(batch, Exception) and not isinstance(batch, LoadingStoppedError)
+    if not run.dist.all_reduce_scalars(failed)[0]:
+        return Outcome.SIGNALLED
+    save_now(run, ctx, state)
+    finish_saving(run, ctx)
+    reason = batch if failed else DataError("another process has no images: it reports the reason")
+    assert isinstance(reason, UserError)
+    raise type(reason)(f"{reason}; saved at step {state.position.step}, resume with: {run.resume_command}")
 
 
 def _report_rejected(
@@ -200,14 +225,22 @@ def train_loader(run: RunContext, ctx: StageContext) -> TrainLoader:
         prefetch_factor=data.prefetch_factor,
         persistent_workers=data.persistent_workers,
         pin_memory=run.dist.device.type == "cuda",
+        while_waiting=ctx.check_waiting,
     )
 
 
-def _timed(batches: Iterator[Batch], ctx: StageContext) -> Iterator[Batch]:
-    """The batches; the time spent waiting for each is added to the running metrics."""
+def _timed(batches: Iterator[Batch], ctx: StageContext) -> Iterator[Batch | Exception]:
+    """The batches; the time spent waiting for each is added to the running metrics.
+
+    If one cannot be loaded, the reason comes last: the other processes must be told.
+    """
     while True:
         started = time.perf_counter()
-        batch = next(batches, None)
+        try:
+            batch = next(batches, None)
+        except (DataError, HangError, LoadingStoppedError) as error:
+            yield error
+            return
         if batch is None:
             return
         ctx.metrics.wait_seconds += time.perf_counter() - started

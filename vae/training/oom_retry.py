@@ -87,12 +87,8 @@ def gradients_with_oom_retry(
             failed_here, single_image = True, max(sizes) == 1
             message = _library_message(error)
         # Not within the except clause: there, the exception keeps the tensors of the step alive.
-        if settings.graph:
-            released, settings.graph = settings.graph.is_captured, None
-            if released:
-                _free_memory(networks)
-                console.info("out of memory: training continues without a CUDA graph, only slower")
-                continue
+        if release_graph(settings, networks):
+            continue
         if failed_here:
             can_notify = not in_shared_pass or dist.world_size == 1
             if can_notify:
@@ -101,6 +97,15 @@ def gradients_with_oom_retry(
                 line = _out_of_memory(settings, max(sizes))
                 raise UserError(f"{line} and resume with: {resume_command}{message}")
         _reduce_memory(settings, networks, max(sizes), single_image)
+
+
+def release_graph(settings: StepSettings, networks: Networks) -> bool:
+    """End the CUDA graph, whose memory is its own; whether this freed any."""
+    released, settings.graph = settings.graph is not None and settings.graph.is_captured, None
+    if released:
+        free_memory(networks)
+        console.info("out of memory: training continues without a CUDA graph, only slower")
+    return released
 
 
 def _out_of_memory(settings: StepSettings, largest: int) -> str:
@@ -131,7 +136,7 @@ def _reduce_memory(settings: StepSettings, networks: Networks, largest: int, sin
     """
     autoencoder = unwrapped(networks.autoencoder)
     assert isinstance(autoencoder, AutoencoderKL)
-    _free_memory(networks)
+    free_memory(networks)
     if single_image:
         settings.recompute = settings.next_recompute() or settings.recompute
         set_recompute(autoencoder, settings.recompute)
@@ -142,7 +147,7 @@ def _reduce_memory(settings: StepSettings, networks: Networks, largest: int, sin
     console.info(f"out of memory: {lowered}")
 
 
-def _free_memory(networks: Networks) -> None:
+def free_memory(networks: Networks) -> None:
     """Delete the gradients of the failed step, and return unused memory to the device."""
     clear_gradients(networks)
     if torch.cuda.is_initialized():

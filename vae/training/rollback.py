@@ -8,11 +8,11 @@ from typing import Any
 from vae import console
 from vae.config.errors import NonFiniteError, UserError
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.training.between_steps import checkpoint_of
 from vae.training.checkpoints import is_on_line, list_checkpoints, position_name, saved_step
 from vae.training.context import RunContext, StageContext
 from vae.training.lineage import saved_lineage, write_last_run
 from vae.training.logbook import Logbook
+from vae.training.saving import checkpoint_of
 from vae.training.setup import initial_content
 from vae.training.stages import current_stage
 from vae.training.state import TrainingState, restore
@@ -36,7 +36,9 @@ def roll_back(run: RunContext, ctx: StageContext, state: TrainingState, reason: 
     learning_rate, peak = state.optimizers[0].param_groups[0]["lr"], run.config.optim.learning_rate
     ctx.writer.finish(try_again=False)  # before files are read
     source, content = _last_good(run, state, reason)
+    state.is_changing = True
     _restore(run, state, content, is_start=source is None)
+    state.is_changing = False
     caps, step = state.rollbacks.setdefault(first_epoch, []), state.position.step
     good, is_allowed = run.output_dir / position_name(state.position), len(caps) < allowed
     if is_allowed:

@@ -1,13 +1,16 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
-from vae.config.options import flatten
+from vae.config.options import Config, flatten
+from vae.device import is_out_of_memory
 from vae.host import GIB
 from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
@@ -23,9 +26,10 @@ from vae.training.logbook import Logbook
 from vae.training.loop import Outcome, train_stage
 from vae.training.precheck import contains_run, output_folder
 from vae.training.rollback import begin_run, roll_back
-from vae.training.run_folder import METRICS_NAME
+from vae.training.run_folder import METRICS_NAME, resume_command
+from vae.training.saving import save_alone
 from vae.training.setup import prepare_run
-from vae.training.signals import EXPORT, StopSignals
+from vae.training.signals import EXPORT, LoadingStoppedError, StopSignals
 from vae.training.stage_length import choose_length
 from vae.training.stage_memory import (
     StagePlan,
@@ -51,11 +55,15 @@ from vae.training.summary import (
 )
 from vae.training.validation import Metrics
 from vae.training.wandb_run import WandbRun
+from vae.training.watchdog import Watchdog
+
+_Item = TypeVar("_Item")
 
 
 def train(given: dict[str, Any]) -> int:
     """Train with the `given` option values; returns the exit code, raises UserError for a user's mistake."""
-    dist = Distributed.start(given.get("device", "auto"))
+    options = Config().run
+    dist = Distributed.start(given.get("device", "auto"), given.get("hang_minutes", options.hang_minutes))
     console.configure(
         is_main_process=dist.is_main,
         closed_output_remark=f"the output was closed: training continues, its records are in {METRICS_NAME}",
@@ -64,10 +72,25 @@ def train(given: dict[str, Any]) -> int:
         with StopSignals(dist.is_main) as signals, FolderLock() as lock:
             _lock_folder(lock, output_folder(given), dist, only_run=True)
             run, state = prepare_run(given, dist)
-            return _train_stages(run, state, signals, lock)
+            with Watchdog(run.config.run.hang_minutes, run.output_dir, dist.rank) as watchdog:
+                return _train_stages(run, state, signals, lock, watchdog)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(_out_of_memory_line(error, output_folder(given))) from None
     finally:
         console.configure()
         dist.close()
+
+
+def _out_of_memory_line(error: Exception, folder: Path) -> str:
+    """The line about memory that ran out outside of a step, where no setting of the step helps."""
+    said = str(error).strip().splitlines()
+    resume = f", and resume with: {resume_command(folder)}" if contains_run(folder) else ""
+    return (
+        f"out of memory outside of a step{f' ({said[0]})' if said else ''}: end other programs, raise the "
+        f"limits of this process, or lower --image_size or --num_workers{resume}"
+    )
 
 
 def _lock_folder(lock: FolderLock, folder: Path, dist: Distributed, only_run: bool = False) -> None:
@@ -82,16 +105,18 @@ def _lock_folder(lock: FolderLock, folder: Path, dist: Distributed, only_run: bo
         raise refusal or UserError(f"--output_dir {folder} is in use: the main process names its user")
 
 
-def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, lock: FolderLock) -> int:
+def _train_stages(
+    run: RunContext, state: TrainingState, signals: StopSignals, lock: FolderLock, watchdog: Watchdog
+) -> int:
     stage = current_stage(state.stages, state.position.epoch)
     reason = _why_complete(run, state, stage)
     if stage is None or reason:
-        return _report_complete(run, state, reason, lock)
+        return _report_complete(run, state, reason, lock, watchdog)
     # All stages are planned before the first one starts: a run must not fail hours later.
     plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
     limit_memory(run.dist.device, plans[stage].available)
     if run.config.run.train_minutes is not None:
-        run, stage = _choose_length(run, state, stage, plans, signals)
+        run, stage = _choose_length(run, state, stage, plans, signals, watchdog)
     _create_folder(run, lock)
     _print_remarks(run, state)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
@@ -101,20 +126,8 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
         outcome = Outcome.FINISHED
         while stage is not None and outcome is Outcome.FINISHED:
             plan = plans.get(stage) or _plan(run, stage)  # early stopping moves the later stages
-            ctx = _stage_context(run, stage, plan, logbook, writer, signals)
-            set_recompute(state.autoencoder, ctx.settings.recompute)
-            _print_stage(run, ctx, state)
-            reset_memory_peaks(run.dist.device)
-            begin_stage(run, ctx, state)
-            diverged = None
-            try:
-                outcome = train_stage(run, ctx, state)
-                _record_memory(run, ctx, state)
-            except NonFiniteError as error:
-                diverged = str(error)
-            # Not within the except clause: there, the exception keeps the tensors of the step alive.
-            if diverged:
-                roll_back(run, ctx, state, diverged)
+            ctx = _stage_context(run, stage, plan, logbook, writer, signals, watchdog)
+            outcome = _run_stage(run, ctx, state)
             stage = current_stage(state.stages, state.position.epoch)
         if outcome is Outcome.SIGNALLED:
             logbook.draw_results()
@@ -124,11 +137,43 @@ def _train_stages(run: RunContext, state: TrainingState, signals: StopSignals, l
             return EXIT_SAVED_RESUMABLE
         signals.answer = EXPORT
         validate_final(run, ctx, state)
-        _finish(run, state, ctx.stage, logbook, ctx.baselines)
+        _finish(run, state, ctx.stage, logbook, ctx.baselines, watchdog)
     finally:
         writer.finish()
         logbook.close()
     return 0
+
+
+def _run_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Outcome:
+    """Train a stage; if it diverges, go back. An error that you can fix is raised after saving."""
+    ctx.watchdog.save_alone = partial(save_alone, run, ctx, state)
+    ctx.watchdog.beat()
+    set_recompute(state.autoencoder, ctx.settings.recompute)
+    _print_stage(run, ctx, state)
+    reset_memory_peaks(run.dist.device)
+    diverged, outcome = None, Outcome.FINISHED
+    try:
+        begin_stage(run, ctx, state)
+        outcome = train_stage(run, ctx, state)
+        _record_memory(run, ctx, state)
+    except NonFiniteError as error:
+        diverged = str(error)
+    except LoadingStoppedError:
+        save_alone(run, ctx, state)
+        outcome = Outcome.SIGNALLED
+    except UserError as error:
+        saved = save_alone(run, ctx, state)
+        if saved is None or run.resume_command in str(error):
+            raise
+        raise type(error)(f"{error}; {saved} is saved, resume with: {run.resume_command}") from error
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            save_alone(run, ctx, state)
+        raise
+    # Not within the except clause: there, the exception keeps the tensors of the step alive.
+    if diverged:
+        roll_back(run, ctx, state, diverged)
+    return outcome
 
 
 def _choose_length(
@@ -137,12 +182,14 @@ def _choose_length(
     stage: Stage,
     plans: dict[Stage, StagePlan],
     signals: StopSignals,
+    watchdog: Watchdog,
 ) -> tuple[RunContext, Stage]:
     """The run and its first stage with the number of epochs that --train_minutes means on this machine."""
     nothing_written = Logbook(run.output_dir, state.position.step, active=False)
     writer = CheckpointWriter(background=False)
     index, plan = state.stages.index(stage), plans[stage]
-    run = choose_length(run, _stage_context(run, stage, plan, nothing_written, writer, signals), state)
+    ctx = _stage_context(run, stage, plan, nothing_written, writer, signals, watchdog)
+    run = choose_length(run, ctx, state)
     plans[state.stages[index]] = plan
     return run, state.stages[index]
 
@@ -166,9 +213,10 @@ def _stage_context(
     logbook: Logbook,
     writer: CheckpointWriter,
     signals: StopSignals,
+    watchdog: Watchdog,
 ) -> StageContext:
     settings = plan.step_settings(run.config.speed)
-    return StageContext(stage, run.steps_of(stage), plan, settings, logbook, writer, signals)
+    return StageContext(stage, run.steps_of(stage), plan, settings, logbook, writer, signals, watchdog)
 
 
 def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) -> str | None:
@@ -181,7 +229,9 @@ def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) ->
     return None
 
 
-def _report_complete(run: RunContext, state: TrainingState, reason: str | None, lock: FolderLock) -> int:
+def _report_complete(
+    run: RunContext, state: TrainingState, reason: str | None, lock: FolderLock, watchdog: Watchdog
+) -> int:
     """Report that training is complete; export now if the last command stopped before it exported."""
     exported, checkpoint = run.output_dir / "vae" / "config.json", run.resumed_from
     assert checkpoint is not None  # a new run has steps to make
@@ -197,7 +247,7 @@ def _report_complete(run: RunContext, state: TrainingState, reason: str | None, 
         _create_folder(run, lock)
         logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main)
         try:
-            _finish(run, state, stage, logbook, {})
+            _finish(run, state, stage, logbook, {}, watchdog)
         finally:
             logbook.close()
     return 0
@@ -268,17 +318,25 @@ def _record_memory(run: RunContext, ctx: StageContext, state: TrainingState) -> 
 
 
 def _finish(
-    run: RunContext, state: TrainingState, stage: Stage, logbook: Logbook, baselines: dict[str, Metrics]
+    run: RunContext,
+    state: TrainingState,
+    stage: Stage,
+    logbook: Logbook,
+    baselines: dict[str, Metrics],
+    watchdog: Watchdog,
 ) -> None:
     """Export the weights and print the result beside the `baselines` of `stage`, the last one."""
     save_samples(run, state, logbook, stage.image_size)
     logbook.draw_results()
-    if run.dist.is_main:
+    watchdog.beat()
+    if not run.dist.is_main:
+        watchdog.end()  # it waits while the main process exports
+    else:
         dataset = run.training_set.crops(run.config, stage.image_size)
         stride = max(1, len(dataset) // LATENT_IMAGES)  # a sample over all folders, not only the first
         first_epoch = 0
         crops = (dataset[first_epoch, index].image for index in range(0, len(dataset), stride))
-        batches = (crop[None].to(run.dist.device) for crop in crops if crop is not None)
+        batches = (crop[None].to(run.dist.device) for crop in _beating(crops, watchdog) if crop is not None)
         model, folder = state.eval_model, run.output_dir / "vae"
         size, fixed = stage.image_size, state.latent_scaling
         constants = export_final(folder, model, run.networks, batches, size, fixed)
@@ -289,3 +347,9 @@ def _finish(
         ]
         console.info("\n".join(lines))
     run.dist.barrier()
+
+
+def _beating(items: Iterator[_Item], watchdog: Watchdog) -> Iterator[_Item]:
+    for item in items:
+        watchdog.beat()
+        yield item

@@ -21,10 +21,16 @@ EXPORT = "finishing the export"
 
 # A scheduler may send SIGTERM to every process, and torchrun forwards its own copy: that is one request.
 _DUPLICATE_SECONDS = 0.5
+# A wait for images ends this long after a stop signal. Containers are killed 10 s after it, jobs after 30 s.
+LOADING_SECONDS = 5.0
 _STOP_SIGNALS = [name for name in ("SIGTERM", "SIGINT", "SIGBREAK", "SIGHUP") if hasattr(signal, name)]
 _HANGUP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has none
 
 _Handler = Callable[[int, FrameType | None], Any]
+
+
+class LoadingStoppedError(Exception):
+    """A signal has asked to stop, and the images of the next step do not arrive."""
 
 
 class StopSignals:
@@ -64,6 +70,11 @@ class StopSignals:
             yield
         finally:
             self.answer = before
+
+    def check_loading(self) -> None:
+        """Raise LoadingStoppedError if a stop signal came LOADING_SECONDS ago; for a wait for images."""
+        if self.stop and time.monotonic() - self._stopped_at >= LOADING_SECONDS:
+            raise LoadingStoppedError
 
     def _install(self, number: int, handler: _Handler) -> None:
         self._previous_handlers[number] = signal.signal(number, handler)

@@ -70,12 +70,14 @@ def measure_step(run: RunContext, ctx: StageContext, state: TrainingState) -> fl
 
     The first step is not measured: it compiles kernels and allocates memory.
     """
+    state.is_changing = True
     before = HostCopy().of(checkpoint_content(state, {}, ""))  # the device may have no room for a second one
     set_recompute(state.autoencoder, ctx.settings.recompute)
     with ctx.signals.answering(MEASURING), train_loader(run, ctx) as loader:
         batches = itertools.chain.from_iterable(map(loader.batches, itertools.count(ctx.stage.first_epoch)))
         seconds = _seconds_per_step(run, ctx, state, batches)
     restore(state, before)
+    state.is_changing = False
     return seconds
 
 

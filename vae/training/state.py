@@ -40,6 +40,7 @@ class TrainingState:
     # Not in checkpoints: what this command has done.
     begun_at: Position = field(default_factory=Position)
     stability: Stability = field(default_factory=Stability)
+    is_changing: bool = False  # within a step's update or a restoration: weights and position do not agree
     saved_step: int = -1  # optimizer step of the last checkpoint
     validated_step: int = -1  # optimizer step of the last validation
     last_validation: dict[str, float] = field(default_factory=dict)  # metrics

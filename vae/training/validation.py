@@ -18,6 +18,8 @@ from vae.training.distributed import Distributed
 FEW_IMAGES = 32  # up to this number, starting worker processes takes longer than decoding
 
 Metrics = dict[str, float]
+# Calls a function with the validation batches of this process, again if necessary; returns its result.
+Measure = Callable[[Callable[[Iterator[torch.Tensor]], dict[str, Sums]]], dict[str, Sums]]
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,18 @@ class ValidationSet:
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
 
     def batches(
-        self, data: DataConfig, image_size: int, batch_size: int, num_workers: int, dist: Distributed
+        self,
+        data: DataConfig,
+        image_size: int,
+        batch_size: int,
+        num_workers: int,
+        dist: Distributed,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> Iterator[torch.Tensor]:
-        """uint8 (B, 3, S, S) centre crops of this process's share, on its device."""
+        """uint8 (B, 3, S, S) centre crops of this process's share, on its device.
+
+        `while_waiting` is called during waits for images, and may end them with an exception.
+        """
         names = self.names[dist.rank :: dist.world_size]
         loader = load_validation(
             self.root,
@@ -42,6 +53,7 @@ class ValidationSet:
             background=data.background,
             max_pixels=data.max_pixels,
             num_workers=num_workers if len(names) > FEW_IMAGES else 0,
+            while_waiting=while_waiting,
         )
         for batch in loader:
             for rejection in batch.rejected:
@@ -63,20 +75,22 @@ def mode_reconstruction(model: AutoencoderKL, networks: Networks) -> Callable[[t
 
 
 def validation_metrics(
-    model: AutoencoderKL, networks: Networks, batches: Iterator[torch.Tensor], dist: Distributed
+    model: AutoencoderKL, networks: Networks, measure: Measure, dist: Distributed
 ) -> Metrics:
     """Mean PSNR, SSIM and, if LPIPS is part of the loss, LPIPS, over the images of all processes."""
     reconstruct = mode_reconstruction(model, networks)
-    return means(
-        _all_reduce(reconstruction_sums(reconstruct, map(to_float, batches), networks.perceptual), dist)
-    )
+
+    def sums_of(batches: Iterator[torch.Tensor]) -> dict[str, Sums]:
+        return {"": reconstruction_sums(reconstruct, map(to_float, batches), networks.perceptual)}
+
+    return means(_all_reduce(measure(sums_of)[""], dist))
 
 
 def baseline_metrics(
-    networks: Networks, batches: Iterator[torch.Tensor], factor: int, dist: Distributed
+    networks: Networks, measure: Measure, factor: int, dist: Distributed
 ) -> dict[str, Metrics]:
     """The same metrics of two baselines: the mean colour, and area reduction with bicubic enlargement."""
-    sums = baseline_sums(map(to_float, batches), networks.perceptual, factor)
+    sums = measure(lambda batches: baseline_sums(map(to_float, batches), networks.perceptual, factor))
     return {name: means(_all_reduce(sums[name], dist)) for name in sorted(sums)}
 
 

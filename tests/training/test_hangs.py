@@ -1,0 +1,158 @@
+"""Decoding processes that die or hang, and runs without progress: nothing is lost, no run waits for ever."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+
+from tests.harness.faults import Fault, run_forked, start_forked
+from tests.harness.runs import TINY
+from tests.harness.training_runs import assert_same_result, last_checkpoint, records
+from tests.harness.workers import notice_deaths_at_once
+from vae.config.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
+from vae.training import loop, signals, watchdog
+from vae.training.run import train
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="processes are forks")]
+# 16 steps of 2 images; a worker has decoded at most two batches when it is killed or stopped.
+RECIPE = {"batch_size": 2, "num_epochs": 2, "log_freq": 1, "num_workers": "2", "prefetch_factor": 1}
+RECIPE |= {"max_val_images": 4}
+HANG = {"hang_minutes": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    """The forked processes inherit these."""
+    notice_deaths_at_once(monkeypatch)
+    monkeypatch.setattr(signals, "LOADING_SECONDS", 0.3)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(image_folder, tmp_path_factory) -> Path:
+    """A finished run; the validation images are in `val` beside it."""
+    folder = tmp_path_factory.mktemp("hangs")
+    copytree(image_folder, folder / "val")
+    torch.set_num_threads(1)
+    given = {**TINY, **RECIPE, "data_path": str(image_folder), "val_path": str(folder / "val")}
+    assert train({**given, "output_dir": str(folder / "run")}) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def given(tiny, undisturbed) -> dict:
+    return {**tiny, **RECIPE, "val_path": str(undisturbed.with_name("val"))}
+
+
+def test_killed_workers_change_nothing(given, undisturbed, tmp_path):
+    faults = [Fault("kill_workers", "step", nth=step) for step in (2, 8)]
+    assert run_forked(given, *faults, log=tmp_path / "log") == [0], (tmp_path / "log").read_text()
+    printed = (tmp_path / "log").read_text()
+    assert printed.count("a decoding process died") == 2
+    assert "Traceback" not in printed
+    assert_same_result(tmp_path / "run", undisturbed)
+
+
+def test_workers_killed_three_times_save_and_exit_with_77(given, tmp_path):
+    faults = [Fault("kill_workers", "step", nth=step) for step in (2, 5, 8)]
+    assert run_forked(given, *faults, log=tmp_path / "log") == [EXIT_DATA]
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("train_vae.py:")]
+    for token in ("died 3 times", "--num_workers", "--resume_from latest"):
+        assert token in line
+    assert 8 <= last_checkpoint(tmp_path / "run")["position"]["step"] < 16
+
+
+@pytest.mark.parametrize(
+    ("workers", "fault"),
+    [
+        ("2", Fault("stop_workers", "step", nth=5)),
+        ("0", Fault("slow", r"open:(?<!val/)(inner/)?image_\d+\.png$", nth=46, value=600)),
+    ],
+    ids=["stopped_worker", "slow_disk"],
+)
+def test_stop_signal_acts_while_images_do_not_arrive(given, undisturbed, tmp_path, workers, fault):
+    log = tmp_path / "log"
+    (process,) = start_forked({**given, "num_workers": workers}, fault, log=log)
+    last, deadline = -1, time.monotonic() + 60
+    while last < 4 or last != steps(tmp_path / "run"):
+        assert time.monotonic() < deadline
+        last = steps(tmp_path / "run")
+        time.sleep(0.7)
+    os.kill(process.pid, signal.SIGTERM)
+    started = time.monotonic()
+    process.join(30)
+    assert process.exitcode == EXIT_SAVED_RESUMABLE, log.read_text()
+    assert time.monotonic() - started < 10
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] == last
+    if workers == "2":
+        assert train({**given, "resume_from": "latest"}) == 0
+        assert_same_result(tmp_path / "run", undisturbed)
+
+
+def steps(folder: Path) -> int:
+    """Number of training records."""
+    return len(records(folder, "train")) if (folder / "metrics.jsonl").exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "stack"),
+    [
+        (Fault("stop_workers", "step", nth=5), "in take_step|in _next"),
+        (Fault("slow", r"open:val/.*png$", nth=12, value=600), "in _validate"),  # the validation of epoch 1
+        (Fault("slow", "step", nth=5, value=600), "in watched_step"),
+    ],
+    ids=["loading", "validation", "without_reaction"],
+)
+def test_hang_writes_stacks_saves_and_exits(given, undisturbed, tmp_path, fault, stack):
+    started = time.monotonic()
+    assert run_forked({**given, **HANG}, fault, log=tmp_path / "log") == [EXIT_FAILED]
+    assert time.monotonic() - started < 30
+    printed = (tmp_path / "log").read_text()
+    assert "Traceback" not in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("train_vae.py:")]
+    stacks = tmp_path / "run" / "hang_stacks_0.txt"
+    for token in ("--hang_minutes 0.05", str(stacks), "--resume_from latest"):
+        assert token in line
+    assert re.search(stack, stacks.read_text())
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] >= 4
+    if stack == "in _validate":
+        assert train({**given, "resume_from": "latest"}) == 0
+        assert_same_result(tmp_path / "run", undisturbed)
+
+
+def test_hang_within_the_change_of_the_weights_saves_nothing(given, tmp_path, monkeypatch):
+    apply_update, calls = loop.apply_update, []
+
+    def hangs(*arguments):
+        norms = apply_update(*arguments)
+        calls.append(1)
+        if len(calls) == 2:
+            time.sleep(600)
+        return norms
+
+    monkeypatch.setattr(loop, "apply_update", hangs)
+    assert run_forked({**given, **HANG}, log=tmp_path / "log") == [EXIT_FAILED]
+    assert "nothing new is saved" in (tmp_path / "log").read_text()
+    assert list((tmp_path / "run").glob("*.pt")) == []
+
+
+def test_progress_is_no_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.05)
+    with watchdog.Watchdog(1 / 60, tmp_path) as watched:
+        for _ in range(30):
+            watched.beat()
+            watched.check()
+            time.sleep(0.05)
+        assert not list(tmp_path.iterdir())
+        deadline = time.monotonic() + 20
+        while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        with pytest.raises(HangError, match="hang_stacks_0"):
+            watched.check()

@@ -1,0 +1,104 @@
+"""A watchdog: a run without progress writes the stacks of all threads, saves if possible, and exits."""
+
+import faulthandler
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vae import console
+from vae.config.errors import EXIT_FAILED, HangError
+from vae.training.run_folder import resume_command
+
+CHECK_SECONDS = 1.0
+REACTION_SECONDS = 300.0  # a main thread that waits for images saves and ends the run itself
+SAVE_SECONDS = 600.0  # for the last checkpoint: a disk that hangs must not keep the process alive
+
+
+class Watchdog:
+    """A context in which every process must `beat` at least every `minutes`; 0: it only counts as a context.
+
+    If the main thread does not react to a hang with `check`, `save_alone` saves on the main process, and the
+    process exits.
+    """
+
+    def __init__(self, minutes: float, folder: Path, rank: int = 0) -> None:
+        self.save_alone: Callable[[], str | None] = lambda: None  # saves; returns the name of the checkpoint
+        self._minutes, self._folder, self._rank = minutes, folder, rank
+        self._beats = 0
+        self._line: str | None = None  # what a hang prints
+        self._reacted = False
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "Watchdog":
+        if self._minutes:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+
+    def beat(self) -> None:
+        """Report progress."""
+        self._beats += 1
+
+    def check(self) -> None:
+        """Raise HangError if the run hangs; for the main thread while it waits."""
+        if self._line is not None:
+            self._reacted = True
+            raise HangError(self._line)
+
+    def _watch(self) -> None:
+        seen, silent = -1, 0.0
+        while not self._ended.wait(CHECK_SECONDS):
+            if seen != self._beats:
+                seen, silent = self._beats, 0.0
+            # Not by a clock: a process that was paused, for example by Ctrl-Z, does not hang.
+            silent += CHECK_SECONDS
+            if self._line is None and silent >= 60 * self._minutes:
+                self._line, silent = self._report(), 0.0
+            elif self._line is not None and silent >= self._patience():
+                self._exit()
+
+    def _patience(self) -> float:
+        """Seconds until the process ends, after a hang was noticed; the main process ends first."""
+        if self._reacted:
+            return SAVE_SECONDS
+        return min(REACTION_SECONDS, 60 * self._minutes) + (SAVE_SECONDS if self._rank else 0)
+
+    def _report(self) -> str:
+        """Write the stacks; returns the line about the hang."""
+        path = self._folder / f"hang_stacks_{self._rank}.txt"
+        try:
+            with path.open("a") as file:
+                file.write(f"{time.ctime()}: no progress for {self._minutes:g} minutes\n")
+                file.flush()
+                faulthandler.dump_traceback(file)
+            where = str(path)
+        except OSError as error:
+            faulthandler.dump_traceback()
+            where = f"the output of this process ({path}: {error.strerror})"
+        return (
+            f"no progress for {self._minutes:g} minutes (--hang_minutes {self._minutes:g}): the stacks of "
+            f"all threads are in {where}; check the disk or share of --data_path"
+        )
+
+    def _exit(self) -> None:
+        """End the process without its main thread, which does not react."""
+        saved: list[str | None] = []
+        saving = threading.Thread(target=lambda: saved.append(self.save_alone()), daemon=True)
+        saving.start()
+        saving.join(SAVE_SECONDS)
+        text = f"{self._line}; {f'{saved[0]} is saved' if saved and saved[0] else 'nothing new is saved'}"
+        console.error_from_signal_handler(
+            f"train_vae.py: {text}; resume with: {resume_command(self._folder)}"
+        )
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(EXIT_FAILED)
