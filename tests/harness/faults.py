@@ -248,7 +248,7 @@ def start_forked(
     """Start training in forked processes; the result is for `wait_for`."""
     context, port = multiprocessing.get_context("fork"), _free_port()
     environs = [{"RANK": str(r), "WORLD_SIZE": str(processes), "MASTER_PORT": port} for r in range(processes)]
-    started = [context.Process(target=_train_forked, args=(given, faults, e, log)) for e in environs]
+    started = [context.Process(target=train_forked, args=(given, faults, e, log)) for e in environs]
     for process in started:
         process.start()
     return started
@@ -266,9 +266,10 @@ def wait_for(started: list[Any]) -> list[int]:
     return [process.exitcode for process in started]
 
 
-def _train_forked(
+def train_forked(
     given: dict[str, Any], faults: tuple[Fault, ...], environ: dict[str, str], log: Path | None
 ) -> None:
+    """Train in this process, which is a fork, as one of several; then end it."""
     os.environ |= {**environ, "MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"]}
     handle = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
@@ -287,16 +288,17 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def faulty_command(given: dict[str, Any], processes: int = 1) -> list[str]:
+def faulty_command(given: dict[str, Any], processes: int = 1, max_restarts: int = 0) -> list[str]:
     """The command of a training run with faults; `processes` > 1 runs it under torchrun."""
     words = [sys.executable]
     if processes > 1:
         words += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        words += ["--max_restarts", str(max_restarts)]
     return [*words, "-m", "tests.harness.faulty_train", *as_flags(given)]
 
 
 def start_faulty(
-    given: dict[str, Any], *faults: Fault, processes: int = 1, **popen: Any
+    given: dict[str, Any], *faults: Fault, processes: int = 1, max_restarts: int = 0, **popen: Any
 ) -> subprocess.Popen[str]:
     """Start a training run with these options and faults; its output is text in pipes."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
@@ -307,7 +309,9 @@ def start_faulty(
         "text": True,
         "cwd": ROOT,
     }
-    return subprocess.Popen(faulty_command(given, processes), env=environ, **{**settings, **popen})
+    return subprocess.Popen(
+        faulty_command(given, processes, max_restarts), env=environ, **{**settings, **popen}
+    )
 
 
 def run_faulty(

@@ -2,7 +2,9 @@
 
 import datetime
 import os
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,9 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vae.config.errors import UserError
+from vae import console
+from vae.config.errors import EXIT_FAILED, HangError, UserError
 from vae.device import pick_device
 
+JOIN_MINUTES = 10.0  # until all processes have joined, or --hang_minutes if that is less
 WITHOUT_LIMIT_MINUTES = 24 * 60.0  # of a collective if --hang_minutes is 0; PyTorch has no "off"
 
 _Item = TypeVar("_Item", bound=Hashable)
@@ -47,8 +51,8 @@ class Distributed:
             torch.cuda.set_device(chosen)
         if world_size > 1:
             backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
-            minutes = 2 * hang_minutes + 20 if hang_minutes else WITHOUT_LIMIT_MINUTES
-            dist.init_process_group(backend, timeout=datetime.timedelta(minutes=minutes))
+            with _join_limit(hang_minutes, world_size):
+                _join(backend, hang_minutes)
         return cls(rank, world_size, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
     @property
@@ -104,3 +108,43 @@ class Distributed:
         """Leave the process group."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _join(backend: str, hang_minutes: float) -> None:
+    """Join the process group of this start of torchrun.
+
+    torchrun keeps one store for all its restarts (--max_restarts). Without a prefix, restarted processes
+    would find the addresses of the ended ones in it, and some would wait for ever. On several nodes, the
+    numbers of restarts may differ.
+    """
+    minutes = 2 * hang_minutes + 20 if hang_minutes else WITHOUT_LIMIT_MINUTES
+    timeout = datetime.timedelta(minutes=minutes)
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        store = dist.PrefixStore(f"start_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+@contextmanager
+def _join_limit(hang_minutes: float, world_size: int) -> Iterator[None]:
+    """Within this context, joining may take a limited time. PyTorch's own timeouts do not end every wait."""
+    minutes = min(hang_minutes or JOIN_MINUTES, JOIN_MINUTES)
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    line = f"the {world_size} processes of this run cannot join at {where}"
+
+    def give_up() -> None:
+        text = (
+            f"{line} within {minutes:g} minutes: check that all of them were started and reach this address"
+        )
+        console.error_from_signal_handler(f"train_vae.py: {text}")
+        os._exit(EXIT_FAILED)
+
+    timer = threading.Timer(60 * minutes, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except dist.DistError as error:
+        raise HangError(f"{line}: {str(error).splitlines()[0]}") from error
+    finally:
+        timer.cancel()

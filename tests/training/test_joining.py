@@ -1,0 +1,36 @@
+"""Several processes join, also after torchrun has started them again; a process never waits for ever."""
+
+import multiprocessing
+import os
+
+import pytest
+
+from tests.harness.faults import Fault, start_faulty, train_forked
+from tests.harness.training_runs import last_checkpoint
+from vae.config.errors import EXIT_FAILED
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="processes are forks")]
+
+
+def test_run_continues_after_torchrun_has_started_it_again(tiny, tmp_path):
+    """Rank 1 is killed, then the processes resume. One store of torchrun serves all starts."""
+    given = {**tiny, "batch_size": 2, "checkpoint_steps": 1, "resume_from": "latest", "hang_minutes": 0.5}
+    fault = Fault("kill", "train_pass", nth=8, rank=1)
+    process = start_faulty(given, fault, processes=2, max_restarts=2)
+    _out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err[-3000:]
+    assert "cannot join" not in err
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] == 6
+
+
+def test_process_that_is_alone_does_not_wait_for_ever(tiny, tmp_path):
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "0"}
+    given = {**tiny, "hang_minutes": 0.02}
+    arguments = (given, (), environ, tmp_path / "log")
+    process = multiprocessing.get_context("fork").Process(target=train_forked, args=arguments)
+    process.start()
+    process.join(60)
+    assert process.exitcode == EXIT_FAILED
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    for token in ("the 2 processes", "127.0.0.1:", "0.02 minutes"):
+        assert token in line
