@@ -21,7 +21,7 @@ FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone
 FOREIGN = {
     "nvidia-smi": {"--query-gpu", "--format"},
     "tensorboard": {"--logdir"},
-    "torchrun": {"--nproc_per_node"},
+    "torchrun": {"--nproc_per_node", "--max_restarts"},
     "wsl": {"--install"},
     "py": {"--version"},
     "bash": {"--create-dirs"},
