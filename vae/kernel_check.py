@@ -19,6 +19,7 @@ from vae.config.errors import UserError
 from vae.ops import library
 from vae.ops.library import KERNEL_KEYS, REPLACED, KernelKey
 from vae.ops.measured import use_measured
+from vae.ops.norm import Norm
 
 # Largest difference over largest value. The relative rounding error of one number is 2**-9 in bf16 and 2**-12
 # in fp16 (half a unit in the last place); inputs, results and gradients are each rounded, so results differ
@@ -164,11 +165,25 @@ def _norm_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Cal
     h, grad = (draw(*NORM_SHAPE).to(key.dtype).contiguous(memory_format=layout) for _ in range(2))
     weight, bias = draw(NORM_SHAPE[1]), draw(NORM_SHAPE[1])
     variance, mean = torch.var_mean(h.float().unflatten(1, (GROUPS, -1)), dim=(2, 3, 4), correction=0)
-    norm = [h, mean, (variance + EPS).rsqrt(), weight, bias]
-    yield "norm_statistics", lambda ops, h: ops.norm_statistics(h, GROUPS, EPS), [h]
-    for silu in (True, False):
-        yield "normalize", lambda ops, *t, silu=silu: (ops.normalize(*t, silu),), norm
-        yield "normalize_backward", lambda ops, *t, silu=silu: ops.normalize_backward(*t, silu), [grad, *norm]
+    rstd, h_bias = (variance + EPS).rsqrt(), draw(NORM_SHAPE[1])
+
+    def norm(*biases: Tensor, silu: bool) -> Norm:  # weight and bias, and h_bias or not
+        weight, bias, *before = biases
+        return Norm(weight, bias, GROUPS, EPS, silu, *before)
+
+    plain, biased = [weight, bias], [weight, bias, h_bias]
+    yield "norm_statistics", lambda ops, h, *b: ops.norm_statistics(h, norm(*b, silu=True)), [h, *biased]
+    for silu, given in ((True, biased), (False, plain)):
+
+        def normalize(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
+            return (ops.normalize(*t[:3], norm(*t[3:], silu=silu)),)
+
+        def backward(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
+            return ops.normalize_backward(*t[:4], norm(*t[4:], silu=silu))[: len(t) - 3]
+
+        yield "normalize", normalize, [h, mean, rstd, *given]
+        yield "normalize_backward", backward, [grad, h, mean, rstd, *given]
+    yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, h_bias]
 
 
 def _attention_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Call, list[Tensor]]]:

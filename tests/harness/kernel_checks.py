@@ -17,7 +17,7 @@ from vae.ops import attention as attention_module
 from vae.ops import attention_triton, gpu_blocks, norm_triton
 from vae.ops import norm as norm_module
 from vae.ops.fused_conv import norm_silu_conv, norm_silu_conv_reference
-from vae.ops.norm import group_norm_reference, group_norm_silu
+from vae.ops.norm import Norm, group_norm_reference, group_norm_silu
 from vae.ops.residual_block import residual_block, residual_block_reference
 
 EPS = 1e-6
@@ -55,7 +55,7 @@ def largest_error(result: Tensor, exact: Tensor) -> float:
 
 def compare(results: list[Tensor], expected: list[Tensor], dtype: torch.dtype, case: str) -> None:
     """Raise AssertionError if the error of a tensor exceeds TOLERANCE[dtype]."""
-    names = ("out", "grad 1", "grad 2", "grad 3")[: len(results)]
+    names = ("out", "grad 1", "grad 2", "grad 3", "grad 4")[: len(results)]
     for name, result, exact in zip(names, results, expected, strict=True):
         error = largest_error(result, exact)
         assert error < TOLERANCE[dtype], f"{case}: error of {name} is {error:.1e}"  # fails for NaN too
@@ -72,24 +72,32 @@ def check_norm(
 ) -> None:
     """Compare statistics, forward and backward of one case with the reference in fp64."""
     generator = torch.Generator().manual_seed(0)
-    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1])]
+    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1], shape[1])]
     h, grad = (t.to(device, dtype).contiguous(memory_format=layout) for t in (draw[0] * 2 + 3, draw[1]))
-    weight, bias = (t.to(device) for t in draw[2:])
-    exact = [t.detach().double().requires_grad_() for t in (h, weight, bias)]
-    reference = group_norm_reference(*exact, groups, EPS, silu)
+    weight, bias, h_bias = (t.to(device) for t in draw[2:])
+    with_bias = (h_bias,) if silu else ()  # both variants, each with one of two activations
+    exact = [t.detach().double().requires_grad_() for t in (h, weight, bias, *with_bias)]
+    shifted = exact[0] + exact[3][:, None, None] if with_bias else exact[0]
+    reference = group_norm_reference(shifted, *exact[1:3], groups, EPS, silu)
     expected = [reference.detach(), *torch.autograd.grad(reference, exact, grad.double())]
     gpu_blocks.REDUCTION_PROGRAMS, before = programs, gpu_blocks.REDUCTION_PROGRAMS
     try:
-        mean, rstd = norm_triton.norm_statistics(h, groups, EPS)
-        out = norm_triton.normalize(h, mean, rstd, weight, bias, silu)
-        results = [out, *norm_triton.normalize_backward(grad, h, mean, rstd, weight, bias, silu)]
-        in_place, *_ = norm_triton.normalize_backward(grad, h, mean, rstd, weight, bias, silu, in_place=True)
+        norm = Norm(weight, bias, groups, EPS, silu, *with_bias)
+        mean, rstd = norm_triton.norm_statistics(h, norm)
+        arguments = (h, mean, rstd, norm)
+        out, gradients = norm_triton.normalize(*arguments), norm_triton.normalize_backward(grad, *arguments)
+        results = [out, *gradients[: 3 + len(with_bias)]]
+        in_place, *_ = norm_triton.normalize_backward(grad, *arguments, in_place=True)
         assert in_place is grad
         assert torch.equal(in_place, results[1])
+        added = norm_triton.add_with_bias(h.clone(memory_format=torch.preserve_format), out, h_bias)
     finally:
         gpu_blocks.REDUCTION_PROGRAMS = before
     assert results[0].stride() == results[1].stride() == h.stride()
-    assert [t.dtype for t in (*results, mean, rstd)] == [dtype] * 2 + [torch.float32] * 4
+    assert {t.dtype for t in (*results[2:], mean, rstd)} == {torch.float32}
+    assert added.dtype == results[0].dtype == results[1].dtype == dtype
+    total = h.double() + out.double() + h_bias.double()[:, None, None]
+    assert largest_error(added, total) < TOLERANCE[dtype]
     compare(results, expected, dtype, f"norm {shape} {groups} {dtype} {layout} silu={silu}")
 
 
@@ -98,7 +106,8 @@ def check_statistics_with_a_large_mean(device: str) -> None:
     h = 4096 + torch.randn(2, 6, 9, 70, generator=torch.Generator().manual_seed(0))
     exact = h.double().view(2, 3, -1)
     for layout in (torch.contiguous_format, torch.channels_last):
-        mean, rstd = norm_triton.norm_statistics(h.to(device).contiguous(memory_format=layout), 3, EPS)
+        norm = Norm(*torch.ones(2, 6, device=device), 3, EPS)
+        mean, rstd = norm_triton.norm_statistics(h.to(device).contiguous(memory_format=layout), norm)
         torch.testing.assert_close(mean.double().cpu(), exact.mean(-1), rtol=1e-6, atol=0)
         deviation = exact.std(-1, correction=0)
         torch.testing.assert_close(rstd.double().cpu(), 1 / deviation, rtol=1e-4, atol=0)

@@ -24,6 +24,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import RECOMPUTE_LEVELS, set_recompute
 from vae.ops.attention import attention_reference
 from vae.ops.resample import upsample_conv_reference
+from vae.ops.residual_block import residual_block_reference
 from vae.step import Networks, StepInputs, compute_gradients
 
 DEEP = ModelConfig(channels=(8, 8, 16), layers_per_block=2, norm_groups=4, z_channels=4)
@@ -41,6 +42,7 @@ def plain_operations() -> Iterator[None]:
         patches.setattr(layers + "attention", attention_reference)
         patches.setattr(layers + "upsample_conv", upsample_conv_reference)
         patches.setattr(layers + "group_norm", plain_norm)
+        patches.setattr(layers + "residual_block", lambda *given: residual_block_reference(*given[:4]))
         patches.setattr(layers + "group_norm_silu", lambda *arguments: F.silu(plain_norm(*arguments)))
         yield
 

@@ -47,22 +47,24 @@ def test_bf16_with_fp32_weights_is_as_close_to_fp64_as_plain_bf16(shape):
 
 
 def test_passes_opcheck():
-    inputs = norm_silu_conv_inputs((2, 8, 12, 5, 6), dtype=torch.float32)
-    torch.library.opcheck(torch.ops.vae.norm_silu_conv.default, (*inputs, GROUPS, EPS))
+    h, gamma, beta, weight, bias = norm_silu_conv_inputs((2, 8, 12, 5, 6), dtype=torch.float32)
+    torch.library.opcheck(torch.ops.vae.same_conv.default, (h, weight, bias, gamma, beta, GROUPS, EPS))
 
 
 def test_flop_formulas_count_the_convolutions_within():
-    h, *weights = [t.detach() for t in norm_silu_conv_inputs(NORM_SILU_CONV_SHAPES[0], device="meta")]
-    forward, backward = torch.ops.vae.norm_silu_conv.default, torch.ops.vae.norm_silu_conv_backward.default
-    out, mean, rstd = forward(h, *weights, GROUPS, EPS)
-    for op, arguments in (
-        (forward, (h, *weights, GROUPS, EPS)),
-        (backward, (out, h, mean, rstd, *weights[:3], GROUPS)),
+    inputs = norm_silu_conv_inputs(NORM_SILU_CONV_SHAPES[0], device="meta")
+    h, gamma, beta, weight, bias = (t.detach() for t in inputs)
+    forward, backward = torch.ops.vae.same_conv.default, torch.ops.vae.same_conv_backward.default
+    arguments = (h, weight, bias, gamma, beta, GROUPS, EPS)
+    out, mean, rstd = forward(*arguments)
+    for op, given in (
+        (forward, arguments),
+        (backward, (out, h, mean, rstd, weight, gamma, beta, GROUPS, True, True)),
     ):
         with LiveBytes() as within:
-            IMPLEMENTATIONS[op](*arguments)
+            IMPLEMENTATIONS[op](*given)
         with FlopCounterMode(display=False) as formula:
-            op(*arguments)
+            op(*given)
         assert formula.get_total_flops() == within.flops > 0
 
 

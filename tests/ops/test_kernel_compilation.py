@@ -52,19 +52,23 @@ def norm_launches():
     """(kernel, types, constants, warps) of the norm: 128 channels in bf16 and fp32, 384, both layouts."""
     from vae.ops import norm_kernels as kernels
 
-    fp32 = ("moments", "mean", "rstd", "weight", "bias", "channel_sums", "group_sums")
+    fp32 = ("moments", "mean", "rstd", "weight", "bias", "channel_sums", "group_sums", "grad_weight")
     numbers = ("programs", "tiles", "pixels", "channels", "groups", "tiles_per_program")
-    common = dict.fromkeys((*fp32, "grad_weight", "grad_bias"), "*fp32") | dict.fromkeys(numbers, "i32")
+    common = dict.fromkeys((*fp32, "grad_bias", "h_bias", "h_sums"), "*fp32") | dict.fromkeys(numbers, "i32")
     common |= {"eps": "fp32", "stride_b": "i64"}
-    whole = [(kernels.moments_kernel, {}), (kernels.sums_kernel, {"SILU": True})]
-    whole += [(kernels.normalize_kernel, {"SILU": True, "MERGE": merge}) for merge in (True, False)]
-    whole += [(kernels.input_gradient_kernel, {"SILU": True})]
+    none = {"h_bias": None}
+    whole = [(kernels.moments_kernel, {}), (kernels.sums_kernel, {"SILU": True}), (kernels.add_kernel, {})]
+    whole += [(kernels.normalize_kernel, {"SILU": True, "MERGE": True})]
+    whole += [(kernels.normalize_kernel, {"SILU": True, "MERGE": False} | none)]
+    whole += [
+        (kernels.input_gradient_kernel, {"SILU": True} | given) for given in ({}, none | {"h_sums": None})
+    ]
     cases = [("*bf16", 128, True), ("*bf16", 128, False), ("*fp32", 128, True), ("*bf16", 384, True)]
     for (kernel, switches), (element, channels, channels_last) in itertools.product(whole, cases):
         blocks = norm_blocks(1, channels, 1024**2, 32, channels_last)
         other, one = ("stride_p", "stride_c") if channels_last else ("stride_c", "stride_p")
-        known = common | {other: "i32"} | dict.fromkeys(("h", "out", "grad_out", "grad_h"), element)
-        types = {name: kind for name, kind in known.items() if name in kernel.arg_names}
+        known = common | {other: "i32"} | dict.fromkeys(("h", "x", "out", "grad_out", "grad_h"), element)
+        types = {name: known[name] for name in kernel.arg_names if name in known and name not in switches}
         constants = {"BLOCK": blocks.channels, "ROWS": blocks.rows, "COLUMNS": blocks.columns}
         yield kernel, types, constants | switches | {"GROUPS": blocks.groups, one: 1}, NUM_WARPS
 

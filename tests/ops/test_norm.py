@@ -7,12 +7,14 @@ from tests.harness.operations import LAYOUTS
 from vae.memory.live_bytes import LiveBytes
 from vae.ops import norm_torch
 from vae.ops.norm import (
+    Norm,
     group_norm,
     group_norm_reference,
     group_norm_silu,
     norm_statistics,
     normalize,
     normalize_backward,
+    normalize_with_statistics,
 )
 
 EPS = 1e-6
@@ -118,7 +120,8 @@ def test_gradcheck(function, layout):
 def test_variance_is_exact_with_a_large_mean(layout):
     # variance 1 around 4096: E[x^2] - E[x]^2 would have no correct digit left in fp32
     h = 4096 + torch.randn(2, 6, 90, 70, generator=torch.Generator().manual_seed(0))
-    mean, rstd = norm_statistics(h.contiguous(memory_format=layout), 3, EPS)
+    norm = Norm(torch.ones(6), torch.zeros(6), 3, EPS)
+    mean, rstd = norm_statistics(h.contiguous(memory_format=layout), norm)
     exact = h.double().view(2, 3, -1)
     torch.testing.assert_close(mean.double(), exact.mean(-1), rtol=1e-6, atol=0)
     torch.testing.assert_close(rstd.double(), 1 / exact.std(-1, correction=0), rtol=1e-4, atol=0)
@@ -126,18 +129,19 @@ def test_variance_is_exact_with_a_large_mean(layout):
 
 def test_statistics_and_normalize_compose_the_operation():
     h, weight, bias = (t.detach() for t in tensors())
-    mean, rstd = norm_statistics(h, 3, EPS)
+    norm = Norm(weight, bias, 3, EPS)
+    mean, rstd = norm_statistics(h, norm)
     assert mean.shape == rstd.shape == (2, 3)
     torch.testing.assert_close(
-        normalize(h, mean, rstd, weight, bias, 3, True),
+        normalize(h, mean, rstd, norm),
         group_norm_silu(h, weight, bias, 3, EPS),
         rtol=0,
         atol=0,
     )
     grad = torch.randn_like(h)
     inputs = [t.clone().requires_grad_() for t in (h, weight, bias)]
-    found = normalize_backward(grad, h, mean, rstd, weight, bias, 3, True)
-    for mine, theirs in zip(found, results(group_norm_silu, inputs, grad, 3, EPS)[1:], strict=True):
+    found = normalize_backward(grad, h, mean, rstd, norm)
+    for mine, theirs in zip(found[:3], results(group_norm_silu, inputs, grad, 3, EPS)[1:], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
@@ -148,12 +152,35 @@ def test_in_place_gradient_overwrites_grad_out(layout, silu, part, monkeypatch):
     monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", part)
     h, weight, bias = (t.detach() for t in tensors())
     h, grad = h.contiguous(memory_format=layout), torch.randn_like(h).contiguous(memory_format=layout)
-    arguments = (h, *norm_statistics(h, 3, EPS), weight, bias, 3, silu)
+    norm = Norm(weight, bias, 3, EPS, silu, h_bias=bias)
+    arguments = (h, *norm_statistics(h, norm), norm)
     expected = normalize_backward(grad, *arguments)
     found = normalize_backward(grad, *arguments, in_place=True)
     assert found[0].data_ptr() == grad.data_ptr()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("part", [7, 2**17])
+def test_bias_before_the_norm_is_added_to_its_input(layout, silu, part, monkeypatch):
+    monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", part)
+    h, weight, bias = tensors()
+    h, h_bias = h.detach().contiguous(memory_format=layout), torch.linspace(-3, 3, len(bias)).double()
+    inputs = [t.detach().requires_grad_() for t in (h, weight, bias, h_bias)]
+    grad = torch.randn_like(h)
+    expected = results(
+        lambda h, weight, bias, h_bias: group_norm_reference(
+            h + h_bias[:, None, None], weight, bias, 3, EPS, silu
+        ),
+        inputs,
+        grad,
+    )
+    norm = Norm(weight.detach(), bias.detach(), 3, EPS, silu, h_bias)
+    out, *statistics = normalize_with_statistics(h, norm)
+    for mine, truth in zip((out, *normalize_backward(grad, h, *statistics, norm)), expected, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=1e-10, atol=1e-11)
 
 
 def test_odd_strides_of_input_and_gradient():

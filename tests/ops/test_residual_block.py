@@ -1,4 +1,4 @@
-"""The residual block as one operation: exact, with and without a change of width, and using little memory."""
+"""The residual block as one operation: exact at each recompute level, and using little memory."""
 
 import pytest
 import torch
@@ -17,9 +17,11 @@ from vae.memory.live_bytes import LiveBytes
 from vae.ops.library import IMPLEMENTATIONS
 from vae.ops.residual_block import residual_block, residual_block_reference
 
+LEVELS = ["none", "activations", "block"]
 
-def operation(x, *parameters):
-    return residual_block(x, parameters, GROUPS, EPS)
+
+def operation(recompute):
+    return lambda x, *parameters: residual_block(x, parameters, GROUPS, EPS, recompute)
 
 
 def reference(x, *parameters):
@@ -32,10 +34,11 @@ def on_meta(shape):
 
 @pytest.mark.parametrize("shape", RESIDUAL_BLOCK_SHAPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_equals_the_reference(shape, layout):
+@pytest.mark.parametrize("level", LEVELS)
+def test_equals_the_reference(shape, layout, level):
     inputs = residual_block_inputs(shape, layout=layout)
     for result, expected in zip(
-        with_gradients(operation, inputs), with_gradients(reference, inputs), strict=True
+        with_gradients(operation(level), inputs), with_gradients(reference, inputs), strict=True
     ):
         torch.testing.assert_close(result, expected, rtol=1e-11, atol=1e-10)
 
@@ -44,24 +47,49 @@ def test_equals_the_reference(shape, layout):
 def test_bf16_with_fp32_weights_is_as_close_to_fp64_as_plain_bf16(shape):
     exact = with_gradients(reference, residual_block_inputs(shape))
     inputs = residual_block_inputs(shape, dtype=torch.bfloat16, weights_dtype=torch.float32)
-    results = with_gradients(operation, inputs)
+    results = with_gradients(operation("block"), inputs)
     plain = with_gradients(reference, inputs)
     assert [t.dtype for t in results] == [torch.bfloat16] * 2 + [torch.float32] * (len(inputs) - 1)
     assert relative_error(results, exact) <= 1.1 * relative_error(plain, exact)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_levels_have_the_same_gradients_in_bf16(layout):
+    inputs = residual_block_inputs((2, 8, 12, 9, 6), dtype=torch.bfloat16, weights_dtype=torch.float32)
+    inputs[0] = inputs[0].detach().contiguous(memory_format=layout).requires_grad_()
+    first, *others = (with_gradients(operation(level), inputs) for level in LEVELS)
+    for results in others:
+        assert all(map(torch.equal, results, first))
+
+
+@pytest.mark.parametrize("shape", RESIDUAL_BLOCK_SHAPES[:2])
+def test_parameters_of_equal_gradients_share_no_memory(shape):
+    _, *grads = with_gradients(operation("block"), residual_block_inputs(shape))
+    assert len({grad.data_ptr() for grad in grads}) == len(grads)  # they are clipped in place
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(2, 8, 12, 5, 6), (2, 8, 8, 5, 6)])
-def test_passes_opcheck(shape):
+@pytest.mark.parametrize(("shape", "level"), [((2, 8, 12, 5, 6), "block"), ((2, 8, 8, 5, 6), "none")])
+def test_passes_opcheck(shape, level):
     x, *parameters = residual_block_inputs(shape, dtype=torch.float32)
-    torch.library.opcheck(torch.ops.vae.residual_block.default, (x, parameters, GROUPS, EPS))
+    arguments = (x, *parameters, *(None,) * (10 - len(parameters)), GROUPS, EPS, level)
+    torch.library.opcheck(torch.ops.vae.residual_block.default, arguments)
 
 
-def test_saves_only_its_input_and_the_statistics():
-    inputs = on_meta((2, 8, 12, 16, 16))
+@pytest.mark.parametrize(("level", "tensors"), [("block", 0), ("activations", 1), ("none", 3)])
+def test_saves_what_the_level_says(level, tensors):
+    inputs = on_meta((2, 8, 8, 16, 16))
     with LiveBytes() as counter:
-        out = operation(*inputs)
-        assert counter.current == out.nbytes + 4 * (2 * GROUPS) * 4
+        out = operation(level)(*inputs)
+        assert counter.current == out.nbytes + 4 * (2 * GROUPS) * 4 + tensors * inputs[0].nbytes
+
+
+def test_without_gradients_nothing_is_stored():
+    inputs = on_meta((2, 8, 8, 16, 16))
+    with torch.no_grad(), LiveBytes() as counter:
+        operation("none")(*inputs)
+    # the inner h, its activation and the output
+    assert counter.peak <= 3 * inputs[0].nbytes + sum(t.nbytes for t in inputs[1:])
 
 
 def test_backward_allocates_at_most_three_activations():
@@ -74,24 +102,24 @@ def test_backward_allocates_at_most_three_activations():
     assert counter.peak <= 3 * x.nbytes + 2 * weights
 
 
-def test_flops_are_three_times_the_forward_and_one_convolution():
+@pytest.mark.parametrize(("level", "recomputed"), [("block", 1), ("activations", 0), ("none", 0)])
+def test_flops_are_three_times_the_forward_and_what_is_recomputed(level, recomputed):
     one = 2 * 16 * 16 * 8 * 8 * 9
     with LiveBytes() as counter:
-        operation(*on_meta((1, 8, 8, 16, 16))).sum().backward()
-    assert counter.flops == (2 + 1 + 4) * one
+        operation(level)(*on_meta((1, 8, 8, 16, 16))).sum().backward()
+    assert counter.flops == (2 + recomputed + 4) * one
 
 
 @pytest.mark.parametrize("shape", RESIDUAL_BLOCK_SHAPES)
-def test_flop_formulas_count_the_convolutions_within(shape):
+@pytest.mark.parametrize("level", LEVELS)
+def test_flop_formulas_count_the_convolutions_within(shape, level):
     x, *parameters = (t.detach() for t in on_meta(shape))
     forward, backward = torch.ops.vae.residual_block.default, torch.ops.vae.residual_block_backward.default
-    out, *statistics = forward(x, parameters, GROUPS, EPS)
-    for op, arguments in (
-        (forward, (x, parameters, GROUPS, EPS)),
-        (backward, (out, x, statistics, parameters, GROUPS)),
-    ):
+    arguments = (x, *parameters, *(None,) * (10 - len(parameters)), GROUPS, EPS, level)
+    out, *stored = forward(*arguments)
+    for op, given in ((forward, arguments), (backward, (out, x, stored, parameters, GROUPS))):
         with LiveBytes() as within:
-            IMPLEMENTATIONS[op](*arguments)
+            IMPLEMENTATIONS[op](*given)
         with FlopCounterMode(display=False) as formula:
-            op(*arguments)
+            op(*given)
         assert formula.get_total_flops() == within.flops > 0

@@ -8,6 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.harness.operations import LAYOUTS, conv_inputs, with_gradients
 from vae.memory.live_bytes import LiveBytes
 from vae.ops.fused_conv import same_conv
+from vae.ops.resample import downsample_conv, upsample_conv
 
 SHAPES = [((1, 4, 7, 9), 6, 3), ((2, 3, 1, 5), 4, 3), ((3, 5, 8, 6), 2, 1)]  # (B, C, H, W), C', kernel
 
@@ -50,7 +51,7 @@ def test_bf16_with_fp32_weights(shape, out_channels, size):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_passes_opcheck(size, layout):
     inputs = mixed_inputs((2, 4, 5, 6), 3, size, torch.float32, layout)
-    torch.library.opcheck(torch.ops.vae.same_conv.default, inputs)
+    torch.library.opcheck(torch.ops.vae.same_conv.default, (*inputs, None, None, 1, 0.0))
 
 
 def test_saves_only_its_input_and_the_weight():
@@ -58,7 +59,7 @@ def test_saves_only_its_input_and_the_weight():
     saved = []
     with saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         same_conv(h, weight, bias)
-    assert [t.data_ptr() for t in saved] == [h.data_ptr(), weight.data_ptr()]
+    assert [t.data_ptr() for t in saved if t.numel()] == [h.data_ptr(), weight.data_ptr()]
 
 
 @pytest.mark.parametrize(("frozen", "products"), [((), 3), ((0,), 2), ((1, 2), 2), ((1,), 3)])
@@ -83,10 +84,19 @@ def test_unwanted_gradients_are_not_computed(frozen, products):
 @pytest.mark.parametrize("name", ["same_conv", "upsample_conv", "downsample_conv"])
 def test_compiler_gets_the_layouts_that_meta_promises(name, layout, weight_layout):
     h, weight, _ = mixed_inputs((2, 4, 6, 8), 6, 3, torch.bfloat16, layout, weight_layout)
-    out = getattr(torch.ops.vae, name)(h, weight, weight.new_zeros(6)).detach()
+    bias = weight.new_zeros(6)
+    out = {"same_conv": same_conv, "upsample_conv": upsample_conv, "downsample_conv": downsample_conv}[name](
+        h, weight, bias
+    ).detach()
     backward = getattr(torch.ops.vae, f"{name}_backward")
-    more = (True, True) if name == "same_conv" else ()
-    real = backward(out, h.detach(), weight.detach(), *more)
-    promised = backward(out.to("meta"), h.detach().to("meta"), weight.detach().to("meta"), *more)
+
+    def gradients(device):
+        grad, image, kernel = (t.detach().to(device) for t in (out, h, weight))
+        if name != "same_conv":
+            return backward(grad, image, kernel)
+        empty = image.new_empty(0)
+        return backward(grad, image, empty, empty, kernel, None, None, 1, True, True)
+
+    real, promised = gradients("cpu"), gradients("meta")
     assert [t.stride() for t in real] == [t.stride() for t in promised]
     assert [t.dtype for t in real] == [t.dtype for t in promised]

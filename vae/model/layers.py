@@ -121,16 +121,10 @@ class ResnetBlock(nn.Module):
         self.recompute: Literal["none", "activations", "block"] = "none"  # see vae.model.recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.recompute == "block":
-            layers: list[Conv2d | NormSiLU] = [self.norm1, self.conv1, self.norm2, self.conv2]
-            layers += [] if self.conv_shortcut is None else [self.conv_shortcut]
-            parameters = [parameter for layer in layers for parameter in weight_and_bias(layer)]
-            return residual_block(x, parameters, self.norm1.num_groups, self.norm1.eps)
-        recompute = self.recompute == "activations"
-        h = activated_conv(self.norm1, self.conv1, x, recompute)
-        h = activated_conv(self.norm2, self.conv2, h, recompute)
-        h += x if self.conv_shortcut is None else self.conv_shortcut(x)
-        return h
+        layers: list[Conv2d | NormSiLU] = [self.norm1, self.conv1, self.norm2, self.conv2]
+        layers += [] if self.conv_shortcut is None else [self.conv_shortcut]
+        parameters = [parameter for layer in layers for parameter in weight_and_bias(layer)]
+        return residual_block(x, parameters, self.norm1.num_groups, self.norm1.eps, self.recompute)
 
 
 class Attention(nn.Module):

@@ -1,15 +1,16 @@
 """Gradients of convolutions with respect to the input, the weight and the bias, whole or in bands of rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from vae.ops.bands import Activation, add_to, bands, parameter_sums, write
-from vae.ops.library import empty_in_layout_of, layout_of
+from vae.ops.library import cast_together, empty_in_layout_of
 
 # Output masks of conv_backward: the gradients of input, weight and bias that are wanted.
-INPUT, PARAMETERS, ALL = (True, False, False), (False, True, True), (True, True, True)
+INPUT, WEIGHT, PARAMETERS = (True, False, False), (False, True, False), (False, True, True)
+ALL = (True, True, True)
 
 
 def conv_backward(
@@ -41,10 +42,10 @@ def conv_backward(
     return tuple(grad for grad in grads if grad is not None)
 
 
-def cast_parameter_gradients(grads: Iterable[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
+def cast_parameter_gradients(grads: Sequence[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias in the weight's dtype; the weight's in its layout, as compilers expect."""
-    grad_weight, grad_bias = grads
-    return grad_weight.to(weight.dtype, memory_format=layout_of(weight)), grad_bias.to(weight.dtype)
+    grad_weight, grad_bias = cast_together(grads, weight.dtype, like=(weight, grads[1]))
+    return grad_weight, grad_bias
 
 
 def same_conv_input_gradient(
@@ -52,14 +53,20 @@ def same_conv_input_gradient(
 ) -> Tensor:
     """Gradient with respect to the input of a stride-1 convolution with "same" padding.
 
-    `like` has the input's shape. Bands are written in the order of their rows. A band is written only after
-    the rows of grad_out up to its last row are read.
+    Written to `out`, or with `accumulate` added to it. `like` has the input's shape. Bands are written in the
+    order of their rows. A band is written only after the rows of grad_out up to its last row are read.
     """
     parts = bands(like.shape[0], like.shape[2], grad_out.shape, like.shape)
     size, padding = weight.shape[2], weight.shape[2] // 2
+    if not parts and out is not None and accumulate:
+        assert size == 1  # then a matrix product can add, without a temporary tensor
+        matrix = weight.to(like.dtype).flatten(1).mT.expand(len(out), -1, -1)  # (B, C, C')
+        total = out.view(*out.shape[:2], -1)
+        torch.baddbmm(total, matrix, grad_out.flatten(2), out=total)
+        return out
     if not parts:
         grad = _input_gradient(grad_out, like, weight, padding)
-        return grad if out is None else write(out, grad, accumulate)
+        return grad if out is None else out.copy_(grad)
     grad = empty_in_layout_of(like.shape, like) if out is None else out
     for band in parts:
         rows = _input_gradient(band.of(grad_out, padding, padding), band.of(like), weight, size - 1)
@@ -74,20 +81,23 @@ def _input_gradient(grad_out: Tensor, like: Tensor, weight: Tensor, padding_rows
 
 
 def same_conv_parameter_gradients(
-    grad_out: Tensor, h: Tensor, weight: Tensor, activation: Activation | None = None
-) -> tuple[Tensor, Tensor]:
+    grad_out: Tensor,
+    h: Tensor,
+    weight: Tensor,
+    activation: Activation | None = None,
+    wanted: tuple[bool, bool, bool] = PARAMETERS,
+) -> tuple[Tensor, ...]:
     """Gradients of weight and bias of a stride-1 convolution of activation(h) with "same" padding.
 
-    They have the weight's dtype and layout. Gradients of bands are summed in at least fp32.
+    `wanted`: PARAMETERS or WEIGHT. They have h's dtype; gradients of bands are summed in at least fp32.
     """
     parts, padding = bands(h.shape[0], h.shape[2], grad_out.shape, h.shape), weight.shape[2] // 2
     like = torch.empty_like(weight, dtype=h.dtype)  # gives shape and layout; its values are not read
     if not parts:
         part = h if activation is None else activation(h, slice(None))
-        grads = conv_backward(grad_out, part, like, 1, (padding, padding), PARAMETERS)
-        return cast_parameter_gradients(grads, weight)
-    sums = parameter_sums(weight)
+        return conv_backward(grad_out, part, like, 1, (padding, padding), wanted)
+    sums = parameter_sums(weight)[: sum(wanted)]
     for band in parts:
         part = band.of(h, padding, padding, activation=activation)
-        add_to(sums, conv_backward(band.of(grad_out), part, like, 1, (0, padding), PARAMETERS))
-    return cast_parameter_gradients(sums, weight)
+        add_to(sums, conv_backward(band.of(grad_out), part, like, 1, (0, padding), wanted))
+    return sums

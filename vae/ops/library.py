@@ -13,7 +13,7 @@ after the blocks that decide the peak: the operation's formula counts the FLOPs,
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -105,6 +105,22 @@ def accumulation_dtype(h: torch.Tensor) -> torch.dtype:
     return torch.promote_types(h.dtype, torch.float32)
 
 
+def cast_together(
+    tensors: Sequence[torch.Tensor], dtype: torch.dtype, like: Sequence[torch.Tensor] | None = None
+) -> list[torch.Tensor]:
+    """The tensors in `dtype` and the layouts of `like`: copied with one launch, or themselves if they fit."""
+    layouts = tensors if like is None else like
+    pairs = list(zip(tensors, layouts, strict=True))
+    results = [
+        t if t.dtype == dtype and t.stride() == other.stride() else torch.empty_like(other, dtype=dtype)
+        for t, other in pairs
+    ]
+    new = [(result, t) for result, t in zip(results, tensors, strict=True) if result is not t]
+    if new:
+        torch._foreach_copy_([result for result, _ in new], [t for _, t in new])
+    return results
+
+
 def define_op(
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
@@ -126,15 +142,14 @@ def define_op(
     op = torch.library.custom_op(f"vae::{name}", implementation, mutates_args=())
     op.register_fake(fake)
     eager = implementation
-    if backward is not None:
-        op.register_autograd(backward, setup_context=setup_context)
-        eager = _eager_function(name, implementation, backward, setup_context)
+    if backward is not None and setup_context is not None:
+        save, gradients = _without_zeros(backward, setup_context)
+        op.register_autograd(gradients, setup_context=save)
+        eager = _eager_function(name, implementation, gradients, save)
     packet = getattr(torch.ops.vae, name)
     if flops is not None:
         register_flop_formula(packet)(flops)
     IMPLEMENTATIONS[packet.default] = implementation
-    if "Tensor[]" in str(packet.default._schema):  # autograd.Function does not look into lists
-        return packet
 
     @wraps(implementation)
     def run(first: torch.Tensor, *args: Any) -> Any:
@@ -144,28 +159,37 @@ def define_op(
     return run
 
 
+def _without_zeros(
+    backward: Callable[..., Any], setup_context: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`setup_context` and `backward`, which gets None for results without a gradient, instead of zeros.
+
+    A result like the statistics of a norm has none. Without a gradient of the first result there are none.
+    """
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        setup_context(ctx, inputs, output)
+
+    def gradients(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        return backward(ctx, *grads) if grads[0] is not None else (None,) * len(ctx.needs_input_grad)
+
+    return save, gradients
+
+
 def _eager_function(
     name: str,
     implementation: Callable[..., Any],
     backward: Callable[..., Any],
-    setup_context: Callable[..., Any] | None,
+    setup_context: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """The operation without the dispatcher, whose Python code costs the host as much as two kernel launches.
-
-    Its backward gets None, not zeros, for results that have no gradient, such as the statistics of a norm.
-    """
+    """The operation without the dispatcher, which costs the host as much as two kernel launches."""
 
     def forward(ctx: Any, *args: Any) -> Any:
         output = implementation(*args)
-        ctx.set_materialize_grads(False)
-        if setup_context is not None:
-            setup_context(ctx, args, output)
+        setup_context(ctx, args, output)
         return output
 
-    @once_differentiable
-    def gradients(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        return backward(ctx, *grads) if grads[0] is not None else (None,) * len(ctx.needs_input_grad)
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(backward))}
     function: Any = type(name, (torch.autograd.Function,), methods)
     return function.apply

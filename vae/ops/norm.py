@@ -14,6 +14,7 @@ from torch import Tensor
 from vae.ops import norm_torch
 from vae.ops.gpu_blocks import norm_blocks
 from vae.ops.library import accumulation_dtype, define_op, has_no_data, layout_of, uses_triton
+from vae.ops.norm_torch import Norm
 
 
 def group_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
@@ -29,49 +30,34 @@ def group_norm_silu(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: f
     return _norm_op(h, weight, bias, groups, eps, True)[0]
 
 
-def norm_statistics(h: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+def norm_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Mean and 1/sqrt(variance + eps) of each group of each image: (B, G) each, fp32 (fp64 if h is fp64)."""
     h = _dense(h)
     if has_no_data(h):
-        partial = _partial_results(h, groups, 0)  # noqa: F841 - counted until this function returns
-        mean, rstd = (h.new_empty(h.shape[0], groups, dtype=accumulation_dtype(h)) for _ in range(2))
+        partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
+        mean, rstd = (h.new_empty(len(h), norm.groups, dtype=accumulation_dtype(h)) for _ in range(2))
         return mean, rstd
-    return backend(h).norm_statistics(h, groups, eps)
+    return backend(h).norm_statistics(h, norm)
 
 
-def normalize_with_statistics(
-    h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
     """The normalized h, mean and rstd: norm_statistics and normalize, with fewer launches on a GPU."""
     h = _dense(h)
     if has_no_data(h):
-        out, statistics = torch.empty_like(h), norm_statistics(h, groups, eps)
-        return out, *statistics
-    return backend(h).normalize_with_statistics(h, weight, bias, groups, eps, silu)
+        return torch.empty_like(h), *norm_statistics(h, norm)
+    return backend(h).normalize_with_statistics(h, norm)
 
 
-def normalize(
-    h: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, groups: int, silu: bool
-) -> Tensor:
-    """(h - mean) * rstd * weight + bias, then SiLU if requested, in h's dtype and memory layout."""
+def normalize(h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm) -> Tensor:
+    """(h + h_bias - mean) * rstd * weight + bias, then SiLU if requested, in h's dtype and memory layout."""
     h = _dense(h)
-    if has_no_data(h):
-        return torch.empty_like(h)
-    return backend(h).normalize(h, mean, rstd, weight, bias, silu)
+    return torch.empty_like(h) if has_no_data(h) else backend(h).normalize(h, mean, rstd, norm)
 
 
 def normalize_backward(
-    grad_out: Tensor,
-    h: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    groups: int,
-    silu: bool,
-    in_place: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of h (in its dtype and layout), weight and bias (in their dtypes, summed in at least fp32).
+    grad_out: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm, in_place: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of h (in its dtype and layout), weight, bias and h_bias (in their dtypes, from sums in fp32).
 
     The gradient of h includes the paths through `mean` and `rstd`, the statistics of h. With `in_place` it
     overwrites grad_out, and the caller must not use grad_out again.
@@ -79,13 +65,20 @@ def normalize_backward(
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=layout_of(h))
     if has_no_data(h):
-        partial = _partial_results(h, groups, h.shape[1])  # noqa: F841 - counted until this function returns
+        columns = 2 * norm.groups + (2 if norm.h_bias is None else 3) * h.shape[1]
+        partial = _partial_results(h, norm, columns)  # noqa: F841 - counted until this function returns
         grad_h = grad_out if in_place else torch.empty_like(h)
-        return grad_h, torch.empty_like(weight), torch.empty_like(bias)
-    grad_h, grad_weight, grad_bias = backend(h).normalize_backward(
-        grad_out, h, mean, rstd, weight, bias, silu, in_place
-    )
-    return grad_h, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype)
+        weight, bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
+        h_bias = None if norm.h_bias is None else torch.empty_like(bias)
+    else:
+        grad_h, weight, bias, h_bias = backend(h).normalize_backward(grad_out, h, mean, rstd, norm, in_place)
+    dtype = norm.weight.dtype
+    return grad_h, weight.to(dtype), bias.to(dtype), None if h_bias is None else h_bias.to(dtype)
+
+
+def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+    """Add x, in h's shape, and the bias (C,) to h; return h."""
+    return h if has_no_data(h) else backend(h).add_with_bias(h, x, bias)
 
 
 def group_norm_reference(
@@ -111,19 +104,19 @@ def _dense(h: Tensor) -> Tensor:
     return h if h.is_contiguous() else h.contiguous(memory_format=torch.channels_last)
 
 
-def _partial_results(h: Tensor, groups: int, channels: int) -> Tensor | None:
-    """On meta, the kernels' buffer of partial sums: two for each program and group, and for `channels`."""
+def _partial_results(h: Tensor, norm: Norm, columns: int) -> Tensor | None:
+    """On meta, the kernels' partial sums: `columns` of each program."""
     if not h.is_meta:
         return None  # torch.compile is tracing, and sizes may be symbolic
-    batch, width, height, columns = h.shape
-    blocks = norm_blocks(batch, width, height * columns, groups, channels_last=not h.is_contiguous())
-    return h.new_empty(2, batch, blocks.programs, groups + channels, dtype=accumulation_dtype(h))
+    batch, channels, height, width = h.shape
+    blocks = norm_blocks(batch, channels, height * width, norm.groups, channels_last=not h.is_contiguous())
+    return h.new_empty(batch, blocks.programs, columns, dtype=accumulation_dtype(h))
 
 
 def _norm(
     h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return normalize_with_statistics(h, weight, bias, groups, eps, silu)
+    return normalize_with_statistics(h, Norm(weight, bias, groups, eps, silu))
 
 
 def _norm_backward(
@@ -134,18 +127,19 @@ def _norm_backward(
     weight: Tensor,
     bias: Tensor,
     groups: int,
+    eps: float,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return normalize_backward(grad_out, h, mean, rstd, weight, bias, groups, silu)
+    return normalize_backward(grad_out, h, mean, rstd, Norm(weight, bias, groups, eps, silu))[:3]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    h, weight, bias, ctx.groups, _, ctx.silu = inputs
+    h, weight, bias, *ctx.numbers = inputs
     ctx.save_for_backward(h, output[1], output[2], weight, bias)
 
 
 def _gradients(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return *_norm_backward_op(grad_out, *ctx.saved_tensors, ctx.groups, ctx.silu), None, None, None
+    return *_norm_backward_op(grad_out, *ctx.saved_tensors, *ctx.numbers), None, None, None
 
 
 _norm_backward_op = define_op(_norm_backward, _norm_backward)

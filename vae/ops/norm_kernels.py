@@ -4,7 +4,8 @@ A program processes several tiles, one after another, of one image and one block
 whole groups. A tile is some pixels (rows) of these channels (columns). Sums over tiles are kept per element
 of a tile and reduced once, after the loop. The loads of a tile start two tiles earlier. Each program of the
 second kernel merges the partial results that it needs itself, so no third kernel is launched in between.
-`unit` is (h - mean) * rstd; `has_c` and `has_g` mark the channels and groups that exist.
+`unit` is (h + h_bias - mean) * rstd; h_bias may be None. `has_c` and `has_g` mark the channels and groups
+that exist.
 """
 
 # Triton reads the annotations of kernels: only `constexpr` parameters have one.
@@ -40,6 +41,15 @@ def _per_channel(values, member):
 
 
 @triton.jit
+def _centers(group_mean, h_bias, c, has_c, member):
+    """What is subtracted from h: means of groups for their channels, less h_bias."""
+    centers = _per_channel(group_mean, member)
+    if h_bias is not None:
+        centers -= tl.load(h_bias + c, mask=has_c, other=0.0).to(tl.float32)
+    return centers
+
+
+@triton.jit
 def _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS: tl.constexpr):
     """Offsets of a tile, and which elements exist."""
     p = tile * ROWS + tl.arange(0, ROWS)
@@ -71,6 +81,7 @@ def _column_sums(matrix, first, rows, width, column, has, ROWS: tl.constexpr, CO
 @triton.jit
 def moments_kernel(
     h,
+    h_bias,
     moments,
     pixels,
     channels,
@@ -106,6 +117,8 @@ def moments_kernel(
     channel_mean = tl.sum(mean * count[:, None], 0) / total
     deviation = mean - channel_mean[None, :]
     channel_square = tl.sum(square + deviation * deviation * count[:, None], 0)
+    if h_bias is not None:
+        channel_mean += tl.load(h_bias + c, mask=has_c, other=0.0).to(tl.float32)
     group_mean = _group_sums(channel_mean, member) / (channels // groups)
     deviation = tl.where(has_c, channel_mean - _per_channel(group_mean, member), 0.0)
     group_square = _group_sums(channel_square + deviation * deviation * total, member)
@@ -152,6 +165,7 @@ def _merged_moments(
 @triton.jit
 def normalize_kernel(
     h,
+    h_bias,
     out,
     moments,
     mean,
@@ -195,14 +209,14 @@ def normalize_kernel(
     else:
         group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
         group_rstd = tl.load(rstd + image * groups + g, mask=has_g, other=0.0)
-    channel_mean, channel_rstd = _per_channel(group_mean, member), _per_channel(group_rstd, member)
+    center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
     w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
     b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
     for index in tl.range(0, tiles, num_stages=STAGES):
         tile = program * tiles_per_program + index
         offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
         x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
-        unit = (x - channel_mean[None, :]) * channel_rstd[None, :]
+        unit = (x - center[None, :]) * channel_rstd[None, :]
         affine = unit * w[None, :] + b[None, :]
         if SILU:
             affine = affine * tl.sigmoid(affine)
@@ -213,6 +227,7 @@ def normalize_kernel(
 def sums_kernel(
     grad_out,
     h,
+    h_bias,
     mean,
     rstd,
     weight,
@@ -236,7 +251,8 @@ def sums_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     image, batch = tl.program_id(2).to(tl.int64), tl.num_programs(2)
     c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
-    channel_mean = _per_channel(tl.load(mean + image * groups + g, mask=has_g, other=0.0), member)
+    group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
+    center = _centers(group_mean, h_bias, c, has_c, member)
     channel_rstd = _per_channel(tl.load(rstd + image * groups + g, mask=has_g, other=0.0), member)
     w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
     b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
@@ -247,7 +263,7 @@ def sums_kernel(
         offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
         x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
-        unit = (x - channel_mean[None, :]) * channel_rstd[None, :]
+        unit = (x - center[None, :]) * channel_rstd[None, :]
         grad = _gradient(grad, unit, w, b, SILU)
         unit_sum += grad * unit
         grad_sum += grad
@@ -264,6 +280,7 @@ def sums_kernel(
 def input_gradient_kernel(
     grad_out,
     h,
+    h_bias,
     grad_h,
     mean,
     rstd,
@@ -273,6 +290,7 @@ def input_gradient_kernel(
     group_sums,
     grad_weight,
     grad_bias,
+    h_sums,
     pixels,
     channels,
     groups,
@@ -288,7 +306,8 @@ def input_gradient_kernel(
 ):
     """grad_h = (grad * weight - mean(grad * weight) - unit * mean(grad * weight * unit)) * rstd.
 
-    The first program of each block of channels also sums the gradients of weight and bias.
+    The first program of each block of channels also sums the gradients of weight and bias. With h_bias, each
+    program writes its sums of grad_h.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     image, all_programs = tl.program_id(2).to(tl.int64), tl.num_programs(2) * programs
@@ -303,16 +322,51 @@ def input_gradient_kernel(
     unit_sum = _column_sums(group_sums, own, programs, groups, g, has_g, PARTS, GROUPS)
     grad_sum = _column_sums(group_sums, all_programs + own, programs, groups, g, has_g, PARTS, GROUPS)
     unit_mean, grad_mean = _per_channel(unit_sum / count, member), _per_channel(grad_sum / count, member)
-    channel_mean = _per_channel(tl.load(mean + image * groups + g, mask=has_g, other=0.0), member)
+    group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
+    center = _centers(group_mean, h_bias, c, has_c, member)
     channel_rstd = _per_channel(tl.load(rstd + image * groups + g, mask=has_g, other=0.0), member)
     w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
     b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+    h_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
         offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
         x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
-        unit = (x - channel_mean[None, :]) * channel_rstd[None, :]
+        unit = (x - center[None, :]) * channel_rstd[None, :]
         grad = _gradient(grad, unit, w, b, SILU)
         result = (grad * w[None, :] - grad_mean[None, :] - unit * unit_mean[None, :]) * channel_rstd[None, :]
         tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)
+        if h_bias is not None:
+            h_sum += tl.where(inside, result, 0.0)
+    if h_bias is not None:
+        tl.store(h_sums + (own + program) * channels + c, tl.sum(h_sum, 0), mask=has_c)
+
+
+@triton.jit
+def add_kernel(
+    h,
+    x,
+    bias,
+    pixels,
+    channels,
+    groups,
+    stride_b,
+    stride_p,
+    stride_c,
+    tiles_per_program,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """h += x + bias."""
+    image = tl.program_id(2).to(tl.int64)
+    c, has_c, _, _, _ = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
+    b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+    for index in tl.range(0, tiles_per_program, num_stages=STAGES):
+        tile = tl.program_id(0) * tiles_per_program + index
+        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        total = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+        total += tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
+        tl.store(h + offsets, total.to(h.dtype.element_ty), mask=inside)

@@ -5,6 +5,7 @@ the result has the full size. (1, C, 1, 1) coefficients of each image: out = h *
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,72 +21,84 @@ GPU_PART_ELEMENTS = 2**24
 Part = tuple[slice, slice, slice]  # images, all channels, rows
 
 
-def normalize_with_statistics(
-    h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+class Norm(NamedTuple):
+    """GroupNorm of h (B, C, H, W) over groups of channels, with or without SiLU."""
+
+    weight: Tensor  # (C,), like the biases
+    bias: Tensor
+    groups: int
+    eps: float
+    silu: bool = True
+    h_bias: Tensor | None = None  # added to h where h is read: the bias of the convolution before the norm
+
+
+def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
     """Implements vae.ops.norm.normalize_with_statistics."""
-    mean, rstd = norm_statistics(h, groups, eps)
-    return normalize(h, mean, rstd, weight, bias, silu), mean, rstd
+    mean, rstd = norm_statistics(h, norm)
+    return normalize(h, mean, rstd, norm), mean, rstd
 
 
-def norm_statistics(h: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+def norm_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Implements vae.ops.norm.norm_statistics; the mean is subtracted before squares are summed."""
-    dtype, count = accumulation_dtype(h), h[0].numel() // groups
+    dtype, groups, count = accumulation_dtype(h), norm.groups, h[0].numel() // norm.groups
     sums, squares = h.new_zeros(2, *h.shape[:2], dtype=torch.float64)  # (B, C)
     for part in _parts(h):
         sums[part[0]] += h[part].sum((2, 3), dtype=dtype)
+    if norm.h_bias is not None:
+        sums += norm.h_bias.double() * h[0, 0].numel()
     mean = (sums.unflatten(1, (groups, -1)).sum(-1) / count).to(dtype)
-    center = _per_channel(mean, h)
+    center = _centers(mean, h, norm)
     for part in _parts(h):
         squares[part[0]] += (h[part] - center[part[0]]).square_().sum((2, 3))
     variance = squares.unflatten(1, (groups, -1)).sum(-1) / count
-    return mean, (variance + eps).rsqrt().to(dtype)
+    return mean, (variance + norm.eps).rsqrt().to(dtype)
 
 
-def normalize(h: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
+def normalize(h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm) -> Tensor:
     """Implements vae.ops.norm.normalize."""
     out = torch.empty_like(h)
-    scale = _per_channel(rstd, h) * weight[:, None, None]
-    shift = bias[:, None, None] - _per_channel(mean, h) * scale
+    scale = _per_channel(rstd, h) * norm.weight[:, None, None]
+    shift = norm.bias[:, None, None] - _centers(mean, h, norm) * scale
     for part in _parts(h):
         values = (h[part] * scale[part[0]]).add_(shift[part[0]])
-        out[part] = F.silu(values, inplace=True) if silu else values
+        out[part] = F.silu(values, inplace=True) if norm.silu else values
     return out
 
 
 def normalize_backward(
-    grad_out: Tensor,
-    h: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    silu: bool,
-    in_place: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_out: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm, in_place: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Implements vae.ops.norm.normalize_backward; grad_out has h's layout."""
     grad_h = grad_out if in_place else torch.empty_like(h)  # each part is read before it is written
-    weights, biases = (parameter.to(mean.dtype)[:, None, None] for parameter in (weight, bias))
-    rstds, means = _per_channel(rstd, h), _per_channel(mean, h)
-    unit_shift = -means * rstds
-    unit_sums, sums = h.new_zeros(2, *h.shape[:2], dtype=torch.float64)  # of grad * unit and of grad, (B, C)
+    weights, biases = (p.to(mean.dtype)[:, None, None] for p in (norm.weight, norm.bias))
+    rstds, centers = _per_channel(rstd, h), _centers(mean, h, norm)
+    unit_shift = -centers * rstds
+    # of grad * unit, of grad, and of grad_h: (B, C)
+    unit_sums, sums, h_sums = h.new_zeros(3, *h.shape[:2], dtype=torch.float64)
     for part in _parts(h):
         images, grad = part[0], grad_out[part].to(mean.dtype)
         unit = (h[part] * rstds[images]).add_(unit_shift[images])
-        if silu:
+        if norm.silu:
             grad = torch.ops.aten.silu_backward(grad, torch.addcmul(biases, unit, weights))
             grad_h[part] = grad  # in h's dtype, as autograd would pass it on
         sums[images] += grad.sum((2, 3))
         unit_sums[images] += unit.mul_(grad).sum((2, 3))
     # grad_h = (grad * weight - grad_mean - unit * grad_unit_mean) * rstd, with unit = (h - mean) * rstd
-    grad_unit_mean, grad_mean = (_group_mean(total * weight, mean, h) for total in (unit_sums, sums))
+    grad_unit_mean, grad_mean = (_group_mean(total * norm.weight, mean, h) for total in (unit_sums, sums))
     gain, slope = rstds * weights, -grad_unit_mean * rstds.square()
-    offset = (grad_unit_mean * means * rstds - grad_mean) * rstds
-    grad_in = grad_h if silu else grad_out
+    offset = (grad_unit_mean * centers * rstds - grad_mean) * rstds
+    grad_in = grad_h if norm.silu else grad_out
     for part in _parts(h):
         values = (h[part] * slope[part[0]]).add_(offset[part[0]])
         grad_h[part] = values.addcmul_(grad_in[part], gain[part[0]])
-    return grad_h, unit_sums.sum(0), sums.sum(0)
+        if norm.h_bias is not None:
+            h_sums[part[0]] += values.sum((2, 3))
+    return grad_h, unit_sums.sum(0), sums.sum(0), None if norm.h_bias is None else h_sums.sum(0)
+
+
+def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+    """Implements vae.ops.norm.add_with_bias."""
+    return h.add_(x).add_(bias.to(h.dtype)[:, None, None])
 
 
 def _parts(h: Tensor) -> Iterator[Part]:
@@ -104,6 +117,12 @@ def _group_mean(sums: Tensor, mean: Tensor, h: Tensor) -> Tensor:
     """Sums (B, C) as the mean over each group, (B, C, 1, 1) in the dtype of the statistics."""
     grouped = sums.view(*mean.shape, -1).sum(-1) / (h[0].numel() // mean.shape[1])
     return _per_channel(grouped.to(mean.dtype), h)
+
+
+def _centers(mean: Tensor, h: Tensor, norm: Norm) -> Tensor:
+    """What is subtracted from h, (B, C, 1, 1): the mean (B, G) of h + h_bias, less h_bias."""
+    centers = _per_channel(mean, h)
+    return centers if norm.h_bias is None else centers - norm.h_bias.to(mean.dtype)[:, None, None]
 
 
 def _per_channel(per_group: Tensor, h: Tensor) -> Tensor:

@@ -16,71 +16,68 @@ from torch import Tensor
 from vae.ops import gpu_blocks
 from vae.ops import norm_kernels as kernels
 from vae.ops.gpu_blocks import norm_blocks
-from vae.ops.library import on_input_device
+from vae.ops.library import layout_of, on_input_device
+from vae.ops.norm_torch import Norm
 
 
 @on_input_device
-def normalize_with_statistics(
-    h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
     """Implements vae.ops.norm.normalize_with_statistics; h is dense in NHWC or NCHW."""
     out = torch.empty_like(h)
-    return out, *_forward(h, out, weight, bias, groups, eps, silu)
+    return out, *_forward(h, norm, out)
 
 
 @on_input_device
-def norm_statistics(h: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+def norm_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Implements vae.ops.norm.norm_statistics; h is dense in NHWC or NCHW."""
-    return _forward(h, None, h, h, groups, eps, False)
+    return _forward(h, norm, None)
 
 
-def _forward(
-    h: Tensor, out: Tensor | None, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
-) -> tuple[Tensor, Tensor]:
+def _forward(h: Tensor, norm: Norm, out: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean and rstd; `out` gets the normalized h if it is given."""
-    launch = Launch(h, groups)
-    moments = h.new_empty(2, len(h), launch.programs, groups, dtype=torch.float32)
-    mean, rstd = (h.new_empty(len(h), groups, dtype=torch.float32) for _ in range(2))
-    launch(kernels.moments_kernel, h, moments)
-    tensors = (h, h if out is None else out, moments, mean, rstd, weight, bias)
+    launch = Launch(h, norm.groups)
+    moments = h.new_empty(2, len(h), launch.programs, norm.groups, dtype=torch.float32)
+    mean, rstd = (h.new_empty(len(h), norm.groups, dtype=torch.float32) for _ in range(2))
+    launch(kernels.moments_kernel, h, norm.h_bias, moments)
+    tensors = (h, norm.h_bias, h if out is None else out, moments, mean, rstd, norm.weight, norm.bias)
     tiles = 0 if out is None else launch.tiles_per_program
-    launch(kernels.normalize_kernel, *tensors, eps, launch.programs, tiles, MERGE=True, SILU=silu)
+    launch(kernels.normalize_kernel, *tensors, norm.eps, launch.programs, tiles, MERGE=True, SILU=norm.silu)
     return mean, rstd
 
 
 @on_input_device
-def normalize(h: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
+def normalize(h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm) -> Tensor:
     """Implements vae.ops.norm.normalize; h is dense in NHWC or NCHW."""
-    launch, out = Launch(h, mean.shape[1]), torch.empty_like(h)
-    tensors = (h, out, mean, mean, rstd, weight, bias)  # no moments
-    numbers = (0.0, launch.programs, launch.tiles_per_program)
-    launch(kernels.normalize_kernel, *tensors, *numbers, MERGE=False, SILU=silu)
+    launch, out = Launch(h, norm.groups), torch.empty_like(h)
+    tensors = (h, norm.h_bias, out, mean, mean, rstd, norm.weight, norm.bias)  # no moments
+    numbers = (norm.eps, launch.programs, launch.tiles_per_program)
+    launch(kernels.normalize_kernel, *tensors, *numbers, MERGE=False, SILU=norm.silu)
     return out
 
 
 @on_input_device
 def normalize_backward(
-    grad_out: Tensor,
-    h: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    silu: bool,
-    in_place: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_out: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm, in_place: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Implements vae.ops.norm.normalize_backward; grad_out has h's strides."""
-    launch, norm = Launch(h, mean.shape[1]), (mean, rstd, weight, bias)
-    sums = [
-        h.new_empty(2, len(h), launch.programs, width, dtype=torch.float32)
-        for width in (h.shape[1], mean.shape[1])
-    ]
-    grad_weight, grad_bias = (h.new_empty(h.shape[1], dtype=torch.float32) for _ in range(2))
+    launch, parameters = Launch(h, norm.groups), (mean, rstd, norm.weight, norm.bias)
+    rows, channels = len(h) * launch.programs, h.shape[1]
+    sums = [h.new_empty(2, rows, width, dtype=torch.float32) for width in (channels, norm.groups)]
+    h_sums = None if norm.h_bias is None else h.new_empty(rows, channels, dtype=torch.float32)
+    grad_weight, grad_bias = (h.new_empty(channels, dtype=torch.float32) for _ in range(2))
     grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
-    launch(kernels.sums_kernel, grad_out, h, *norm, *sums, SILU=silu)
-    gradients = (*norm, *sums, grad_weight, grad_bias)
-    launch(kernels.input_gradient_kernel, grad_out, h, grad_h, *gradients, SILU=silu)
-    return grad_h, grad_weight, grad_bias
+    launch(kernels.sums_kernel, grad_out, h, norm.h_bias, *parameters, *sums, SILU=norm.silu)
+    tensors = (grad_out, h, norm.h_bias, grad_h, *parameters, *sums, grad_weight, grad_bias, h_sums)
+    launch(kernels.input_gradient_kernel, *tensors, SILU=norm.silu)
+    return grad_h, grad_weight, grad_bias, None if h_sums is None else h_sums.sum(0)
+
+
+@on_input_device
+def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+    """Implements vae.ops.norm.add_with_bias; h is dense in NHWC or NCHW."""
+    launch = Launch(h, groups=h.shape[1])  # tiles of any channels
+    launch(kernels.add_kernel, h, x.contiguous(memory_format=layout_of(h)), bias)
+    return h
 
 
 class Launch:
@@ -102,5 +99,5 @@ class Launch:
             "num_warps": gpu_blocks.NUM_WARPS,
         }
 
-    def __call__(self, kernel: Any, *arguments: Tensor | float, **constants: bool) -> None:
+    def __call__(self, kernel: Any, *arguments: Tensor | float | None, **constants: bool) -> None:
         kernel[self._grid](*arguments, *self._numbers, **self.constants, **constants)

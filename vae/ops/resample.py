@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vae.ops.bands import add_to, bands, parameter_sums
 from vae.ops.conv_gradients import ALL, cast_parameter_gradients, conv_backward
-from vae.ops.library import define_op, empty_in_layout_of, layout_of
+from vae.ops.library import cast_together, define_op, empty_in_layout_of, layout_of
 
 
 def downsample_conv_reference(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def upsample_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _downsample_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    weight, bias, sides = weight.to(h.dtype), bias.to(h.dtype), [side // 2 for side in h.shape[2:]]
+    (weight, bias), sides = cast_together((weight, bias), h.dtype), [side // 2 for side in h.shape[2:]]
     parts = bands(h.shape[0], sides[0], h.shape)
     if not parts:
         padded = F.conv2d(h, weight, bias, stride=2, padding=2)
@@ -127,31 +127,22 @@ def _upsample_conv_backward(grad_out: Tensor, h: Tensor, weight: Tensor) -> tupl
             band.of(grad_h).copy_(grad_part)
             grad_folded += of_band
             grad_bias += band.of(grad_out, scale=2).sum((0, 2, 3), dtype=grad_bias.dtype)
-    grad_weight = _unfold(_unfold(grad_folded.transpose(0, 1).to(weight.dtype), 2), 3)
-    return grad_h, *cast_parameter_gradients((grad_weight, grad_bias), weight)
+    return grad_h, *cast_parameter_gradients((_unfolded(grad_folded, weight), grad_bias), weight)
 
 
 def _folded(weight: Tensor, h: Tensor) -> Tensor:
-    """The 3x3 kernels (C', C, 3, 3) folded into those of the transposed convolution (C, C', 4, 4) of h."""
-    taps = weight.transpose(0, 1).contiguous(memory_format=layout_of(h))
-    return _fold(_fold(taps, 2, weight.dtype), 3, h.dtype)
+    """The 3x3 kernels (C', C, 3, 3) folded into those of the transposed convolution (C, C', 4, 4) of h.
+
+    Along each side, the taps (a, b, c) become (c, b + c, a + b, a).
+    """
+    folded = F.avg_pool2d(weight.flip(2, 3), 2, stride=1, padding=1, divisor_override=1)
+    return folded.transpose(0, 1).to(h.dtype, memory_format=layout_of(h))
 
 
-def _fold(taps: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Fold three taps on upsampled pixels into four taps of a transposed convolution, along `dim`."""
-    shape = [*taps.shape]
-    shape[dim] = 4
-    folded = torch.empty(shape, dtype=dtype, device=taps.device, memory_format=layout_of(taps))
-    first, middle, last = taps.unbind(dim)
-    for row, values in zip(folded.unbind(dim), (last, middle + last, first + middle, first), strict=True):
-        row.copy_(values)
-    return folded
-
-
-def _unfold(grad: Tensor, dim: int) -> Tensor:
-    """Gradient of the argument of _fold from the gradient of its result."""
-    a, b, c, d = grad.unbind(dim)
-    return torch.stack((c + d, b + c, a + b), dim)
+def _unfolded(grad: Tensor, weight: Tensor) -> Tensor:
+    """Gradient of the 3x3 kernels from the gradient of the folded ones."""
+    grad = grad.transpose(0, 1).to(weight.dtype)
+    return F.avg_pool2d(grad, 2, stride=1, divisor_override=1).flip(2, 3)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:

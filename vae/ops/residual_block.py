@@ -1,7 +1,14 @@
-"""A whole residual block as one operation that stores only its input and the statistics of its norms.
+"""A whole residual block as one operation.
 
-Backward recomputes the first convolution and both activations, and frees each of them after its last use. For
-large images (vae.ops.bands) activations are computed in bands of rows.
+One operation needs few launches: weights are cast together, and the biases are added within the second norm
+and the final sum. Backward has what `recompute` leaves:
+
+none         x, the inner h and both activations are stored
+activations  x and h are stored; backward recomputes the activations
+block        only x is stored; backward also recomputes the first convolution
+
+Each tensor is freed after its last use. For large images (vae.ops.bands), activations that are not stored are
+computed in bands of rows.
 """
 
 from collections.abc import Sequence
@@ -12,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vae.ops.bands import bands
-from vae.ops.conv_gradients import same_conv_input_gradient, same_conv_parameter_gradients
+from vae.ops.conv_gradients import WEIGHT, same_conv_input_gradient, same_conv_parameter_gradients
 from vae.ops.fused_conv import NormActivation, conv, conv_flops, norm_silu_conv_reference, normalized_conv
-from vae.ops.library import define_op
+from vae.ops.library import cast_together, define_op
+from vae.ops.norm import Norm, add_with_bias
 
 
 def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
@@ -31,44 +39,85 @@ def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: in
     return x + h
 
 
-def residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
-    """The same as residual_block_reference; saves only x and the statistics (B, groups) for backward."""
-    return _op(x, parameters, groups, eps)[0]
+def residual_block(
+    x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float, recompute: str = "block"
+) -> Tensor:
+    """The same as residual_block_reference; `recompute`: "none", "activations" or "block"."""
+    recompute = recompute if torch.is_grad_enabled() else "block"
+    no_shortcut = (None,) * (10 - len(parameters))
+    return _op(x, *parameters, *no_shortcut, groups, eps, recompute)[0]
 
 
-def _residual_block(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> list[Tensor]:
-    """The block's output, then mean and rstd of the first norm and of the second norm."""
-    gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
-    h, mean1, rstd1 = normalized_conv(x, gamma1, beta1, weight1, bias1, groups, eps)
-    h, mean2, rstd2 = normalized_conv(h, gamma2, beta2, weight2, bias2, groups, eps)
-    h = conv(x, shortcut[0], shortcut[1], out=h, accumulate=True) if shortcut else h.add_(x)
-    return [h, mean1, rstd1, mean2, rstd2]
+def _residual_block(
+    x: Tensor,
+    gamma1: Tensor,
+    beta1: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    gamma2: Tensor,
+    beta2: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    weight3: Tensor | None,
+    bias3: Tensor | None,
+    groups: int,
+    eps: float,
+    recompute: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The output, mean and rstd of both norms, h and both activations; empty if they are not stored."""
+    keep = recompute == "none"
+    cast1, cast2, *cast3 = cast_together([w for w in (weight1, weight2, weight3) if w is not None], x.dtype)
+    norm1, norm2 = Norm(gamma1, beta1, groups, eps), Norm(gamma2, beta2, groups, eps, h_bias=bias1)
+    h, mean1, rstd1, activated1 = normalized_conv(x, norm1, cast1, keep=keep)
+    out, mean2, rstd2, activated2 = normalized_conv(h, norm2, cast2, keep=keep)
+    if recompute == "block":
+        h = x.new_empty(0)
+    if cast3 and bias3 is not None:
+        conv(x, cast3[0], bias2 + bias3, out=out, accumulate=True)
+    else:
+        add_with_bias(out, x, bias2)
+    activated1, activated2 = (x.new_empty(0) if t is None else t for t in (activated1, activated2))
+    return out, mean1, rstd1, mean2, rstd2, h, activated1, activated2
 
 
 def _residual_block_backward(
-    grad_out: Tensor, x: Tensor, statistics: Sequence[Tensor], parameters: Sequence[Tensor], groups: int
+    grad_out: Tensor, x: Tensor, stored: Sequence[Tensor], parameters: Sequence[Tensor], groups: int
 ) -> list[Tensor]:
     """Gradients of x and of `parameters`, in their order."""
+    mean1, rstd1, mean2, rstd2, h, activated1, activated2 = stored
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, _, *shortcut = parameters
-    mean1, rstd1, mean2, rstd2 = statistics
-    activation1 = NormActivation(mean1, rstd1, gamma1, beta1, groups)
-    activation2 = NormActivation(mean2, rstd2, gamma2, beta2, groups)
-    buffer, buffer_head, buffer_tail = _shared_buffer(x, grad_out)
-    h = conv(x, weight1, bias1, activation1, out=buffer_head)
-    grads2 = same_conv_parameter_gradients(grad_out, h, weight2, activation2)
-    grad = same_conv_input_gradient(grad_out, h, weight2, out=buffer_tail)
-    grad, *norm_grads2 = activation2.backward(grad, h)
+    cast1, cast2, *cast3 = cast_together([weight1, weight2, *shortcut[:1]], x.dtype)
+    norm1 = NormActivation(mean1, rstd1, Norm(gamma1, beta1, groups, eps=0.0))
+    norm2 = NormActivation(mean2, rstd2, Norm(gamma2, beta2, groups, eps=0.0, h_bias=bias1))
+    buffer, buffer_head, buffer_tail = (None, None, None) if h.numel() else _shared_buffer(x, grad_out)
+    if not h.numel():
+        h = conv(x, cast1, None, norm1, out=buffer_head)
+    inner = (activated2, None) if activated2.numel() else (h, norm2)
+    grad_weight2, grad_bias2 = same_conv_parameter_gradients(grad_out, inner[0], weight2, inner[1])
+    del inner
+    grad = same_conv_input_gradient(grad_out, h, cast2, out=buffer_tail)
+    grad, grad_gamma2, grad_beta2, grad_bias1 = norm2.backward(grad, h)
+    assert grad_bias1 is not None
     del h
-    grads1 = same_conv_parameter_gradients(grad, x, weight1, activation1)
-    grad = same_conv_input_gradient(grad, x, weight1, out=buffer)
-    grad, *norm_grads1 = activation1.backward(grad, x)
-    grads = [*norm_grads1, *grads1, *norm_grads2, *grads2]
+    inner = (activated1, None) if activated1.numel() else (x, norm1)
+    (grad_weight1,) = same_conv_parameter_gradients(grad, inner[0], weight1, inner[1], WEIGHT)
+    grad, grad_gamma1, grad_beta1, _ = norm1.backward(same_conv_input_gradient(grad, x, cast1, out=buffer), x)
+    grads = [
+        grad_gamma1,
+        grad_beta1,
+        grad_weight1,
+        grad_bias1,
+        grad_gamma2,
+        grad_beta2,
+        grad_weight2,
+        grad_bias2,
+    ]
     if shortcut:
-        grads += same_conv_parameter_gradients(grad_out, x, shortcut[0])
-        grad = same_conv_input_gradient(grad_out, x, shortcut[0], out=grad, accumulate=True)
+        grads += [*same_conv_parameter_gradients(grad_out, x, shortcut[0], None, WEIGHT), grad_bias2.clone()]
+        grad = same_conv_input_gradient(grad_out, x, cast3[0], out=grad, accumulate=True)
     else:
         grad += grad_out
-    return [grad, *grads]
+    return [grad, *cast_together(grads, weight1.dtype, like=parameters)]
 
 
 def _shared_buffer(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
@@ -92,32 +141,34 @@ def _shared_buffer(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor] | tupl
     return buffer, head, tail
 
 
-def _flops(x: torch.Size, parameters: Sequence[torch.Size], *_: object, **__: object) -> int:
+def _flops(x: torch.Size, *shapes: Any, **_: object) -> int:
     pixels = x[0] * x[2] * x[3]
-    return sum(conv_flops(pixels, shape) for shape in parameters if len(shape) == 4)
+    return sum(
+        conv_flops(pixels, shape) for shape in shapes if isinstance(shape, torch.Size) and len(shape) == 4
+    )
 
 
 def _backward_flops(
     grad_out: torch.Size,
     x: torch.Size,
-    statistics: object,
+    stored: Sequence[torch.Size],
     parameters: Sequence[torch.Size],
     *_: object,
     **__: object,
 ) -> int:
-    recomputed = conv_flops(x[0] * x[2] * x[3], parameters[2])
-    return 2 * _flops(x, parameters) + recomputed
+    recomputed = 0 if stored[4].numel() else conv_flops(x[0] * x[2] * x[3], parameters[2])
+    return 2 * _flops(x, *parameters) + recomputed
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
-    x, parameters, ctx.groups, _ = inputs
-    ctx.save_for_backward(x, *output[1:], *parameters)
+    x, *parameters, ctx.groups, _, _ = inputs
+    ctx.save_for_backward(x, *output[1:], *(p for p in parameters if p is not None))
 
 
-def _gradients(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], None, None]:
+def _gradients(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     x, *saved = ctx.saved_tensors
-    grad_x, *rest = _backward_op(grads[0], x, saved[:4], saved[4:], ctx.groups)
-    return grad_x, rest, None, None
+    grads = _backward_op(grad_out, x, saved[:7], saved[7:], ctx.groups)
+    return *grads, *(14 - len(grads)) * (None,)
 
 
 _backward_op = define_op(_residual_block_backward, _residual_block_backward, flops=_backward_flops)
