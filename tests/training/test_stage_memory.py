@@ -8,10 +8,11 @@ from tests.harness.training_runs import records
 from vae.config.resolve import resolve
 from vae.device import precision_support
 from vae.host import GIB
+from vae.memory.plan import StepMemory
 from vae.memory.plan_table import Target, plan_profile
 from vae.training import stage_memory
 from vae.training.run import train
-from vae.training.stage_memory import memory_line
+from vae.training.stage_memory import StagePlan, memory_limit, memory_line
 
 
 def test_each_stage_prints_its_plan_and_writes_a_record(tiny, tmp_path, capsys):
@@ -60,6 +61,13 @@ def test_lowered_settings_are_recorded_and_printed(tiny, tmp_path, monkeypatch, 
     assert record["micro_batch"] == 2
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory ")]
     assert "(before memory ran out" in line
+
+
+@pytest.mark.parametrize(("predicted", "limit"), [(20, 30), (40, 40)])
+def test_a_run_may_reserve_what_is_available_or_what_its_own_settings_need(predicted, limit):
+    memory = StepMemory("none", 1, resident=5, working=predicted - 6, reserve=1, flops=0)
+    small = StepMemory("none", 1, resident=5, working=1, reserve=1, flops=0)
+    assert memory_limit([StagePlan(small, 30), StagePlan(memory, 30)]) == limit
 
 
 @pytest.mark.parametrize(

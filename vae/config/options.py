@@ -257,7 +257,7 @@ class SpeedConfig:
     )
     vram_margin: float = option(
         0.98,
-        "fraction of the free device memory that --recompute auto and --micro_batch_size auto may use",
+        "fraction of the free device memory that a run may use, unless a fixed --micro_batch_size needs more",
         at_least=0.1,
         at_most=1,
     )

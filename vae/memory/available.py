@@ -37,12 +37,12 @@ def available_bytes(device: torch.device) -> int:
     return int(free_memory() * CPU_SHARE)
 
 
-def limit_memory(device: torch.device, available: int) -> None:
-    """Let PyTorch's allocator reserve at most `available` bytes of a CUDA device in this process.
+def limit_memory(device: torch.device, most: int) -> None:
+    """Let PyTorch's allocator reserve at most `most` bytes of a CUDA device in this process.
 
     The rest is for memory that PyTorch does not allocate: kernels that are loaded when they are first used.
     On Windows the driver would not refuse more memory than the card has: it would use main memory instead.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, available / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), device)

@@ -33,6 +33,7 @@ from vae.training.signals import EXPORT, LoadingStoppedError, StopSignals
 from vae.training.stage_length import choose_length
 from vae.training.stage_memory import (
     StagePlan,
+    memory_limit,
     memory_line,
     memory_peaks,
     plan_line,
@@ -114,7 +115,7 @@ def _train_stages(
         return _report_complete(run, state, reason, lock, watchdog)
     # All stages are planned before the first one starts: a run must not fail hours later.
     plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
-    limit_memory(run.dist.device, plans[stage].available)
+    limit_memory(run.dist.device, memory_limit(plans.values()))
     if run.config.run.train_minutes is not None:
         run, stage = _choose_length(run, state, stage, plans, signals, watchdog)
     _create_folder(run, lock)

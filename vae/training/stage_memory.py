@@ -1,6 +1,7 @@
 """The memory of a stage: planned before it begins, measured while it runs."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,11 @@ def uses_cuda_graph(speed: SpeedConfig, memory: StepMemory, available: int, dist
     if speed.cuda_graph is not None:
         return speed.cuda_graph
     return possible and not speed.profile_steps and memory.total + memory.working <= available
+
+
+def memory_limit(plans: Iterable[StagePlan]) -> int:
+    """Bytes that a run may reserve: what is available, or what the settings of the user need."""
+    return max(max(plan.available, plan.memory.total) for plan in plans)
 
 
 def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_size: str) -> str:
