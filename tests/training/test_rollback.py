@@ -14,7 +14,7 @@ from tests.harness.faults import Fault, injected, run_forked
 from tests.harness.training_runs import SHORT, assert_same, first_moments, records
 from vae.config.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.training import between_steps, loop
+from vae.training import between_steps, loop, rollback
 from vae.training.checkpoints import load_newest
 from vae.training.run import train
 
@@ -141,12 +141,17 @@ def test_stop_signal_among_skipped_steps_saves_and_prunes_nothing(given, tmp_pat
     assert train({**given, "resume_from": "latest"}) == 0
 
 
-def test_weights_that_are_not_finite_go_back_at_once(given, tmp_path):
+def test_weights_that_are_not_finite_go_back_at_once(given, tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        rollback, "load_checkpoint", lambda path: read.append(path.name) or load_checkpoint(path)
+    )
     with injected(Fault("scale_weights", "step", nth=9, value=math.inf)):
         assert train(given) == 0
-    (rollback,) = records(tmp_path / "run", "rollback")
-    assert (rollback["step"], rollback["diverged_at"]) == (6, 9)
-    assert rollback["reason"] == between_steps.NOT_FINITE
+    (found,) = records(tmp_path / "run", "rollback")
+    assert (found["step"], found["diverged_at"]) == (6, 9)
+    assert found["reason"] == between_steps.NOT_FINITE
+    assert read == ["checkpoint_step_6.pt"]  # once: what was verified is what is restored
     newest(tmp_path / "run")
 
 

@@ -67,17 +67,17 @@ def roll_back(run: RunContext, ctx: StageContext, state: TrainingState, reason: 
 def _last_good(run: RunContext, state: TrainingState, reason: str) -> tuple[Path | None, dict[str, Any]]:
     """The last good checkpoint, found by the main process, and its content; without one, the run's start."""
     found = next(_valid_checkpoints(run, state), None) if run.dist.is_main else None
-    names = run.dist.all_gather_set({str(found)} if found else set())
+    names = run.dist.all_gather_set({str(found[0])} if found else set())
     if names:
         path = Path(names.pop())
-        return path, load_checkpoint(path)
+        return found or (path, load_checkpoint(path))
     if run.resumed_from is not None:
         raise NonFiniteError(f"{reason}; no checkpoint in {run.output_dir} can be read to go back to")
     return None, initial_content(run)
 
 
-def _valid_checkpoints(run: RunContext, state: TrainingState) -> Iterator[Path]:
-    """Checkpoints that can be loaded: the good one, then older ones; without one, what the run continued."""
+def _valid_checkpoints(run: RunContext, state: TrainingState) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Checkpoints with their content: the good one, then older ones; without one, what the run continued."""
     good = state.stability.good
     limit = saved_step(good) if good else state.begun_at.step
     older = [
@@ -87,11 +87,11 @@ def _valid_checkpoints(run: RunContext, state: TrainingState) -> Iterator[Path]:
     ]
     for path in dict.fromkeys(filter(None, [good, *older, run.resumed_from])):
         try:
-            load_checkpoint(path)
+            content = load_checkpoint(path)
         except UserError as error:
             console.info(f"skipped: {error}")
         else:
-            yield path
+            yield path, content
 
 
 def _restore(run: RunContext, state: TrainingState, content: dict[str, Any], is_start: bool) -> None:
