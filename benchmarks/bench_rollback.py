@@ -26,7 +26,9 @@ RECIPE |= {"val_freq": 50, "checkpoint_freq": 5, "num_workers": "0", "save_sampl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data_path", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=150)
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--at", type=float, nargs="*", default=[0.3, 0.6, 0.9], help="shares of the steps")
+    parser.add_argument("--rates", type=float, nargs="*", default=[1e3, 1e30], help="learning rates")
     given = parser.parse_args()
     torch.set_num_threads(1)
     options: dict[str, Any] = {
@@ -52,7 +54,7 @@ def main() -> None:
         expected = records(plain, "validation")[-1]["psnr"]
         print(f"{steps} steps: {expected:.2f} dB", flush=True)
         streak = 60
-        for share in (0.3, 0.6, 0.9):
+        for share in given.at:
             step = round(share * steps)
             faults = {
                 f"weights doubled at step {step}": Fault("scale_weights", "step", nth=step, value=2.0),
@@ -62,7 +64,7 @@ def main() -> None:
                 code, out = run(title, fault)
                 psnr = records(out, "validation")[-1]["psnr"]
                 print(f"{title}: exit {code}, {psnr:.2f} dB, {psnr - expected:+.2f} dB", flush=True)
-        for rate in (0.3, 1e3, 1e30):
+        for rate in given.rates:
             code, out = run(f"learning rate {rate:g}", learning_rate=rate)
             newest = load_newest(out)  # which checks that it is finite
             assert newest is not None
