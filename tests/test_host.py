@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.harness.runs import run_script
 from vae.host import (
     container_memory,
     container_quota,
@@ -59,6 +60,16 @@ def test_free_memory_is_at_most_the_limit_of_the_container(tmp_path, monkeypatch
     assert free_memory(tmp_path) == 40 * 2**30
     (tmp_path / "memory.max").write_text("8589934592\n")
     assert free_memory(tmp_path) == 8 * 2**30
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_free_memory_respects_the_limit_of_the_address_space():
+    code = (
+        "import resource; from vae.host import address_space, free_memory; assert address_space() is None\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30)); print(free_memory())"
+    )
+    found = run_script("-c", code)
+    assert 2**28 < int(found.stdout) < 2**30, found.stderr
 
 
 def test_main_memory():

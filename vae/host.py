@@ -66,10 +66,26 @@ def main_memory() -> tuple[int, int]:
         return total, total
 
 
+def address_space() -> int | None:
+    """Bytes that this process may still map (RLIMIT_AS, `ulimit -v`); None without a limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):  # macOS has no /proc
+        pages = 0
+    return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
+
+
 def free_memory(cgroup: Path = CGROUP) -> int:
-    """Bytes of main memory that this process may still use, at most the limit of its container."""
-    free, limit = main_memory()[1], container_memory(cgroup)
-    return free if limit is None else min(free, limit)
+    """Bytes of main memory that this process may still use, with its own limit and that of its container."""
+    limits = main_memory()[1], container_memory(cgroup), address_space()
+    return min(limit for limit in limits if limit is not None)
 
 
 def windows_memory() -> dict[str, int]:
