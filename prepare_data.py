@@ -6,6 +6,7 @@ import sys
 from vae.config.prepare_flags import (
     AnalyzeConfig,
     PreprocessConfig,
+    ShardConfig,
     SplitConfig,
     ValidateConfig,
     parse_prepare_flags,
@@ -24,6 +25,10 @@ def main(argv: list[str]) -> int:
         from vae.prepare.validate.run import run_validate
 
         return run_validate(config)
+    if isinstance(config, ShardConfig):
+        from vae.prepare.shard.run import run_shard
+
+        return run_shard(config)
     if isinstance(config, AnalyzeConfig):
         from vae.prepare.analyze.run import run_analyze
 
@@ -38,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    resumable = {"preprocess", "demo"} & set(sys.argv)  # the other modes write only at their end
+    resumable = {"preprocess", "shard", "demo"} & set(sys.argv)  # the other modes write only at their end
     run_script(
         "prepare_data.py", main, "stopped: the same command continues from here" if resumable else "stopped"
     )

@@ -16,7 +16,10 @@ FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
         (["--mode", "preprocess"], ("--input_dir, --output_dir are missing", "--help")),
         (["--mode", "split"], ("--input_dir is missing",)),
         (["--mode", "analyze", "--mode", "split"], ("--mode analyze and --mode split", "one mode")),
-        (["--mode", "xyz"], ("--mode xyz", "choose one of preprocess, validate, analyze, split, demo")),
+        (
+            ["--mode", "xyz"],
+            ("--mode xyz", "choose one of preprocess, validate, shard, analyze, split, demo"),
+        ),
         (["--mod", "preprocess"], ("--mod:", "did you mean --mode?")),
         (["--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),
         (["--mode", "preprocess", "--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),

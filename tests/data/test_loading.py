@@ -17,7 +17,7 @@ from tests.harness.runs import ROOT
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.errors import DataError, UserError
 from vae.data import probing
-from vae.data.dataset import FolderDataset, Rejection, collate
+from vae.data.dataset import CropDataset, FolderImages, Rejection, collate
 from vae.data.folder import list_images
 from vae.data.loading import TrainLoader, load_validation
 from vae.data.probing import accepted_bad_images, probe
@@ -38,7 +38,7 @@ def image_folder(tmp_path):
 
 
 def dataset(folder, **options):
-    return FolderDataset(folder, list_images(folder), **{"image_size": 32, "seed": 9} | options)
+    return CropDataset(FolderImages(folder, list_images(folder)), **{"image_size": 32, "seed": 9} | options)
 
 
 def same(left, right):
@@ -208,8 +208,9 @@ def test_killed_workers_are_started_again_and_no_batch_is_lost(image_folder, fas
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_killed_workers_of_a_validation_are_started_again(image_folder, fast_poll):
     names = list_images(image_folder)
-    alone = list(load_validation(image_folder, names, image_size=32, batch_size=2))
-    batches = load_validation(image_folder, names, image_size=32, batch_size=2, num_workers=2)
+    images = FolderImages(image_folder, names)
+    alone = list(load_validation(images, range(len(names)), image_size=32, batch_size=2))
+    batches = load_validation(images, range(len(names)), image_size=32, batch_size=2, num_workers=2)
     found = [next(batches)]
     for process in multiprocessing.active_children():
         process.kill()
@@ -218,7 +219,7 @@ def test_killed_workers_of_a_validation_are_started_again(image_folder, fast_pol
     assert len(found) == 6
 
 
-class HungryDataset(FolderDataset):
+class HungryDataset(CropDataset):
     def __getitem__(self, key):
         if multiprocessing.parent_process() is not None:
             raise MemoryError
@@ -226,7 +227,7 @@ class HungryDataset(FolderDataset):
 
 
 def test_workers_without_memory_count_as_dead(image_folder, fast_poll):
-    crops = HungryDataset(image_folder, list_images(image_folder), image_size=32)
+    crops = HungryDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32)
     with (
         TrainLoader(crops, local_batch=2, num_workers=2) as loader,
         pytest.raises(DataError, match="3 times, usually because memory"),
@@ -234,7 +235,7 @@ def test_workers_without_memory_count_as_dead(image_folder, fast_poll):
         list(loader.batches(0))
 
 
-class HangingDataset(FolderDataset):
+class HangingDataset(CropDataset):
     def __getitem__(self, key):
         time.sleep(60)
 
@@ -242,7 +243,7 @@ class HangingDataset(FolderDataset):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers):
     """An exception of `while_waiting` ends the wait at once, and the processes, even if they are stopped."""
-    crops, calls = HangingDataset(image_folder, list_images(image_folder), image_size=32), []
+    crops, calls = HangingDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32), []
 
     def while_waiting():
         calls.append(1)
@@ -264,14 +265,15 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers):
 
 INTERRUPTED = """
 import signal, sys
-from vae.data.dataset import FolderDataset
+from vae.data.dataset import CropDataset, FolderImages
 from vae.data.folder import list_images
 from vae.data.loading import TrainLoader
 stopped = []
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: stopped.append(1))
 root = sys.argv[1]
-loader = TrainLoader(FolderDataset(root, list_images(root), image_size=32), local_batch=1, num_workers=2)
+crops = CropDataset(FolderImages(root, list_images(root)), image_size=32)
+loader = TrainLoader(crops, local_batch=1, num_workers=2)
 count = 0
 for epoch in range(10000):
     for batch in loader.batches(epoch):
@@ -307,8 +309,9 @@ def test_workers_survive_signals_to_the_process_group(image_folder, number):
 
 def test_validation_loads_every_image_once_and_reports_rejections(image_folder):
     names = list_images(image_folder)
-    batches = list(load_validation(image_folder, names, image_size=32, batch_size=5))
-    many = list(load_validation(image_folder, names, image_size=32, batch_size=5, num_workers=2))
+    images = FolderImages(image_folder, names)
+    batches = list(load_validation(images, range(len(names)), image_size=32, batch_size=5))
+    many = list(load_validation(images, range(len(names)), image_size=32, batch_size=5, num_workers=2))
     assert all(map(same, batches, many))
     assert [i for batch in batches for i in batch.indices.tolist()] == [0, 1, 2, 4, 5, 6, 8, 9, 10, 11]
     assert sum(len(batch.rejected) for batch in batches) == 2

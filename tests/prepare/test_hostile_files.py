@@ -11,8 +11,8 @@ from tests.harness.image_bytes import png
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.runs import run_script
 from vae.config.prepare_flags import ReadingConfig
+from vae.prepare.check_file import check_file
 from vae.prepare.pool import Failure, Limits, run_each
-from vae.prepare.validate.run import check_file
 
 
 def test_random_damage_gives_an_image_or_a_reason(tmp_path):

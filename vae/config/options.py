@@ -98,7 +98,10 @@ class DataConfig:
     """Which images are read, and how batches are made from them."""
 
     data_path: str = option(
-        "./data/train", "folder of training images (subfolders included), or a manifest.jsonl", metavar="PATH"
+        "./data/train",
+        "folder of training images (subfolders included), a manifest.jsonl, or the dataset.json of "
+        "prepare_data.py --mode shard",
+        metavar="PATH",
     )
     fold: int | None = option(
         None,
@@ -107,7 +110,15 @@ class DataConfig:
         at_least=0,
     )
     val_path: str | None = option(
-        None, "folder of validation images, used instead of --val_split", metavar="DIR"
+        None,
+        "folder of validation images, or a dataset.json, used instead of --val_split",
+        metavar="PATH",
+    )
+    data_streams: int = option(
+        64,
+        "streams of a dataset of shards: the number of processes must divide it, and every such number sees "
+        "the same batches",
+        at_least=1,
     )
     val_split: float = option(
         0.1,

@@ -81,6 +81,21 @@ class ValidateConfig(ReadingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShardConfig(ReadingConfig):
+    """Pack image files, unchanged, into a dataset of tar shards for training."""
+
+    output_dir: str = option(
+        MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
+    )
+    shard_mb: int = option(1000, "size of a shard in megabytes", metavar="MB", at_least=1)
+    val_split: float = option(
+        0.05,
+        "share of the images for a validation dataset; not used if a manifest defines the split",
+        metavar="SHARE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnalyzeConfig(ReadingConfig):
     """Measure a set of images; write the statistics as JSON and as an HTML page."""
 
@@ -143,15 +158,16 @@ class DemoConfig:
     )
 
 
-PrepareConfig = PreprocessConfig | ValidateConfig | AnalyzeConfig | SplitConfig | DemoConfig
+PrepareConfig = PreprocessConfig | ValidateConfig | ShardConfig | AnalyzeConfig | SplitConfig | DemoConfig
 CONFIG_OF: dict[str, type[PrepareConfig]] = {
     "preprocess": PreprocessConfig,
     "validate": ValidateConfig,
+    "shard": ShardConfig,
     "analyze": AnalyzeConfig,
     "split": SplitConfig,
     "demo": DemoConfig,
 }
-DESCRIPTION = "Prepare a training set from raw image files, in five modes. Each mode has its own flags."
+DESCRIPTION = "Prepare a training set from raw image files, in six modes. Each mode has its own flags."
 
 
 def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
@@ -239,6 +255,8 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
         if len(set(config.target_size)) < len(config.target_size):
             sizes = " ".join(map(str, config.target_size))
             raise UsageError(f"--target_size {sizes} names one size twice: give each size once")
+    if isinstance(config, ShardConfig) and not 0 <= config.val_split < 1:
+        raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
     if isinstance(config, ValidateConfig):
         if config.undo_quarantine and not config.quarantine_dir:
             raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")

@@ -3,10 +3,11 @@
 Shapes: B usable images of a batch, S = image_size.
 """
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from vae.config.options import MAX_PIXELS
 from vae.console import printable
 from vae.data.decoding import decode_image, parse_background
 from vae.data.formats import BadImageError
+from vae.data.sampling import Order, ShuffledOrder
 
 
 class Rejection(NamedTuple):
@@ -57,13 +59,80 @@ class Batch:
         )
 
 
-class FolderDataset(Dataset[Sample]):
-    """Crops of the listed image files by key (epoch, index); a key gives the same crop in every process."""
+class Images(Protocol):
+    """A set of image files, by their index."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def location(self) -> str:
+        """The path that the user gave."""
+        ...
+
+    def name(self, index: int) -> str:
+        """The name of a file for messages."""
+        ...
+
+    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
+        """Pixels as decode_image returns them: uint8 (H, W, 3); raises BadImageError."""
+        ...
+
+    def order(self, seed: int) -> Order:
+        """The order of the images in each epoch."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash: as long as it is the same, a run resumes in the same order."""
+        ...
+
+    def record(self) -> Any:
+        """What `split.json` says about the images, as plain data."""
+        ...
+
+
+@dataclass(frozen=True)
+class FolderImages:
+    """The image files `names` below the folder `root`."""
+
+    root: str | os.PathLike[str]
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return os.fspath(self.root)
+
+    def name(self, index: int) -> str:
+        """The file's name, relative to the folder."""
+        return self.names[index]
+
+    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
+        """The pixels of a file: uint8 (H, W, 3)."""
+        path = os.path.join(self.root, self.names[index])
+        return decode_image(path, max_pixels=max_pixels, background=background)
+
+    def order(self, seed: int) -> Order:
+        """All images in each epoch."""
+        return ShuffledOrder(len(self.names), seed)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the names."""
+        return hashlib.sha256("\n".join(self.names).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def record(self) -> list[str]:
+        """The names."""
+        return list(self.names)
+
+
+class CropDataset(Dataset[Sample]):
+    """Crops of image files by key (epoch, index); a key gives the same crop in every process."""
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
-        names: Sequence[str],
+        images: Images,
         *,
         image_size: int,
         crop: str = "random",
@@ -75,8 +144,7 @@ class FolderDataset(Dataset[Sample]):
     ):
         assert crop in ("random", "center")
         parse_background(background)  # a wrong colour fails here, not in a worker
-        self.root = os.fspath(root)
-        self.names = names
+        self.images = images
         self.image_size = image_size
         self.crop = crop
         self.horizontal_flip = horizontal_flip
@@ -86,18 +154,15 @@ class FolderDataset(Dataset[Sample]):
         self.seed = seed
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.images)
 
     def __getitem__(self, key: tuple[int, int]) -> Sample:
         epoch, index = key
-        name = self.names[index]
         try:
-            pixels = decode_image(
-                os.path.join(self.root, name), max_pixels=self.max_pixels, background=self.background
-            )
+            pixels = self.images.decode(index, max_pixels=self.max_pixels, background=self.background)
             pixels = self._ensure_crop_fits(pixels)
         except BadImageError as error:
-            return Sample(epoch, index, None, Rejection(name, error.reason, error.detail))
+            return Sample(epoch, index, None, Rejection(self.images.name(index), error.reason, error.detail))
         crop = self._crop(pixels, epoch, index)  # (S, S, 3)
         image = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)))  # (3, S, S)
         return Sample(epoch, index, image, None)

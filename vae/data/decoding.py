@@ -3,6 +3,7 @@
 The content determines the format, never the file name. Only formats of the allow-list are opened.
 """
 
+import io
 import os
 import struct
 import threading
@@ -93,6 +94,16 @@ def read_image(
         raise BadImageError("unreadable", error.strerror or str(error)) from error
     flag = extension_flag(os.fspath(path), pil_image.format)
     return pil_image._replace(flags=tuple(sorted({*pil_image.flags, *flag})))
+
+
+def decode_bytes(
+    data: bytes, *, max_pixels: int = MAX_PIXELS, background: str = "white", first_frame: bool = False
+) -> np.ndarray:
+    """The pixels of read_image, from the content of a file: uint8 (H, W, 3)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
+        backdrop = parse_background(background)
+        return _decode_open_file(io.BytesIO(data), max_pixels, backdrop, first_frame).pixels
 
 
 @lru_cache(maxsize=8)

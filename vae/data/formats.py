@@ -1,11 +1,14 @@
 """Checks before decoding: the format by the first bytes, and whether the file is complete."""
 
 import importlib
+import io
 import mmap
 import os
 import re
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 # libjpeg's own progressive script has 10 scans; a file with thousands was made to decode slowly.
@@ -134,12 +137,22 @@ def _sniff_ftyp(head: bytes, first_frame: bool) -> str:
     raise BadImageError("not_an_image", "a video or another container")
 
 
+@contextmanager
+def content(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
+    """The bytes of a file, without a copy."""
+    if isinstance(file, io.BytesIO):
+        yield file.getvalue()
+        return
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
 def check_jpeg(file: BinaryIO, flags: set[str]) -> int:
     """Read a JPEG's markers and return the offset of its end; BadImageError if truncated or unsupported.
 
     Finds damage that the decoder ignores: a missing end marker and a tail filled with zeros.
     """
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with content(file) as data:
         position, scans = 2, 0
         while True:
             found = NEXT_MARKER.search(data, position)
@@ -177,7 +190,7 @@ def check_png(file: BinaryIO, flags: set[str]) -> int:
 
     Finds a tail filled with zeros, which the decoder treats as the end.
     """
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with content(file) as data:
         position = 8
         while True:
             if position + 12 > len(data):
@@ -206,7 +219,7 @@ def check_gif(file: BinaryIO, flags: set[str]) -> int:
 
     Finds an animation that was cut between two frames, which the decoder treats as a single image.
     """
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with content(file) as data:
         try:
             position = 13 + _gif_palette_bytes(data[10])
             while data[position] != 0x3B:  # GIF89a, section 27: the trailer

@@ -1,6 +1,5 @@
 """Batches from decoding processes: any epoch from any step for training, every image once for validation."""
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,8 +12,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from vae import console
 from vae.config.errors import DataError
 from vae.config.options import MAX_PIXELS
-from vae.data.dataset import Batch, FolderDataset, Sample, collate
-from vae.data.sampling import StepSampler, steps_per_epoch
+from vae.data.dataset import Batch, CropDataset, Images, Sample, collate
+from vae.data.sampling import StepSampler
 from vae.data.workers import blocked_signals, start_worker
 from vae.device import is_out_of_memory
 
@@ -30,7 +29,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        dataset: FolderDataset,
+        dataset: CropDataset,
         *,
         local_batch: int,
         rank: int = 0,
@@ -46,8 +45,8 @@ class TrainLoader:
 
         `while_waiting` is called every POLL_SECONDS of a wait for a batch, and may end it with an exception.
         """
-        self.steps_per_epoch = steps_per_epoch(len(dataset), local_batch, world_size)
-        self._sampler = StepSampler(len(dataset), local_batch, rank, world_size, dataset.seed)
+        self._sampler = StepSampler(dataset.images.order(dataset.seed), local_batch, rank, world_size)
+        self.steps_per_epoch = self._sampler.steps_per_epoch
         make_loader = partial(
             _open_loader,
             dataset,
@@ -75,8 +74,8 @@ class TrainLoader:
 
 
 def load_validation(
-    root: str | os.PathLike[str],
-    names: Sequence[str],
+    images: Images,
+    indices: Sequence[int],
     *,
     image_size: int,
     batch_size: int,
@@ -87,13 +86,12 @@ def load_validation(
     pin_memory: bool = False,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Batch]:
-    """Centre crops of all `names`, each once and in order; the last batch may be smaller.
+    """Centre crops of the images at `indices`, each once and in order; the last batch may be smaller.
 
-    A batch's `indices` are positions in `names`; its `rejected` lists unusable images.
+    A batch's `rejected` lists unusable images.
     """
-    dataset = FolderDataset(
-        root,
-        names,
+    dataset = CropDataset(
+        images,
         image_size=image_size,
         crop="center",
         horizontal_flip=False,
@@ -101,7 +99,7 @@ def load_validation(
         background=background,
         max_pixels=max_pixels,
     )
-    keys = [(0, index) for index in range(len(names))]
+    keys = [(0, index) for index in indices]
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
     remaining = list(batches)
 
@@ -269,7 +267,7 @@ def _kill(iterator: _MultiProcessingDataLoaderIter) -> None:
 
 
 def _open_loader(
-    dataset: FolderDataset,
+    dataset: CropDataset,
     batches: Iterable[list[tuple[int, int]]],
     num_workers: int,
     *,

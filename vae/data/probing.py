@@ -7,7 +7,7 @@ import numpy as np
 
 from vae import console
 from vae.config.errors import DataError
-from vae.data.dataset import FolderDataset, Rejection
+from vae.data.dataset import CropDataset, Rejection
 from vae.host import usable_cores
 from vae.progress import track
 
@@ -34,7 +34,7 @@ def accepted_bad_images(max_bad_fraction: float, total: int) -> int:
     return max(1, int(max_bad_fraction * total)) if max_bad_fraction else 0
 
 
-def probe(dataset: FolderDataset, max_bad_fraction: float, *, flag: str = "--data_path") -> list[Rejection]:
+def probe(dataset: CropDataset, max_bad_fraction: float, *, flag: str = "--data_path") -> list[Rejection]:
     """Decode all images of a small set, or a sample spread over a larger one; return the rejections.
 
     Raises DataError, one line with the reasons, an example and a remedy, if no image can be used, or if more
@@ -47,14 +47,14 @@ def probe(dataset: FolderDataset, max_bad_fraction: float, *, flag: str = "--dat
         return []
     if len(rejected) == count:
         raise DataError(
-            f"{flag} {dataset.root}: none of the {count} images that were tried can be used "
+            f"{flag} {dataset.images.location}: none of the {count} images that were tried can be used "
             f"{_reasons(rejected, 'copy the files again or give another folder')}"
         )
     accepted = accepted_bad_images(max_bad_fraction, total)
     if count == total and len(rejected) > accepted:
         raise DataError(
-            f"{flag} {dataset.root}: {len(rejected)} of {total} training images cannot be used, more than "
-            f"the {accepted} of --max_bad_fraction {max_bad_fraction} "
+            f"{flag} {dataset.images.location}: {len(rejected)} of {total} training images cannot be used, "
+            f"more than the {accepted} of --max_bad_fraction {max_bad_fraction} "
             f"{_reasons(rejected, 'copy the files again or remove them')}; or raise --max_bad_fraction"
         )
     console.warning(
@@ -64,7 +64,7 @@ def probe(dataset: FolderDataset, max_bad_fraction: float, *, flag: str = "--dat
     return rejected
 
 
-def _rejections(dataset: FolderDataset, count: int) -> list[Rejection]:
+def _rejections(dataset: CropDataset, count: int) -> list[Rejection]:
     """The rejected images among `count` that are spread over the set."""
     indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
     with ThreadPoolExecutor(min(MAX_THREADS, usable_cores())) as threads:

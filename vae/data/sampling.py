@@ -1,18 +1,49 @@
 """The order of images as a function of (seed, epoch, step), so resuming needs only the position."""
 
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
 
-def epoch_order(num_images: int, seed: int, epoch: int) -> np.ndarray:
-    """Order of the images in one epoch: a permutation of 0..num_images-1, int64.
+class Order(Protocol):
+    """The order of the images of a set in each epoch; its length is the number of images of an epoch."""
+
+    num_streams: int | None  # which the number of processes has to divide; None: any number fits
+
+    def __len__(self) -> int: ...
+
+    def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
+        """The images at the positions first, first + step, ... of an epoch."""
+        ...
+
+
+def permutation(count: int, entropy: list[int]) -> np.ndarray:
+    """A permutation of 0..count-1 as a function of `entropy`, int64.
 
     Sorts raw PCG64 words: NumPy keeps them identical across versions and machines, but does not promise this
-    for `permutation`.
+    for its own `permutation`.
     """
-    words = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(num_images)
+    words = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
     return np.argsort(words, kind="stable").astype(np.int64)
+
+
+class ShuffledOrder:
+    """All images of a set, permuted in each epoch."""
+
+    num_streams: int | None = None
+
+    def __init__(self, num_images: int, seed: int):
+        self._num_images = num_images
+        self._permutation = lru_cache(maxsize=1)(lambda epoch: permutation(num_images, [seed, epoch]))
+
+    def __len__(self) -> int:
+        return self._num_images
+
+    def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
+        """The images at the positions first, first + step, ... of an epoch."""
+        return self._permutation(epoch)[first : first + step * count : step].tolist()
 
 
 def steps_per_epoch(num_images: int, local_batch: int, world_size: int = 1) -> int:
@@ -23,32 +54,37 @@ def steps_per_epoch(num_images: int, local_batch: int, world_size: int = 1) -> i
 class StepSampler:
     """Batches of (epoch, index) keys for one rank, from any step of an epoch to its end.
 
-    Step s of an epoch uses `order[s * G : (s + 1) * G]` with G = local_batch * world_size; rank r gets the
-    r-th of its `world_size` equal slices. `local_batch` counts the images per device and optimizer step.
+    Step s of an epoch has the positions s * G to (s + 1) * G of the order, with G = local_batch * world_size.
+    Rank r gets every world_size-th of them, from the r-th on. `local_batch` counts the images per device and
+    optimizer step.
     """
 
-    def __init__(self, num_images: int, local_batch: int, rank: int = 0, world_size: int = 1, seed: int = 0):
+    def __init__(self, order: Order, local_batch: int, rank: int = 0, world_size: int = 1):
         assert 0 <= rank < world_size
-        self.num_images = num_images
+        self.order = order
         self.local_batch = local_batch
         self.rank = rank
         self.world_size = world_size
-        self.seed = seed
         self.epoch = 0
         self.first_step = 0
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of full batches in one epoch."""
+        return steps_per_epoch(len(self.order), self.local_batch, self.world_size)
+
     def start_at(self, epoch: int, first_step: int = 0) -> None:
         """Set the position of the next iteration."""
-        assert 0 <= first_step <= steps_per_epoch(self.num_images, self.local_batch, self.world_size)
+        assert 0 <= first_step <= self.steps_per_epoch
         self.epoch, self.first_step = epoch, first_step
 
     def __len__(self) -> int:
-        return steps_per_epoch(self.num_images, self.local_batch, self.world_size) - self.first_step
+        return self.steps_per_epoch - self.first_step
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch, first_step, steps = self.epoch, self.first_step, len(self)
-        order = epoch_order(self.num_images, self.seed, epoch)
         global_batch = self.local_batch * self.world_size
         for step in range(first_step, first_step + steps):
-            start = step * global_batch + self.rank * self.local_batch
-            yield [(epoch, int(index)) for index in order[start : start + self.local_batch]]
+            first = step * global_batch + self.rank
+            samples = self.order.samples(epoch, first, self.local_batch, self.world_size)
+            yield [(epoch, index) for index in samples]

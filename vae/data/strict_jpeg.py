@@ -4,13 +4,12 @@ Pillow ignores libjpeg's warnings: of 200 images with one flipped byte it detect
 libjpeg-turbo and give the same pixels; simplejpeg takes a third of the time.
 """
 
-import mmap
 from functools import cache
 from typing import BinaryIO
 
 import numpy as np
 
-from vae.data.formats import BadImageError
+from vae.data.formats import BadImageError, content
 
 COLOR_SPACES = {"RGB": "RGB", "L": "GRAY"}  # Pillow's mode: simplejpeg's name
 
@@ -34,7 +33,7 @@ def decode_strictly(file: BinaryIO, end: int, mode: str) -> np.ndarray | None:
         return None
     import simplejpeg
 
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data)[:end] as whole:
+    with content(file) as data, memoryview(data)[:end] as whole:
         try:
             if mode in COLOR_SPACES:
                 return simplejpeg.decode_jpeg(whole, COLOR_SPACES[mode], strict=True)

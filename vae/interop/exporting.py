@@ -10,6 +10,7 @@ import torch
 from vae import console
 from vae.config.errors import DataError, UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
+from vae.data.dataset import FolderImages, Images
 from vae.data.folder import list_images
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root, is_manifest, train_and_val
@@ -122,8 +123,7 @@ def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, floa
 class _Crops:
     """Centre crops of the images at --data_path."""
 
-    root: Path
-    names: list[str]
+    images: Images
     image_size: int
 
     @classmethod
@@ -140,12 +140,14 @@ class _Crops:
             raise UserError(
                 f"--image_size {size} is not a multiple of {factor}: try {-(-size // factor) * factor}"
             )
-        return cls(image_root(data_path), names, size)
+        return cls(FolderImages(image_root(data_path), names), size)
 
     def batches(self, limit: int | None = None) -> Iterator[torch.Tensor]:
         """Yield fp32 (1, 3, S, S) in [-1, 1]; DataError if no image can be used."""
         num_yielded, rejected = 0, []
-        for batch in load_validation(self.root, self.names, image_size=self.image_size, batch_size=1):
+        for batch in load_validation(
+            self.images, range(len(self.images)), image_size=self.image_size, batch_size=1
+        ):
             rejected += batch.rejected
             for image in batch.images:
                 num_yielded += 1
@@ -155,7 +157,7 @@ class _Crops:
         if not num_yielded:
             reason = f": {rejected[0]}" if rejected else ""
             raise DataError(
-                f"--data_path {self.root}: none of {len(self.names)} images gives a crop of "
+                f"--data_path {self.images.location}: none of {len(self.images)} images gives a crop of "
                 f"{self.image_size} px{reason}; lower --image_size or give other images"
             )
 
@@ -165,7 +167,7 @@ def _measure_on_images(
 ) -> None:
     """Measure the latents, fold a scaling if --fold_scaling is given, and test fp16; fills `findings`."""
     device = next(model.parameters()).device
-    images = track(crops.batches(), "latents", len(crops.names), "crop", keep=False)
+    images = track(crops.batches(), "latents", len(crops.images), "crop", keep=False)
     findings.statistics = _measure_latents(model, (batch.to(device) for batch in images), crops.image_size)
     if config.fold_scaling is not None:
         findings.scaling = _fold(model, findings.statistics, config.fold_scaling, config.per_channel)

@@ -10,7 +10,9 @@ from vae.config.prepare_flags import ReadingConfig
 from vae.data.decoding import DecodedImage, read_image
 from vae.data.formats import BadImageError
 from vae.data.strict_jpeg import has_simplejpeg
+from vae.files import sha256_of_file
 from vae.host import GIB
+from vae.prepare.ledger import ACCEPTED, REJECTED, Result
 from vae.prepare.pool import Answer, Failure, Item, Limits, count_workers, run_each
 
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
@@ -42,6 +44,29 @@ def check_image(path: str | os.PathLike[str], config: ReadingConfig) -> DecodedI
     if config.max_aspect and max(height, width) > config.max_aspect * min(height, width):
         raise BadImageError("aspect", f"{width}x{height} exceeds --max_aspect {config.max_aspect:g}")
     return image._replace(flags=tuple(sorted({*image.flags, *_blankness(image.pixels)})))
+
+
+def check_file(config: ReadingConfig, name: str) -> Result:
+    """Decode one file and return its result."""
+    path = os.path.join(config.input_dir, name)
+    try:
+        image = check_image(path, config)
+        status, digest = os.stat(path), sha256_of_file(path)
+    except BadImageError as error:
+        return Result(name, REJECTED, error.reason, error.detail, *_size_and_time(path))
+    except OSError as error:  # it disappeared after it was decoded
+        return Result(name, REJECTED, "unreadable", error.strerror or str(error))
+    height, width = image.pixels.shape[:2]
+    record = {"format": image.format, "width": width, "height": height, "flags": list(image.flags)}
+    return Result(name, ACCEPTED, "", "", status.st_size, status.st_mtime_ns, digest, record)
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def warn_without_simplejpeg() -> None:

@@ -158,6 +158,17 @@ class Ledger:
         )
         yield from map(_from_row, self._pages(query, *statuses))
 
+    def accepted_by_hash(self) -> Iterator[Result]:
+        """Results of accepted, listed files in the order of the hashes of their bytes."""
+        query = (
+            "SELECT results.* FROM results JOIN files USING (name) WHERE sha256 > ? AND status = 'accepted' "
+            "ORDER BY sha256 LIMIT ?"
+        )
+        last = ""
+        while rows := self._db.execute(query, (last, PAGE)).fetchall():
+            yield from map(_from_row, rows)
+            last = _from_row(rows[-1]).sha256 or ""
+
     def counts(self, status: str) -> list[tuple[str, int]]:
         """(reason, number of listed files) for a status, most frequent first."""
         return self._db.execute(

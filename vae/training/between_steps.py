@@ -147,7 +147,7 @@ def _sample_batches(
     if run.sample_images:
         yield run.sample_images[image_size].to(run.dist.device)
     elif run.validation_set is not None:
-        shown = replace(run.validation_set, names=run.validation_set.names[:GRID_IMAGES])
+        shown = replace(run.validation_set, count=min(run.validation_set.count, GRID_IMAGES))
         alone = replace(run.dist, world_size=1)  # so that the images are not divided among processes
         yield from shown.batches(run.config.data, image_size, GRID_IMAGES, 0, alone, while_waiting)
 

@@ -52,7 +52,7 @@ class RunContext:
     def steps_of(self, stage: Stage) -> StageSteps:
         """How the epochs of `stage` divide into optimizer steps."""
         accumulation = self.config.run.accumulation_steps
-        return StageSteps.of(stage, len(self.training_set.names), accumulation, self.dist.world_size)
+        return StageSteps.of(stage, self.training_set.num_images, accumulation, self.dist.world_size)
 
 
 @dataclass

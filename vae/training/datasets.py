@@ -1,35 +1,41 @@
-"""The training and validation images of a run, from a folder or a manifest."""
+"""The training and validation images of a run: a folder, a manifest or a dataset of shards."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vae.config.errors import UserError
+from vae.config.errors import DataError, UserError
 from vae.config.options import Config
-from vae.data.dataset import FolderDataset
+from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.folder import list_images, split_names
+from vae.data.formats import BadImageError
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, train_and_val
+from vae.data.sampling import Order
+from vae.data.shards import ShardImages, is_dataset, read_dataset, shared_keys
 from vae.training.validation import ValidationSet
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The training image files of a run: names relative to `root`."""
+    """The training images of a run, and their order."""
 
-    root: Path
-    names: list[str]
+    images: Images
+    order: Order
+
+    @property
+    def num_images(self) -> int:
+        """Images of an epoch."""
+        return len(self.order)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the names: a run resumes in the same order only if they have not changed."""
-        return hashlib.sha256("\n".join(self.names).encode("utf-8", "surrogateescape")).hexdigest()
+        """A hash: as long as it is the same, a run resumes in the same order."""
+        return self.images.fingerprint()
 
-    def crops(self, config: Config, image_size: int) -> FolderDataset:
+    def crops(self, config: Config, image_size: int) -> CropDataset:
         """The dataset of training crops of `image_size` px."""
         data = config.data
-        return FolderDataset(
-            self.root,
-            self.names,
+        return CropDataset(
+            self.images,
             image_size=image_size,
             crop=data.crop,
             horizontal_flip=data.horizontal_flip,
@@ -43,6 +49,60 @@ class TrainingSet:
 def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, ValidationSet | None]:
     """The training set and the validation set; None if nothing is set aside for validation."""
     data = config.data
+    if is_dataset(data.data_path):
+        train, validation = _images_of_dataset(config, given)
+    else:
+        train, validation = _image_files(config, given)
+    if data.val_path:
+        validation = _validation_images(config, train)
+    count = len(validation) if validation is not None else 0
+    count = min(count, data.max_val_images or count)
+    training_set = TrainingSet(train, train.order(config.run.seed))
+    return training_set, ValidationSet(validation, count) if validation is not None and count else None
+
+
+def _images_of_dataset(config: Config, given: dict[str, Any]) -> tuple[Images, Images | None]:
+    """The images of a dataset of shards, and those of the validation set that was written with it."""
+    data = config.data
+    if data.fold is not None:
+        raise UserError(
+            f"--fold {data.fold} needs a manifest with folds, not a dataset of shards: leave it out"
+        )
+    if "val_split" in given:
+        raise UserError(
+            f"--val_split {data.val_split}: the validation set of a dataset of shards was chosen when it was "
+            "written: leave it out, or give --val_path"
+        )
+    dataset = read_dataset(data.data_path)
+    validation = None
+    if dataset.validation and not data.val_path:
+        validation = ShardImages(read_dataset(dataset.path.parent / dataset.validation), data.data_streams)
+    return ShardImages(dataset, data.data_streams), validation
+
+
+def _validation_images(config: Config, train: Images) -> Images:
+    """The images of --val_path; DataError if images of the training set are among them."""
+    path = config.data.val_path
+    assert path is not None
+    if not is_dataset(path):
+        return FolderImages(Path(path), list_images(path, flag="--val_path"))
+    dataset = read_dataset(path, flag="--val_path")
+    if isinstance(train, ShardImages):
+        try:
+            shared = shared_keys(train.dataset, dataset)
+        except BadImageError as error:
+            raise DataError(f"--val_path {path}: {error.detail}: copy the dataset again") from error
+        if shared:
+            raise DataError(
+                f"--val_path {path}: {len(shared)} of its images are training images too, for example "
+                f"{', '.join(shared[:3])}: give other images"
+            )
+    return ShardImages(dataset, config.data.data_streams)
+
+
+def _image_files(config: Config, given: dict[str, Any]) -> tuple[Images, Images | None]:
+    """The images of a folder or a manifest, and those of them that are set aside for validation."""
+    data = config.data
     if is_manifest(data.data_path):
         train, validation = _images_of_manifest(config, "val_split" in given)
     elif data.fold is not None:
@@ -51,16 +111,10 @@ def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, Val
             f"{Path(data.data_path) / MANIFEST_NAME}"
         )
     else:
-        names = list_images(data.data_path)
         share = 0.0 if data.val_path else data.val_split
-        train, validation = split_names(names, share, config.run.seed)
+        train, validation = split_names(list_images(data.data_path), share, config.run.seed)
     root = Path(image_root(data.data_path))
-    validation_root = root
-    if data.val_path:
-        validation_root, validation = Path(data.val_path), list_images(data.val_path, flag="--val_path")
-    if data.max_val_images:
-        validation = validation[: data.max_val_images]
-    return TrainingSet(root, train), ValidationSet(validation_root, validation) if validation else None
+    return FolderImages(root, train), FolderImages(root, validation) if validation else None
 
 
 def _images_of_manifest(config: Config, val_split_given: bool) -> tuple[list[str], list[str]]:

@@ -162,7 +162,7 @@ def _report_rejected(
     for name, line in sorted(new):
         state.rejected.add(name)
         ctx.logbook.rejected(line)
-    share, total = run.config.data.max_bad_fraction, len(run.training_set.names)
+    share, total = run.config.data.max_bad_fraction, run.training_set.num_images
     accepted = accepted_bad_images(share, total)
     if len(state.rejected) > accepted:
         save_now(run, ctx, state)

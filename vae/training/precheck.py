@@ -11,6 +11,7 @@ from vae.config.resolve import check_encoder, check_length, parse_progressive, r
 from vae.data.decoding import parse_background
 from vae.data.folder import check_images
 from vae.data.manifest import is_manifest
+from vae.data.shards import is_dataset, read_dataset
 from vae.files import why_not_writable
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.training.run_folder import METRICS_NAME, checkpoint_paths, resume_command
@@ -45,6 +46,9 @@ def _check_images(given: Given) -> None:
     if ("data_path" in given or begins) and not is_manifest(data_path):
         folders = {"data_path": data_path, **folders}
     for name, folder in folders.items():
+        if name != "sample_images" and is_dataset(folder):
+            read_dataset(folder, flag=f"--{name}")
+            continue
         check_images(folder, flag=f"--{name}")
         _check_apart(output_folder(given), f"--{name}", folder)
 

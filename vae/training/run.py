@@ -261,8 +261,9 @@ def _create_folder(run: RunContext, lock: FolderLock) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     _lock_folder(lock, folder, run.dist)
     if run.dist.is_main:
-        validation = run.validation_set.names if run.validation_set else []
-        split = {"train": run.training_set.names, "validation": validation}
+        split = {"train": run.training_set.images.record(), "validation": []}
+        if run.validation_set:
+            split["validation"] = run.validation_set.record()
         write_json(folder / "config.json", flatten(run.config), indent=2)
         write_json(folder / "split.json", split, indent=1)
     run.dist.barrier()
@@ -287,11 +288,11 @@ def _print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> No
         start = f"from {run.resumed_from}, step {state.position.step}"
     elif config.model.init_from:
         start = f"from {config.model.init_from}"
-    validation = len(run.validation_set.names) if run.validation_set else 0
+    validation = run.validation_set.count if run.validation_set else 0
     plan = plan_line(ctx.plan, ctx.stage.image_size, ctx.steps.local_images, config.speed.micro_batch_size)
     lines = [
         f"model   {model_line(config.model, state.autoencoder)}; {start}",
-        f"data    {data_line(config.data, len(run.training_set.names), validation)}; "
+        f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
         f"{ctx.stage.image_size} px {config.data.crop} crops, {console.counted(run.num_workers, 'worker')}",
         f"loss    {loss_line(config.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",

@@ -213,11 +213,16 @@ def _check_stages(
     config: Config, stages: list[Stage], position: Position, training_set: TrainingSet, dist: Distributed
 ) -> None:
     """Raise UserError if a stage that is not finished cannot make a single step."""
-    count = len(training_set.names)
+    count, streams = training_set.num_images, training_set.order.num_streams
     if not count:
         raise DataError(
             f"--data_path {config.data.data_path} has no image left to train on after --val_split "
             f"{config.data.val_split}: add images, or use --val_split 0"
+        )
+    if streams and streams % dist.world_size:
+        raise DataError(
+            f"--data_streams: the {streams} streams of {config.data.data_path} cannot be divided among "
+            f"{dist.world_size} processes: use a number that divides {streams}"
         )
     largest = 0
     for stage in stages:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from vae import console
 from vae.config.options import DataConfig
+from vae.data.dataset import Images
 from vae.data.loading import load_validation
 from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
 from vae.model.autoencoder import AutoencoderKL
@@ -24,11 +25,16 @@ Measure = Callable[[Callable[[Iterator[torch.Tensor]], dict[str, Sums]]], dict[s
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The validation image files of a run: names relative to `root`."""
+    """The validation images of a run: the first `count` of a set."""
 
-    root: Path
-    names: list[str]
+    images: Images
+    count: int
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
+
+    def record(self) -> Any:
+        """What `split.json` says about the images."""
+        record = self.images.record()
+        return record[: self.count] if isinstance(record, list) else {**record, "used": self.count}
 
     def batches(
         self,
@@ -43,16 +49,16 @@ class ValidationSet:
 
         `while_waiting` is called during waits for images, and may end them with an exception.
         """
-        names = self.names[dist.rank :: dist.world_size]
+        indices = range(self.count)[dist.rank :: dist.world_size]
         loader = load_validation(
-            self.root,
-            names,
+            self.images,
+            indices,
             image_size=image_size,
             batch_size=batch_size,
             upscale=data.upscale,
             background=data.background,
             max_pixels=data.max_pixels,
-            num_workers=num_workers if len(names) > FEW_IMAGES else 0,
+            num_workers=num_workers if len(indices) > FEW_IMAGES else 0,
             while_waiting=while_waiting,
         )
         for batch in loader:

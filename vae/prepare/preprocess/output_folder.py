@@ -19,6 +19,7 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, format_row, read_rows, replace_text
 from vae.files import parse_json, read_json
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result
+from vae.prepare.output_dir import check_apart
 from vae.prepare.preprocess.naming import output_key
 from vae.prepare.preprocess.resize import engine
 
@@ -47,17 +48,7 @@ class OutputFolder:
 
     def check(self) -> None:
         """Raise UserError if the folder is a file, is the input folder, or if one is inside the other."""
-        here, there = os.path.realpath(self.input_dir), os.path.realpath(self.root)
-        if here == there:
-            raise UserError(f"--output_dir {self.root} is --input_dir: give another folder")
-        for inner, outer, text in (
-            (here, there, f"--input_dir {self.input_dir} is inside --output_dir {self.root}"),
-            (there, here, f"--output_dir {self.root} is inside --input_dir {self.input_dir}"),
-        ):
-            if inner.startswith(outer.rstrip(os.sep) + os.sep):
-                raise UserError(f"{text}: give a folder outside it")
-        if self.root.exists() and not self.root.is_dir():
-            raise UserError(f"--output_dir {self.root} is a file: give a folder")
+        check_apart(self.input_dir, self.root)
 
     def claim(self) -> None:
         """Write settings and source into a new folder; raises UserError if the folder has other contents."""

@@ -4,7 +4,6 @@ A result is recorded before its files get their final names. Every file with a f
 complete. A killed run continues after the recorded results, and its output does not show the interruption.
 """
 
-import errno
 import os
 import sqlite3
 import time
@@ -15,12 +14,13 @@ from functools import partial
 from itertools import chain
 
 from vae import console
-from vae.config.errors import EXIT_DATA, DataError, UserError
+from vae.config.errors import EXIT_DATA, DataError
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import decode_each, warn_without_simplejpeg
 from vae.prepare.encode import EXTENSIONS
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result, Skips
+from vae.prepare.output_dir import write_error
 from vae.prepare.pool import Failure
 from vae.prepare.preprocess.convert import convert_file, record_without_images
 from vae.prepare.preprocess.duplicates import find_contents, is_first, result_of_first
@@ -29,8 +29,6 @@ from vae.prepare.preprocess.output_folder import OutputFolder
 from vae.prepare.preprocess.resize import engine
 from vae.prepare.rejections import TRANSIENT, duplicates_text, rejection_lines, skip_lines
 from vae.progress import Progress
-
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
@@ -88,20 +86,9 @@ def _preprocess(config: PreprocessConfig) -> Outcome:
             folder.clear_scratch()
         folder.drop_ledger()
     except (OSError, sqlite3.OperationalError) as error:
-        raise _explain(error, config.output_dir) from error
+        raise write_error(error, config.output_dir) from error
     outcome.seconds = time.monotonic() - began
     return outcome
-
-
-def _explain(error: Exception, output_dir: str) -> UserError:
-    if getattr(error, "errno", None) in FULL_DISK or "full" in str(error):
-        return UserError(
-            f"--output_dir {output_dir}: the disk is full: free some space, then the same command continues "
-            "from here"
-        )
-    return UserError(
-        f"--output_dir {output_dir} cannot be written: {getattr(error, 'strerror', None) or error}"
-    )
 
 
 def _update(

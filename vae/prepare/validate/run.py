@@ -9,15 +9,16 @@ from pathlib import Path
 
 from vae import console
 from vae.config.errors import EXIT_DATA, DataError, UserError
-from vae.config.prepare_flags import ReadingConfig, ValidateConfig
+from vae.config.prepare_flags import ValidateConfig
 from vae.data.decoding import parse_background
 from vae.data.folder import OTHER_EXTENSIONS, walk_images
-from vae.data.formats import BadImageError
 from vae.data.manifest import MANIFEST_NAME, read_rows
-from vae.files import sha256_of_file, why_not_writable
-from vae.prepare.check_file import check_image, decode_each, warn_without_simplejpeg
+from vae.data.shards import is_dataset
+from vae.files import why_not_writable
+from vae.prepare.check_file import check_file, decode_each, warn_without_simplejpeg
 from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger, Result, Skips, first_names
 from vae.prepare.pool import Failure
+from vae.prepare.shard.verify import run_verify
 from vae.prepare.validate.quarantine import move_rejected, undo
 from vae.prepare.validate.report import Report, print_summary, write_reports
 from vae.progress import Progress
@@ -37,6 +38,8 @@ def run_validate(config: ValidateConfig) -> int:
         console.info(f"{config.quarantine_dir}: {moved} files moved back, {left} left")
         return EXIT_DATA if left else 0
     warn_without_simplejpeg()
+    if is_dataset(config.input_dir):
+        return run_verify(config)
     report = _validate(config)
     return EXIT_DATA if config.strict and report.rejected else 0
 
@@ -115,25 +118,3 @@ def _check_all(ledger: Ledger, config: ValidateConfig, total: int) -> None:
             ledger.record(result)
             bad += result.status == REJECTED
             bar.update(note=f"{bad} bad")
-
-
-def check_file(config: ReadingConfig, name: str) -> Result:
-    """Decode one file and return its result."""
-    path = os.path.join(config.input_dir, name)
-    try:
-        image = check_image(path, config)
-        size, digest = os.path.getsize(path), sha256_of_file(path)
-    except BadImageError as error:
-        return Result(name, REJECTED, error.reason, error.detail, size=_size_of(path))
-    except OSError as error:  # it disappeared after it was decoded
-        return Result(name, REJECTED, "unreadable", error.strerror or str(error))
-    height, width = image.pixels.shape[:2]
-    record = {"format": image.format, "width": width, "height": height, "flags": list(image.flags)}
-    return Result(name, ACCEPTED, size=size, sha256=digest, record=record)
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0

@@ -1,0 +1,166 @@
+"""A dataset of shards is read by number and checksum; everything that is wrong with it has a reason."""
+
+import json
+import pickle
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+
+from tests.harness.runs import run_script
+from vae.config.errors import DataError
+from vae.data.dataset import CropDataset
+from vae.data.decoding import decode_image
+from vae.data.formats import BadImageError
+from vae.data.shards import FORMAT, ShardImages, dataset_content, index_path, is_dataset, read_dataset
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder with the image files of `image_folder`'s kind, and a dataset of them in three shards."""
+    root = tmp_path_factory.mktemp("shards")
+    random = np.random.default_rng(0)
+    (root / "raw").mkdir()
+    from PIL import Image
+
+    for number in range(12):
+        pixels = random.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "raw" / f"{number:02}.{'jpg' if number % 3 else 'png'}")
+    done = run_script(
+        *("prepare_data.py", "--mode", "shard", "--input_dir", str(root / "raw")),
+        *("--output_dir", str(root / "set"), "--shard_mb", "1", "--num_workers", "1", "--val_split", "0"),
+    )
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.fixture
+def dataset(written, tmp_path):
+    """A copy of the dataset that the test may damage."""
+    return shutil.copytree(written / "set", tmp_path / "set") / "dataset.json"
+
+
+def images(path) -> ShardImages:
+    return ShardImages(read_dataset(path), num_streams=1)
+
+
+def test_pixels_are_those_of_the_files(written, dataset):
+    sharded = images(dataset)
+    by_key = {sharded.key(n): sharded.decode(n, max_pixels=10**6, background="white") for n in range(12)}
+    assert len(by_key) == 12
+    found = sorted(pixels.tobytes() for pixels in by_key.values())
+    assert found == sorted(decode_image(path).tobytes() for path in (written / "raw").iterdir())
+
+
+def test_crops_do_not_depend_on_the_process(dataset):
+    crops = CropDataset(images(dataset), image_size=32)
+    copy = pickle.loads(pickle.dumps(crops))
+    for index in range(12):
+        one, other = crops[3, index].image, copy[3, index].image
+        assert one is not None
+        assert other is not None
+        assert one.equal(other)
+    crops.images.close()
+
+
+def test_every_tar_reader_finds_the_images(dataset):
+    """In the layout of WebDataset: the files of a sample are neighbours and share the name before the dot."""
+    with tarfile.open(dataset.parent / "images-000000.tar") as tar:
+        names = tar.getnames()
+        metadata = json.loads(tar.extractfile(names[1]).read())
+    assert [name.split(".")[0] for name in names[::2]] == [name.split(".")[0] for name in names[1::2]]
+    assert {name.split(".")[1] for name in names[1::2]} == {"json"}
+    assert metadata["key"] == names[0].split(".")[0]
+    assert (metadata["width"], metadata["height"]) == (48, 40)
+
+
+# ---- damage ------------------------------------------------------------------------------------------------
+
+
+def flip(path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_flipped_bit_costs_one_image(dataset):
+    rows = np.load(index_path(dataset.parent, read_dataset(dataset).shards[0]))
+    flip(dataset.parent / "images-000000.tar", int(rows["offset"][3]) + 50)
+    crops = CropDataset(images(dataset), image_size=32)
+    rejected = [crops[0, n].rejection for n in range(12)]
+    assert [n for n, one in enumerate(rejected) if one] == [3]
+    assert rejected[3].reason == "checksum"
+    assert rejected[3].name == f"images-000000.tar/{rows['key'][3].decode()}"
+
+
+def test_truncated_or_missing_shard_costs_its_images(dataset):
+    tar = dataset.parent / "images-000000.tar"
+    tar.write_bytes(tar.read_bytes()[:3000])
+    with pytest.raises(BadImageError, match="truncated"):
+        images(dataset).read(11)
+    tar.unlink()
+    with pytest.raises(BadImageError, match="missing_shard"):
+        images(dataset).read(0)
+
+
+def bad_rows(rows):
+    yield "cut", rows[:-1]
+    for name, value in (("offset", 2**40), ("offset", -1), ("size", 10 * 2**30), ("size", 0)):
+        changed = rows.copy()
+        changed[name][5] = value
+        yield f"{name} {value}", changed
+    yield "another type", np.zeros(len(rows))
+    yield "pickle", np.array([{}] * len(rows), dtype=object)
+
+
+def test_index_that_does_not_fit_is_refused(dataset):
+    (shard,) = read_dataset(dataset).shards
+    path = index_path(dataset.parent, shard)
+    for _, rows in bad_rows(np.load(path)):
+        np.save(path, rows, allow_pickle=True)
+        with pytest.raises(BadImageError, match="bad_index"):
+            images(dataset).read(0)
+    path.write_bytes(b"not an array")
+    with pytest.raises(BadImageError, match="bad_index"):
+        images(dataset).key(0)
+
+
+SHARD = {"name": "images-000000.tar", "samples": 12, "bytes": 20000, "sha256": 64 * "0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": FORMAT + 1}, "update it"),
+        ({"format": "1"}, "is not a dataset"),
+        ({"shards": []}, "lacks shards"),
+        ({"shards": [SHARD, SHARD]}, "listed twice"),
+        ({"shards": [{**SHARD, "name": "../images-000000.tar"}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "name": "/etc/x.tar"}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "samples": -1}]}, "shard 0 is not valid"),
+        ({"validation": "../validation.json"}, "validation is no file name"),
+        ({"version": 64 * "0"}, "does not have its version"),
+    ],
+)
+def test_dataset_that_is_not_valid_is_one_line(tmp_path, change, words):
+    path = tmp_path / "dataset.json"
+    content = dataset_content([], {}, None) | {"shards": [SHARD]} | change
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=words) as caught:
+        read_dataset(path)
+    assert str(caught.value).startswith(f"--data_path {path}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\0"])
+def test_other_file_is_no_dataset(tmp_path, text):
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(DataError, match="is not a dataset of shards"):
+        read_dataset(tmp_path / "dataset.json")
+
+
+def test_missing_dataset_names_the_mode_that_writes_one(tmp_path):
+    assert is_dataset(tmp_path / "dataset.json")
+    with pytest.raises(DataError, match="--mode shard"):
+        read_dataset(tmp_path / "dataset.json")

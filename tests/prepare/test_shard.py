@@ -1,0 +1,140 @@
+"""--mode shard: original bytes in WebDataset layout, resumable, the same everywhere, and verifiable."""
+
+import json
+import tarfile
+
+import pytest
+
+from tests.harness.image_kinds import detailed, encoded
+from tests.harness.runs import run_script
+from vae.data.shards import read_dataset
+from vae.prepare.shard import write
+
+
+def shard(source, output, *flags):
+    return run_script(
+        *("prepare_data.py", "--mode", "shard", "--input_dir", str(source), "--output_dir", str(output)),
+        *("--num_workers", "1", *flags),
+    )
+
+
+def validate(dataset, report):
+    return run_script(
+        *("prepare_data.py", "--mode", "validate", "--input_dir", str(dataset)),
+        *("--output_file", str(report), "--num_workers", "1"),
+    )
+
+
+@pytest.fixture
+def source(tmp_path):
+    """30 images, a copy of one, a damaged file, and a manifest with captions."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"{number:02}.png").write_bytes(encoded(detailed(seed=number), "PNG"))
+    (folder / "copy.png").write_bytes((folder / "00.png").read_bytes())
+    (folder / "cut.png").write_bytes((folder / "01.png").read_bytes()[:500])
+    rows = [{"path": f"{n:02}.png", "sha256": "", "caption": f"text {n}"} for n in range(30)]
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def files(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".tar", ".npy", ".json")}
+
+
+def members(folder):
+    """(name, bytes) of all members of all shards."""
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                yield member.name, tar.extractfile(member).read()
+
+
+def test_shards_have_the_original_bytes_and_the_metadata(source, tmp_path):
+    done = shard(source, tmp_path / "set", "--shard_mb", "1", "--val_split", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert "27 images for training and 3 for validation" in done.stdout
+    assert "1 exact duplicate" in done.stdout
+    assert "truncated" in done.stdout
+    found = list(members(tmp_path / "set"))
+    originals = {data for name, data in found if not name.endswith(".json")}
+    assert originals == {(source / f"{number:02}.png").read_bytes() for number in range(30)}
+    captions = {json.loads(data)["caption"] for name, data in found if name.endswith(".json")}
+    assert len(captions) == 30
+    dataset = read_dataset(tmp_path / "set" / "dataset.json")
+    assert (dataset.samples, dataset.validation) == (27, "validation.json")
+    assert validate(dataset.path, tmp_path / "report.json").returncode == 0
+    assert json.loads((tmp_path / "report.json").read_text())["problems"] == []
+
+
+def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tmp_path, monkeypatch):
+    """Shards of at most 20 kB; the second run stops after its second shard and continues."""
+    from vae.config.prepare_flags import ShardConfig
+    from vae.prepare.shard import run
+
+    monkeypatch.setattr(run, "MEGABYTE", 20_000)
+    write_all, results = run._write_all, {}
+    for name in ("one", "two"):
+        config = ShardConfig(
+            input_dir=str(source), output_dir=str(tmp_path / name), shard_mb=1, num_workers="1"
+        )
+        if name == "two":
+            monkeypatch.setattr(
+                run, "_write_all", lambda root, plans, config: write_all(root, plans[:2], config)
+            )
+            run.run_shard(config)
+            (tmp_path / name / "dataset.json").unlink()  # as if it had stopped before its end
+            stamps = {p.name: p.stat().st_mtime_ns for p in (tmp_path / name).glob("*.tar")}
+            assert len(stamps) >= 2
+            monkeypatch.setattr(run, "_write_all", write_all)
+        assert run.run_shard(config) == 0
+        results[name] = files(tmp_path / name)
+    assert results["one"] == results["two"]
+    assert len(results["one"]) > 6
+    assert stamps.items() <= {p.name: p.stat().st_mtime_ns for p in (tmp_path / "two").glob("*.tar")}.items()
+
+
+def test_dataset_never_changes(source, tmp_path):
+    assert shard(source, tmp_path / "set").returncode == 0
+    before = files(tmp_path / "set")
+    assert shard(source, tmp_path / "set").returncode == 0
+    (source / "05.png").unlink()
+    again = shard(source, tmp_path / "set")
+    assert again.returncode != 0
+    assert "--output_dir" in again.stderr
+    assert "new folder" in again.stderr
+    assert files(tmp_path / "set") == before
+
+
+def test_manifest_that_is_split_decides(source, tmp_path):
+    rows = [json.loads(line) for line in (source / "manifest.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["split"] = "val" if number in (4, 7) else "train"
+    (source / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (source / "copy.png").unlink()
+    done = shard(source, tmp_path / "set", "--val_split", "0.5")
+    assert done.returncode == 0, done.stderr
+    held = {data for name, data in members(tmp_path / "set") if name.endswith("png")}
+    with tarfile.open(tmp_path / "set" / "validation-000000.tar") as tar:
+        found = {tar.extractfile(m).read() for m in tar if m.name.endswith("png")}
+    assert found == {(source / "04.png").read_bytes(), (source / "07.png").read_bytes()} < held
+
+
+def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
+    member = write.Member(str(source / "00.png"), 64 * "0", "png", {"width": 1, "height": 1})
+    plan = write.Plan("images-000000.tar", [member])
+    with pytest.raises(write.DataError, match="has changed"):
+        write.write_shard(tmp_path, tmp_path, plan)
+    assert not list(tmp_path.glob("*.tar"))
+
+
+def test_validate_names_damaged_shards(source, tmp_path):
+    assert shard(source, tmp_path / "set").returncode == 0
+    tar = tmp_path / "set" / "images-000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[2000] ^= 1
+    tar.write_bytes(data)
+    done = validate(tmp_path / "set" / "dataset.json", tmp_path / "report.json")
+    assert done.returncode == 77
+    assert "images-000000.tar: checksum" in done.stdout

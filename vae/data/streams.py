@@ -1,0 +1,80 @@
+"""The order of the images of a sharded dataset, as a function of (seed, epoch, step).
+
+Each epoch permutes the shards and cuts their samples, in this order, into V streams of equal length. Within
+a stream, samples are permuted within windows. Sample q of an epoch is the next one of stream q mod V. The
+process of rank r of W therefore reads only every W-th stream, and every W that divides V gives the same
+batches.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from vae.data.sampling import permutation
+
+WINDOW_SHARDS = 4  # samples are permuted within so many shards
+LEAST_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
+
+
+def count_streams(samples: int, most: int) -> int:
+    """The number of streams of a dataset: `most`, halved until a stream has LEAST_SAMPLES."""
+    count = most
+    while count > 1 and (samples // count < LEAST_SAMPLES):
+        count //= 2
+    return count
+
+
+class StreamOrder:
+    """The sample numbers of an epoch, computed when they are needed; V windows are in memory."""
+
+    def __init__(self, shard_samples: Sequence[int], num_streams: int, seed: int):
+        """`shard_samples`: number of samples of each shard."""
+        self._counts = np.asarray(shard_samples, dtype=np.int64)
+        self._firsts = np.cumsum(self._counts) - self._counts
+        self._seed = seed
+        self.num_streams: int | None = num_streams
+        self._streams = num_streams
+        self.length = int(self._counts.sum()) // num_streams  # of a stream
+        self._window = max(1, min(self.length, WINDOW_SHARDS * int(self._counts.mean())))
+        self._windows: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
+        self._shards = lru_cache(maxsize=1)(self._shard_order)
+
+    def __len__(self) -> int:
+        """Samples of an epoch; fewer than num_streams are left out, other ones in each epoch."""
+        return self.length * self._streams
+
+    def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
+        """Numbers, in the dataset, of the samples at the positions first, first + step, ... of an epoch."""
+        return [self._sample(epoch, first + step * n) for n in range(count)]
+
+    def _sample(self, epoch: int, position: int) -> int:
+        place, stream = divmod(position, self._streams)
+        window, within = divmod(place, self._window)
+        return int(self._samples(epoch, stream, window)[within])
+
+    def _samples(self, epoch: int, stream: int, window: int) -> np.ndarray:
+        """The samples of a window in their order, int64."""
+        key = epoch, stream, window
+        if key not in self._windows:
+            first = window * self._window
+            count = min(self._window, self.length - first)
+            places = stream * self.length + first + np.arange(count)
+            shuffled = places[permutation(count, [self._seed, epoch, 1 + stream, window])]
+            self._windows[key] = self._at(epoch, shuffled)
+            if len(self._windows) > self._streams:
+                self._windows.popitem(last=False)
+        return self._windows[key]
+
+    def _at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """The samples at these places of the epoch's sequence of shards."""
+        order, ends = self._shards(epoch)
+        ranks = np.searchsorted(ends, places, side="right")
+        shards = order[ranks]
+        return self._firsts[shards] + places - (ends[ranks] - self._counts[shards])
+
+    def _shard_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The shards of an epoch in their order, and the place after the last sample of each."""
+        order = permutation(len(self._counts), [self._seed, epoch, 0])
+        return order, np.cumsum(self._counts[order])

@@ -1,0 +1,37 @@
+"""--output_dir of the modes that write images: apart from --input_dir, and what a failed write means."""
+
+import errno
+import os
+from pathlib import Path
+
+from vae.config.errors import UserError
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_apart(input_dir: str, output_dir: str | Path) -> None:
+    """Raise UserError if the output folder is a file, is the input folder, or if one is inside the other."""
+    root = Path(output_dir)
+    here, there = os.path.realpath(input_dir), os.path.realpath(root)
+    if here == there:
+        raise UserError(f"--output_dir {root} is --input_dir: give another folder")
+    for inner, outer, text in (
+        (here, there, f"--input_dir {input_dir} is inside --output_dir {root}"),
+        (there, here, f"--output_dir {root} is inside --input_dir {input_dir}"),
+    ):
+        if inner.startswith(outer.rstrip(os.sep) + os.sep):
+            raise UserError(f"{text}: give a folder outside it")
+    if root.exists() and not root.is_dir():
+        raise UserError(f"--output_dir {root} is a file: give a folder")
+
+
+def write_error(error: Exception, output_dir: str) -> UserError:
+    """The error for the user after writing into the folder has failed; a full disk loses nothing."""
+    if getattr(error, "errno", None) in FULL_DISK or "full" in str(error):
+        return UserError(
+            f"--output_dir {output_dir}: the disk is full: free some space, then the same command continues "
+            "from here"
+        )
+    return UserError(
+        f"--output_dir {output_dir} cannot be written: {getattr(error, 'strerror', None) or error}"
+    )

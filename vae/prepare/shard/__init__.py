@@ -1,0 +1,1 @@
+"""`--mode shard`: a folder of images becomes a dataset of shards."""

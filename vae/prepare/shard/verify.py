@@ -1,0 +1,121 @@
+"""`--mode validate` of a dataset of shards: sizes, checksums, indexes, and every image decoded, in place."""
+
+import json
+import tarfile
+import time
+import zlib
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vae import console
+from vae.config.errors import EXIT_DATA, UserError
+from vae.config.prepare_flags import ValidateConfig
+from vae.data.decoding import decode_bytes
+from vae.data.formats import BadImageError
+from vae.data.manifest import replace_text
+from vae.data.shards import Shard, ShardedDataset, read_dataset, read_index
+from vae.files import sha256_of_file
+from vae.prepare.pool import Failure, Limits, count_workers, run_each
+from vae.prepare.shard.write import SHARD_SECONDS
+from vae.progress import Progress
+
+EXAMPLES = 10  # problems that are printed
+
+
+class Problem(NamedTuple):
+    """What is wrong with a shard or with one of its images."""
+
+    name: str
+    reason: str
+    detail: str
+
+
+def run_verify(config: ValidateConfig) -> int:
+    """Verify a dataset, write the report and print a summary; returns the exit code.
+
+    Raises DataError if the file is no dataset, and UserError for flags that only fit a folder.
+    """
+    if config.quarantine_dir:
+        raise UserError(
+            "--quarantine_dir does not fit a dataset of shards, which never changes: leave it out"
+        )
+    began = time.monotonic()
+    dataset = read_dataset(config.input_dir, flag="--input_dir")
+    problems = _verify_all(dataset, config)
+    report = {
+        "dataset": str(dataset.path),
+        "version": dataset.version,
+        "shards": len(dataset.shards),
+        "samples": dataset.samples,
+        "problems": [problem._asdict() for problem in problems],
+    }
+    replace_text(config.output_file, [json.dumps(report, indent=1) + "\n"])
+    lines = [
+        f"{console.printable(config.input_dir)}: {dataset.samples} images in {len(dataset.shards)} shards, "
+        f"{len(problems)} problems ({time.monotonic() - began:.1f} s)",
+        *(console.printable(f"  {p.name}: {p.reason} ({p.detail})") for p in problems[:EXAMPLES]),
+        f"  report: {console.printable(config.output_file)}",
+    ]
+    if problems:
+        lines.append("  copy the named shards again from their source, or write the dataset again")
+    console.info("\n".join(lines))
+    return EXIT_DATA if problems else 0
+
+
+def _verify_all(dataset: ShardedDataset, config: ValidateConfig) -> list[Problem]:
+    problems: list[Problem] = []
+    verify = partial(verify_shard, dataset, config.max_pixels)
+    results = run_each(
+        verify, dataset.shards, num_workers=count_workers(config.num_workers), limits=Limits(SHARD_SECONDS)
+    )
+    with Progress("validate", len(dataset.shards), "shard") as bar, closing(results):
+        for shard, found in results:
+            problems += [Problem(shard.name, *found)] if isinstance(found, Failure) else found
+            bar.update(note=f"{len(problems)} bad")
+    return sorted(problems)
+
+
+def verify_shard(dataset: ShardedDataset, max_pixels: int, shard: Shard) -> list[Problem]:
+    """The problems of one shard: none if its bytes, its index and all of its images are as written."""
+    path = dataset.path.parent / shard.name
+    try:
+        rows = read_index(dataset.path.parent, shard)
+        if sha256_of_file(path) != shard.sha256:
+            return [Problem(shard.name, "checksum", "its bytes are not those that were written")]
+        return _verify_members(dataset, max_pixels, path, rows)
+    except BadImageError as error:
+        return [Problem(shard.name, error.reason, error.detail)]
+    except tarfile.TarError as error:
+        return [Problem(shard.name, "damaged", str(error))]
+    except OSError as error:
+        return [Problem(shard.name, "unreadable", error.strerror or str(error))]
+
+
+def _verify_members(dataset: ShardedDataset, max_pixels: int, path: Path, rows: np.ndarray) -> list[Problem]:
+    problems = []
+    with tarfile.open(path, "r:") as tar:
+        images = [member for member in tar if not member.name.endswith(".json")]
+        found = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
+        if found != [(row["key"], row["offset"], row["size"]) for row in rows]:
+            return [Problem(path.name, "bad_index", "the index does not describe this tar file")]
+        for member, row in zip(images, rows, strict=True):
+            file = tar.extractfile(member)
+            assert file is not None, "the index has no special files, because their size is 0"
+            data = file.read()
+            name = f"{path.name}/{member.name}"
+            if zlib.crc32(data) != row["crc32"]:
+                problems.append(Problem(name, "checksum", "its crc32 is not that of the index"))
+                continue
+            try:
+                first_frame = bool(dataset.policy.get("first_frame"))
+                height, width = decode_bytes(data, max_pixels=max_pixels, first_frame=first_frame).shape[:2]
+            except BadImageError as error:
+                problems.append(Problem(name, error.reason, error.detail))
+                continue
+            if (width, height) != (row["width"], row["height"]):
+                problems.append(Problem(name, "bad_index", f"it has {width}x{height} pixels"))
+    return problems

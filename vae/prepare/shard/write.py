@@ -1,0 +1,116 @@
+"""One shard: a tar file in the layout of WebDataset, its index, and a mark that both are complete."""
+
+import hashlib
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vae.config.errors import DataError
+from vae.console import printable
+from vae.data.shards import INDEX, Shard, index_path
+from vae.files import atomic_path, read_json, sha256_of_file
+
+BLOCK = tarfile.BLOCKSIZE  # bytes: members begin at multiples of it
+KEY_DIGITS = 32  # of the SHA-256 of an image file
+SHARD_SECONDS = 3600.0  # to write or read one shard, on a slow disk too
+
+
+class Member(NamedTuple):
+    """An image file of a shard, and what its JSON file says about it."""
+
+    path: str
+    sha256: str
+    extension: str
+    metadata: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Name of its two files within the tar file."""
+        return self.sha256[:KEY_DIGITS]
+
+    def json(self) -> bytes:
+        """The content of its JSON file."""
+        return json.dumps({"key": self.key, **self.metadata}).encode()
+
+
+class Plan(NamedTuple):
+    """A shard that is to be written."""
+
+    name: str  # of the tar file
+    members: list[Member]
+
+    def digest(self) -> str:
+        """A hash of the content that the shard will have."""
+        parts = [f"{m.sha256} {m.extension} {m.json().decode()}" for m in self.members]
+        return hashlib.sha256("\n".join([self.name, *parts]).encode()).hexdigest()
+
+
+def stored_bytes(*sizes: int) -> int:
+    """Bytes in a tar file of members of these sizes: a header each, and whole blocks."""
+    return sum(BLOCK + -(-size // BLOCK) * BLOCK for size in sizes)
+
+
+def write_shard(root: Path, marks: Path, plan: Plan) -> Shard:
+    """Write a shard below `root`, unless `marks` has its mark; the same plan gives the same bytes.
+
+    Raises DataError if an image file has changed since it was checked, and OSError if writing fails.
+    """
+    mark, digest = marks / f"{plan.name}.json", plan.digest()
+    done = _marked(mark, digest, root)
+    if done is not None:
+        return done
+    with atomic_path(root / plan.name) as temporary:
+        rows = _write_tar(temporary, plan.members)
+        sha256, size = sha256_of_file(temporary), temporary.stat().st_size
+    shard = Shard(plan.name, len(rows), size, sha256)
+    with atomic_path(index_path(root, shard)) as temporary, temporary.open("wb") as file:
+        np.save(file, rows, allow_pickle=False)
+    with atomic_path(mark) as temporary:
+        temporary.write_text(json.dumps({"plan": digest, "shard": shard._asdict()}), encoding="utf-8")
+    return shard
+
+
+def _marked(mark: Path, digest: str, root: Path) -> Shard | None:
+    """The shard of a mark, if it has this plan and the size that was written."""
+    try:
+        content = read_json(mark)
+        shard = Shard(**content["shard"])
+        is_complete = (root / shard.name).stat().st_size == shard.bytes and index_path(root, shard).exists()
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return shard if is_complete and content["plan"] == digest else None
+
+
+def _write_tar(path: Path, members: Sequence[Member]) -> np.ndarray:
+    """The index of the written tar file: INDEX (N,)."""
+    rows = np.zeros(len(members), INDEX)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, member in enumerate(members):
+            data = _read(member)
+            size = member.metadata["width"], member.metadata["height"]
+            rows[number] = (member.key.encode(), tar.offset + BLOCK, len(data), zlib.crc32(data), *size)
+            _add(tar, f"{member.key}.{member.extension}", data)
+            _add(tar, f"{member.key}.json", member.json())
+    return rows
+
+
+def _read(member: Member) -> bytes:
+    data = Path(member.path).read_bytes()
+    if hashlib.sha256(data).hexdigest() != member.sha256:
+        raise DataError(
+            f"--input_dir: {printable(member.path)} has changed since it was checked: run the command again"
+        )
+    return data
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Add a file without time, owner or other traces of this machine."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(data), 0o644
+    tar.addfile(info, io.BytesIO(data))
