@@ -16,17 +16,19 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from vae.training import between_steps, loop  # noqa: E402
+from vae.training import between_steps, loop, saving  # noqa: E402
 from vae.training import run as run_module  # noqa: E402
 from vae.training.checkpoint_writer import CheckpointWriter  # noqa: E402
+from vae.training.watchdog import Watchdog  # noqa: E402
 
 # What training would not need if nothing ever went wrong, by the module that calls it.
 PER_STEP = {
     "stop signals and rejected images": (loop, "_sync_ranks"),
     "failures of the last save": (CheckpointWriter, "report"),
+    "sign of progress": (Watchdog, "beat"),
     "is training stable": (between_steps, "_check_stability"),
 }
-PER_SAVE = {"are the weights finite": (between_steps, "is_finite"), "whole save": (between_steps, "save")}
+PER_SAVE = {"are the weights finite": (saving, "is_finite"), "whole save": (between_steps, "save")}
 MODEL = {"channels": [32, 64, 64, 64], "layers_per_block": 1, "norm_groups": 8, "perceptual_weight": 0.0}
 RECIPE = {"image_size": 128, "batch_size": 4, "num_workers": "0", "save_samples_freq": 0, "device": "cpu"}
 
