@@ -15,8 +15,9 @@ from tests.harness.runs import TINY
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
-from vae.training import loop, signals, watchdog
+from vae.training import loop, run, signals, watchdog
 from vae.training.run import train
+from vae.training.signals import LoadingStoppedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="processes are forks")]
 # 16 steps of 2 images; a worker has decoded at most two batches when it is killed or stopped.
@@ -73,8 +74,9 @@ def test_workers_killed_three_times_save_and_exit_with_77(given, tmp_path):
     [
         ("2", Fault("stop_workers", "step", nth=5)),
         ("0", Fault("slow", r"open:(?<!val/)(inner/)?image_\d+\.png$", nth=46, value=600)),
+        ("0", Fault("slow", r"open:val/.*png$", nth=12, value=600)),  # after epoch 1
     ],
-    ids=["stopped_worker", "slow_disk"],
+    ids=["stopped_worker", "slow_disk", "validation"],
 )
 def test_stop_signal_acts_while_images_do_not_arrive(given, undisturbed, tmp_path, workers, fault):
     log = tmp_path / "log"
@@ -140,6 +142,17 @@ def test_hang_within_the_change_of_the_weights_saves_nothing(given, tmp_path, mo
     assert run_forked({**given, **HANG}, log=tmp_path / "log") == [EXIT_FAILED]
     assert "nothing new is saved" in (tmp_path / "log").read_text()
     assert list((tmp_path / "run").glob("*.pt")) == []
+
+
+def test_stop_signal_in_a_hanging_last_validation_exports_when_resumed(given, tmp_path, monkeypatch):
+    def hangs(*_arguments):
+        raise LoadingStoppedError
+
+    monkeypatch.setattr(run, "validate_final", hangs)
+    assert train({**given, "max_steps": 2}) == EXIT_SAVED_RESUMABLE
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] == 2
+    assert train({**given, "max_steps": 2, "resume_from": "latest"}) == 0
+    assert (tmp_path / "run" / "vae" / "config.json").exists()
 
 
 def test_progress_is_no_hang(tmp_path, monkeypatch):

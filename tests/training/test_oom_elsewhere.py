@@ -9,8 +9,7 @@ from tests.harness.faults import Fault, injected
 from tests.harness.runs import TINY
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records, reproducible_records
 from vae.config.errors import UserError
-from vae.training import run as run_module
-from vae.training import setup
+from vae.training import export, setup
 from vae.training.run import train
 
 pytestmark = pytest.mark.slow
@@ -71,7 +70,7 @@ def without_memory(*_arguments, **_options):
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "steps"), [(setup, "_build_state", 0), (run_module, "export_final", 6)]
+    ("module", "function", "steps"), [(setup, "_build_state", 0), (export, "export_final", 6)]
 )
 def test_set_up_and_export_without_memory_are_one_line(given, tmp_path, monkeypatch, module, function, steps):
     monkeypatch.setattr(module, function, without_memory)

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.training_runs import last_checkpoint
 from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE
-from vae.training import between_steps, loop, run
+from vae.training import between_steps, export, loop, run
 from vae.training import signals as signals_module
 from vae.training.run import train
 from vae.training.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
@@ -39,7 +39,7 @@ def signal_in(monkeypatch, module, name: str, call: int = 1) -> None:
         (loop, "apply_update", 2, STEP, EXIT_SAVED_RESUMABLE, 2),
         (between_steps, "validation_metrics", 2, VALIDATION, EXIT_SAVED_RESUMABLE, 4),
         (between_steps, "validation_metrics", 3, LAST_VALIDATION, 0, 6),
-        (run, "export_final", 1, EXPORT, 0, 6),
+        (export, "export_final", 1, EXPORT, 0, 6),
     ],
     ids=["loading", "first_validation", "step", "validation", "last_validation", "export"],
 )

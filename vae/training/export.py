@@ -1,16 +1,28 @@
-"""The final export of a run: OUTPUT_DIR/vae, which diffusers.AutoencoderKL.from_pretrained loads."""
+"""The end of a run: OUTPUT_DIR/vae, which diffusers.AutoencoderKL.from_pretrained loads, and the result."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from vae import console
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
 from vae.interop.safetensors_file import stored_weights
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
 from vae.step import Networks, network_input
+from vae.training.between_steps import save_samples
+from vae.training.context import RunContext
+from vae.training.logbook import Logbook
+from vae.training.stages import Stage
+from vae.training.state import TrainingState
+from vae.training.summary import next_command, progress_line, result_lines
+from vae.training.validation import Metrics
+from vae.training.watchdog import Watchdog
+
+_Item = TypeVar("_Item")
 
 LATENT_IMAGES = 256  # crops from which the latent statistics are measured
 
@@ -50,3 +62,41 @@ def export_final(
     config = diffusers_config(model.config, image_size, scaling, shift)
     save_diffusers_folder(folder, stored_weights(model, "fp32"), config)
     return scaling, shift
+
+
+def finish(
+    run: RunContext,
+    state: TrainingState,
+    stage: Stage,
+    logbook: Logbook,
+    baselines: dict[str, Metrics],
+    watchdog: Watchdog,
+) -> None:
+    """Export the weights and print the result beside the `baselines` of `stage`, the last one."""
+    save_samples(run, state, logbook, stage.image_size)
+    logbook.draw_results()
+    watchdog.beat()
+    if not run.dist.is_main:
+        watchdog.end()  # it waits while the main process exports
+    else:
+        dataset = run.training_set.crops(run.config, stage.image_size)
+        stride = max(1, len(dataset) // LATENT_IMAGES)  # a sample over all folders, not only the first
+        first_epoch = 0
+        crops = (dataset[first_epoch, index].image for index in range(0, len(dataset), stride))
+        batches = (crop[None].to(run.dist.device) for crop in _beating(crops, watchdog) if crop is not None)
+        model, folder = state.eval_model, run.output_dir / "vae"
+        size, fixed = stage.image_size, state.latent_scaling
+        constants = export_final(folder, model, run.networks, batches, size, fixed)
+        lines = [
+            progress_line(state, run.steps_of(stage)),
+            *result_lines(run.output_dir, run.config, state, baselines, constants),
+            f"next    {next_command(run.output_dir, run.resumed_from, state)}",
+        ]
+        console.info("\n".join(lines))
+    run.dist.barrier()
+
+
+def _beating(items: Iterator[_Item], watchdog: Watchdog) -> Iterator[_Item]:
+    for item in items:
+        watchdog.beat()
+        yield item

@@ -1,9 +1,8 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,12 +14,12 @@ from vae.host import GIB
 from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
 from vae.training.appending import write_json
-from vae.training.between_steps import begin_stage, save_samples, validate_final
+from vae.training.between_steps import begin_stage, validate_final
 from vae.training.checkpoint_writer import CheckpointWriter, copy_fits
 from vae.training.context import RunContext, StageContext
 from vae.training.disk_space import space_warning
 from vae.training.distributed import Distributed
-from vae.training.export import LATENT_IMAGES, export_final
+from vae.training.export import finish
 from vae.training.folder_lock import FolderLock
 from vae.training.logbook import Logbook
 from vae.training.loop import Outcome, train_stage
@@ -48,17 +47,11 @@ from vae.training.summary import (
     device_line,
     loss_line,
     model_line,
-    next_command,
-    progress_line,
-    result_lines,
     steps_line,
     warm_start_warning,
 )
-from vae.training.validation import Metrics
 from vae.training.wandb_run import WandbRun
 from vae.training.watchdog import Watchdog
-
-_Item = TypeVar("_Item")
 
 
 def train(given: dict[str, Any]) -> int:
@@ -131,18 +124,22 @@ def _train_stages(
             outcome = _run_stage(run, ctx, state)
             stage = current_stage(state.stages, state.position.epoch)
         if outcome is Outcome.SIGNALLED:
-            logbook.draw_results()
-            console.info(
-                f"stopped and saved at step {state.position.step}; resume with: {run.resume_command}"
-            )
-            return EXIT_SAVED_RESUMABLE
+            return _report_stopped(run, state, logbook)
         signals.answer = EXPORT
         validate_final(run, ctx, state)
-        _finish(run, state, ctx.stage, logbook, ctx.baselines, watchdog)
+        finish(run, state, ctx.stage, logbook, ctx.baselines, watchdog)
+    except LoadingStoppedError:  # in the last validation: the last step is saved
+        return _report_stopped(run, state, logbook)
     finally:
         writer.finish()
         logbook.close()
     return 0
+
+
+def _report_stopped(run: RunContext, state: TrainingState, logbook: Logbook) -> int:
+    logbook.draw_results()
+    console.info(f"stopped and saved at step {state.position.step}; resume with: {run.resume_command}")
+    return EXIT_SAVED_RESUMABLE
 
 
 def _run_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Outcome:
@@ -248,7 +245,7 @@ def _report_complete(
         _create_folder(run, lock)
         logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main)
         try:
-            _finish(run, state, stage, logbook, {}, watchdog)
+            finish(run, state, stage, logbook, {}, watchdog)
         finally:
             logbook.close()
     return 0
@@ -317,41 +314,3 @@ def _record_memory(run: RunContext, ctx: StageContext, state: TrainingState) -> 
     ctx.logbook.record("memory", state.position.step, record)
     changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
     console.info(memory_line(predicted, peaks, changed, ctx.plan.cuda_graph))
-
-
-def _finish(
-    run: RunContext,
-    state: TrainingState,
-    stage: Stage,
-    logbook: Logbook,
-    baselines: dict[str, Metrics],
-    watchdog: Watchdog,
-) -> None:
-    """Export the weights and print the result beside the `baselines` of `stage`, the last one."""
-    save_samples(run, state, logbook, stage.image_size)
-    logbook.draw_results()
-    watchdog.beat()
-    if not run.dist.is_main:
-        watchdog.end()  # it waits while the main process exports
-    else:
-        dataset = run.training_set.crops(run.config, stage.image_size)
-        stride = max(1, len(dataset) // LATENT_IMAGES)  # a sample over all folders, not only the first
-        first_epoch = 0
-        crops = (dataset[first_epoch, index].image for index in range(0, len(dataset), stride))
-        batches = (crop[None].to(run.dist.device) for crop in _beating(crops, watchdog) if crop is not None)
-        model, folder = state.eval_model, run.output_dir / "vae"
-        size, fixed = stage.image_size, state.latent_scaling
-        constants = export_final(folder, model, run.networks, batches, size, fixed)
-        lines = [
-            progress_line(state, run.steps_of(stage)),
-            *result_lines(run.output_dir, run.config, state, baselines, constants),
-            f"next    {next_command(run.output_dir, run.resumed_from, state)}",
-        ]
-        console.info("\n".join(lines))
-    run.dist.barrier()
-
-
-def _beating(items: Iterator[_Item], watchdog: Watchdog) -> Iterator[_Item]:
-    for item in items:
-        watchdog.beat()
-        yield item
