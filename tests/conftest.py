@@ -1,14 +1,7 @@
 """Fixtures of many tests: a folder of small images, and the options of a run that takes seconds."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
-
-# The key of torch.compile's cache lacks the instruction set, and code for another one computes nonsense.
-if "ATEN_CPU_CAPABILITY" in os.environ:
-    name = f"inductor_{os.environ['ATEN_CPU_CAPABILITY']}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), name)))
 
 import numpy as np
 import pytest

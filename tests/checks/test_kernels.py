@@ -21,7 +21,9 @@ def test_every_kernel_has_a_check():
 @pytest.mark.parametrize("device", DEVICES)
 def test_within_tolerance(name, device):
     difference, tolerance = kernels.KERNELS[name](torch.device(device))
-    assert 0 < difference <= tolerance  # 0 would mean that nothing was computed in low precision
+    assert difference <= tolerance
+    if name != "step" or kernels.low_precision(torch.device(device)) != torch.float32:
+        assert difference > 0  # 0 would mean that nothing was computed in low precision
 
 
 @pytest.mark.slow

@@ -181,7 +181,8 @@ def test_complete_environment_without_a_card():
     assert checks["kernels.compile"]["status"] == "skip"
     assert checks["torch.pair"]["status"] == "pass"
     kernels = content["environment"]["loaded"]["kernels"]
-    assert all(kernel["difference"] > 0 for kernel in kernels)  # 0 would mean that nothing was computed
+    # 0 would mean that nothing was computed; without native bf16, the step is compared with itself.
+    assert all(kernel["difference"] > 0 for kernel in kernels if kernel["name"] != "step")
 
 
 @pytest.mark.slow

@@ -1,13 +1,20 @@
 """Precision, memory layout and compilation change only rounding; compiled networks save no more tensors."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
 from tests.harness.toy_networks import gradients, relative_difference, toy_networks
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
+from vae import device
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, ModelConfig, SpeedConfig
+from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
+from vae.ops import library
+from vae.ops.library import compile_cache_tag
 from vae.training.precision import compile_in_place, compute_dtype
 from vae.training.run import train
 
@@ -27,8 +34,10 @@ def _fresh_compiler():
 # --- the compute dtype ----------------------------------------------------------------------------------
 
 
-def test_compute_dtype_on_the_cpu():
-    assert compute_dtype(SpeedConfig(mixed_precision=True), CPU) == torch.bfloat16
+@pytest.mark.parametrize(("native", "mixed"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_compute_dtype_on_cpus_with_and_without_bf16(monkeypatch, native, mixed):
+    monkeypatch.setattr(device, "cpu_has_native_bf16", lambda: native)
+    assert compute_dtype(SpeedConfig(mixed_precision=True), CPU) == mixed
     assert compute_dtype(SpeedConfig(use_bf16=True), CPU) == torch.bfloat16
     assert compute_dtype(SpeedConfig(), CPU) == torch.float32
 
@@ -45,6 +54,13 @@ def test_compute_dtype_on_gpus_with_and_without_bf16(monkeypatch):
     assert compute_dtype(SpeedConfig(mixed_precision=True), gpu) == torch.bfloat16
 
 
+@pytest.fixture
+def _native_bf16(monkeypatch):
+    """The CPU of this machine may have none; it computes bf16 all the same."""
+    monkeypatch.setattr(device, "cpu_has_native_bf16", lambda: True)
+
+
+@pytest.mark.usefixtures("_native_bf16")
 def test_mixed_precision_prints_bf16_on_the_cpu(tiny, capsys):
     assert train({**tiny, **SHORT, "max_steps": 1, "mixed_precision": True}) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("device ")]
@@ -60,6 +76,7 @@ def losses(given: dict, folder, **changes) -> list[float]:
     return [record["loss"] for record in records(folder, "train")]
 
 
+@pytest.mark.usefixtures("_native_bf16")
 def test_bf16_losses_are_near_fp32_losses(tiny, tmp_path):
     expected = losses(tiny, tmp_path / "fp32")
     for flag in ("use_bf16", "mixed_precision"):
@@ -71,6 +88,19 @@ def test_bf16_losses_are_near_fp32_losses(tiny, tmp_path):
 def test_memory_layout_changes_only_rounding(tiny, tmp_path):
     found = train_short(tiny, tmp_path / "on", channels_last=True)
     assert_weights_close(found, train_short(tiny, tmp_path / "off", channels_last=False))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_code_is_cached_by_instruction_set_and_operators(monkeypatch, tmp_path):
+    """PyTorch's own key has neither: after an update, cached code would call an operator as it was before."""
+    compile_in_place(AutoencoderKL(MODEL), backend="eager")
+    tag = torch.compiler.config.cache_key_tag
+    assert tag.endswith(torch.backends.cpu.get_cpu_capability())
+    shutil.copytree(Path(library.__file__).parent, tmp_path / "ops")
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "ops" / "library.py"))
+    assert compile_cache_tag.__wrapped__() == tag
+    (tmp_path / "ops" / "norm.py").write_text("changed")
+    assert compile_cache_tag.__wrapped__() != tag
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from vae.device import precision_support
 from vae.kernel_check import TOLERANCE, run_tests
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
-from vae.ops.library import REPLACED, runs_kernels
+from vae.ops.library import REPLACED, compile_cache_tag, runs_kernels
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
 
 STEP_TOLERANCE = 2**-3  # about twenty rounded layers, forward and backward
@@ -108,6 +108,7 @@ def run_compile(device: torch.device) -> tuple[float, float]:
         return F.silu(F.group_norm(F.conv2d(x, w, padding=1), 4))
 
     compiled = torch.compile(block, dynamic=False)
+    torch.compiler.config.cache_key_tag = compile_cache_tag()
 
     def run(x: Tensor, w: Tensor) -> Tensor:
         return (block if x.dtype == torch.float64 else compiled)(x, w)

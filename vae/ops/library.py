@@ -12,9 +12,11 @@ implementation may use temporaries that the GPU does not need.) On meta, a loop 
 after the blocks that decide the peak: the operation's formula counts the FLOPs, not the loop.
 """
 
+import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -119,6 +121,18 @@ def cast_together(
     if new:
         torch._foreach_copy_([result for result, _ in new], [t for _, t in new])
     return results
+
+
+@cache
+def compile_cache_tag() -> str:
+    """What the key of torch.compile's disk cache lacks: the code of our operators, and the instruction set.
+
+    Without it, compiled code calls an operator as it was before an update, or is for another CPU.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return f"{digest.hexdigest()[:16]} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def define_op(

@@ -10,6 +10,7 @@ from vae.config.options import SpeedConfig
 from vae.config.precision import choose_dtype, precision_remark
 from vae.device import precision_support
 from vae.model.layers import Attention, Downsample, ResnetBlock, Upsample
+from vae.ops.library import compile_cache_tag
 
 COMPILED_BLOCKS = (ResnetBlock, Attention, Downsample, Upsample)
 
@@ -70,6 +71,7 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
     torch._dynamo.config.recompile_limit = 1024
     torch._dynamo.config.accumulated_recompile_limit = 4096
     torch._dynamo.config.optimize_ddp = False
+    torch.compiler.config.cache_key_tag = compile_cache_tag()
     parts: list[torch.nn.Module] = [part for part in network.modules() if isinstance(part, COMPILED_BLOCKS)]
     for part in parts or [network]:
         part.compile(dynamic=False, backend=backend)
