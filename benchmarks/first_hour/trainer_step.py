@@ -21,6 +21,7 @@ from vae.training.setup import prepare_run
 from vae.training.signals import StopSignals
 from vae.training.stage_memory import plan_stage
 from vae.training.state import TrainingState
+from vae.training.watchdog import Watchdog
 
 WARMUP = WARMUP_STEPS + 2  # the step after WARMUP_STEPS becomes a CUDA graph
 SMALL = {"channels": [32, 64], "layers_per_block": 1, "norm_groups": 8}
@@ -63,6 +64,7 @@ class TrainerStep:
             logbook=Logbook(run.output_dir, 0, active=False),
             writer=CheckpointWriter(background=False),
             signals=StopSignals(),
+            watchdog=Watchdog(0, run.output_dir),
         )
         count, side = stage.batch_size, stage.image_size
         images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8).pin_memory()

@@ -22,6 +22,7 @@ from vae.training.setup import prepare_run
 from vae.training.signals import StopSignals
 from vae.training.stage_memory import plan_stage
 from vae.training.stages import Position, Stage
+from vae.training.watchdog import Watchdog
 
 
 def test_schema_of_checkpoints_has_the_fields_that_training_saves():
@@ -59,6 +60,7 @@ def test_ema_weights_have_no_graph_after_training_steps(tiny):
         logbook=Logbook(run.output_dir, 0, active=False),
         writer=CheckpointWriter(background=True),
         signals=StopSignals(),
+        watchdog=Watchdog(0, run.output_dir),
     )
     before = {name: value.clone() for name, value in state.ema.state_dict().items()}
     assert train_stage(run, ctx, state) is Outcome.FINISHED

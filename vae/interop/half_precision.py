@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from vae.model.autoencoder import AutoencoderKL
+from vae.model.layers import ResnetBlock
 
 FP16_MAX = 65504.0
 SAFE_FRACTION = 0.5  # of FP16_MAX: other images, and sums before the next rounding, need the rest
@@ -34,6 +35,14 @@ class LargestActivation:
         return f"the largest activation is {value}: {advice}"
 
 
+def _call_layers(block: ResnetBlock, inputs: tuple[torch.Tensor], _output: object) -> None:
+    """Call the layers of a block one by one, as other programs do: the block itself is one operation."""
+    (x,) = inputs
+    block.conv2(block.norm2(block.conv1(block.norm1(x))))
+    if block.conv_shortcut is not None:
+        block.conv_shortcut(x)
+
+
 @torch.no_grad()
 def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) -> LargestActivation:
     """Largest activation while images (B, 3, H, W) in [-1, 1] are encoded and decoded in their dtype."""
@@ -51,6 +60,8 @@ def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) ->
     handles = [
         part.register_forward_hook(recording_hook(name)) for name, part in model.named_modules() if name
     ]
+    blocks = (part for part in model.modules() if isinstance(part, ResnetBlock))
+    handles += [block.register_forward_hook(_call_layers) for block in blocks]
     try:
         for images in batches:
             model.decode(model.encode(images).mode().to(images.dtype))
