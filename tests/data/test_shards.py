@@ -1,6 +1,7 @@
 """A dataset of shards is read by number and checksum; everything that is wrong with it has a reason."""
 
 import json
+import os
 import pickle
 import shutil
 import tarfile
@@ -101,6 +102,16 @@ def test_truncated_or_missing_shard_costs_its_images(dataset):
         images(dataset).read(11)
     tar.unlink()
     with pytest.raises(BadImageError, match="missing_shard"):
+        images(dataset).read(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFO")
+@pytest.mark.parametrize(("name", "reason"), [("tar", "missing_shard"), ("npy", "bad_index")])
+def test_pipe_instead_of_a_file_is_not_opened(dataset, name, reason):
+    path = dataset.parent / f"images-000000.{name}"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BadImageError, match=f"{reason}.*not a regular file"):
         images(dataset).read(0)
 
 

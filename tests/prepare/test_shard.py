@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from itertools import islice
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tm
         )
         if name == "two":
             monkeypatch.setattr(
-                run, "_write_all", lambda root, plans, config: write_all(root, plans[:2], config)
+                run, "_write_all", lambda root, plans, *rest: write_all(root, islice(plans, 2), *rest)
             )
             run.run_shard(config)
             (tmp_path / name / "dataset.json").unlink()  # as if it had stopped before its end
@@ -122,7 +123,7 @@ def test_manifest_that_is_split_decides(source, tmp_path):
 
 
 def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
-    member = write.Member(str(source / "00.png"), 64 * "0", "png", {"width": 1, "height": 1})
+    member = write.Member(str(source / "00.png"), 64 * "0", "png", 1, (1, 1), "{}")
     plan = write.Plan("images-000000.tar", [member])
     with pytest.raises(write.DataError, match="has changed"):
         write.write_shard(tmp_path, tmp_path, plan)

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 
 from vae import console
@@ -185,17 +186,22 @@ def split_names(names: list[str], val_split: float, seed: int) -> tuple[list[str
         raise UserError(
             f"--val_split {val_split} is not a fraction: give a number from 0 to below 1, such as 0.1"
         )
-    if val_split == 0 or len(names) < 2:
+    if val_split == 0:  # nothing to hash
         return list(names), []
-    hashes = {name: _hash(name, seed) for name in names}
-    if len(hashes) < SMALL_SET:
-        count = min(max(1, round(len(hashes) * val_split)), len(hashes) - 1)
-        validation = set(sorted(hashes, key=lambda name: (hashes[name], name))[:count])
-    else:
-        threshold = int(val_split * 2**64)
-        validation = {name for name, value in hashes.items() if value < threshold}
+    hashes = sorted({(_hash(name, seed), name) for name in names})
+    count = count_lowest([value for value, _ in hashes], val_split)
+    validation = {name for _, name in hashes[:count]}
     train = [name for name in names if name not in validation]
     return train, [name for name in names if name in validation]
+
+
+def count_lowest(hashes: Sequence[int], share: float) -> int:
+    """How many of these sorted 64-bit hashes are a `share` of them: the rule of split_names."""
+    if share == 0 or len(hashes) < 2:
+        return 0
+    if len(hashes) < SMALL_SET:
+        return min(max(1, round(len(hashes) * share)), len(hashes) - 1)
+    return bisect_left(hashes, int(share * 2**64))
 
 
 def _hash(name: str, seed: int) -> int:

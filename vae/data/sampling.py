@@ -10,7 +10,10 @@ import numpy as np
 class Order(Protocol):
     """The order of the images of a set in each epoch; its length is the number of images of an epoch."""
 
-    num_streams: int | None  # which the number of processes has to divide; None: any number fits
+    @property
+    def num_streams(self) -> int | None:
+        """What the number of processes has to divide; None: any number fits."""
+        ...
 
     def __len__(self) -> int: ...
 

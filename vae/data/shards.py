@@ -25,7 +25,7 @@ from vae.data.decoding import decode_bytes
 from vae.data.formats import BadImageError
 from vae.data.sampling import Order
 from vae.data.streams import StreamOrder, count_streams
-from vae.files import read_json
+from vae.files import check_regular, read_json
 
 FORMAT = 1
 MAX_IMAGE_BYTES = 2**31  # of one image file
@@ -158,6 +158,7 @@ def read_index(folder: Path, shard: Shard) -> np.ndarray:
     """The index of a shard: INDEX (samples,). BadImageError if it does not describe this shard."""
     path = index_path(folder, shard)
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             rows = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -272,6 +273,7 @@ class ShardImages:
         folder, shard = self.dataset.path.parent, self.dataset.shards[number]
         rows = read_index(folder, shard)
         try:
+            check_regular(folder / shard.name)
             file = open(folder / shard.name, "rb")  # noqa: SIM115 - closed when it leaves the cache
         except OSError as error:
             raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error

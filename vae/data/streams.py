@@ -34,8 +34,7 @@ class StreamOrder:
         self._counts = np.asarray(shard_samples, dtype=np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
         self._seed = seed
-        self.num_streams: int | None = num_streams
-        self._streams = num_streams
+        self.num_streams = num_streams
         self.length = int(self._counts.sum()) // num_streams  # of a stream
         self._window = max(1, min(self.length, WINDOW_SHARDS * int(self._counts.mean())))
         self._windows: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
@@ -43,14 +42,14 @@ class StreamOrder:
 
     def __len__(self) -> int:
         """Samples of an epoch; fewer than num_streams are left out, other ones in each epoch."""
-        return self.length * self._streams
+        return self.length * self.num_streams
 
     def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
         """Numbers, in the dataset, of the samples at the positions first, first + step, ... of an epoch."""
         return [self._sample(epoch, first + step * n) for n in range(count)]
 
     def _sample(self, epoch: int, position: int) -> int:
-        place, stream = divmod(position, self._streams)
+        place, stream = divmod(position, self.num_streams)
         window, within = divmod(place, self._window)
         return int(self._samples(epoch, stream, window)[within])
 
@@ -63,7 +62,7 @@ class StreamOrder:
             places = stream * self.length + first + np.arange(count)
             shuffled = places[permutation(count, [self._seed, epoch, 1 + stream, window])]
             self._windows[key] = self._at(epoch, shuffled)
-            if len(self._windows) > self._streams:
+            if len(self._windows) > self.num_streams:
                 self._windows.popitem(last=False)
         return self._windows[key]
 

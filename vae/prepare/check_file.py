@@ -14,6 +14,7 @@ from vae.files import sha256_of_file
 from vae.host import GIB
 from vae.prepare.ledger import ACCEPTED, REJECTED, Result
 from vae.prepare.pool import Answer, Failure, Item, Limits, count_workers, run_each
+from vae.prepare.rejections import TRANSIENT
 
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
 BYTES_PER_PIXEL = 16
@@ -59,6 +60,13 @@ def check_file(config: ReadingConfig, name: str) -> Result:
     height, width = image.pixels.shape[:2]
     record = {"format": image.format, "width": width, "height": height, "flags": list(image.flags)}
     return Result(name, ACCEPTED, "", "", status.st_size, status.st_mtime_ns, digest, record)
+
+
+def is_current(result: Result | None, path: str) -> bool:
+    """Whether a result is that of the file as it is now, and would be the same again."""
+    if result is None or result.reason in TRANSIENT:
+        return False
+    return _size_and_time(path) == (result.size, result.mtime_ns)
 
 
 def _size_and_time(path: str) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from vae import console
 from vae.config.errors import EXIT_DATA, DataError
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.folder import OTHER_EXTENSIONS, walk_images
-from vae.prepare.check_file import decode_each, warn_without_simplejpeg
+from vae.prepare.check_file import decode_each, is_current, warn_without_simplejpeg
 from vae.prepare.encode import EXTENSIONS
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result, Skips
 from vae.prepare.output_dir import write_error
@@ -27,7 +27,7 @@ from vae.prepare.preprocess.duplicates import find_contents, is_first, result_of
 from vae.prepare.preprocess.naming import assign_outputs
 from vae.prepare.preprocess.output_folder import OutputFolder
 from vae.prepare.preprocess.resize import engine
-from vae.prepare.rejections import TRANSIENT, duplicates_text, rejection_lines, skip_lines
+from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
 from vae.progress import Progress
 
 
@@ -150,13 +150,8 @@ def _convert_all(
 
 def _is_current(folder: OutputFolder, result: Result, output: str) -> bool:
     """Whether a result is still valid: its source, its output name, and the files that were written."""
-    if result.record.get("output") != output or result.reason in TRANSIENT:
-        return False
-    try:
-        status = os.stat(os.path.join(folder.input_dir, result.name))
-    except OSError:
-        return False
-    if (status.st_size, status.st_mtime_ns) != (result.size, result.mtime_ns):
+    source = os.path.join(folder.input_dir, result.name)
+    if result.record.get("output") != output or not is_current(result, source):
         return False
     return result.status != ACCEPTED or folder.has_files(result)
 

@@ -8,30 +8,30 @@ import json
 import os
 import sqlite3
 import time
-from collections import Counter
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vae import console
 from vae.config.errors import EXIT_DATA, DataError, UserError
 from vae.config.prepare_flags import ShardConfig
-from vae.data.folder import OTHER_EXTENSIONS, SMALL_SET, walk_images
+from vae.data.folder import OTHER_EXTENSIONS, count_lowest, walk_images
 from vae.data.formats import EXTENSIONS_OF
 from vae.data.manifest import MANIFEST_NAME, read_rows, replace_text
 from vae.data.shards import Shard, dataset_content
 from vae.files import parse_json, read_json
-from vae.prepare.check_file import check_file, decode_each, warn_without_simplejpeg
-from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
+from vae.prepare.check_file import check_file, decode_each, is_current, warn_without_simplejpeg
+from vae.prepare.ledger import DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
 from vae.prepare.output_dir import check_apart, write_error
 from vae.prepare.pool import Failure, Limits, count_workers, run_each
-from vae.prepare.rejections import TRANSIENT, duplicates_text, rejection_lines, skip_lines
-from vae.prepare.shard.write import SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
+from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
+from vae.prepare.shard.write import KEY_DIGITS, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.progress import Progress
 
 HIDDEN = ".prepare"
@@ -94,48 +94,49 @@ def _check_all(ledger: Ledger, config: ShardConfig) -> None:
     if manifest.is_file():
         for row in read_rows(manifest, flag="--input_dir"):
             ledger.note(ROW + row["path"], json.dumps(row))
-    listed = [name for name, _ in first_names(ledger, config.limit)]
-    ledger.list_files(listed)
+    if config.limit is not None:
+        ledger.list_files([name for name, _ in first_names(ledger, config.limit)])
     ledger.drop_unlisted()
     while True:
-        todo = [name for name in listed if not _is_current(ledger.result(name), config.input_dir)]
         bad = 0
-        results = decode_each(partial(check_file, config), todo, config)
-        with Progress("check", len(listed), "image", done=len(listed) - len(todo)) as bar, closing(results):
-            for name, result in results:
-                if isinstance(result, Failure):
-                    result = Result(name, REJECTED, *result)
-                ledger.record(result)
-                bad += result.status == REJECTED
-                bar.update(note=f"{bad} bad")
+        with Progress("check", ledger.count_files(), "image") as bar:
+            results = decode_each(partial(check_file, config), _to_check(ledger, config, bar), config)
+            with closing(results):
+                for name, result in results:
+                    if isinstance(result, Failure):
+                        result = Result(name, REJECTED, *result)
+                    ledger.record(result)
+                    bad += result.status == REJECTED
+                    bar.update(note=f"{bad} bad")
         if not ledger.settle_duplicates():
             return  # else: the first of some duplicates no longer exists
 
 
-def _is_current(result: Result | None, input_dir: str) -> bool:
-    if result is None or result.reason in TRANSIENT:
-        return False
-    try:
-        status = os.stat(os.path.join(input_dir, result.name))
-    except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == (result.size, result.mtime_ns)
+def _to_check(ledger: Ledger, config: ShardConfig, bar: Progress) -> Iterator[str]:
+    """Names of the files whose result is missing or old; the others count as done."""
+    for name, _ in ledger.files():
+        if is_current(ledger.result(name), os.path.join(config.input_dir, name)):
+            bar.update()
+        else:
+            yield name
 
 
 def _pack(ledger: Ledger, config: ShardConfig, root: Path) -> Outcome:
     """Write the missing shards, then the files of the datasets."""
-    plans = _plans(ledger, config)
-    digest = sha256("".join(plan.digest() for side in plans.values() for plan in side).encode()).hexdigest()
+    rule = _validation_rule(ledger, config.val_split)
     policy = {name: getattr(config, name) for name in POLICY}
-    _claim(root, {"plan": digest, "policy": policy})
-    written = {side: _write_all(root, side_plans, config) for side, side_plans in plans.items()}
-    for side, shards in sorted(written.items(), reverse=True):  # the training set last: it names the other
-        if shards:
+    digest, samples = _survey(ledger, rule, config)
+    _claim(root, {"images": digest, "shard_mb": config.shard_mb, "policy": policy})
+    written: dict[str, list[Shard]] = {}
+    for side in (VALIDATION, TRAINING):  # the training set last: it names the other
+        members = (member for found, member in _members(ledger, rule, config) if found == side)
+        plans = _split(STEMS[side], members, config.shard_mb * MEGABYTE)
+        written[side] = _write_all(root, plans, samples[side], config)
+        if written[side]:
             other = VALIDATION if side == TRAINING and written[VALIDATION] else None
-            content = dataset_content(shards, policy, other)
+            content = dataset_content(written[side], policy, other)
             replace_text(root / side, [json.dumps(content, indent=1) + "\n"])
     everything = [shard for shards in written.values() for shard in shards]
-    samples = {side: sum(shard.samples for shard in shards) for side, shards in written.items()}
     return Outcome(samples, len(everything), sum(shard.bytes for shard in everything))
 
 
@@ -150,29 +151,37 @@ def _claim(root: Path, contents: dict[str, Any]) -> None:
     replace_text(noted, [json.dumps(contents)])
 
 
-def _plans(ledger: Ledger, config: ShardConfig) -> dict[str, list[Plan]]:
-    """The shards of each dataset."""
-    members: dict[str, list[Member]] = {TRAINING: [], VALIDATION: []}
-    chosen = _validation_names(ledger, config.val_split)
+class _Rule(NamedTuple):
+    """Which images are for validation."""
+
+    by_manifest: bool
+    lowest: int  # otherwise, so many images with the lowest hashes
+
+
+def _validation_rule(ledger: Ledger, share: float) -> _Rule:
+    """The sides that the manifest assigns, if it was split; else a share by hash."""
+    hashes, by_manifest = array("Q"), False  # 8 bytes per image
     for result in ledger.accepted_by_hash():
-        members[VALIDATION if result.name in chosen else TRAINING].append(_member(ledger, result, config))
-    return {
-        side: list(_split(STEMS[side], found, config.shard_mb * MEGABYTE)) for side, found in members.items()
-    }
+        hashes.append(int((result.sha256 or "")[:16], 16))
+        by_manifest = by_manifest or bool(_row(ledger, result.name).get("split"))
+    return _Rule(by_manifest, count_lowest(hashes, share))
 
 
-def _validation_names(ledger: Ledger, share: float) -> set[str]:
-    """The images that the manifest assigns to validation, else those with the lowest hashes."""
-    accepted = [(result.name, result.sha256 or "") for result in ledger.accepted_by_hash()]
-    sides = {name: _row(ledger, name).get("split") for name, _ in accepted}
-    if any(sides.values()):
-        return {name for name, side in sides.items() if side == "val"}
-    if not share or len(accepted) < 2:
-        return set()
-    if len(accepted) < SMALL_SET:
-        count = min(max(1, round(len(accepted) * share)), len(accepted) - 1)
-        return {name for name, _ in accepted[:count]}
-    return {name for name, digest in accepted if int(digest[:16], 16) < share * 2**64}
+def _members(ledger: Ledger, rule: _Rule, config: ShardConfig) -> Iterator[tuple[str, Member]]:
+    """All images with the dataset of each, in the order of their hashes, read as they are needed."""
+    for rank, result in enumerate(ledger.accepted_by_hash()):
+        row = _row(ledger, result.name)
+        held_out = row.get("split") == "val" if rule.by_manifest else rank < rule.lowest
+        yield VALIDATION if held_out else TRAINING, _member(result, row, config)
+
+
+def _survey(ledger: Ledger, rule: _Rule, config: ShardConfig) -> tuple[str, dict[str, int]]:
+    """A hash of the content that all shards will have, and the number of images of each dataset."""
+    digest, samples = sha256(), {TRAINING: 0, VALIDATION: 0}
+    for side, member in _members(ledger, rule, config):
+        digest.update(f"{side} {member.describe()}\n".encode())
+        samples[side] += 1
+    return digest.hexdigest(), samples
 
 
 def _row(ledger: Ledger, name: str) -> dict[str, Any]:
@@ -180,65 +189,63 @@ def _row(ledger: Ledger, name: str) -> dict[str, Any]:
     return parse_json(ledger.noted(ROW + name) or "{}")
 
 
-def _member(ledger: Ledger, result: Result, config: ShardConfig) -> Member:
+def _member(result: Result, row: dict[str, Any], config: ShardConfig) -> Member:
     assert result.sha256 is not None, "accepted files have a hash"
-    kind = result.record["format"]
-    others = {key: value for key, value in _row(ledger, result.name).items() if key not in OWN_COLUMNS}
+    kind, size = result.record["format"], (result.record["width"], result.record["height"])
     metadata = {
-        "width": result.record["width"],
-        "height": result.record["height"],
+        "key": result.sha256[:KEY_DIGITS],
+        "width": size[0],
+        "height": size[1],
         "type": f"image/{kind.lower()}",
         "flags": result.record["flags"],
         "source": console.printable(result.name),
-        **others,
+        **{key: value for key, value in row.items() if key not in OWN_COLUMNS},
     }
     path = os.path.join(config.input_dir, result.name)
-    return Member(path, result.sha256, EXTENSIONS_OF[kind][0].lstrip("."), metadata)
+    extension = EXTENSIONS_OF[kind][0].lstrip(".")
+    return Member(path, result.sha256, extension, result.size, size, json.dumps(metadata))
 
 
-def _split(stem: str, members: list[Member], most_bytes: int) -> Iterator[Plan]:
+def _split(stem: str, members: Iterable[Member], most_bytes: int) -> Iterator[Plan]:
     """Shards of at most so many bytes, or of one image."""
-    plan, size = Plan(f"{stem}-000000.tar", []), 0
-    number = 0
+    held: list[Member] = []
+    number, size = 0, 0
     for member in members:
-        added = stored_bytes(os.path.getsize(member.path), len(member.json()))
-        if plan.members and size + added > most_bytes:
-            yield plan
-            number += 1
-            plan, size = Plan(f"{stem}-{number:06}.tar", []), 0
-        plan.members.append(member)
+        added = stored_bytes(member.bytes, len(member.json))
+        if held and size + added > most_bytes:
+            yield Plan(f"{stem}-{number:06}.tar", held)
+            number, held, size = number + 1, [], 0
+        held.append(member)
         size += added
-    if plan.members:
-        yield plan
+    if held:
+        yield Plan(f"{stem}-{number:06}.tar", held)
 
 
-def _write_all(root: Path, plans: list[Plan], config: ShardConfig) -> list[Shard]:
+def _write_all(root: Path, plans: Iterable[Plan], images: int, config: ShardConfig) -> list[Shard]:
     """Write shards in several processes; returns them in the order of their names."""
     limits, shards = Limits(SHARD_SECONDS), {}
     write = partial(write_shard, root, root / HIDDEN)
     results = run_each(write, plans, num_workers=count_workers(config.num_workers), limits=limits)
-    with Progress("write", len(plans), "shard") as bar, closing(results):
+    with Progress("write", images, "image") as bar, closing(results):
         for plan, shard in results:
             if isinstance(shard, Failure):
                 raise UserError(f"--output_dir {root}: {plan.name}: {shard.reason} ({shard.detail})")
             shards[plan.name] = shard
-            bar.update()
-    return [shards[plan.name] for plan in plans]
+            bar.update(shard.samples)
+    return [shard for _, shard in sorted(shards.items())]
 
 
 def _print_summary(
     ledger: Ledger, skips: Skips, config: ShardConfig, outcome: Outcome, seconds: float
 ) -> None:
-    counts: Counter[str] = Counter()
-    for status in (ACCEPTED, REJECTED, DUPLICATE):
-        counts[status] = sum(count for _, count in ledger.counts(status))
     reasons = ledger.counts(REJECTED)
+    rejected, duplicates = (sum(n for _, n in found) for found in (reasons, ledger.counts(DUPLICATE)))
     examples = {reason: ledger.examples(REJECTED, reason) for reason, _ in reasons}
     root = console.printable(config.output_dir)
     lines = [
         f"{root}: {outcome.samples[TRAINING]} images for training and {outcome.samples[VALIDATION]} for "
         f"validation in {outcome.shards} shards ({outcome.bytes / 1e6:.1f} MB, {seconds:.1f} s), "
-        f"{counts[REJECTED]} rejected, {duplicates_text(counts[DUPLICATE])}",
+        f"{rejected} rejected, {duplicates_text(duplicates)}",
         *rejection_lines(reasons, examples),
         *skip_lines(skips),
         f"  train: python train_vae.py --data_path {Path(config.output_dir, TRAINING)}",

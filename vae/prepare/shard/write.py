@@ -7,12 +7,13 @@ import tarfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from vae.config.errors import DataError
 from vae.console import printable
+from vae.data.manifest import replace_text
 from vae.data.shards import INDEX, Shard, index_path
 from vae.files import atomic_path, read_json, sha256_of_file
 
@@ -27,16 +28,18 @@ class Member(NamedTuple):
     path: str
     sha256: str
     extension: str
-    metadata: dict[str, Any]
+    bytes: int
+    size: tuple[int, int]  # width, height
+    json: str  # ASCII
 
     @property
     def key(self) -> str:
         """Name of its two files within the tar file."""
         return self.sha256[:KEY_DIGITS]
 
-    def json(self) -> bytes:
-        """The content of its JSON file."""
-        return json.dumps({"key": self.key, **self.metadata}).encode()
+    def describe(self) -> str:
+        """Its content in the shard."""
+        return f"{self.sha256} {self.extension} {self.json}"
 
 
 class Plan(NamedTuple):
@@ -47,7 +50,7 @@ class Plan(NamedTuple):
 
     def digest(self) -> str:
         """A hash of the content that the shard will have."""
-        parts = [f"{m.sha256} {m.extension} {m.json().decode()}" for m in self.members]
+        parts = [member.describe() for member in self.members]
         return hashlib.sha256("\n".join([self.name, *parts]).encode()).hexdigest()
 
 
@@ -71,8 +74,7 @@ def write_shard(root: Path, marks: Path, plan: Plan) -> Shard:
     shard = Shard(plan.name, len(rows), size, sha256)
     with atomic_path(index_path(root, shard)) as temporary, temporary.open("wb") as file:
         np.save(file, rows, allow_pickle=False)
-    with atomic_path(mark) as temporary:
-        temporary.write_text(json.dumps({"plan": digest, "shard": shard._asdict()}), encoding="utf-8")
+    replace_text(mark, [json.dumps({"plan": digest, "shard": shard._asdict()})])
     return shard
 
 
@@ -93,10 +95,15 @@ def _write_tar(path: Path, members: Sequence[Member]) -> np.ndarray:
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for number, member in enumerate(members):
             data = _read(member)
-            size = member.metadata["width"], member.metadata["height"]
-            rows[number] = (member.key.encode(), tar.offset + BLOCK, len(data), zlib.crc32(data), *size)
+            rows[number] = (
+                member.key.encode(),
+                tar.offset + BLOCK,
+                len(data),
+                zlib.crc32(data),
+                *member.size,
+            )
             _add(tar, f"{member.key}.{member.extension}", data)
-            _add(tar, f"{member.key}.json", member.json())
+            _add(tar, f"{member.key}.json", member.json.encode())
     return rows
 
 
