@@ -31,6 +31,7 @@ from vae.prepare.ledger import DUPLICATE, REJECTED, Ledger, Result, Skips, first
 from vae.prepare.output_dir import check_apart, write_error
 from vae.prepare.pool import Failure, Limits, count_workers, run_each
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
+from vae.prepare.shard.engines import write_energon_metadata
 from vae.prepare.shard.write import KEY_DIGITS, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.progress import Progress
 
@@ -136,6 +137,7 @@ def _pack(ledger: Ledger, config: ShardConfig, root: Path) -> Outcome:
             other = VALIDATION if side == TRAINING and written[VALIDATION] else None
             content = dataset_content(written[side], policy, other)
             replace_text(root / side, [json.dumps(content, indent=1) + "\n"])
+    write_energon_metadata(root, written[TRAINING], written[VALIDATION])
     everything = [shard for shards in written.values() for shard in shards]
     return Outcome(samples, len(everything), sum(shard.bytes for shard in everything))
 

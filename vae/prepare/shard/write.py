@@ -1,4 +1,4 @@
-"""One shard: a tar file in the layout of WebDataset, its index, and a mark that both are complete."""
+"""One shard: a tar file in the layout of WebDataset, its indexes, and a mark that they are complete."""
 
 import hashlib
 import io
@@ -16,6 +16,7 @@ from vae.console import printable
 from vae.data.manifest import replace_text
 from vae.data.shards import INDEX, Shard, index_path
 from vae.files import atomic_path, read_json, sha256_of_file
+from vae.prepare.shard.engines import SUFFIXES, Entry, indexes
 
 BLOCK = tarfile.BLOCKSIZE  # bytes: members begin at multiples of it
 KEY_DIGITS = 32  # of the SHA-256 of an image file
@@ -69,9 +70,12 @@ def write_shard(root: Path, marks: Path, plan: Plan) -> Shard:
     if done is not None:
         return done
     with atomic_path(root / plan.name) as temporary:
-        rows = _write_tar(temporary, plan.members)
+        rows, foreign = _write_tar(temporary, plan.members)
         sha256, size = sha256_of_file(temporary), temporary.stat().st_size
     shard = Shard(plan.name, len(rows), size, sha256)
+    for suffix, content in foreign.items():
+        with atomic_path(root / plan.name.replace(".tar", suffix)) as temporary:
+            temporary.write_bytes(content)
     with atomic_path(index_path(root, shard)) as temporary, temporary.open("wb") as file:
         np.save(file, rows, allow_pickle=False)
     replace_text(mark, [json.dumps({"plan": digest, "shard": shard._asdict()})])
@@ -83,28 +87,25 @@ def _marked(mark: Path, digest: str, root: Path) -> Shard | None:
     try:
         content = read_json(mark)
         shard = Shard(**content["shard"])
-        is_complete = (root / shard.name).stat().st_size == shard.bytes and index_path(root, shard).exists()
+        is_complete = (root / shard.name).stat().st_size == shard.bytes and all(
+            (root / shard.name.replace(".tar", suffix)).exists() for suffix in (".npy", *SUFFIXES)
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return shard if is_complete and content["plan"] == digest else None
 
 
-def _write_tar(path: Path, members: Sequence[Member]) -> np.ndarray:
-    """The index of the written tar file: INDEX (N,)."""
-    rows = np.zeros(len(members), INDEX)
+def _write_tar(path: Path, members: Sequence[Member]) -> tuple[np.ndarray, dict[str, bytes]]:
+    """Write a tar file; returns its index, INDEX (N,), and those of other programs by suffix."""
+    rows, samples = np.zeros(len(members), INDEX), []
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for number, member in enumerate(members):
             data = _read(member)
-            rows[number] = (
-                member.key.encode(),
-                tar.offset + BLOCK,
-                len(data),
-                zlib.crc32(data),
-                *member.size,
-            )
-            _add(tar, f"{member.key}.{member.extension}", data)
-            _add(tar, f"{member.key}.json", member.json.encode())
-    return rows
+            image = _add(tar, f"{member.key}.{member.extension}", data)
+            samples.append((image, _add(tar, f"{member.key}.json", member.json.encode())))
+            key, crc32 = member.key.encode(), zlib.crc32(data)
+            rows[number] = (key, image.offset, image.size, crc32, *member.size)
+        return rows, indexes(samples, tar.offset)
 
 
 def _read(member: Member) -> bytes:
@@ -116,8 +117,9 @@ def _read(member: Member) -> bytes:
     return data
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> Entry:
     """Add a file without time, owner or other traces of this machine."""
-    info = tarfile.TarInfo(name)
+    info, header = tarfile.TarInfo(name), tar.offset
     info.size, info.mode = len(data), 0o644
     tar.addfile(info, io.BytesIO(data))
+    return Entry(name, header, header + BLOCK, len(data))
