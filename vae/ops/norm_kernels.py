@@ -58,13 +58,30 @@ def _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS: tl.
 
 
 @triton.jit
-def _gradient(grad, unit, w, b, SILU: tl.constexpr):
-    """Gradient with respect to unit * weight + bias."""
+def _load_statistics(mean, rstd, image, groups, g, has_g):
+    """Mean and rstd of groups of an image."""
+    group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
+    return group_mean, tl.load(rstd + image * groups + g, mask=has_g, other=0.0)
+
+
+@triton.jit
+def _load_weight_and_bias(weight, bias, c, has_c):
+    """Weight and bias of channels, fp32."""
+    w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
+    return w, tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_unit_and_gradient(h, grad_out, offsets, inside, center, rstd, w, b, SILU: tl.constexpr):
+    """Of a tile: unit, and the gradient with respect to unit * weight + bias."""
+    x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
+    unit = (x - center[None, :]) * rstd[None, :]
     if SILU:
         affine = unit * w[None, :] + b[None, :]
         gate = tl.sigmoid(affine)
         grad = grad * gate * (1 + affine * (1 - gate))
-    return grad
+    return unit, grad
 
 
 @triton.jit
@@ -207,11 +224,9 @@ def normalize_kernel(
             tl.store(mean + image * groups + g, group_mean, mask=has_g)
             tl.store(rstd + image * groups + g, group_rstd, mask=has_g)
     else:
-        group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
-        group_rstd = tl.load(rstd + image * groups + g, mask=has_g, other=0.0)
+        group_mean, group_rstd = _load_statistics(mean, rstd, image, groups, g, has_g)
     center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
-    w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
-    b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+    w, b = _load_weight_and_bias(weight, bias, c, has_c)
     for index in tl.range(0, tiles, num_stages=STAGES):
         tile = program * tiles_per_program + index
         offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
@@ -251,20 +266,15 @@ def sums_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     image, batch = tl.program_id(2).to(tl.int64), tl.num_programs(2)
     c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
-    group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
-    center = _centers(group_mean, h_bias, c, has_c, member)
-    channel_rstd = _per_channel(tl.load(rstd + image * groups + g, mask=has_g, other=0.0), member)
-    w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
-    b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+    group_mean, group_rstd = _load_statistics(mean, rstd, image, groups, g, has_g)
+    center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
+    w, b = _load_weight_and_bias(weight, bias, c, has_c)
     unit_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     grad_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
         offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
-        x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
-        unit = (x - center[None, :]) * channel_rstd[None, :]
-        grad = _gradient(grad, unit, w, b, SILU)
+        unit, grad = _load_unit_and_gradient(h, grad_out, offsets, inside, center, channel_rstd, w, b, SILU)
         unit_sum += grad * unit
         grad_sum += grad
     channel_unit, channel_grad = tl.sum(unit_sum, 0), tl.sum(grad_sum, 0)
@@ -322,19 +332,14 @@ def input_gradient_kernel(
     unit_sum = _column_sums(group_sums, own, programs, groups, g, has_g, PARTS, GROUPS)
     grad_sum = _column_sums(group_sums, all_programs + own, programs, groups, g, has_g, PARTS, GROUPS)
     unit_mean, grad_mean = _per_channel(unit_sum / count, member), _per_channel(grad_sum / count, member)
-    group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
-    center = _centers(group_mean, h_bias, c, has_c, member)
-    channel_rstd = _per_channel(tl.load(rstd + image * groups + g, mask=has_g, other=0.0), member)
-    w = tl.load(weight + c, mask=has_c, other=0.0).to(tl.float32)
-    b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
+    group_mean, group_rstd = _load_statistics(mean, rstd, image, groups, g, has_g)
+    center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
+    w, b = _load_weight_and_bias(weight, bias, c, has_c)
     h_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
         offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
-        x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
-        unit = (x - center[None, :]) * channel_rstd[None, :]
-        grad = _gradient(grad, unit, w, b, SILU)
+        unit, grad = _load_unit_and_gradient(h, grad_out, offsets, inside, center, channel_rstd, w, b, SILU)
         result = (grad * w[None, :] - grad_mean[None, :] - unit * unit_mean[None, :]) * channel_rstd[None, :]
         tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)
         if h_bias is not None:
