@@ -16,13 +16,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.harness.faults import SAVE_POINTS, Fault, start_forked, wait_for  # noqa: E402
+from tests.harness.image_kinds import write_noise  # noqa: E402
 from tests.harness.runs import TINY  # noqa: E402
 from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records  # noqa: E402
 from vae.config.resolve import PER_COMMAND  # noqa: E402
@@ -37,15 +36,6 @@ KINDS = [
     for way in ("blocking", "background")
     for processes in (1, 2)
 ]
-
-
-def write_images(folder: Path) -> None:
-    """The training images."""
-    folder.mkdir()
-    pixels = np.random.default_rng(0)
-    for index in range(16):
-        image = Image.fromarray(pixels.integers(0, 256, (40, 48, 3), dtype=np.uint8))
-        image.save(folder / f"{index:02d}.png")
 
 
 def result(folder: Path) -> list[Any]:
@@ -64,7 +54,7 @@ class Campaign:
         self.root, self.log = root, root / "log.txt"
         self.expected: dict[int, list[Any]] = {}  # by the number of processes
         self.seconds: dict[int, float] = {}
-        write_images(root / "images")
+        write_noise(root / "images", 16, 40, 48)
 
     def options(self, processes: int, way: str, folder: str) -> dict[str, Any]:
         """The options of a run; several processes divide the same batch."""
@@ -102,7 +92,7 @@ class Campaign:
             found[point] += 1
             found["left a temporary file"] += bool([*folder.glob("*.tmp")])
         assert_same(self.finish(given, processes), expected, f"result of {given}")
-        assert not [*folder.glob("*.tmp")]
+        assert not [*folder.glob("*.tmp")], [*folder.glob("*.tmp")]
         return found
 
     def _kill(self, given: dict[str, Any], processes: int, where: str, draw: random.Random) -> str | None:

@@ -13,13 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.harness.faults import Fault, start_forked  # noqa: E402
+from tests.harness.image_kinds import write_noise  # noqa: E402
 from tests.harness.training_runs import records  # noqa: E402
 from vae.config.errors import EXIT_SAVED_RESUMABLE  # noqa: E402
 
@@ -46,12 +45,7 @@ TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 def write_images(folder: Path) -> None:
     """32 images, two of them damaged."""
-    folder.mkdir()
-    pixels = np.random.default_rng(0)
-    for index in range(32):
-        image = Image.fromarray(pixels.integers(0, 256, (24, 24, 3), dtype=np.uint8))
-        image.save(folder / f"{index:02d}.png")
-    for path in sorted(folder.iterdir())[3:5]:
+    for path in write_noise(folder, 32, 24, 24)[3:5]:
         path.write_bytes(path.read_bytes()[:-700])
 
 

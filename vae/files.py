@@ -18,6 +18,7 @@ _CHUNK_BYTES = 2**20
 # Spreadsheets run cells that begin like this as formulas (OWASP, "CSV Injection"). Numbers are no formulas.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 @contextmanager
@@ -39,6 +40,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove what killed processes left behind in `atomic_path`. No other process may be writing there."""
+    for path in folder.glob("*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:

@@ -23,6 +23,16 @@ def detailed(seed: int = 0, height: int = 64, width: int = 64) -> Image.Image:
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
+def write_noise(folder: Path, count: int, height: int, width: int) -> list[Path]:
+    """A new folder of PNG files of random pixels, in the order of their names."""
+    folder.mkdir()
+    pixels = np.random.default_rng(0)
+    paths = [folder / f"{index:02d}.png" for index in range(count)]
+    for path in paths:
+        Image.fromarray(pixels.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+    return paths
+
+
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     """The image as a file of a Pillow format."""
     buffer = io.BytesIO()

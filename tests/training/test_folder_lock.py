@@ -85,6 +85,15 @@ def test_lock_dies_with_its_process_though_a_child_lives_on(tmp_path):
             os.kill(child, 9)
 
 
+def test_lock_removes_temporary_files_of_runs_that_were_killed(tmp_path):
+    left = tmp_path / ".run.json.4711.tmp"
+    left.touch()
+    (tmp_path / "notes.tmp").touch()  # a file of the user
+    with FolderLock() as lock:
+        lock.acquire(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, "notes.tmp"]
+
+
 def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
     def refuse(_handle: int) -> None:
         raise OSError(folder_lock.errno.ENOLCK, "No locks available")

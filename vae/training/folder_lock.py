@@ -14,6 +14,7 @@ from typing import IO
 
 from vae import console
 from vae.config.errors import UserError
+from vae.files import remove_temporary
 
 LOCK_NAME = ".lock"
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
@@ -37,7 +38,8 @@ class FolderLock:
     def acquire(self, folder: Path) -> None:
         """Lock an existing `folder`, unless this object has; UserError if another process holds the lock.
 
-        A file system without locks is reported, and the run continues without one.
+        A file system without locks is reported, and the run continues without one. Else temporary files of
+        runs that were killed are removed.
         """
         if self._file is not None:
             return
@@ -56,6 +58,9 @@ class FolderLock:
                 f"--output_dir {folder} cannot be locked ({error.strerror}): "
                 "make sure that no other run uses it"
             )
+        else:
+            with suppress(OSError):
+                remove_temporary(folder)
         self._file = file
         try:
             file.truncate(0)
