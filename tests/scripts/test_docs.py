@@ -160,7 +160,7 @@ def test_every_metric_of_a_run_is_documented(tiny):
     given = {
         **tiny,
         **{"perceptual_weight": 1.0, "perceptual_net": "random", "log_freq": 1},
-        **{"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8},
+        **{"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8, "smoke_steps": 2},
     }
     assert train_vae.main(as_flags(given)) == 0
     measured = {f"memory_{name}" for name in ("reserved_gib", "retries")}  # on a card only
@@ -170,5 +170,5 @@ def test_every_metric_of_a_run_is_documented(tiny):
         numbers = {name for name, value in record.items() if not isinstance(value, str)} - {"step"}
         written |= {f"{record['kind']}/{name}" for name in numbers}
     text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    table = set(re.findall(r"`((?:train|validation|baseline|memory)/\w+)`", text))
+    table = set(re.findall(r"`((?:train|validation|smoke|baseline|memory)/\w+)`", text))
     assert written == table

@@ -81,7 +81,8 @@ def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tin
     copytree(tiny["data_path"], folder)
     bad = sorted(folder.rglob("*.png"))[5]
     bad.write_bytes(bad.read_bytes()[:100])
-    two, one = two_and_one(2, **ADVERSARIAL, data_path=str(folder), max_bad_fraction=0.1)
+    guarded = {"val_path": tiny["data_path"], "smoke_images": 3, "smoke_steps": 3, "guard_psnr": 0}
+    two, one = two_and_one(2, **ADVERSARIAL, data_path=str(folder), max_bad_fraction=0.1, **guarded)
     found = train_on_two_processes({**two, "micro_batch_size": "1"})
     assert train(one) == 0
     assert_same_training(two, one)
@@ -93,6 +94,12 @@ def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tin
     assert (found.stdout + found.stderr).count(f"skipped {bad.relative_to(folder).as_posix()}") <= 1
     for name in ("loss", "psnr", "kl"):
         assert train_values(two, name) == pytest.approx(train_values(one, name), rel=1e-3)
+    validated = [records(tmp_path / name, "smoke", "validation") for name in ("two", "one")]
+    assert {record["kind"] for record in validated[0]} == {"smoke", "validation"}
+    for found_record, expected in zip(*validated, strict=True):
+        for name in ("kind", "step", "images"):
+            assert found_record[name] == expected[name]
+        assert found_record["psnr"] == pytest.approx(expected["psnr"], rel=1e-4)
 
 
 OUT_OF_MEMORY = """

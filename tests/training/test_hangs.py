@@ -99,7 +99,7 @@ def steps(folder: Path) -> int:
     ("fault", "stack"),
     [
         (Fault("stop_workers", "step", nth=5), "in take_step|in _next"),
-        (Fault("slow", r"open:val/.*png$", nth=12, value=600), "in _validate"),  # the validation of epoch 1
+        (Fault("slow", r"open:val/.*png$", nth=12, value=600), "in validate"),  # the validation of epoch 1
         (Fault("slow", "step", nth=5, value=600), "in watched_step"),
     ],
     ids=["loading", "validation", "without_reaction"],
@@ -116,7 +116,7 @@ def test_hang_writes_stacks_saves_and_exits(given, undisturbed, tmp_path, fault,
         assert token in line
     assert re.search(stack, stacks.read_text())
     assert last_checkpoint(tmp_path / "run")["position"]["step"] >= 4
-    if stack == "in _validate":
+    if stack == "in validate":
         assert train({**given, "resume_from": "latest"}) == 0
         assert_same_result(tmp_path / "run", undisturbed)
 

@@ -330,6 +330,21 @@ class RunConfig:
     val_freq: int = option(
         1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
     )
+    smoke_images: int = option(
+        32,
+        "images of the smoke set, spread over the validation images: a cheap guard between validations",
+        at_least=1,
+    )
+    smoke_steps: int = option(
+        500, "optimizer steps between measurements of the smoke set; 0: none", at_least=0
+    )
+    guard_psnr: float = option(
+        1.0,
+        "dB by which the smoke set's PSNR may be below its best; at more, a warning is printed and all "
+        "validation images are measured at once",
+        metavar="DB",
+        at_least=0,
+    )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
     wandb: bool = option(
         False,

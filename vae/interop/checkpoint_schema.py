@@ -40,6 +40,8 @@ HISTORY: dict[str, tuple[type, ...]] = {
     "without_gain": (int,),
     "start_psnr": (float, type(None)),
     "decrease_reported": (bool,),
+    "smoke_best": (dict,),
+    "smoke_has_fallen": (bool,),
 }
 UPDATE = ("loss_scale", "finite_steps", "nonfinite_streak", "nonfinite_total")
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -107,8 +109,10 @@ def _check_progress(content: Mapping[str, Any]) -> None:
     for name, value in history.items():
         if name not in HISTORY or not isinstance(value, HISTORY[name]):
             raise ContentError(f"its history has {_shown(name)} {_shown(value)}")
-    if not all(isinstance(k, str) and type(v) in (int, float) for k, v in history.get("best", {}).items()):
-        raise ContentError(f"its history has best {_shown(history['best'])}")
+    for best in ("best", "smoke_best"):
+        values = history.get(best, {}).items()
+        if not all(isinstance(k, str) and type(v) in (int, float) for k, v in values):
+            raise ContentError(f"its history has {best} {_shown(history[best])}")
     scaling = content.get("latent_scaling")
     if scaling is not None and not (
         isinstance(scaling, list)

@@ -4,15 +4,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from tqdm import tqdm
 
 from vae import console
-from vae.config.errors import UserError
 from vae.device import is_out_of_memory
-from vae.evaluation.sums import Sums
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import duration_line
 from vae.training.lineage import write_last_run
@@ -21,12 +18,13 @@ from vae.training.oom_retry import free_memory, release_graph
 from vae.training.run_folder import epoch_name, step_name
 from vae.training.sample_grid import GRID_IMAGES, sample_grid
 from vae.training.saving import NOT_FINITE, raise_if_diverged, save
-from vae.training.signals import LAST_VALIDATION, VALIDATION, LoadingStoppedError
+from vae.training.signals import LAST_VALIDATION, VALIDATION
 from vae.training.stage_memory import memory_peaks
 from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState, is_finite
 from vae.training.step_log import RunningMetrics, loss_record
-from vae.training.validation import Metrics, baseline_metrics, validation_line, validation_metrics
+from vae.training.validating import measure_baselines, validate, validate_smoke_set
+from vae.training.validation import Metrics
 
 
 def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm, stopping: bool) -> None:
@@ -44,6 +42,8 @@ def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tq
         return
     if options.save_samples_freq and step % options.save_samples_freq == 0:
         save_samples(run, state, ctx.logbook, ctx.stage.image_size, ctx)
+    if run.validation_set is not None and options.smoke_steps and step % options.smoke_steps == 0:
+        guard(run, ctx, state, epoch_is_done)
     if epoch_is_done:
         end_epoch(run, ctx, state)
     elif options.checkpoint_steps and step % options.checkpoint_steps == 0:
@@ -161,87 +161,36 @@ def begin_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Non
         state.stability.begin_stage()
     if run.validation_set is None:
         return
-    measure, factor = partial(_measure, run, ctx), state.autoencoder.downsampling
     with ctx.signals.answering(VALIDATION):
-        ctx.baselines = baseline_metrics(run.networks, measure, factor, run.dist)
+        ctx.baselines = measure_baselines(run, ctx, state.autoencoder.downsampling)
     for name, values in ctx.baselines.items():
         ctx.logbook.record("baseline", position.step, {"codec": name, "image_size": image_size, **values})
     if is_start:
         with ctx.signals.answering(VALIDATION):
-            state.history.start_psnr = _validate(run, ctx, state, "start", position.epoch).get("psnr")
-
-
-def _validation_batches(run: RunContext, ctx: StageContext) -> Iterator[torch.Tensor]:
-    assert run.validation_set is not None
-    size, batch_size, data = ctx.stage.image_size, _validation_batch(ctx), run.config.data
-    batches = run.validation_set.batches(data, size, batch_size, run.num_workers, run.dist, ctx.check_waiting)
-    for images in batches:
-        ctx.watchdog.beat()
-        yield images
-
-
-def _validation_batch(ctx: StageContext) -> int:
-    return ctx.validation_batch or ctx.settings.micro_batch
-
-
-def _measure(
-    run: RunContext, ctx: StageContext, sums_of: Callable[[Iterator[torch.Tensor]], dict[str, Sums]]
-) -> dict[str, Sums]:
-    """The sums over this process's validation batches, smaller ones if memory runs out.
-
-    If that fails on one process, all of them raise an error.
-    """
-    failure, found = None, None
-    while found is None and failure is None:
-        try:
-            found = sums_of(_validation_batches(run, ctx))
-            continue
-        except (UserError, LoadingStoppedError) as error:
-            failure = error
-            continue
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # Not within the except clause: there, the exception keeps the tensors of the batch alive.
-        size = _validation_batch(ctx)
-        if release_graph(ctx.settings, run.networks):
-            continue
-        if size == 1:
-            line = f"out of memory in a validation with one image of {ctx.stage.image_size} px"
-            failure = UserError(f"{line}: lower --image_size, and resume with: {run.resume_command}")
-            continue
-        ctx.validation_batch = size // 2
-        free_memory(run.networks)
-        console.info(f"out of memory: validation batch lowered to {size // 2}; same metrics")
-    if run.dist.all_reduce_scalars(failure is not None)[0] or found is None:
-        raise failure or UserError("validation failed on another process, which reports the reason")
-    return found
-
-
-def _validate(run: RunContext, ctx: StageContext, state: TrainingState, when: str, epoch: int) -> Metrics:
-    """Validate the weights, write a record and print a line; warn if training has made them worse."""
-    position, loss = state.position, run.config.loss
-    measure = partial(_measure, run, ctx)
-    measured = validation_metrics(state.eval_model, run.networks, measure, run.dist)
-    metrics = {"epoch": epoch, "image_size": ctx.stage.image_size, **measured}
-    state.last_validation, state.validated_step = metrics, position.step
-    ctx.logbook.record("validation", position.step, metrics)
-    ctx.logbook.draw_results()
-    baseline = ctx.baselines.get("bicubic", {})
-    console.info(validation_line(when, metrics, baseline, state.autoencoder.downsampling))
-    adversarial = loss.adversarial_weight > 0 and position.step > loss.disc_start
-    if "psnr" in metrics and not adversarial:  # the adversarial term may lower PSNR
-        warning = state.history.decrease_warning(metrics["psnr"], run.config.optim)
-        if warning:
-            console.warning(warning)
-    return metrics
+            state.history.start_psnr = validate(run, ctx, state, "start", position.epoch).get("psnr")
+            if run.config.run.smoke_steps and ctx.steps.total >= run.config.run.smoke_steps:
+                validate_smoke_set(run, ctx, state)
 
 
 def validate_final(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     """Validate the weights that will be exported, if --max_steps ended the run between two validations."""
     if run.validation_set is not None and state.validated_step != state.position.step:
         with ctx.signals.answering(LAST_VALIDATION):
-            _validate(run, ctx, state, f"step {state.position.step}", state.position.epoch)
+            validate(run, ctx, state, f"step {state.position.step}", state.position.epoch)
+
+
+def guard(run: RunContext, ctx: StageContext, state: TrainingState, epoch_is_done: bool) -> None:
+    """Measure the smoke set; if its PSNR has fallen, validate all images now, unless that is due anyway."""
+    with ctx.signals.answering(VALIDATION):
+        has_fallen = validate_smoke_set(run, ctx, state)
+        if has_fallen and not (epoch_is_done and _validation_is_due(run, ctx, state.position.epoch + 1)):
+            validate(run, ctx, state, f"step {state.position.step}", state.position.epoch)
+
+
+def _validation_is_due(run: RunContext, ctx: StageContext, epochs: int) -> bool:
+    """Whether the end of this epoch, counted from 1, is validated."""
+    is_due = epochs % run.config.run.val_freq == 0 or epochs == ctx.stage.end_epoch
+    return run.validation_set is not None and is_due
 
 
 def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
@@ -253,10 +202,10 @@ def end_epoch(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     is_last = epochs == ctx.stage.end_epoch
     save_is_due = epochs % options.checkpoint_freq == 0 or is_last
     metrics: Metrics = {}
-    if run.validation_set is not None and (epochs % options.val_freq == 0 or is_last):
+    if _validation_is_due(run, ctx, epochs):
         ends_run = epochs == state.stages[-1].end_epoch
         with ctx.signals.answering(LAST_VALIDATION if ends_run else VALIDATION):
-            metrics = _validate(run, ctx, state, f"epoch {epochs}", epochs)
+            metrics = validate(run, ctx, state, f"epoch {epochs}", epochs)
         history.add_epoch(metrics)
     state.position.epoch, state.position.images_in_epoch = epochs, 0
     limit = options.early_stopping

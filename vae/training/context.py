@@ -71,6 +71,7 @@ class StageContext:
     duration: StageDuration = field(default_factory=StageDuration)
     baselines: dict[str, Metrics] = field(default_factory=dict)  # by name
     validation_batch: int | None = None  # if memory ran out with the micro-batch
+    smoke_crops: list[torch.Tensor] | None = None  # uint8 (1, 3, S, S) on the CPU: this process's share
 
     def check_waiting(self) -> None:
         """End a wait for images with an exception, if the run hangs or a signal has asked to stop."""

@@ -16,6 +16,8 @@ class History:
     without_gain: int = 0  # validations since the best one, for --early_stopping
     start_psnr: float | None = None  # dB before the stage's first step
     decrease_reported: bool = False  # in this stage
+    smoke_best: dict[str, float] = field(default_factory=dict)  # best metrics of the smoke set
+    smoke_has_fallen: bool = False  # the last time it was measured
 
     def begin_stage(self) -> None:
         """Forget what belongs to the previous stage."""
@@ -47,6 +49,26 @@ class History:
             f"PSNR {psnr:.2f} dB is below the {start:.2f} dB at the start of this stage: if this persists, "
             f"lower --learning_rate (now {optim.learning_rate:g}), raise --warmup_epochs (now "
             f"{optim.warmup_epochs:g}) or train for more epochs"
+        )
+
+    def guard_warning(self, metrics: dict[str, float], limit: float) -> str | None:
+        """Add metrics of the smoke set; the warning if their PSNR has just fallen by more than `limit` dB.
+
+        The best one is replaced if it is of another image size or number of images.
+        """
+        if any(self.smoke_best.get(name) != metrics[name] for name in ("image_size", "images")):
+            self.smoke_best, self.smoke_has_fallen = metrics, False
+            return None
+        fell_before, best = self.smoke_has_fallen, _psnr(self.smoke_best)
+        self.smoke_has_fallen = _psnr(metrics) < best - limit
+        if _psnr(metrics) > best:
+            self.smoke_best = metrics
+        if fell_before or not self.smoke_has_fallen:
+            return None
+        return (
+            f"PSNR of the smoke set is {_psnr(metrics):.2f} dB, more than --guard_psnr {limit:g} below its "
+            f"best ({best:.2f} dB): all validation images are measured now; if they confirm it, lower "
+            "--learning_rate, or resume from the best checkpoint"
         )
 
 

@@ -1,7 +1,7 @@
 """Validation of the exported weights, and of two baselines, on images that are never trained on."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,11 +25,17 @@ Measure = Callable[[Callable[[Iterator[torch.Tensor]], dict[str, Sums]]], dict[s
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The validation images of a run: the first `count` of a set."""
+    """The validation images of a run: the first `count` of a set, or those at `chosen` places of it."""
 
     images: Images
     count: int
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
+    chosen: tuple[int, ...] = ()  # if not empty, `count` indices
+
+    def spread(self, most: int) -> "ValidationSet":
+        """At most `most` of the images, at equal distances."""
+        count = min(most, self.count)
+        return replace(self, count=count, chosen=tuple(n * self.count // count for n in range(count)))
 
     def record(self) -> Any:
         """What `split.json` says about the images."""
@@ -49,7 +55,7 @@ class ValidationSet:
 
         `while_waiting` is called during waits for images, and may end them with an exception.
         """
-        indices = range(self.count)[dist.rank :: dist.world_size]
+        indices = (self.chosen or range(self.count))[dist.rank :: dist.world_size]
         loader = load_validation(
             self.images,
             indices,

@@ -1,0 +1,78 @@
+"""The smoke set guards between validations: its record, its warning, and what it leaves unchanged."""
+
+import math
+
+import pytest
+
+from tests.harness.training_runs import assert_same, last_checkpoint, records, reproducible_records
+from vae.training.history import History
+from vae.training.run import train
+from vae.training.validation import ValidationSet
+
+
+def measured(psnr: float, images: int = 8) -> dict[str, float]:
+    return {"image_size": 32, "images": images, "psnr": psnr}
+
+
+def warned(history: History, *values: float) -> list[bool]:
+    return [history.guard_warning(measured(value), 1.0) is not None for value in values]
+
+
+def test_one_warning_for_each_fall():
+    history = History()
+    assert warned(history, 20.0, 22.0, 21.1, 20.9, 20.0, 21.5, 20.5, math.nan) == [
+        *(False, False, False, True),  # more than 1 dB below 22
+        *(False, False, True, False),  # risen and fallen again; then it stays below
+    ]
+    assert history.smoke_best == measured(22.0)
+    warning = History(smoke_best=measured(22.0)).guard_warning(measured(math.nan), 1.5)
+    for token in ("--guard_psnr 1.5", "22.00 dB", "--learning_rate"):
+        assert token in warning
+
+
+def test_other_images_are_not_compared():
+    history = History()
+    assert warned(history, 20.0) == [False]
+    assert history.guard_warning(measured(10.0, images=4), 1.0) is None
+    assert history.guard_warning({**measured(5.0, images=4), "image_size": 64}, 1.0) is None
+    assert history.guard_warning({"image_size": 64, "images": 4}, 1.0) is not None  # no usable image
+
+
+def test_smoke_set_is_spread_over_the_validation_set():
+    everything = ValidationSet(images=[], count=10)
+    assert everything.spread(4).chosen == (0, 2, 5, 7)
+    assert everything.spread(99).chosen == tuple(range(10))
+
+
+@pytest.mark.slow
+def test_smoke_set_is_measured_beside_the_holdout_and_changes_nothing(tiny, tmp_path):
+    """6 steps in 2 epochs."""
+    changes = {"guarded": {"smoke_images": 2, "smoke_steps": 2, "guard_psnr": 0}, "plain": {}}
+    for name, change in changes.items():
+        assert train({**tiny, **change, "output_dir": str(tmp_path / name)}) == 0
+    found = records(tmp_path / "guarded", "smoke")
+    assert [(record["step"], record["images"]) for record in found] == [(0, 2), (2, 2), (4, 2), (6, 2)]
+    everything = records(tmp_path / "guarded", "validation")
+    assert [(record["step"], record["images"]) for record in everything] == [(0, 4), (3, 4), (6, 4)]
+    assert all(record["images_per_second"] > 0 for record in (*found, *everything))
+    assert records(tmp_path / "plain", "smoke") == []  # the run is shorter than --smoke_steps
+    guarded, plain = (last_checkpoint(tmp_path / name) for name in changes)
+    assert guarded["history"]["smoke_best"]["psnr"] == max(record["psnr"] for record in found)
+    for part in ("model", "ema", "optimizers", "position"):
+        assert_same(guarded[part], plain[part], part)
+    assert guarded["history"]["best"] == plain["history"]["best"]
+    steps = [reproducible_records(tmp_path / name, "train") for name in changes]
+    assert_same(*steps, "steps")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("val_freq", [1, 2])
+def test_a_fall_validates_all_images_at_once(tiny, tmp_path, capsys, val_freq):
+    """3 steps per epoch; the steps are too large, so PSNR falls."""
+    given = {**tiny, "learning_rate": 0.03, "warmup_epochs": 0.0, "smoke_steps": 1, "guard_psnr": 0.1}
+    assert train({**given, "val_freq": val_freq}) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "--guard_psnr 0.1" in line]
+    assert len(lines) == 1
+    steps = [record["step"] for record in records(tmp_path / "run", "validation")]
+    assert steps == ([0, 1, 3, 6] if val_freq == 1 else [0, 1, 6])
+    assert last_checkpoint(tmp_path / "run")["history"]["best"]["epoch"] in (1, 2)  # not step 1
