@@ -1,6 +1,7 @@
 """A dataset of shards is read by number and checksum; everything that is wrong with it has a reason."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -14,6 +15,7 @@ from vae.config.errors import DataError
 from vae.data.dataset import CropDataset
 from vae.data.decoding import decode_image
 from vae.data.formats import BadImageError
+from vae.data.loading import TrainLoader
 from vae.data.shards import FORMAT, ShardImages, dataset_content, index_path, is_dataset, read_dataset
 
 
@@ -175,3 +177,40 @@ def test_missing_dataset_names_the_mode_that_writes_one(tmp_path):
     assert is_dataset(tmp_path / "dataset.json")
     with pytest.raises(DataError, match="--mode shard"):
         read_dataset(tmp_path / "dataset.json")
+
+
+# ---- processes ---------------------------------------------------------------------------------------------
+
+
+def count_bad_reads(sharded, seed) -> None:
+    bad = 0
+    for index in np.random.default_rng(seed).integers(0, 12, 1000):
+        try:
+            sharded.read(int(index))
+        except BadImageError:
+            bad += 1
+    os._exit(min(bad, 100))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="Windows has no fork")
+def test_forked_processes_do_not_disturb_each_other(dataset):
+    """A file that was open before the fork has one position for all processes."""
+    sharded, context = images(dataset), multiprocessing.get_context("fork")
+    sharded.read(0)
+    processes = [context.Process(target=count_bad_reads, args=(sharded, seed)) for seed in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    sharded.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_count_what_was_read(dataset, num_workers):
+    crops = CropDataset(images(dataset), image_size=32)
+    sizes = np.load(index_path(dataset.parent, read_dataset(dataset).shards[0]))["size"]
+    with TrainLoader(crops, local_batch=4, num_workers=num_workers) as loader:
+        counts = [batch.counts for batch in loader.batches(0)]
+    assert sum(one["disk_bytes"] for one in counts) == sizes.sum()
+    assert {one["open_shards"] for one in counts} == {1}

@@ -51,12 +51,12 @@ class Batch:
     epochs: Tensor  # int64 (B,)
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)  # of Images.counts, in the process that made it
 
     def pin_memory(self) -> "Batch":
         """Copy the batch to page-locked memory; DataLoader calls this with pin_memory=True."""
-        return Batch(
-            self.images.pin_memory(), self.epochs.pin_memory(), self.indices.pin_memory(), self.rejected
-        )
+        images, epochs, indices = (part.pin_memory() for part in (self.images, self.epochs, self.indices))
+        return Batch(images, epochs, indices, self.rejected, self.counts)
 
 
 class Images(Protocol):
@@ -87,6 +87,14 @@ class Images(Protocol):
 
     def record(self) -> Any:
         """What `split.json` says about the images, as plain data."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """What this process has read since the last call; only of shards, and empty for other images.
+
+        disk_bytes: from the dataset's folder or the cache. remote_bytes: from a remote store. hits, misses:
+        images whose shard was in the cache, or was not. open_shards: files that are open now.
+        """
         ...
 
 
@@ -125,6 +133,10 @@ class FolderImages:
     def record(self) -> list[str]:
         """The names."""
         return list(self.names)
+
+    def counts(self) -> dict[str, int]:
+        """Nothing: files are not counted."""
+        return {}
 
 
 class CropDataset(Dataset[Sample]):

@@ -4,9 +4,10 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vae import console
@@ -266,6 +267,25 @@ def _kill(iterator: _MultiProcessingDataLoaderIter) -> None:
         process.join(END_SECONDS)
 
 
+class _CropBatches(Dataset[Sample]):
+    """Whole batches of crops. A DataError is a result: DataLoader would add a traceback to its text."""
+
+    def __init__(self, crops: CropDataset) -> None:
+        self._crops = crops
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | DataError:
+        try:
+            batch = collate([self._crops[key] for key in keys], image_size=self._crops.image_size)
+        except DataError as error:
+            return error
+        batch.counts = self._crops.images.counts()
+        return batch
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
 def _open_loader(
     dataset: CropDataset,
     batches: Iterable[list[tuple[int, int]]],
@@ -278,10 +298,10 @@ def _open_loader(
 ) -> DataLoader[Sample]:
     has_workers = num_workers > 0  # without workers, DataLoader refuses the options that are for them
     return DataLoader(
-        dataset,
+        _CropBatches(dataset),
         batch_sampler=batches,
         num_workers=num_workers,
-        collate_fn=partial(collate, image_size=dataset.image_size),
+        collate_fn=_as_is,
         pin_memory=pin_memory,
         generator=torch.Generator(),  # otherwise each epoch would draw from the training's random state
         worker_init_fn=start_worker,

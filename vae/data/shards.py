@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -177,7 +177,7 @@ class ShardImages:
     """The image files of a dataset by their index, checked by their crc32.
 
     Opens indexes and tar files when they are needed, and keeps the last OPEN_SHARDS. A copy in another
-    process begins without open files.
+    process, and a forked process, begin without open files: a fork shares the positions of files.
     """
 
     def __init__(self, dataset: ShardedDataset, num_streams: int):
@@ -189,6 +189,13 @@ class ShardImages:
     def _begin(self) -> None:
         self._open: OrderedDict[int, tuple[np.ndarray, BinaryIO]] = OrderedDict()
         self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._process = os.getpid()
+
+    def counts(self) -> dict[str, int]:
+        """What this process has read since the last call (vae.data.dataset.Images)."""
+        counts, self._counts = self._counts, Counter()
+        return {**counts, "open_shards": len(self._open)}
 
     @cached_property
     def _ends(self) -> np.ndarray:
@@ -246,13 +253,13 @@ class ShardImages:
     def key(self, index: int) -> str:
         """The key of a sample: equal image files have equal keys. BadImageError if the shard is unusable."""
         number, row = self.locate(index)
-        with self._lock:
+        with self._own_lock():
             return self._shard(number)[0]["key"][row].decode("ascii", "replace")
 
     def read(self, index: int) -> bytes:
         """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
         number, row = self.locate(index)
-        with self._lock:  # the positions of the open files are shared by threads
+        with self._own_lock():  # the positions of the open files are shared by threads
             rows, file = self._shard(number)
             offset, size, crc32 = (int(rows[row][name]) for name in ("offset", "size", "crc32"))
             try:
@@ -264,7 +271,14 @@ class ShardImages:
             raise BadImageError("truncated", "the shard ends within it")
         if zlib.crc32(data) != crc32:
             raise BadImageError("checksum", "its bytes are not those that were written")
+        self._counts["disk_bytes"] += size
         return data
+
+    def _own_lock(self) -> threading.Lock:
+        """The lock on the files of this process; a forked process drops those of its parent."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._lock
 
     def _shard(self, number: int) -> tuple[np.ndarray, BinaryIO]:
         if number in self._open:
