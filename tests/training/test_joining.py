@@ -2,10 +2,11 @@
 
 import multiprocessing
 import os
+import signal
 
 import pytest
 
-from tests.harness.faults import Fault, start_faulty, train_forked
+from tests.harness.faults import Fault, start_faulty, start_forked, train_forked
 from tests.harness.training_runs import last_checkpoint
 from vae.config.errors import EXIT_FAILED
 
@@ -21,6 +22,21 @@ def test_run_continues_after_torchrun_has_started_it_again(tiny, tmp_path):
     assert process.returncode == 0, err[-3000:]
     assert "cannot join" not in err
     assert last_checkpoint(tmp_path / "run")["position"]["step"] == 6
+
+
+def test_process_that_loses_another_one_saves_and_names_it(tiny, tmp_path):
+    """Rank 1 is killed within a step; nothing ends rank 0 from outside."""
+    fault = Fault("kill", "train_pass", nth=4, rank=1)
+    log, given = tmp_path / "log", {**tiny, "batch_size": 2, "hang_minutes": 0.5}
+    main, other = start_forked(given, fault, processes=2, log=log)
+    for process in (main, other):
+        process.join(60)
+    assert (main.exitcode, other.exitcode) == (EXIT_FAILED, -signal.SIGKILL)
+    said = log.read_text()
+    assert "Traceback" not in said
+    name = f"checkpoint_step_{last_checkpoint(tmp_path / 'run')['position']['step']}.pt"
+    for token in ("another of the 2 processes", f"{name} is saved", "--resume_from"):
+        assert token in said.splitlines()[-1]
 
 
 def test_process_that_is_alone_does_not_wait_for_ever(tiny, tmp_path):

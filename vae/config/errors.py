@@ -27,6 +27,12 @@ class HangError(UserError):
     exit_code = EXIT_FAILED
 
 
+class LostProcessError(UserError):
+    """Another process of the run has ended."""
+
+    exit_code = EXIT_FAILED
+
+
 class DataError(UserError):
     """The images are missing, unreadable, too few or too small."""
 

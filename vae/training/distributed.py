@@ -14,11 +14,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vae import console
-from vae.config.errors import EXIT_FAILED, HangError, UserError
+from vae.config.errors import EXIT_FAILED, HangError, LostProcessError, UserError
 from vae.device import pick_device
 
 JOIN_MINUTES = 10.0  # until all processes have joined, or --hang_minutes if that is less
 WITHOUT_LIMIT_MINUTES = 24 * 60.0  # of a collective if --hang_minutes is 0; PyTorch has no "off"
+
+_LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 
 _Item = TypeVar("_Item", bound=Hashable)
 
@@ -93,6 +95,20 @@ class Distributed:
         gathered: list[set[_Item]] = [set() for _ in range(self.world_size)]
         dist.all_gather_object(gathered, items)
         return set().union(*gathered)
+
+    @contextmanager
+    def lost_processes_named(self) -> Iterator[None]:
+        """Within this context, a collective that fails because a process has ended is a LostProcessError."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).lower()
+            if self.world_size == 1 or not any(words in text for words in _LOST):
+                raise
+            raise LostProcessError(
+                f"another of the {self.world_size} processes of this run has ended: its own output, or the "
+                "system's log if it was killed, says why"
+            ) from error
 
     def synchronize(self) -> None:
         """Wait until the device has done all of this process's work, so that a clock measures it."""

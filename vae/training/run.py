@@ -63,7 +63,7 @@ def train(given: dict[str, Any]) -> int:
         closed_output_remark=f"the output was closed: training continues, its records are in {METRICS_NAME}",
     )
     try:
-        with StopSignals(dist.is_main) as signals, FolderLock() as lock:
+        with StopSignals(dist.is_main) as signals, FolderLock() as lock, dist.lost_processes_named():
             _lock_folder(lock, output_folder(given), dist, only_run=True)
             run, state = prepare_run(given, dist)
             with Watchdog(run.config.run.hang_minutes, run.output_dir, dist.rank) as watchdog:
@@ -151,9 +151,10 @@ def _run_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Outc
     reset_memory_peaks(run.dist.device)
     diverged, outcome = None, Outcome.FINISHED
     try:
-        begin_stage(run, ctx, state)
-        outcome = train_stage(run, ctx, state)
-        _record_memory(run, ctx, state)
+        with run.dist.lost_processes_named():
+            begin_stage(run, ctx, state)
+            outcome = train_stage(run, ctx, state)
+            _record_memory(run, ctx, state)
     except NonFiniteError as error:
         diverged = str(error)
     except LoadingStoppedError:
