@@ -13,6 +13,7 @@ from vae.training.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, Point,
 RESULTS_NAME = "results.png"
 WIDTH, HEIGHT = 1280, 800  # px
 SCALE = 2  # drawn larger, then reduced: Pillow's lines have no anti-aliasing
+DRAWN = ("step", "image_size", "codec", "loss", "learning_rate", "psnr", "ssim")  # of a record
 LOSS_QUANTILE = 0.99  # a few high values at the start would flatten the rest of the curve
 
 Record = dict[str, Any]
@@ -30,7 +31,8 @@ def draw_results(records: Iterable[Record]) -> Image.Image:
     by_kind: dict[str, list[Record]] = {"train": [], "validation": [], "baseline": []}
     for record in records:
         if record["kind"] in by_kind:
-            by_kind[record["kind"]].append(record)
+            # A whole record takes kilobytes of memory, and a run has many.
+            by_kind[record["kind"]].append({name: record[name] for name in DRAWN if name in record})
     train, validation, baselines = by_kind.values()
     last = max([record["step"] for kind in by_kind.values() for record in kind], default=1)
     marks = _stage_marks(validation or baselines)
