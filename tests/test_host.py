@@ -62,6 +62,22 @@ def test_free_memory_is_at_most_the_limit_of_the_container(tmp_path, monkeypatch
     assert free_memory(tmp_path) == 8 * 2**30
 
 
+@pytest.mark.parametrize(
+    ("folder", "limit", "usage", "cached"),
+    [
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_free_memory_is_less_by_what_the_container_uses(tmp_path, monkeypatch, folder, limit, usage, cached):
+    monkeypatch.setattr("vae.host.main_memory", lambda: (64 * 2**30, 40 * 2**30))
+    (tmp_path / folder).mkdir(exist_ok=True)
+    texts = {limit: 8 * 2**30, usage: 6 * 2**30, "memory.stat": f"anon 1\n{cached} {2**30}\nfile 7"}
+    for name, text in texts.items():
+        (tmp_path / folder / name).write_text(f"{text}\n")
+    assert free_memory(tmp_path) == 3 * 2**30
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
 def test_free_memory_respects_the_limit_of_the_address_space():
     code = (

@@ -52,6 +52,28 @@ def container_memory(cgroup: Path = CGROUP) -> int | None:
     return None
 
 
+def container_free_memory(cgroup: Path = CGROUP) -> int | None:
+    """Bytes of its limit that the container does not use; cached files count as unused, None without a limit.
+
+    The same arithmetic as Kubernetes' working set: usage less the files that nothing has used lately.
+    """
+    limit = container_memory(cgroup)
+    if limit is None:
+        return None
+    for folder, usage, unused in (
+        ("", "current", "inactive_file"),
+        ("memory", "usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            used = int((cgroup / folder / f"memory.{usage}").read_text())
+            lines = (cgroup / folder / "memory.stat").read_text().splitlines()
+        except (OSError, ValueError):
+            continue
+        cached = sum(int(line.split()[1]) for line in lines if line.split()[:1] == [unused])
+        return max(0, limit - max(0, used - cached))
+    return limit
+
+
 def main_memory() -> tuple[int, int]:
     """Bytes of main memory: total, and available to a new process; a container's limit is not applied."""
     if sys.platform == "win32":
@@ -84,7 +106,7 @@ def address_space() -> int | None:
 
 def free_memory(cgroup: Path = CGROUP) -> int:
     """Bytes of main memory that this process may still use, with its own limit and that of its container."""
-    limits = main_memory()[1], container_memory(cgroup), address_space()
+    limits = main_memory()[1], container_free_memory(cgroup), address_space()
     return min(limit for limit in limits if limit is not None)
 
 
