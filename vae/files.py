@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import re
 import stat
 import tempfile
@@ -29,7 +30,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     The file's permissions follow the umask. Raises OSError if the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")  # nodes share folders
     try:
         temporary.touch()
         mode = temporary.stat().st_mode & 0o777

@@ -86,6 +86,7 @@ def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tm
             )
             run.run_shard(config)
             (tmp_path / name / "dataset.json").unlink()  # as if it had stopped before its end
+            (tmp_path / name / ".images-000001.tar.node.7.tmp").write_bytes(b"half a shard")
             stamps = {p.name: p.stat().st_mtime_ns for p in (tmp_path / name).glob("*.tar")}
             assert len(stamps) >= 2
             monkeypatch.setattr(run, "_write_all", write_all)
@@ -93,6 +94,7 @@ def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tm
         results[name] = files(tmp_path / name)
     assert results["one"] == results["two"]
     assert len(results["one"]) > 6
+    assert not list((tmp_path / "two").glob(".*.tmp"))
     assert stamps.items() <= {p.name: p.stat().st_mtime_ns for p in (tmp_path / "two").glob("*.tar")}.items()
 
 

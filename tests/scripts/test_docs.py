@@ -22,6 +22,7 @@ FOREIGN = {
     "nvidia-smi": {"--query-gpu", "--format"},
     "tensorboard": {"--logdir"},
     "torchrun": {"--nproc_per_node", "--max_restarts"},
+    "ray": {"--head", "--port", "--address"},
     "wsl": {"--install"},
     "py": {"--version"},
     "bash": {"--create-dirs"},

@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from importlib.util import find_spec
 
 from vae import console
 from vae.config.errors import EXIT_DATA, UsageError, UserError
@@ -33,7 +34,21 @@ class ReadingConfig:
         False, "use the first frame of animations and multi-page files instead of rejecting them"
     )
     limit: int | None = option(None, "process only the first N files by name", metavar="N", at_least=1)
-    num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
+    num_workers: str = option(
+        "auto", "processes; auto: one per usable core, of all nodes with --engine ray", metavar="N"
+    )
+    engine: str = option(
+        "processes",
+        "processes: of this machine; ray: tasks on a Ray cluster, whose nodes must all see the input and the "
+        "output folder under the same paths; pip install ray",
+        choices=("processes", "ray"),
+    )
+    ray_address: str | None = option(
+        None,
+        "cluster of --engine ray, such as 10.0.0.1:6379; none: RAY_ADDRESS, or the cluster that runs on this "
+        "machine, or a new one on it",
+        metavar="ADDRESS",
+    )
     time_limit: float = option(60.0, "time limit for one image", metavar="SECONDS")
     memory_gib: float | None = option(
         None,
@@ -272,5 +287,9 @@ def _check_limits(config: ReadingConfig) -> None:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
+    if config.engine == "ray" and find_spec("ray") is None:
+        raise UsageError("--engine ray needs the package ray: pip install ray, or leave the flag out")
+    if config.ray_address is not None and config.engine != "ray":
+        raise UsageError(f"--ray_address {config.ray_address} has no effect without --engine ray: add it")
     if 0 < config.max_aspect < 1:
         raise UsageError(f"--max_aspect {config.max_aspect} is not a ratio: give 1 or more, or 0 for any")

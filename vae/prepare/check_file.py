@@ -12,13 +12,15 @@ from vae.data.formats import BadImageError
 from vae.data.strict_jpeg import has_simplejpeg
 from vae.files import sha256_of_file
 from vae.host import GIB
+from vae.prepare.engine import run_tasks
 from vae.prepare.ledger import ACCEPTED, REJECTED, Result
-from vae.prepare.pool import Answer, Failure, Item, Limits, count_workers, run_each
+from vae.prepare.pool import Answer, Failure, Item, Limits
 from vae.prepare.rejections import TRANSIENT
 
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
 BYTES_PER_PIXEL = 16
 NEAR_BLANK = 2.0  # levels: below this standard deviation only sensor noise remains
+FILES_PER_TASK = 32  # of Ray: a task starts a process, which takes as long as decoding a few of them
 SAMPLE_SIDE = 256  # px: enough points to measure blankness
 
 
@@ -26,7 +28,7 @@ def decode_each(
     function: Callable[[Item], Answer], items: Iterable[Item], config: ReadingConfig
 ) -> Generator[tuple[Item, Answer | Failure], None, None]:
     """Run `function` on each item in worker processes, within the limits that `config` sets for one image."""
-    return run_each(function, items, num_workers=count_workers(config.num_workers), limits=limits_for(config))
+    return run_tasks(function, items, config, limits_for(config), items_per_task=FILES_PER_TASK)
 
 
 def limits_for(config: ReadingConfig) -> Limits:

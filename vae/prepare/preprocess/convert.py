@@ -3,6 +3,7 @@
 import hashlib
 import os
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def convert_file(config: PreprocessConfig, scratch: str, task: tuple[str, str]) 
     except OSError as error:
         reason = "broken_link" if os.path.islink(path) else "unreadable"
         return rejected._replace(reason=reason, detail=error.strerror or str(error))
-    sizes = _convert(image, name, scratch, config)
+    sizes = _convert(image, scratch, config)
     if all("reason" in made for made in sizes.values()):
         failed = list(sizes.values())[-1]
         return rejected._replace(reason=failed["reason"], detail=failed["detail"], sha256=digest)
@@ -51,7 +52,7 @@ def record_without_images(output: str) -> dict[str, Any]:
     return {"output": output, "flags": [], "sizes": {}}
 
 
-def _convert(image: DecodedImage, name: str, scratch: str, config: PreprocessConfig) -> dict[str, Any]:
+def _convert(image: DecodedImage, scratch: str, config: PreprocessConfig) -> dict[str, Any]:
     """For each target size: what was written, or the reason and detail why not."""
     made: dict[str, Any] = {}
     shapes: dict[int, Shape] = {}
@@ -63,13 +64,8 @@ def _convert(image: DecodedImage, name: str, scratch: str, config: PreprocessCon
             made[str(target)] = {"reason": error.reason, "detail": error.detail}
     arrays = resize_to_shapes(image.pixels, list(shapes.values()), config.background)
     for (target, shape), pixels in zip(shapes.items(), arrays, strict=True):
-        made[str(target)] = _write(pixels, _temporary_path(name, scratch, target), shape, config)
+        made[str(target)] = _write(pixels, os.path.join(scratch, uuid4().hex), shape, config)
     return made
-
-
-def _temporary_path(name: str, scratch: str, target: int) -> str:
-    key = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
-    return os.path.join(scratch, f"{key}_{target}")
 
 
 def _write(pixels: np.ndarray, temporary: str, shape: Shape, config: PreprocessConfig) -> dict[str, Any]:

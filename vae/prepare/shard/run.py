@@ -27,9 +27,10 @@ from vae.data.manifest import MANIFEST_NAME, read_rows, replace_text
 from vae.data.shards import Shard, dataset_content
 from vae.files import parse_json, read_json
 from vae.prepare.check_file import check_file, decode_each, is_current, warn_without_simplejpeg
+from vae.prepare.engine import run_tasks
 from vae.prepare.ledger import DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
 from vae.prepare.output_dir import check_apart, write_error
-from vae.prepare.pool import Failure, Limits, count_workers, run_each
+from vae.prepare.pool import Failure, Limits
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
 from vae.prepare.shard.engines import write_energon_metadata
 from vae.prepare.shard.write import KEY_DIGITS, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
@@ -70,9 +71,11 @@ def run_shard(config: ShardConfig) -> int:
         (root / HIDDEN).mkdir(parents=True, exist_ok=True)
         ledger = Ledger(root / HIDDEN / "ledger.sqlite")
         try:
+            _remove_leftovers(root)
             ledger.list_files(chain([first], names))
             _check_all(ledger, config)
             outcome = _pack(ledger, config, root)
+            _remove_leftovers(root)  # of nodes that died
             _print_summary(ledger, skips, config, outcome, time.monotonic() - began)
         finally:
             ledger.close()
@@ -87,6 +90,12 @@ def _check_output(root: Path) -> None:
         return
     if not all(entry.name.startswith(".") for entry in os.scandir(root)):
         raise UserError(f"--output_dir {root} contains other files: give a new or an empty folder")
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove the temporary files of killed processes; no other run uses the folder."""
+    for path in root.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def _check_all(ledger: Ledger, config: ShardConfig) -> None:
@@ -225,9 +234,8 @@ def _split(stem: str, members: Iterable[Member], most_bytes: int) -> Iterator[Pl
 
 def _write_all(root: Path, plans: Iterable[Plan], images: int, config: ShardConfig) -> list[Shard]:
     """Write shards in several processes; returns them in the order of their names."""
-    limits, shards = Limits(SHARD_SECONDS), {}
-    write = partial(write_shard, root, root / HIDDEN)
-    results = run_each(write, plans, num_workers=count_workers(config.num_workers), limits=limits)
+    shards = {}
+    results = run_tasks(partial(write_shard, root, root / HIDDEN), plans, config, Limits(SHARD_SECONDS))
     with Progress("write", images, "image") as bar, closing(results):
         for plan, shard in results:
             if isinstance(shard, Failure):

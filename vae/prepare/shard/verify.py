@@ -19,7 +19,8 @@ from vae.data.formats import BadImageError
 from vae.data.manifest import replace_text
 from vae.data.shards import Shard, ShardedDataset, read_dataset, read_index
 from vae.files import sha256_of_file
-from vae.prepare.pool import Failure, Limits, count_workers, run_each
+from vae.prepare.engine import run_tasks
+from vae.prepare.pool import Failure, Limits
 from vae.prepare.shard.write import SHARD_SECONDS
 from vae.progress import Progress
 
@@ -69,9 +70,7 @@ def run_verify(config: ValidateConfig) -> int:
 def _verify_all(dataset: ShardedDataset, config: ValidateConfig) -> list[Problem]:
     problems: list[Problem] = []
     verify = partial(verify_shard, dataset, config.max_pixels)
-    results = run_each(
-        verify, dataset.shards, num_workers=count_workers(config.num_workers), limits=Limits(SHARD_SECONDS)
-    )
+    results = run_tasks(verify, dataset.shards, config, Limits(SHARD_SECONDS))
     with Progress("validate", len(dataset.shards), "shard") as bar, closing(results):
         for shard, found in results:
             problems += [Problem(shard.name, *found)] if isinstance(found, Failure) else found
