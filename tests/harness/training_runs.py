@@ -57,8 +57,8 @@ def records(folder: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 def reproducible_records(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    """The records without the values that differ between equal runs."""
-    found = records(folder, *kinds)
+    """The records without the values that differ between equal runs; `data` and `trainer` are such values."""
+    found = [line for line in records(folder, *kinds) if line["kind"] not in ("data", "trainer")]
     return [{k: v for k, v in line.items() if k not in MACHINE_VALUES} for line in found]
 
 

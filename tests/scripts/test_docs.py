@@ -14,6 +14,7 @@ from launchers.menu import MENU
 from tests.harness.runs import ROOT, as_flags
 from vae.config.prepare_flags import CONFIG_OF
 from vae.config.recipes import RECIPES
+from vae.training.health import Gathered
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone
@@ -157,7 +158,7 @@ def test_readme_is_short():
 
 @pytest.mark.slow
 def test_every_metric_of_a_run_is_documented(tiny):
-    """Uses a run with every loss term; metrics that only a GPU writes are added."""
+    """Uses a run with every loss term; metrics of a GPU, of shards and of several processes are added."""
     given = {
         **tiny,
         **{"perceptual_weight": 1.0, "perceptual_net": "random", "log_freq": 1},
@@ -166,10 +167,13 @@ def test_every_metric_of_a_run_is_documented(tiny):
     assert train_vae.main(as_flags(given)) == 0
     measured = {f"memory_{name}" for name in ("reserved_gib", "retries")}  # on a card only
     written = {"train/loss_scale", *(f"{kind}/{name}" for kind in ("train", "memory") for name in measured)}
+    written |= {f"data/{name}" for name in ("open_shards", "cache_hit_rate", "remote_mib_per_second")}
+    two_processes = Gathered(1.0, [[1.0] * 13] * 2)
+    written |= {f"trainer/{name}" for name in two_processes.processes()}
     for line in Path(given["output_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         numbers = {name for name, value in record.items() if not isinstance(value, str)} - {"step"}
         written |= {f"{record['kind']}/{name}" for name in numbers}
     text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    table = set(re.findall(r"`((?:train|validation|smoke|baseline|memory)/\w+)`", text))
+    table = set(re.findall(r"`((?:train|data|trainer|validation|smoke|baseline|memory)/\w+)`", text))
     assert written == table

@@ -5,7 +5,9 @@ Shapes: B usable images of a batch, S = image_size.
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -51,7 +53,9 @@ class Batch:
     epochs: Tensor  # int64 (B,)
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)  # of Images.counts, in the process that made it
+    # Of Images.counts in the process that made it, its number (worker), and the time for all images:
+    # load_seconds, and the CPU time in it, decode_seconds.
+    counts: dict[str, float] = field(default_factory=dict)
 
     def pin_memory(self) -> "Batch":
         """Copy the batch to page-locked memory; DataLoader calls this with pin_memory=True."""
@@ -90,10 +94,10 @@ class Images(Protocol):
         ...
 
     def counts(self) -> dict[str, int]:
-        """What this process has read since the last call; only of shards, and empty for other images.
+        """What this process has read since the last call.
 
-        disk_bytes: from the dataset's folder or the cache. remote_bytes: from a remote store. hits, misses:
-        images whose shard was in the cache, or was not. open_shards: files that are open now.
+        disk_bytes: from the images' folder or the cache. For shards also remote_bytes: from a remote store;
+        hits, misses: images whose shard was in the cache, or was not; open_shards: files that are open now.
         """
         ...
 
@@ -104,6 +108,7 @@ class FolderImages:
 
     root: str | os.PathLike[str]
     names: Sequence[str]
+    _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -120,7 +125,10 @@ class FolderImages:
     def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
         """The pixels of a file: uint8 (H, W, 3)."""
         path = os.path.join(self.root, self.names[index])
-        return decode_image(path, max_pixels=max_pixels, background=background)
+        pixels = decode_image(path, max_pixels=max_pixels, background=background)
+        with suppress(OSError):
+            self._counts["disk_bytes"] += os.stat(path).st_size
+        return pixels
 
     def order(self, seed: int) -> Order:
         """All images in each epoch."""
@@ -135,8 +143,10 @@ class FolderImages:
         return list(self.names)
 
     def counts(self) -> dict[str, int]:
-        """Nothing: files are not counted."""
-        return {}
+        """Bytes of the files that were decoded."""
+        counts = dict(self._counts)
+        self._counts.clear()
+        return counts
 
 
 class CropDataset(Dataset[Sample]):

@@ -2,12 +2,13 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vae import console
@@ -272,13 +273,21 @@ class _CropBatches(Dataset[Sample]):
 
     def __init__(self, crops: CropDataset) -> None:
         self._crops = crops
+        crops.images.counts()  # without what was read before
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | DataError:
+        started, cpu_started = time.perf_counter(), time.thread_time()
         try:
             batch = collate([self._crops[key] for key in keys], image_size=self._crops.image_size)
         except DataError as error:
             return error
-        batch.counts = self._crops.images.counts()
+        worker = get_worker_info()
+        batch.counts = {
+            **self._crops.images.counts(),
+            "load_seconds": time.perf_counter() - started,
+            "decode_seconds": time.thread_time() - cpu_started,
+            "worker": worker.id if worker else 0,
+        }
         return batch
 
 

@@ -12,6 +12,7 @@ from vae import console
 from vae.device import is_out_of_memory
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import duration_line
+from vae.training.health import exposed_allreduce_seconds
 from vae.training.lineage import write_last_run
 from vae.training.logbook import Logbook
 from vae.training.oom_retry import free_memory, release_graph
@@ -69,14 +70,25 @@ def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqd
     if run.fp16:
         record["loss_scale"] = float(state.update.loss_scale)
     ctx.logbook.record("train", step, record)
+    record_health(run, ctx, state, record["data_wait_share"])
     shown = (
         f"{record['images_per_second']:.2f} images/s, loss {record['loss']:.4f}, PSNR {record['psnr']:.2f}"
     )
     bar.set_postfix_str(shown)
     if bar.disable:  # no terminal: a log file gets lines instead of a progress bar
         console.info(f"step {step}: {shown}")
-    ctx.metrics = RunningMetrics()
+    ctx.metrics = RunningMetrics(health=metrics.health.restarted())
     _check_stability(run, state, record["loss"], means["mse"])
+
+
+def record_health(run: RunContext, ctx: StageContext, state: TrainingState, wait_share: float) -> None:
+    """Write the records of the data and of the trainer: one exchange between the processes."""
+    metrics, networks = ctx.metrics, run.networks
+    allreduce = exposed_allreduce_seconds(networks.autoencoder, networks.discriminator)
+    gathered = metrics.health.gathered(run.dist, metrics.seconds(), wait_share, allreduce)
+    ctx.logbook.record("data", state.position.step, gathered.data())
+    trainer = {"restarts": len(state.lineage.ancestors), "out_of_memory": ctx.settings.out_of_memory}
+    ctx.logbook.record("trainer", state.position.step, {**trainer, **gathered.processes()})
 
 
 def _check_stability(run: RunContext, state: TrainingState, loss: float, mse: float) -> None:

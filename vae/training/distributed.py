@@ -3,9 +3,10 @@
 import datetime
 import os
 import threading
+import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -25,6 +26,13 @@ _LOST = ("connection closed by peer", "connection reset by peer", "broken pipe",
 _Item = TypeVar("_Item", bound=Hashable)
 
 
+@dataclass
+class HostWaits:
+    """How long this process has waited for the other ones in all_reduce_scalars."""
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Distributed:
     """This process's rank and device among `world_size` processes; with one process, collectives are free."""
@@ -33,6 +41,7 @@ class Distributed:
     world_size: int
     device: torch.device
     local_world_size: int = 1  # processes on this host, which share its cores
+    waits: HostWaits = field(default_factory=HostWaits, compare=False)
 
     @classmethod
     def start(cls, device: str, hang_minutes: float = 0) -> "Distributed":
@@ -78,9 +87,20 @@ class Distributed:
         """Sum each number over all processes, on the host: no device synchronizes."""
         if self.world_size == 1:
             return list(numbers)
+        started = time.perf_counter()
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
+        self.waits.seconds += time.perf_counter() - started
         return total.tolist()
+
+    def all_gather_scalars(self, *numbers: float) -> list[list[float]]:
+        """The numbers of every process by rank, on the host: no device synchronizes."""
+        if self.world_size == 1:
+            return [list(numbers)]
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(rows, mine)
+        return [row.tolist() for row in rows]
 
     def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
         """Sum a device tensor over all processes in place, without synchronizing the device."""

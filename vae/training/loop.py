@@ -74,7 +74,7 @@ def take_step(
 
     An exception is the reason why this process has no batch: all processes save, without a step, and stop.
     """
-    position = state.position
+    position, waited = state.position, run.dist.waits.seconds
     total_images, stop, save_asked, no_batch = _sync_ranks(run, ctx, state, batch)
     if no_batch or isinstance(batch, Exception):
         return _stop_without_batch(run, ctx, state, batch)
@@ -84,6 +84,7 @@ def take_step(
     position.images += ctx.steps.images
     state.is_changing = False
     ctx.metrics.add(sums, total_images, norms)
+    ctx.metrics.health.add(batch, run.dist.waits.seconds - waited)
     if save_asked:
         save_now(run, ctx, state)
     if stop or (ctx.signals.stop and run.dist.world_size == 1):

@@ -32,6 +32,7 @@ class StepSettings:
     recompute: str
     may_recompute_more: bool  # --recompute auto
     graph: StepGraph | None = None  # of a single process; None: steps run without one
+    out_of_memory: int = 0  # how often memory ran out, in steps and validations
 
     def next_recompute(self) -> str | None:
         """The next recompute level, which needs less memory, or None if it may not be chosen."""
@@ -87,6 +88,7 @@ def gradients_with_oom_retry(
             failed_here, single_image = True, max(sizes) == 1
             message = _library_message(error)
         # Not within the except clause: there, the exception keeps the tensors of the step alive.
+        settings.out_of_memory += 1
         if release_graph(settings, networks):
             continue
         if failed_here:

@@ -8,6 +8,7 @@ import torch
 
 from vae.config.options import LossConfig
 from vae.training.distributed import Distributed
+from vae.training.health import Health
 
 SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
 
@@ -23,6 +24,7 @@ class RunningMetrics:
     images: float = 0.0  # of all processes
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # over the images of this process
     norms: list[torch.Tensor] = field(default_factory=list)  # gradient norms of the last step
+    health: Health = field(default_factory=Health)
 
     def add(self, sums: dict[str, torch.Tensor], images: float, norms: list[torch.Tensor]) -> None:
         """Add one step's sums over images."""
@@ -42,9 +44,13 @@ class RunningMetrics:
         stacked = dist.all_reduce(torch.stack([self.sums[name] for name in names]))
         return dict(zip(names, (stacked / max(1.0, self.images)).tolist(), strict=True))
 
+    def seconds(self) -> float:
+        """Of training since the last record."""
+        return max(1e-9, time.perf_counter() - self.started - self.pause_seconds)
+
     def speed(self) -> dict[str, float]:
         """images_per_second of all processes, and the share of the time spent waiting for data."""
-        seconds = max(1e-9, time.perf_counter() - self.started - self.pause_seconds)
+        seconds = self.seconds()
         return {
             "images_per_second": self.images / seconds,
             "data_wait_share": self.wait_seconds / seconds,

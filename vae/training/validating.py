@@ -126,6 +126,7 @@ def _measure(
                 raise
         # Not within the except clause: there, the exception keeps the tensors of the batch alive.
         size = _batch_size(ctx)
+        ctx.settings.out_of_memory += 1
         if release_graph(ctx.settings, run.networks):
             continue
         if size == 1:

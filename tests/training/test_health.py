@@ -1,0 +1,108 @@
+"""The records of data and trainer: sums over processes, the slowest rank, and what a run counts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
+from vae.data.dataset import Batch
+from vae.training.health import MIB, Gathered, Health
+from vae.training.run import train
+
+NOTHING = torch.zeros(0)
+
+
+def batch(images: int, **counts: float) -> Batch:
+    return Batch(torch.zeros(images, 3, 1, 1), NOTHING, NOTHING, [], counts)
+
+
+def gathered(*processes: Health, seconds: float = 10.0, allreduces: tuple[float, ...] = (0.0,)) -> Gathered:
+    """As several processes would."""
+    rows = [
+        process.gathered(ONE_PROCESS, seconds, 0.1 * rank, allreduce).rows[0]
+        for rank, (process, allreduce) in enumerate(zip(processes, allreduces, strict=True))
+    ]
+    return Gathered(seconds, rows)
+
+
+def test_counts_of_all_processes_and_workers_are_added():
+    one, other = Health(), Health()
+    one.add(batch(3, load_seconds=0.4, decode_seconds=0.2, disk_bytes=MIB, open_shards=5, worker=0), 0.0)
+    one.add(batch(1, load_seconds=0.4, decode_seconds=0.2, disk_bytes=MIB, open_shards=2, worker=1), 0.0)
+    one.add(batch(2, disk_bytes=0, open_shards=3, worker=0, hits=1, misses=1), 0.0)
+    other.add(batch(2, remote_bytes=5 * MIB, open_shards=1, worker=0, hits=2), 0.0)
+    found = gathered(one, other, allreduces=(0.0, 0.0)).data()
+    assert found == {
+        "decode_ms": pytest.approx(1000 * 0.4 / 8),
+        "load_ms": pytest.approx(1000 * 0.8 / 8),
+        "disk_mib_per_second": 0.2,
+        "bad_share": 0.0,
+        "open_shards": 3 + 2 + 1,
+        "remote_mib_per_second": 0.5,
+        "cache_hit_rate": 0.75,
+    }
+    assert one.restarted() == Health(open_shards={0: 3, 1: 2})  # a state; all others begin at 0
+
+
+def test_files_have_no_cache_and_no_shards():
+    health = Health()
+    health.add(batch(4, disk_bytes=100, worker=0), 0.0)
+    found = gathered(health)
+    assert found.data().keys() == {"decode_ms", "load_ms", "disk_mib_per_second", "bad_share"}
+    assert found.processes() == {}
+
+
+def test_the_slowest_rank_waits_least_for_the_others():
+    """Steps of 2 s: two ranks compute for 1 s, the third one for 1.9 s."""
+    processes = []
+    for sync_seconds in (0.6, 0.6, 0.1):
+        processes.append(Health())
+        for _ in range(5):
+            processes[-1].add(batch(1), sync_seconds)
+    found = gathered(*processes, allreduces=(0.4, 0.4, 0.0)).processes()
+    assert found == {
+        "sync_wait_share": pytest.approx((0.3 + 0.3 + 0.05) / 3),
+        "allreduce_share": pytest.approx(0.4 / 3),
+        "slowest_to_median": pytest.approx(1.9),
+        "slowest_rank": 2,
+        "largest_data_wait_share": pytest.approx(0.2),
+    }
+
+
+def test_a_run_counts_what_it_reads(tiny, tmp_path):
+    """12 files, each read once in an epoch of 3 steps; a record at its end."""
+    once = {**tiny, "num_epochs": 1, "init": "default"}
+    assert train(once) == 0
+    (data,) = records(tmp_path / "run", "data")
+    (trainer,) = records(tmp_path / "run", "trainer")
+    (train_record,) = records(tmp_path / "run", "train")
+    files = sum(path.stat().st_size for path in Path(tiny["data_path"]).rglob("*.png"))
+    per_image = data["disk_mib_per_second"] * MIB / train_record["images_per_second"]
+    assert per_image == pytest.approx(files / 16, rel=0.2)  # 12 of 16 files; seconds are taken twice
+    assert 0 < data["decode_ms"] <= data["load_ms"]
+    assert trainer == {"kind": "trainer", "step": 3, "restarts": 0, "out_of_memory": 0}
+    assert train({**once, "resume_from": "latest", "new_stage": True}) == 0
+    assert records(tmp_path / "run", "trainer")[-1]["restarts"] == 1
+
+
+SLOW_RANK = """
+    import os, time, torch
+    from vae.model.autoencoder import AutoencoderKL
+    forward = AutoencoderKL.forward
+    def slow(self, images, noise=None):
+        if os.environ["RANK"] == "1" and torch.is_grad_enabled() and images.device.type == "cpu":
+            time.sleep(0.2)
+        return forward(self, images, noise)
+    AutoencoderKL.forward = slow
+"""
+
+
+@pytest.mark.slow
+def test_slow_rank_is_named(tiny, tmp_path):
+    given = {**tiny, "init": "default", "val_split": 0.0, "log_freq": 2, "batch_size": 2, "num_epochs": 2}
+    train_on_two_processes(given, SLOW_RANK)
+    found = records(tmp_path / "run", "trainer")[1:]  # the first steps also start the processes
+    assert [record["slowest_rank"] for record in found] == [1] * len(found)
+    assert all(record["slowest_to_median"] > 1.2 for record in found)  # 2 is the most for two processes
+    assert all(record["allreduce_share"] + record["sync_wait_share"] > 0.2 for record in found)

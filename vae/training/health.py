@@ -1,0 +1,112 @@
+"""The health of a run beside its losses: what reading and decoding cost, and how the processes keep step."""
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vae.data.dataset import Batch
+from vae.training.distributed import Distributed
+
+MIB = 2**20
+_OPEN = "open_shards"  # a state, not a count
+# Of one process since the last record; their sums over all processes make the data record.
+_COUNTS = (
+    *("images", "rejected", "decode_seconds", "load_seconds"),
+    *("disk_bytes", "remote_bytes", "hits", "misses", _OPEN),
+)
+
+Values = dict[str, float]
+
+
+@dataclass
+class Health:
+    """What this process has counted since the last record."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    open_shards: dict[int, int] = field(default_factory=dict)  # by decoding process
+    steps: int = 0
+    sync_seconds: float = 0.0  # in these steps, waiting for the other processes on the host
+
+    def add(self, batch: Batch, sync_seconds: float) -> None:
+        """Add a step and its batch."""
+        counts: dict[str, Any] = {**batch.counts}
+        self.open_shards[counts.pop("worker", 0)] = counts.pop(_OPEN, 0)
+        self.counts.update(counts)
+        self.counts.update(images=len(batch.images), rejected=len(batch.rejected))
+        self.steps += 1
+        self.sync_seconds += sync_seconds
+
+    def restarted(self) -> "Health":
+        """What the next record begins with."""
+        return Health(open_shards=self.open_shards)
+
+    def gathered(self, dist: Distributed, seconds: float, wait_share: float, allreduce: float) -> "Gathered":
+        """The numbers of all processes, with one exchange.
+
+        `seconds`: of the steps. `wait_share`: of this time, for batches. `allreduce`: seconds of a step.
+        """
+        own = seconds / self.steps - self.sync_seconds / self.steps - allreduce
+        counts = Counter(self.counts) + Counter({_OPEN: sum(self.open_shards.values())})
+        row = [wait_share, self.sync_seconds / seconds, allreduce * self.steps / seconds, max(0.0, own)]
+        rows = dist.all_gather_scalars(*row, *(float(counts[name]) for name in _COUNTS))
+        return Gathered(seconds, rows)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A row of numbers of each process."""
+
+    seconds: float
+    rows: list[list[float]]
+
+    def data(self) -> Values:
+        """The record `data`: what reading and decoding the images of all processes cost."""
+        sums = [sum(column) for column in zip(*self.rows, strict=True)][4:]
+        total = dict(zip(_COUNTS, sums, strict=True))
+        decoded = max(1.0, total["images"] + total["rejected"])
+        values = {
+            "decode_ms": 1000 * total["decode_seconds"] / decoded,
+            "load_ms": 1000 * total["load_seconds"] / decoded,
+            "disk_mib_per_second": total["disk_bytes"] / MIB / self.seconds,
+            "bad_share": total["rejected"] / decoded,
+        }
+        if total[_OPEN]:
+            values |= {_OPEN: total[_OPEN]}
+        if asked := total["hits"] + total["misses"]:
+            values["remote_mib_per_second"] = total["remote_bytes"] / MIB / self.seconds
+            values["cache_hit_rate"] = total["hits"] / asked
+        return values
+
+    def processes(self) -> Values:
+        """How several processes keep step; nothing for one."""
+        if len(self.rows) == 1:
+            return {}
+        waits, syncs, reduces, own = list(zip(*self.rows, strict=True))[:4]
+        slowest = max(own)
+        return {
+            "sync_wait_share": statistics.fmean(syncs),
+            "allreduce_share": min(1.0, statistics.fmean(reduces)),
+            "slowest_to_median": slowest / max(1e-9, statistics.median(own)),
+            "slowest_rank": own.index(slowest),
+            "largest_data_wait_share": max(waits),
+        }
+
+
+def exposed_allreduce_seconds(*networks: nn.Module | None) -> float:
+    """Seconds of a step that all-reduces add to backward: DistributedDataParallel measures one step in 100.
+
+    On a GPU it measures with events, so reading its numbers waits for nothing.
+    """
+    seconds = 0.0
+    for network in networks:
+        if isinstance(network, DistributedDataParallel):
+            measured = network._get_ddp_logging_data()
+            whole, hidden = (
+                measured.get(f"backward_{name}_time", 0) for name in ("comm", "compute_comm_overlap")
+            )
+            seconds += max(0, whole - hidden) / 1e9
+    return seconds
