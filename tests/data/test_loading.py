@@ -3,9 +3,11 @@
 import multiprocessing
 import os
 import pickle
+import platform
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.runs import ROOT
+from tests.harness.runs import ROOT, run_script
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.errors import DataError, UserError
 from vae.data import probing
@@ -396,3 +398,26 @@ def test_workers_end_if_main_process_is_killed(image_folder):
     while any(os.path.exists(f"/proc/{worker}") for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+PAGE_FAULTS = """
+    import resource, sys
+    import numpy as np
+    from vae.data.workers import start_worker
+    start_worker(0)
+    def decode():
+        return [np.full(2**20, 1, np.uint8) for _ in range(4)]
+    for _ in range(5):
+        decode()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        decode()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
+def test_decoding_processes_use_the_memory_of_one_image_for_the_next_one():
+    done = run_script("-c", textwrap.dedent(PAGE_FAULTS))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1000  # otherwise 20 times 1,024 pages

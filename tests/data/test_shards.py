@@ -6,14 +6,17 @@ import os
 import pickle
 import shutil
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+import vae.data.shards as shards_module
 from tests.harness.runs import run_script
 from vae.config.errors import DataError
 from vae.data.dataset import CropDataset
-from vae.data.decoding import decode_image
+from vae.data.decoding import INTEGRITY_CHECKS, decode_image
 from vae.data.formats import BadImageError
 from vae.data.loading import TrainLoader
 from vae.data.shards import FORMAT, ShardImages, dataset_content, index_path, is_dataset, read_dataset
@@ -65,6 +68,38 @@ def test_crops_do_not_depend_on_the_process(dataset):
         assert other is not None
         assert one.equal(other)
     crops.images.close()
+
+
+def test_verified_bytes_are_not_checked_again(dataset, monkeypatch):
+    """The crc32 of the index covers what the checksums within a PNG cover."""
+    sharded = images(dataset)
+    monkeypatch.setitem(INTEGRITY_CHECKS, "PNG", lambda file, flags: pytest.fail("checked again"))
+    for number in range(12):
+        sharded.decode(number, max_pixels=10**6, background="white")
+
+
+def test_threads_read_while_another_one_waits_for_its_disk(dataset, monkeypatch):
+    """Threads that evict one another's files still read the right bytes; a slow read holds up no other."""
+    sharded = images(dataset)
+    expected = [sharded.read(n) for n in range(12)]
+    waiting, release = threading.Event(), threading.Event()
+    read, slow = shards_module._TarFile.read, []
+
+    def read_slowly(file, offset, size):
+        if not slow:
+            slow.append(offset)
+            waiting.set()
+            assert release.wait(30)
+        return read(file, offset, size)
+
+    monkeypatch.setattr(shards_module._TarFile, "read", read_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(sharded.read, 0)
+        assert waiting.wait(30)
+        sharded.close()  # as if other shards had displaced it
+        assert pool.submit(lambda: [sharded.read(n) for n in range(12)]).result(30) == expected
+        release.set()
+        assert first.result(30) == expected[0]
 
 
 def test_every_tar_reader_finds_the_images(dataset):

@@ -97,13 +97,22 @@ def read_image(
 
 
 def decode_bytes(
-    data: bytes, *, max_pixels: int = MAX_PIXELS, background: str = "white", first_frame: bool = False
+    data: bytes,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    background: str = "white",
+    first_frame: bool = False,
+    is_verified: bool = False,
 ) -> np.ndarray:
-    """The pixels of read_image, from the content of a file: uint8 (H, W, 3)."""
+    """The pixels of read_image, from the content of a file: uint8 (H, W, 3).
+
+    `is_verified`: the bytes are those of a file that was decoded before, by their checksum. The checksums
+    within a PNG are not compared again.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
         backdrop = parse_background(background)
-        return _decode_open_file(io.BytesIO(data), max_pixels, backdrop, first_frame).pixels
+        return _decode_open_file(io.BytesIO(data), max_pixels, backdrop, first_frame, is_verified).pixels
 
 
 @lru_cache(maxsize=8)
@@ -126,7 +135,11 @@ def _check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
 
 
 def _decode_open_file(
-    file: BinaryIO, max_pixels: int, backdrop: tuple[int, int, int], first_frame: bool
+    file: BinaryIO,
+    max_pixels: int,
+    backdrop: tuple[int, int, int],
+    first_frame: bool,
+    is_verified: bool = False,
 ) -> DecodedImage:
     kind = sniff_format(file, max_pixels, first_frame)
     load_plugin(kind)
@@ -135,7 +148,8 @@ def _decode_open_file(
         pil_image = _open_header(file, kind, max_pixels)
         if pil_image.format == "MPO":
             flags.add("mpo")
-        end = INTEGRITY_CHECKS[kind](file, flags) if kind in INTEGRITY_CHECKS else None
+        skips_check = kind not in INTEGRITY_CHECKS or (is_verified and kind == "PNG")
+        end = None if skips_check else INTEGRITY_CHECKS[kind](file, flags)
         _check_frames(pil_image, first_frame, flags)
         if kind == "JPEG":
             assert end is not None

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from vae.data.streams import StreamOrder, count_streams
 from vae.files import check_regular, read_json
 
 FORMAT = 1
-MAX_IMAGE_BYTES = 2**31  # of one image file
+MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
 MAX_DATASET_BYTES = 2**30  # of dataset.json: about five million shards
 OPEN_SHARDS = 64  # files that one process keeps open
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file.
@@ -177,7 +177,7 @@ class ShardImages:
     """The image files of a dataset by their index, checked by their crc32.
 
     Opens indexes and tar files when they are needed, and keeps the last OPEN_SHARDS. A copy in another
-    process, and a forked process, begin without open files: a fork shares the positions of files.
+    process, and a forked process, begin without open files.
     """
 
     def __init__(self, dataset: ShardedDataset, num_streams: int):
@@ -187,7 +187,7 @@ class ShardImages:
         self._begin()
 
     def _begin(self) -> None:
-        self._open: OrderedDict[int, tuple[np.ndarray, BinaryIO]] = OrderedDict()
+        self._open: OrderedDict[int, tuple[np.ndarray, _TarFile]] = OrderedDict()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._process = os.getpid()
@@ -233,7 +233,11 @@ class ShardImages:
         """The pixels of an image: uint8 (H, W, 3)."""
         first_frame = bool(self.dataset.policy.get("first_frame"))
         return decode_bytes(
-            self.read(index), max_pixels=max_pixels, background=background, first_frame=first_frame
+            self.read(index),
+            max_pixels=max_pixels,
+            background=background,
+            first_frame=first_frame,
+            is_verified=True,
         )
 
     def locate(self, index: int) -> tuple[int, int]:
@@ -259,14 +263,13 @@ class ShardImages:
     def read(self, index: int) -> bytes:
         """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
         number, row = self.locate(index)
-        with self._own_lock():  # the positions of the open files are shared by threads
+        with self._own_lock():
             rows, file = self._shard(number)
-            offset, size, crc32 = (int(rows[row][name]) for name in ("offset", "size", "crc32"))
-            try:
-                file.seek(offset)
-                data = file.read(size)
-            except OSError as error:
-                raise BadImageError("unreadable", error.strerror or str(error)) from error
+        _, offset, size, crc32, _, _ = rows[row].item()
+        try:
+            data = file.read(offset, size)
+        except OSError as error:
+            raise BadImageError("unreadable", error.strerror or str(error)) from error
         if len(data) < size:
             raise BadImageError("truncated", "the shard ends within it")
         if zlib.crc32(data) != crc32:
@@ -280,7 +283,7 @@ class ShardImages:
             self._begin()
         return self._lock
 
-    def _shard(self, number: int) -> tuple[np.ndarray, BinaryIO]:
+    def _shard(self, number: int) -> tuple[np.ndarray, "_TarFile"]:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
@@ -288,18 +291,36 @@ class ShardImages:
         rows = read_index(folder, shard)
         try:
             check_regular(folder / shard.name)
-            file = open(folder / shard.name, "rb")  # noqa: SIM115 - closed when it leaves the cache
+            file = _TarFile(os.open(folder / shard.name, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
         except OSError as error:
             raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
         self._open[number] = rows, file
         if len(self._open) > OPEN_SHARDS:
-            self._open.popitem(last=False)[1][1].close()
+            self._open.popitem(last=False)
         return rows, file
 
     def close(self) -> None:
-        """Close all files."""
-        while self._open:
-            self._open.popitem()[1][1].close()
+        """Close all files that no thread is reading."""
+        self._open.clear()
+
+
+class _TarFile:
+    """A file that threads read at the same time; it is closed when nothing refers to it."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes from `offset` on; fewer at the end of the file."""
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, size, offset)
+        with self._lock:  # Windows has a single position
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            return os.read(self._descriptor, size)
 
 
 def shared_keys(one: ShardedDataset, other: ShardedDataset) -> list[str]:

@@ -1,5 +1,6 @@
 """The number of decoding processes, and their start."""
 
+import ctypes
 import multiprocessing
 import signal
 import sys
@@ -14,6 +15,9 @@ from vae.host import decoding_processes, usable_cores
 
 # SIGHUP: the terminal was closed. Windows has none.
 STOP_SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
+# Parameters of glibc's mallopt (malloc.h), and the largest threshold that it accepts.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MALLOC_BYTES = 32 * 2**20
 
 
 def resolve_num_workers(
@@ -64,3 +68,15 @@ def start_worker(_worker_id: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     # DataLoader has already set PyTorch to one thread.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the default is one thread per core in each process
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc use the memory of one image for the next one, instead of returning it to the system (glibc).
+
+    Otherwise the system clears every page again for each image: a tenth of the time of decoding a photograph.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MALLOC_BYTES)
+        mallopt(M_TRIM_THRESHOLD, 2 * MALLOC_BYTES)
