@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.harness.runs import run_script
 from vae.config.errors import DataError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.console import printable
@@ -47,6 +48,30 @@ def test_images_must_be_large_enough_for_every_size(folder):
 
 def test_max_images_are_spread_evenly(folder):
     assert find_images(config(folder, sizes=(32,), max_images=2))[0].names == ["image_00.png"]
+
+
+def test_dataset_of_shards_is_measured_like_its_files(folder, tmp_path_factory):
+    """The same crops as from the folder; a damaged image is named and left out."""
+    output = tmp_path_factory.mktemp("sharded") / "set"
+    words = ["--mode", "shard", "--val_split", "0", "--num_workers", "1", "--min_size", "1"]
+    done = run_script("prepare_data.py", *words, "--input_dir", str(folder), "--output_dir", str(output))
+    assert done.returncode == 0, done.stderr
+    path = output / "dataset.json"
+    found, unusable = find_images(config(path, sizes=(32,)))
+    (reason,) = unusable.values()
+    assert "30x7" in reason
+    files = find_images(config(folder, sizes=(32,)))[0]
+    batches = [torch.cat([batch for _, batch in images.batches(32, 2)]) for images in (found, files)]
+    assert sorted(map(str, batches[0].flatten(1).tolist())) == sorted(
+        map(str, batches[1].flatten(1).tolist())
+    )
+    assert len(find_images(config(path, sizes=(32,), max_images=2))[0].names) <= 2
+    tar = output / "images-000000.tar"
+    tar.write_bytes(tar.read_bytes().replace(b"IDAT", b"IDAt"))
+    with pytest.raises(DataError, match="do not change the images"):
+        list(found.batches(32, 2))
+    with pytest.raises(DataError, match=r"none of its 4 images.*images-000000\.tar/[0-9a-f]{32}: .*checksum"):
+        find_images(config(path, sizes=(32,)))
 
 
 def test_square_is_the_center():

@@ -183,6 +183,7 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
         "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
         "empty folder": ({"--data_path": tmp_path / "empty"}, ["--data_path", "empty"]),
         "missing folder": ({"--data_path": tmp_path / "gone"}, ["--data_path", "gone"]),
+        "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
         "results exist": ({"--output_dir": tmp_path / "full"}, ["--output_dir", "--overwrite"]),
         "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "8"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),

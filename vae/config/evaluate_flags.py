@@ -26,7 +26,9 @@ class EvaluateConfig:
         "one or more VAEs: checkpoints of train_vae.py, diffusers folders or .safetensors files",
         metavar="PATH",
     )
-    data_path: str = option(MISSING, "folder of images, with subfolders", metavar="DIR")
+    data_path: str = option(
+        MISSING, "folder of images, with subfolders, or a dataset of shards (.json)", metavar="PATH"
+    )
     output_dir: str = option(
         MISSING, "folder for report.html, the tables and sample images; created if missing", metavar="DIR"
     )

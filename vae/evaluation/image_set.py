@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -18,9 +17,10 @@ from PIL import Image
 from vae.config.errors import DataError
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.console import printable
-from vae.data.decoding import decode_image
+from vae.data.dataset import FolderImages, Images
 from vae.data.folder import list_images
 from vae.data.formats import BadImageError
+from vae.data.shards import ShardImages, is_dataset, read_dataset
 from vae.progress import track
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
@@ -31,11 +31,16 @@ _Result = TypeVar("_Result")
 class ImageSet:
     """The images that are measured, and how they are cropped."""
 
-    root: Path
-    names: list[str]
+    images: Images
+    indices: dict[str, int]  # number of each measured image by its name, in order
     crop: str  # resize or center
     background: str
     max_pixels: int
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the images, in order."""
+        return list(self.indices)
 
     def read(self, name: str, size: int) -> torch.Tensor:
         """uint8 (3, size, size) of one image, or (3, H, W) if `size` is WHOLE. Raises BadImageError."""
@@ -46,14 +51,16 @@ class ImageSet:
 
     def batches(self, size: int, batch_size: int) -> Iterator[tuple[list[str], torch.Tensor]]:
         """Names and uint8 (B, 3, H, W), in order; threads decode a few batches ahead."""
-        groups = [self.names[at : at + batch_size] for at in range(0, len(self.names), batch_size)]
+        names = self.names
+        groups = [names[at : at + batch_size] for at in range(0, len(names), batch_size)]
 
         def load(names: list[str]) -> torch.Tensor:
             try:
                 return torch.stack([self.read(name, size) for name in names])
             except BadImageError as error:  # the file was readable when the comparison began
+                where = self.images.location
                 raise DataError(
-                    f"--data_path {self.root}: {error}: do not change the folder during a comparison"
+                    f"--data_path {where}: {error}: do not change the images during a comparison"
                 ) from error
 
         yield from zip(groups, _in_threads(load, groups), strict=True)
@@ -69,15 +76,17 @@ class ImageSet:
         return None
 
     def _decode(self, name: str) -> np.ndarray:
-        return decode_image(self.root / name, max_pixels=self.max_pixels, background=self.background)
+        return self.images.decode(self.indices[name], max_pixels=self.max_pixels, background=self.background)
 
 
 def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
-    names = list_images(config.data_path)
-    if config.max_images and config.max_images < len(names):
-        names = [names[i * len(names) // config.max_images] for i in range(config.max_images)]
-    images = ImageSet(Path(config.data_path), names, config.crop, config.background, config.max_pixels)
+    source = _open(config.data_path)
+    count, most = len(source), config.max_images or len(source)
+    chosen = [i * count // most for i in range(most)] if most < count else range(count)
+    names = [source.name(index) for index in chosen]
+    indices = dict(zip(names, chosen, strict=True))
+    images = ImageSet(source, indices, config.crop, config.background, config.max_pixels)
     largest = max(config.sizes)
     reasons = _in_threads(lambda name: images.why_unusable(name, largest), names)
     bar = track(reasons, "checking images", len(names), "image", keep=False)
@@ -88,7 +97,15 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
             f"--data_path {config.data_path}: none of its {len(names)} images can be measured; the first is "
             f"{printable(name)}: {reason}"
         )
-    return replace(images, names=[name for name in names if name not in unusable]), unusable
+    usable = {name: index for name, index in indices.items() if name not in unusable}
+    return replace(images, indices=usable), unusable
+
+
+def _open(path: str) -> Images:
+    """The images of a folder or of a dataset of shards."""
+    if is_dataset(path):
+        return ShardImages(read_dataset(path), num_streams=1)
+    return FolderImages(path, list_images(path))
 
 
 def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:

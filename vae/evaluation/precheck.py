@@ -7,6 +7,7 @@ from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.decoding import parse_background
 from vae.data.folder import check_images
+from vae.data.shards import is_dataset, read_dataset
 from vae.files import why_not_writable
 from vae.interop.vae_path import locate_vae
 
@@ -20,7 +21,10 @@ def check_command(config: EvaluateConfig) -> None:
     _check_output(Path(config.output_dir), config.overwrite)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
-    check_images(config.data_path)
+    if is_dataset(config.data_path):
+        read_dataset(config.data_path)
+    else:
+        check_images(config.data_path)
     if config.rfid:
         check_rfid_packages()
 
