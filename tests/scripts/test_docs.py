@@ -15,6 +15,7 @@ from tests.harness.runs import ROOT, as_flags
 from vae.config.prepare_flags import CONFIG_OF
 from vae.config.recipes import RECIPES
 from vae.training.health import Gathered
+from vae.training.slices import slice_record
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone
@@ -168,6 +169,7 @@ def test_every_metric_of_a_run_is_documented(tiny):
     measured = {f"memory_{name}" for name in ("reserved_gib", "retries")}  # on a card only
     written = {"train/loss_scale", *(f"{kind}/{name}" for kind in ("train", "memory") for name in measured)}
     written |= {f"data/{name}" for name in ("open_shards", "cache_hit_rate", "remote_mib_per_second")}
+    written |= {f"validation/{name}" for name in slice_record({"a": 1.0}) if name != "worst_slice"}
     two_processes = Gathered(1.0, [[1.0] * 13] * 2)
     written |= {f"trainer/{name}" for name in two_processes.processes()}
     for line in Path(given["output_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines():

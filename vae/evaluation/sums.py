@@ -20,14 +20,21 @@ MAX_PSNR_DB = 128.0
 
 
 def reconstruction_sums(
-    reconstruct: Callable[[Tensor], Tensor], batches: Iterable[Tensor], perceptual: Perceptual | None
+    reconstruct: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
+    perceptual: Perceptual | None,
+    each_psnr: list[float] | None = None,
 ) -> Sums:
     """Sums of psnr, ssim and lpips over all images of `batches`; no lpips if `perceptual` is None.
 
     `reconstruct` and `perceptual` compute on the device of the batches, (B, 3, H, W) in [-1, 1].
     Reconstructions of any dtype are measured in fp32 or wider; lpips has the precision of `perceptual`.
+    `each_psnr` gets the PSNR of every image, in their order.
     """
-    return _sums_of({"recon": reconstruct}, batches, perceptual)["recon"]
+    values = _values_of({"recon": reconstruct}, batches, perceptual)["recon"]
+    if each_psnr is not None and values["psnr"]:
+        each_psnr += torch.cat(values["psnr"]).tolist()
+    return {metric: _total(parts) for metric, parts in values.items()}
 
 
 def baseline_sums(
@@ -38,7 +45,10 @@ def baseline_sums(
     `factor` is the downsampling factor of the autoencoder.
     """
     baselines = {"mean_colour": mean_colour, "bicubic": lambda images: bicubic_baseline(images, factor)}
-    return _sums_of(baselines, batches, perceptual)
+    found = _values_of(baselines, batches, perceptual)
+    return {
+        name: {metric: _total(parts) for metric, parts in values.items()} for name, values in found.items()
+    }
 
 
 def add_sums(*parts: Sums) -> Sums:
@@ -59,22 +69,23 @@ def means(sums: Sums) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _sums_of(
+def _values_of(
     reconstructions: dict[str, Callable[[Tensor], Tensor]],
     batches: Iterable[Tensor],
     perceptual: Perceptual | None,
-) -> dict[str, Sums]:
+) -> dict[str, dict[str, list[Tensor]]]:
+    """Every metric of all images, on their device: name -> metric -> parts (B,)."""
     metrics = ["psnr", "ssim"] + (["lpips"] if perceptual is not None else [])
-    kept: dict[tuple[str, str], list[Tensor]] = {
-        (name, metric): [] for name in reconstructions for metric in metrics
+    kept: dict[str, dict[str, list[Tensor]]] = {
+        name: {metric: [] for metric in metrics} for name in reconstructions
     }
     for images in batches:
         images = images.float()
         for name, reconstruct in reconstructions.items():
             recon = reconstruct(images).float().clamp(-1, 1)  # the range of a saved image
             for metric, values in _measure(recon, images, perceptual).items():
-                kept[name, metric].append(values.double())
-    return {name: {metric: _total(kept[name, metric]) for metric in metrics} for name in reconstructions}
+                kept[name][metric].append(values.double())
+    return kept
 
 
 def _measure(recon: Tensor, images: Tensor, perceptual: Perceptual | None) -> dict[str, Tensor]:

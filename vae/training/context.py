@@ -15,6 +15,7 @@ from vae.training.logbook import Logbook
 from vae.training.oom_retry import StepSettings
 from vae.training.run_folder import resume_command
 from vae.training.signals import StopSignals
+from vae.training.slices import Slices
 from vae.training.stage_memory import StagePlan
 from vae.training.stages import Stage, StageSteps
 from vae.training.step_log import RunningMetrics
@@ -71,6 +72,7 @@ class StageContext:
     duration: StageDuration = field(default_factory=StageDuration)
     baselines: dict[str, Metrics] = field(default_factory=dict)  # by name
     validation_batch: int | None = None  # if memory ran out with the micro-batch
+    slices: Slices | None = None  # of the validation set, from the first validation on
     smoke_crops: list[torch.Tensor] | None = None  # uint8 (1, 3, S, S) on the CPU: this process's share
 
     def check_waiting(self) -> None:

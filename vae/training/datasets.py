@@ -1,15 +1,17 @@
 """The training and validation images of a run: a folder, a manifest or a dataset of shards."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from vae.config.errors import DataError, UserError
-from vae.config.options import Config
+from vae.config.options import Config, DataConfig
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.folder import list_images, split_names
 from vae.data.formats import BadImageError
-from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, train_and_val
+from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.data.sampling import Order
 from vae.data.shards import ShardImages, is_dataset, read_dataset, shared_keys
 from vae.training.validation import ValidationSet
@@ -58,7 +60,23 @@ def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, Val
     count = len(validation) if validation is not None else 0
     count = min(count, data.max_val_images or count)
     training_set = TrainingSet(train, train.order(config.run.seed))
-    return training_set, ValidationSet(validation, count) if validation is not None and count else None
+    if validation is None or not count:
+        return training_set, None
+    return training_set, ValidationSet(validation, count, label=_labels(data, validation, count))
+
+
+def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str | None]:
+    """The labels that the manifest has for the first images of the validation set, read when needed."""
+    if data.val_path or not is_manifest(data.data_path):
+        return lambda _index: None
+    wanted = {images.name(index): index for index in range(count)}
+
+    @lru_cache
+    def read() -> dict[int, str]:
+        rows = ((wanted.get(row["path"]), row.get("label")) for row in read_rows(data.data_path))
+        return {index: str(label) for index, label in rows if index is not None and label is not None}
+
+    return lambda index: read().get(index)
 
 
 def _images_of_dataset(config: Config, given: dict[str, Any]) -> tuple[Images, Images | None]:

@@ -14,11 +14,11 @@ from vae.evaluation.sums import Sums
 from vae.training.context import RunContext, StageContext
 from vae.training.oom_retry import free_memory, release_graph
 from vae.training.signals import LoadingStoppedError
+from vae.training.slices import Slices, slice_record, slice_text
 from vae.training.state import TrainingState
 from vae.training.validation import (
     Measure,
     Metrics,
-    ValidationSet,
     baseline_metrics,
     validation_line,
     validation_metrics,
@@ -29,21 +29,24 @@ Batches = Callable[[], Iterator[torch.Tensor]]  # from the first one on; called 
 
 def measure_baselines(run: RunContext, ctx: StageContext, factor: int) -> dict[str, Metrics]:
     """The metrics of both baselines on all validation images."""
-    return baseline_metrics(run.networks, _holdout(run, ctx), factor, run.dist)
+    return baseline_metrics(run.networks, _holdout(run, ctx, Slices()), factor, run.dist)
 
 
 def validate(run: RunContext, ctx: StageContext, state: TrainingState, when: str, epoch: int) -> Metrics:
     """Validate the weights, write a record and print a line; warn if training has made them worse."""
     position, loss = state.position, run.config.loss
     started = time.perf_counter()
-    measured = validation_metrics(state.eval_model, run.networks, _holdout(run, ctx), run.dist)
-    speed = _speed(measured, started)
+    slices = _slices(run, ctx)
+    measure = _holdout(run, ctx, slices)
+    measured, by_label = validation_metrics(state.eval_model, run.networks, measure, run.dist, slices)
+    speed, of_slices = _speed(measured, started), slice_record(by_label)
     metrics = {"epoch": epoch, "image_size": ctx.stage.image_size, **measured}
     state.last_validation, state.validated_step = metrics, position.step
-    ctx.logbook.record("validation", position.step, {**metrics, **speed})
+    ctx.logbook.record("validation", position.step, {**metrics, **speed, **of_slices})
     ctx.logbook.draw_results()
     baseline = ctx.baselines.get("bicubic", {})
-    console.info(validation_line(when, metrics, baseline, state.autoencoder.downsampling))
+    line = validation_line(when, metrics, baseline, state.autoencoder.downsampling)
+    console.info(line + slice_text(of_slices))
     adversarial = loss.adversarial_weight > 0 and position.step > loss.disc_start
     if "psnr" in metrics and not adversarial:  # the adversarial term may lower PSNR
         warning = state.history.decrease_warning(metrics["psnr"], run.config.optim)
@@ -59,7 +62,7 @@ def validate_smoke_set(run: RunContext, ctx: StageContext, state: TrainingState)
     """
     options, started = run.config.run, time.perf_counter()
     measure = partial(_measure, run, ctx, lambda: _smoke_batches(run, ctx))
-    measured = validation_metrics(state.eval_model, run.networks, measure, run.dist)
+    measured, _ = validation_metrics(state.eval_model, run.networks, measure, run.dist, Slices())
     metrics = {"image_size": ctx.stage.image_size, **measured}
     ctx.logbook.record("smoke", state.position.step, {**metrics, **_speed(measured, started)})
     warning = state.history.guard_warning(metrics, options.guard_psnr)
@@ -73,14 +76,26 @@ def _speed(measured: Metrics, started: float) -> dict[str, float]:
     return {"images_per_second": measured["images"] / max(1e-9, time.perf_counter() - started)}
 
 
-def _holdout(run: RunContext, ctx: StageContext) -> Measure:
-    return partial(_measure, run, ctx, lambda: _batches(run, ctx, run.validation_set))
+def _slices(run: RunContext, ctx: StageContext) -> Slices:
+    """The slices of the validation set, whose labels are read once in a stage."""
+    if ctx.slices is None:
+        assert run.validation_set is not None
+        found = {index: run.validation_set.label(index) for index in run.validation_set.share(run.dist)}
+        ctx.slices = Slices.of(found, run.dist)
+    return ctx.slices
 
 
-def _batches(run: RunContext, ctx: StageContext, chosen: ValidationSet | None) -> Iterator[torch.Tensor]:
-    assert chosen is not None
+def _holdout(run: RunContext, ctx: StageContext, slices: Slices) -> Measure:
+    return partial(_measure, run, ctx, lambda: _batches(run, ctx, slices))
+
+
+def _batches(run: RunContext, ctx: StageContext, slices: Slices) -> Iterator[torch.Tensor]:
+    assert run.validation_set is not None
     size, batch_size, data = ctx.stage.image_size, _batch_size(ctx), run.config.data
-    for images in chosen.batches(data, size, batch_size, run.num_workers, run.dist, ctx.check_waiting):
+    slices.measured.clear()
+    for images in run.validation_set.batches(
+        data, size, batch_size, run.num_workers, run.dist, ctx.check_waiting, slices.measured
+    ):
         ctx.watchdog.beat()
         yield images
 

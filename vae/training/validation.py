@@ -1,6 +1,6 @@
 """Validation of the exported weights, and of two baselines, on images that are never trained on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
 from vae.step import Networks, network_input
 from vae.training.distributed import Distributed
+from vae.training.slices import Slices
 
 FEW_IMAGES = 32  # up to this number, starting worker processes takes longer than decoding
 
@@ -31,6 +32,7 @@ class ValidationSet:
     count: int
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
     chosen: tuple[int, ...] = ()  # if not empty, `count` indices
+    label: Callable[[int], str | None] = lambda _index: None  # of an image, for slices
 
     def spread(self, most: int) -> "ValidationSet":
         """At most `most` of the images, at equal distances."""
@@ -42,6 +44,10 @@ class ValidationSet:
         record = self.images.record()
         return record[: self.count] if isinstance(record, list) else {**record, "used": self.count}
 
+    def share(self, dist: Distributed) -> Sequence[int]:
+        """The indices of this process's images."""
+        return (self.chosen or range(self.count))[dist.rank :: dist.world_size]
+
     def batches(
         self,
         data: DataConfig,
@@ -50,12 +56,14 @@ class ValidationSet:
         num_workers: int,
         dist: Distributed,
         while_waiting: Callable[[], None] = lambda: None,
+        measured: list[int] | None = None,
     ) -> Iterator[torch.Tensor]:
         """uint8 (B, 3, S, S) centre crops of this process's share, on its device.
 
-        `while_waiting` is called during waits for images, and may end them with an exception.
+        `while_waiting` is called during waits for images, and may end them with an exception. `measured`
+        gets the indices of the images.
         """
-        indices = (self.chosen or range(self.count))[dist.rank :: dist.world_size]
+        indices = self.share(dist)
         loader = load_validation(
             self.images,
             indices,
@@ -73,6 +81,8 @@ class ValidationSet:
                     self.reported.add(rejection.name)
                     console.info(f"validation image skipped: {rejection}")
             if len(batch.images):
+                if measured is not None:
+                    measured += batch.indices.tolist()
                 yield batch.images.to(dist.device, non_blocking=True)
 
 
@@ -87,15 +97,21 @@ def mode_reconstruction(model: AutoencoderKL, networks: Networks) -> Callable[[t
 
 
 def validation_metrics(
-    model: AutoencoderKL, networks: Networks, measure: Measure, dist: Distributed
-) -> Metrics:
-    """Mean PSNR, SSIM and, if LPIPS is part of the loss, LPIPS, over the images of all processes."""
+    model: AutoencoderKL, networks: Networks, measure: Measure, dist: Distributed, slices: Slices
+) -> tuple[Metrics, dict[str, float]]:
+    """Mean PSNR, SSIM and, if LPIPS is part of the loss, LPIPS, over the images of all processes.
+
+    Also the mean PSNR of each slice.
+    """
     reconstruct = mode_reconstruction(model, networks)
 
     def sums_of(batches: Iterator[torch.Tensor]) -> dict[str, Sums]:
-        return {"": reconstruction_sums(reconstruct, map(to_float, batches), networks.perceptual)}
+        psnr: list[float] = []
+        sums = reconstruction_sums(reconstruct, map(to_float, batches), networks.perceptual, psnr)
+        return {"": sums, **slices.sums(psnr)}
 
-    return means(_all_reduce(measure(sums_of)[""], dist))
+    sums = measure(sums_of)
+    return means(_all_reduce(sums[""], dist)), slices.means(sums, dist)
 
 
 def baseline_metrics(
