@@ -9,7 +9,7 @@ from typing import Any
 
 from vae import files
 from vae.config.errors import UserError
-from vae.config.options import ActionConfig, all_options, section_title, sections
+from vae.config.options import CONTRACT, ActionConfig, all_options, section_title, sections
 from vae.config.parser import OneLineParser
 from vae.config.resolve import LENGTHS
 from vae.config.values import base_type, check, from_json, is_list, nearest
@@ -130,6 +130,8 @@ def read_json(path: Path) -> dict[str, Any]:
     options = all_options()
     values = {}
     for name, value in loaded.items():
+        if name == CONTRACT and isinstance(value, dict):  # no option: what a run recorded
+            continue
         if name == "config":  # null in the config.json of a run
             if value is None:
                 continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
+CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/contract.py
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
 RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "all")

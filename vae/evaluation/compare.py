@@ -41,6 +41,7 @@ from vae.pixels import to_float
 from vae.progress import track
 
 CURVES_NAME = "metrics.jsonl"
+OTHER_DATA = "other data"  # how a run continued: see vae/training/contract.py
 MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
 CROPS = {
     "resize": "short side scaled to the size (bicubic, area-averaged), center crop",
@@ -115,12 +116,17 @@ def _load_rows(config: EvaluateConfig) -> list[Row]:
     rows, latent_shapes = [], []
     for path, name in zip(config.vae, short_names(config.vae), strict=True):
         loaded = load_vae(Path(path), flag="--vae", weights=config.weights)
-        facts = {"weights_dtype": str(loaded.file.dtype).removeprefix("torch."), "step": loaded.file.step}
+        curves = read_curves(Path(path).parent / CURVES_NAME)
+        facts = {
+            "weights_dtype": str(loaded.file.dtype).removeprefix("torch."),
+            "step": loaded.file.step,
+            "new_line": new_lines(curves),
+        }
         result = VaeResult(
             name=name,
             path=path,
             kind=loaded.kind,
-            curves=read_curves(Path(path).parent / CURVES_NAME),
+            curves=curves,
             config={**loaded.file.shape, **{key: value for key, value in facts.items() if value is not None}},
         )
         rows.append(Row(result, loaded))
@@ -226,6 +232,12 @@ def read_curves(path: Path) -> list[dict[str, Any]]:
     every = -(-len(train) // MAX_CURVE_RECORDS) or 1
     kept = {id(record) for record in train[::every]}
     return [record for record in records if record.get("kind") != "train" or id(record) in kept]
+
+
+def new_lines(curves: list[dict[str, Any]]) -> str | None:
+    """The steps from which a run used other images or transforms than before, and what changed."""
+    runs = [record for record in curves if record.get("kind") == "run" and record.get("resume") == OTHER_DATA]
+    return "; ".join(f"from step {run.get('step')}: {run.get('changed')}" for run in runs) or None
 
 
 def _explain_missing(results: Results, device: torch.device) -> None:

@@ -102,6 +102,8 @@ def _check_progress(content: Mapping[str, Any]) -> None:
         )
     _check_counts("position", content["position"], dict.fromkeys(POSITION, 0))
     _check_run(content.get("run", {"id": "", "ancestors": []}))
+    if not isinstance(content.get("contract"), dict | None):
+        raise ContentError(f"contract is {_shown(content['contract'])}")
     rollbacks = content.get("rollbacks", {})
     if not isinstance(rollbacks, dict) or not all(map(_is_rollbacks, rollbacks, rollbacks.values())):
         raise ContentError(f"rollbacks is {_shown(rollbacks)}")

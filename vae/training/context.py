@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from vae.config.options import Config
 from vae.step import Networks
 from vae.training.checkpoint_writer import CheckpointWriter
+from vae.training.contract import Resume
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
 from vae.training.duration import StageDuration
@@ -36,6 +38,8 @@ class RunContext:
     num_workers: int
     compiled: bool
     resumed_from: Path | None
+    contract: dict[str, Any]  # vae/training/contract.py: what decides the samples
+    resume: Resume  # how it continues the run before it
 
     @property
     def output_dir(self) -> Path:

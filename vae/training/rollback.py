@@ -10,6 +10,7 @@ from vae.config.errors import NonFiniteError, UserError
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training.checkpoints import is_on_line, list_checkpoints, position_name, saved_step
 from vae.training.context import RunContext, StageContext
+from vae.training.contract import ROLLBACK, Resume, run_record
 from vae.training.lineage import saved_lineage, write_last_run
 from vae.training.logbook import Logbook
 from vae.training.saving import checkpoint_of
@@ -18,13 +19,16 @@ from vae.training.stages import current_stage
 from vae.training.state import TrainingState, restore
 
 
-def begin_run(run: RunContext, state: TrainingState, logbook: Logbook, good: Path | None) -> None:
+def begin_run(
+    run: RunContext, state: TrainingState, logbook: Logbook, good: Path | None, resume: Resume
+) -> None:
     """Record the run as the last one in its folder: `latest` follows it, even before its first checkpoint."""
     lineage = state.lineage
     if run.dist.is_main:
         write_last_run(run.output_dir, lineage, good)
     parent = lineage.ancestors[-1][0] if lineage.ancestors else ""
-    logbook.record("run", state.position.step, {"id": lineage.id, "parent": parent})
+    values = {"id": lineage.id, "parent": parent, **run_record(resume, run.contract)}
+    logbook.record("run", state.position.step, values)
 
 
 def roll_back(run: RunContext, ctx: StageContext, state: TrainingState, reason: str) -> None:
@@ -48,7 +52,7 @@ def roll_back(run: RunContext, ctx: StageContext, state: TrainingState, reason: 
     state.stability.begin(step, None)
     state.stability.good = good
     ctx.logbook.go_back(step)
-    begin_run(run, state, ctx.logbook, good)
+    begin_run(run, state, ctx.logbook, good, Resume(ROLLBACK, reason))
     values: dict[str, float | int | str | None] = {"diverged_at": diverged_at, "reason": reason}
     ctx.logbook.record("rollback", step, {**values, "checkpoint": good.name, "learning_rate": learning_rate})
     found = f"step {diverged_at}, learning rate {learning_rate:g}: {reason}"

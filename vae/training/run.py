@@ -8,7 +8,7 @@ import torch
 
 from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
-from vae.config.options import Config, flatten
+from vae.config.options import CONTRACT, Config, flatten
 from vae.device import is_out_of_memory
 from vae.host import GIB
 from vae.memory.available import limit_memory
@@ -114,7 +114,7 @@ def _train_stages(
     _create_folder(run, lock)
     _print_remarks(run, state)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
-    begin_run(run, state, logbook, state.stability.good)
+    begin_run(run, state, logbook, state.stability.good, run.resume)
     writer = CheckpointWriter(run.config.run.background_save and copy_fits(run.config, run.dist.device))
     try:
         outcome = Outcome.FINISHED
@@ -262,7 +262,7 @@ def _create_folder(run: RunContext, lock: FolderLock) -> None:
         split = {"train": run.training_set.images.record(), "validation": []}
         if run.validation_set:
             split["validation"] = run.validation_set.record()
-        write_json(folder / "config.json", flatten(run.config), indent=2)
+        write_json(folder / "config.json", {**flatten(run.config), CONTRACT: run.contract}, indent=2)
         write_json(folder / "split.json", split, indent=1)
     run.dist.barrier()
 

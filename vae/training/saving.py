@@ -10,7 +10,7 @@ from vae.config.options import flatten
 from vae.interop.checkpoint_schema import ContentError, check_content
 from vae.training.checkpoints import position_name, prune, save_verified, stage_ends
 from vae.training.context import RunContext, StageContext
-from vae.training.stages import Position, Stage
+from vae.training.stages import Position, Stage, current_stage
 from vae.training.state import TrainingState, checkpoint_content, is_finite
 
 NOT_FINITE = "the weights are not finite"
@@ -124,4 +124,7 @@ def checkpoint_of(run: RunContext, stage: Stage, state: TrainingState) -> dict:
         "batch_size": stage.batch_size,
         "num_epochs": stage.num_epochs,
     }
-    return checkpoint_content(state, config, run.training_set.fingerprint())
+    next_stage = current_stage(state.stages, state.position.epoch) or stage
+    topology = run.contract["topology"] | {"batch_size": next_stage.batch_size}
+    contract = run.contract | {"topology": topology}
+    return checkpoint_content(state, config, run.training_set.fingerprint(), contract)

@@ -23,6 +23,7 @@ from vae.losses.trunk_weights import find_trunk_weights
 from vae.step import Networks
 from vae.training.checkpoints import is_on_line, load_named, load_newest, saved_step
 from vae.training.context import RunContext
+from vae.training.contract import NEW, Resume, came_from, compare, contract_of, report
 from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
 from vae.training.lineage import read_good, saved_lineage
@@ -61,10 +62,14 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     if path and content:
         restore(state, content)
         _continue(state, config, position, (path, content))
-        if content["data_fingerprint"] != training_set.fingerprint():
-            console.warning(
-                "the training images differ from those of the checkpoint: their order has changed"
-            )
+    stage = current_stage(stages, position.epoch) or stages[-1]
+    continues = came_from(content, path) if path and content else None
+    contract = contract_of(config, training_set, validation_set, stage, dist.world_size, continues)
+    resume = Resume(NEW)
+    if content is not None:
+        same_data = content["data_fingerprint"] == training_set.fingerprint()
+        resume = compare(content.get("contract"), contract, same_data)
+        report(resume)
     state.stages, state.position, state.begun_at = stages, position, replace(position)
     run = RunContext(
         config=config,
@@ -76,6 +81,8 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
         num_workers=resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size),
         compiled=compiled,
         resumed_from=path,
+        contract=contract,
+        resume=resume,
     )
     return run, state
 

@@ -112,7 +112,9 @@ def _optimizers(
     return optimizers
 
 
-def checkpoint_content(state: TrainingState, config: dict[str, Any], fingerprint: str) -> dict[str, Any]:
+def checkpoint_content(
+    state: TrainingState, config: dict[str, Any], fingerprint: str, contract: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The content of a checkpoint: plain data and tensors only, so that loading it runs no code."""
     ema, discriminator = state.ema, state.discriminator
     return {
@@ -131,6 +133,7 @@ def checkpoint_content(state: TrainingState, config: dict[str, Any], fingerprint
         "config": config,
         "stages": [asdict(stage) for stage in state.stages],
         "data_fingerprint": fingerprint,
+        "contract": contract,
         "torch_version": str(torch.__version__),
     }
 

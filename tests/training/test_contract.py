@@ -1,0 +1,96 @@
+"""What decides the samples is on record, and a resumed run says how it continues."""
+
+import json
+
+import pytest
+
+from tests.harness.runs import TINY
+from tests.harness.training_runs import SHORT, last_checkpoint, records
+from vae.config.flags import parse_flags
+from vae.evaluation.compare import new_lines
+from vae.training.contract import DATA, EXACT, TOPOLOGY, Resume, compare
+from vae.training.run import train
+
+CONTRACT = {
+    "training": {"path": "a", "version": "1" * 64, "images": 30, "policy": {"min_size": 1}},
+    "validation": {"path": "b", "version": "2" * 64, "images": 3, "policy": None},
+    "transform": {"crop": "random", "max_pixels": 9},
+    "seed": {"seed": 0, "rules": 1},
+    "topology": {"processes": 4, "batch_size": 2, "accumulation_steps": 1, "streams": 64},
+    "code": {"torch": "2", "revision": None},
+    "continues": None,
+}
+
+
+def changed(part, **values):
+    return {**CONTRACT, part: {**CONTRACT[part], **values}}
+
+
+@pytest.mark.parametrize(
+    ("now", "resume"),
+    [
+        (CONTRACT, Resume(EXACT)),
+        (changed("training", path="elsewhere"), Resume(EXACT)),
+        (changed("code", revision="other"), Resume(EXACT)),
+        (changed("topology", processes=2), Resume(TOPOLOGY, "processes 4 -> 2")),
+        (changed("topology", streams=32), Resume(TOPOLOGY, "streams 64 -> 32")),
+        (changed("transform", crop="center"), Resume(DATA, "transform crop random -> center")),
+        (changed("seed", seed=1), Resume(DATA, "seed seed 0 -> 1")),
+        (changed("validation", images=2), Resume(DATA, "validation images 3 -> 2")),
+        ({**CONTRACT, "validation": None}, Resume(DATA, "validation set -> none")),
+    ],
+)
+def test_kinds_of_continuation(now, resume):
+    assert compare(CONTRACT, now, same_data=True) == resume
+
+
+def test_another_dataset_and_topology_are_both_named():
+    now = changed("training", version="3" * 64) | {"topology": {**CONTRACT["topology"], "batch_size": 4}}
+    found = compare(CONTRACT, now, same_data=False)
+    assert found.kind == DATA
+    assert found.changed == "training version 111111111111 -> 333333333333, batch_size 2 -> 4"
+
+
+@pytest.mark.parametrize(("same", "kind"), [(True, EXACT), (False, DATA)])
+def test_checkpoint_without_a_contract(same, kind):
+    assert compare(None, CONTRACT, same_data=same).kind == kind
+
+
+@pytest.mark.parametrize("part", ["training", "topology"])
+def test_damaged_contract_is_a_difference_and_not_an_error(part):
+    assert compare({**CONTRACT, part: ["?"]}, CONTRACT, same_data=True).kind != EXACT
+
+
+def test_reports_name_new_lines():
+    runs = [
+        {"kind": "run", "step": 0, "resume": "new", "changed": ""},
+        {"kind": "run", "step": 5, "resume": DATA, "changed": "transform crop random -> center"},
+    ]
+    assert new_lines(runs[:1]) is None
+    assert new_lines(runs) == "from step 5: transform crop random -> center"
+
+
+def test_run_records_its_contract_and_each_resume(image_folder, tmp_path, capsys):
+    out = tmp_path / "run"
+    given = {**TINY, **SHORT, "data_path": str(image_folder), "output_dir": str(out), "num_epochs": 3}
+    latest = {**given, "resume_from": "latest"}
+    commands = [
+        ({**given, "max_steps": 1}, ""),
+        ({**latest, "max_steps": 2}, "exact"),
+        ({**latest, "max_steps": 3, "accumulation_steps": 2}, "accumulation_steps 1 -> 2"),
+        ({**latest, "max_steps": 4, "accumulation_steps": 2, "crop": "center"}, "new line of the experiment"),
+    ]
+    for command, text in commands:
+        assert train(command) == 0
+        printed = capsys.readouterr()
+        assert text in printed.out + printed.err
+    runs = records(out, "run")
+    assert [run["resume"] for run in runs] == ["new", EXACT, TOPOLOGY, DATA]
+    assert "crop random -> center" in runs[-1]["changed"]
+    recorded = json.loads((out / "config.json").read_text())["contract"]
+    assert recorded["training"]["version"] == runs[-1]["training"]
+    assert recorded["topology"]["processes"] == 1
+    assert recorded["continues"]["run"] == runs[-2]["id"]
+    assert recorded["continues"]["step"] == 3
+    assert last_checkpoint(out)["contract"] == recorded
+    assert parse_flags(["--config", str(out / "config.json")])["crop"] == "center"  # it can be used again
