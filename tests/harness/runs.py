@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vae.config.flags import command_words as as_flags  # noqa: F401 - for tests
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # A model of two levels and a recipe that trains in about a second on one core. No weights are downloaded.
@@ -22,17 +24,6 @@ TINY = {
     "save_samples_freq": 0,
     "device": "cpu",
 }
-
-
-def as_flags(given: dict) -> list[str]:
-    """These options as the words of a command line."""
-    words = []
-    for name, value in given.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
-    return words
 
 
 def run_script(*words: str, env: dict | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess:

@@ -106,6 +106,17 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
     return values
 
 
+def command_words(given: dict[str, Any]) -> list[str]:
+    """These option values as the words of a command line."""
+    words = []
+    for name, value in given.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
+    return words
+
+
 def _without_other_length(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """The values of a JSON file without a length of training that the flags replace by another kind."""
     if "train_minutes" in flags:

@@ -306,6 +306,15 @@ class RunConfig:
         metavar="MINUTES",
         at_least=0.01,
     )
+    find_lr: bool = option(
+        False,
+        "find a learning rate instead of training: raise it from 1e-7 to 1 on a copy of the weights, without "
+        "the adversarial loss, draw the loss to OUTPUT_DIR/find_lr.png, and print the command that trains",
+    )
+    find_lr_steps: int = option(200, "optimizer steps of --find_lr per seed", at_least=50)
+    find_lr_seeds: int = option(
+        3, "how often --find_lr is repeated with other images, crops and noise", at_least=1
+    )
     max_steps: int | None = option(
         None, "stop when the whole run reaches this many optimizer steps", at_least=1
     )

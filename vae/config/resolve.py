@@ -12,7 +12,7 @@ PER_COMMAND = frozenset(
     [
         *("config", "profile", "output_dir", "resume_from", "new_stage", "progressive", "max_steps"),
         *("profile_steps", "device", "num_workers", "micro_batch_size", "recompute", "vram_margin"),
-        *("init_from", "hang_minutes"),
+        *("init_from", "hang_minutes", "find_lr", "find_lr_steps", "find_lr_seeds"),
     ]
 )
 # Options that --train_minutes would contradict; any of them replaces the --train_minutes of a profile.
@@ -36,6 +36,8 @@ def resolve(
     if checkpoint is not None:
         check_same_model(given, checkpoint)
     values = {**(card or {}), **(profile or {}), **inherited, **exclude_precisions(given)}
+    if values.get("find_lr"):
+        values["adversarial_weight"] = 0.0  # its losses do not fall
     if checkpoint is not None or given_lengths(given):
         values["train_minutes"] = given.get("train_minutes")
     config = build(values)

@@ -30,6 +30,7 @@ class RunContext:
     """What a run is: fixed from its preparation to its end."""
 
     config: Config
+    given: dict[str, Any]  # options of the command
     dist: Distributed
     networks: Networks
     training_set: TrainingSet

@@ -94,12 +94,17 @@ def take_step(
 
 
 def update_weights(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch, total_images: int
+    run: RunContext,
+    ctx: StageContext,
+    state: TrainingState,
+    batch: Batch,
+    total_images: int,
+    learning_rate: float | None = None,
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Update all weights from a batch; returns sums over its images, and the gradient norms.
 
-    `total_images` counts the images of all processes in this step. The position does not change, so the
-    state is then `is_changing`.
+    `total_images` counts the images of all processes in this step. `learning_rate` replaces the schedule's,
+    for the autoencoder. The position does not change, so the state is then `is_changing`.
     """
     position, update = state.position, state.update
     inputs = _step_inputs(run, ctx, state, batch, total_images)
@@ -110,6 +115,8 @@ def update_weights(
         sums = {name: torch.zeros_like(value) for name, value in sums.items()}
     state.is_changing = True
     _set_learning_rates(run, ctx, state)
+    if learning_rate is not None:
+        _set_learning_rate(state.optimizers[0], learning_rate)
     optimizers = state.optimizers if inputs.adversarial_factor is not None else state.optimizers[:1]
     norms = apply_update(optimizers, update, run.config.optim, run.fp16, total_images == 0)
     if inputs.adversarial_factor is not None:
@@ -210,8 +217,12 @@ def _set_learning_rates(run: RunContext, ctx: StageContext, state: TrainingState
     factor = lowered(factor, state.rollbacks.get(ctx.stage.first_epoch, ()))
     peaks = (optim.learning_rate, run.config.loss.disc_learning_rate)
     for optimizer, peak in zip(state.optimizers, peaks, strict=False):
-        for group in optimizer.param_groups:
-            group["lr"] = peak * factor
+        _set_learning_rate(optimizer, peak * factor)
+
+
+def _set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = value
 
 
 def train_loader(run: RunContext, ctx: StageContext) -> TrainLoader:

@@ -20,6 +20,7 @@ from vae.training.context import RunContext, StageContext
 from vae.training.disk_space import space_warning
 from vae.training.distributed import Distributed
 from vae.training.export import finish
+from vae.training.find_lr import find_learning_rate
 from vae.training.folder_lock import FolderLock
 from vae.training.logbook import Logbook
 from vae.training.loop import Outcome, train_stage
@@ -109,6 +110,9 @@ def _train_stages(
     # All stages are planned before the first one starts: a run must not fail hours later.
     plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
     limit_memory(run.dist.device, memory_limit(plans.values()))
+    if run.config.run.find_lr:
+        find_learning_rate(run, _measuring_context(run, state, stage, plans, signals, watchdog), state)
+        return 0
     if run.config.run.train_minutes is not None:
         run, stage = _choose_length(run, state, stage, plans, signals, watchdog)
     _create_folder(run, lock)
@@ -184,13 +188,25 @@ def _choose_length(
     watchdog: Watchdog,
 ) -> tuple[RunContext, Stage]:
     """The run and its first stage with the number of epochs that --train_minutes means on this machine."""
-    nothing_written = Logbook(run.output_dir, state.position.step, active=False)
-    writer = CheckpointWriter(background=False)
     index, plan = state.stages.index(stage), plans[stage]
-    ctx = _stage_context(run, stage, plan, nothing_written, writer, signals, watchdog)
-    run = choose_length(run, ctx, state)
+    run = choose_length(run, _measuring_context(run, state, stage, plans, signals, watchdog), state)
     plans[state.stages[index]] = plan
     return run, state.stages[index]
+
+
+def _measuring_context(
+    run: RunContext,
+    state: TrainingState,
+    stage: Stage,
+    plans: dict[Stage, StagePlan],
+    signals: StopSignals,
+    watchdog: Watchdog,
+) -> StageContext:
+    """The context of steps that are not part of the run: nothing is recorded or saved."""
+    logbook = Logbook(run.output_dir, state.position.step, active=False)
+    return _stage_context(
+        run, stage, plans[stage], logbook, CheckpointWriter(background=False), signals, watchdog
+    )
 
 
 def _start_wandb(run: RunContext) -> WandbRun | None:

@@ -73,6 +73,7 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     state.stages, state.position, state.begun_at = stages, position, replace(position)
     run = RunContext(
         config=config,
+        given=given,
         dist=dist,
         networks=networks,
         training_set=training_set,

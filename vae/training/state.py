@@ -161,8 +161,12 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
 
 
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Store moments in their parameter's memory layout: --channels_last may have changed since the save."""
+    """Store moments in their parameter's memory layout: --channels_last may have changed since the save.
+
+    Every tensor is a copy: load_state_dict would share those that fit, and steps would change the content.
+    """
     for parameter, moments in optimizer.state.items():
+        moments["step"] = moments["step"].clone()
         for name in MOMENTS:
             moments[name] = torch.empty_like(parameter).copy_(moments[name])
 

@@ -1,0 +1,99 @@
+"""--find_lr: a rate is suggested from real steps, and nothing but its own two files changes."""
+
+import copy
+import json
+import math
+import shlex
+
+import numpy as np
+import pytest
+
+from tests.harness.runs import run_script
+from tests.harness.training_runs import assert_same
+from vae.config.flags import parse_flags
+from vae.training import run as run_module
+from vae.training.find_lr import NAME, Curve, Spread, suggest
+from vae.training.run import train
+from vae.training.state import checkpoint_content
+
+
+def curve_of(ratio, scale: float = 1.0) -> Curve:
+    """A curve whose loss is ratio(log10 of the rate) times that of the unchanged weights."""
+    rates = np.geomspace(1e-7, 1, 200).tolist()
+    unchanged = [scale * (1 + 0.5 * math.sin(7 * step)) for step in range(200)]  # batches differ
+    losses = [before * ratio(math.log10(rate)) for before, rate in zip(unchanged, rates, strict=True)]
+    return Curve(0, rates, losses, unchanged)
+
+
+def valley(exponent: float) -> float:
+    """Falls around 1e-4, is lowest at about 1e-2, and rises from there."""
+    return 1 - 0.4 / (1 + math.exp(-4 * (exponent + 4))) + math.exp(6 * exponent)
+
+
+def test_suggestions_lie_where_the_loss_falls_and_below_its_minimum():
+    found = suggest(curve_of(valley))
+    assert 0.8e-4 < found.steepest < 4e-4  # the mean over steps is late by up to a third of a decade
+    assert 1e-3 < 10 * found.tenth < 1e-1
+
+
+def test_differences_between_batches_cancel():
+    """The unchanged weights' own losses vary by a factor of three here."""
+    smoothed = curve_of(lambda _: 1.0).smoothed()
+    np.testing.assert_allclose(smoothed, 1.0, rtol=1e-12)
+    assert suggest(curve_of(valley)) == pytest.approx(suggest(curve_of(valley, scale=100.0)))
+
+
+def test_spread_is_the_median_and_the_range():
+    assert Spread.of([1e-3, 1e-5, 1e-4]) == pytest.approx((1e-4, 1e-5, 1e-3))
+
+
+@pytest.fixture
+def options(tiny) -> dict:
+    """Options of a quick search."""
+    return {**tiny, "find_lr": True, "find_lr_steps": 50, "find_lr_seeds": 2}
+
+
+def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys):
+    assert train(options) == 0
+    folder = tmp_path / "run"
+    assert sorted(path.name for path in folder.iterdir()) == [f"{NAME}.json", f"{NAME}.png"]
+    content = json.loads((folder / f"{NAME}.json").read_text())
+    assert [curve["seed"] for curve in content["curves"]] == [0, 1]
+    words = shlex.split(capsys.readouterr().out.strip().splitlines()[-1].partition("train with: ")[2])
+    given = parse_flags(words[2:])
+    assert not any(name.startswith(NAME) for name in given)
+    assert given.pop("learning_rate") == pytest.approx(content["steepest"]["middle"], rel=0.06)
+    assert given == parse_flags(words[2 : words.index("--learning_rate")])
+
+
+@pytest.mark.slow
+def test_search_leaves_weights_moments_and_position_as_they_were(options, tiny, tmp_path, monkeypatch):
+    assert train({**tiny, "adversarial_weight": 0.5, "disc_channels": 16}) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    find, states = run_module.find_learning_rate, []
+
+    def watched(run, ctx, state):
+        assert state.discriminator is None
+        for _ in range(2):
+            states.append(copy.deepcopy(checkpoint_content(state, {}, "")))
+            find(run, ctx, state)
+        states.append(checkpoint_content(state, {}, ""))
+
+    monkeypatch.setattr(run_module, "find_learning_rate", watched)
+    latest = {"resume_from": "latest", "new_stage": True, "perceptual_weight": 0.0}
+    assert train({**options, **latest, "find_lr_seeds": 1}) == 0
+    assert states[0]["optimizers"][0]["state"][0]["step"] == 6
+    for state in states:  # every step sets its own learning rate
+        state["optimizers"][0]["param_groups"][0].pop("lr")
+    assert_same(states[1], states[0], "state after a search")
+    assert_same(states[2], states[0], "state after two searches")
+    after = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    new = {name for name, content in after.items() if before.get(name) != content}
+    assert new - {".lock"} == {f"{NAME}.json", f"{NAME}.png"}
+
+
+def test_too_few_steps_are_refused_in_one_line(options):
+    found = run_script("train_vae.py", "--find_lr", "--find_lr_steps", "10")
+    assert found.returncode
+    for token in ("--find_lr_steps", "10", "50"):
+        assert token in found.stderr
