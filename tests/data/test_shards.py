@@ -158,6 +158,9 @@ def bad_rows(rows):
         changed = rows.copy()
         changed[name][5] = value
         yield f"{name} {value}", changed
+    twice = rows.copy()
+    twice["key"][5] = twice["key"][2]
+    yield "two images of one key", twice
     yield "another type", np.zeros(len(rows))
     yield "pickle", np.array([{}] * len(rows), dtype=object)
 

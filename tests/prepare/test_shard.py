@@ -1,14 +1,19 @@
 """--mode shard: original bytes in WebDataset layout, resumable, the same everywhere, and verifiable."""
 
+import io
 import json
 import tarfile
+import zlib
 from itertools import islice
 
+import numpy as np
 import pytest
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.runs import run_script
-from vae.data.shards import read_dataset
+from vae.data.dataset import CropDataset
+from vae.data.shards import INDEX, Shard, ShardImages, dataset_content, index_path, read_dataset
+from vae.files import sha256_of_file
 from vae.prepare.shard import write
 
 
@@ -141,3 +146,61 @@ def test_validate_names_damaged_shards(source, tmp_path):
     done = validate(tmp_path / "set" / "dataset.json", tmp_path / "report.json")
     assert done.returncode == 77
     assert "images-000000.tar: checksum" in done.stdout
+
+
+def foreign_dataset(folder, members):
+    """A dataset of one shard with these members (name, bytes), as another program could have written it."""
+    folder.mkdir()
+    tar_path, rows = folder / "images-000000.tar", []
+    with tarfile.open(tar_path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, (name, data) in enumerate(members):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            rows.append((f"{number:032}", tar.offset + 512, len(data), zlib.crc32(data), 64, 64))
+            tar.addfile(info, io.BytesIO(data))
+    one = Shard(tar_path.name, len(rows), tar_path.stat().st_size, sha256_of_file(tar_path))
+    np.save(index_path(folder, one), np.array(rows, INDEX))
+    (folder / "dataset.json").write_text(json.dumps(dataset_content([one], {}, None)))
+    return folder / "dataset.json"
+
+
+def zero_key(number: int, extension: str = "png") -> str:
+    return f"{number:032}.{extension}"
+
+
+@pytest.mark.parametrize("name", ["../../escaped.png", "/escaped.png", "a/../../escaped.png"])
+def test_names_that_lead_out_are_reported_and_no_member_becomes_a_file(tmp_path, name):
+    """Training reads by offset and never uses the names of members."""
+    image = encoded(detailed(), "PNG")
+    path = foreign_dataset(tmp_path / "set", [(zero_key(0), image), (name, image)])
+    before = sorted(tmp_path.rglob("*"))
+    done = validate(path, tmp_path / "report.json")
+    assert done.returncode == 77
+    assert "bad_index" in done.stdout
+    assert ShardImages(read_dataset(path), 1).read(1) == image
+    assert sorted(set(tmp_path.rglob("*")) - {tmp_path / "report.json"}) == before
+
+
+def test_archive_within_a_shard_is_no_image(tmp_path):
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("x.png"))
+    members = [(zero_key(0), encoded(detailed(), "PNG")), (zero_key(1), inner.getvalue())]
+    path = foreign_dataset(tmp_path / "set", members)
+    assert [c.rejection and c.rejection.reason for c in _crops(path)] == [None, "not_an_image"]
+    done = validate(path, tmp_path / "report.json")
+    assert done.returncode == 77
+    assert f"{zero_key(1)}: not_an_image" in done.stdout
+
+
+def test_two_members_of_one_key_are_reported(tmp_path):
+    image = encoded(detailed(), "PNG")
+    path = foreign_dataset(tmp_path / "set", [(zero_key(0), image), (zero_key(0, "jpg"), image)])
+    done = validate(path, tmp_path / "report.json")
+    assert done.returncode == 77
+    assert "images-000000.tar: bad_index" in done.stdout
+
+
+def _crops(path):
+    crops = CropDataset(ShardImages(read_dataset(path), 1), image_size=32)
+    return [crops[0, index] for index in range(len(crops))]

@@ -1,12 +1,16 @@
 """A dataset of shards trains as a folder does: validation, resume bit for bit, and mistakes in one line."""
 
 import json
+import os
 
 import pytest
 
+from tests.harness.faults import run_forked
 from tests.harness.runs import run_script
-from tests.harness.training_runs import assert_same, last_checkpoint
-from vae.config.errors import DataError, UserError
+from tests.harness.sharded_runs import record_samples, samples_of_steps, write_shards
+from tests.harness.training_runs import assert_same, last_checkpoint, records
+from vae.config.errors import EXIT_DATA, DataError, UserError
+from vae.data.shards import read_dataset
 from vae.training.run import train
 
 
@@ -50,6 +54,31 @@ def test_resumed_run_is_the_undisturbed_one(given, tmp_path):
     assert (split["train"]["samples"], split["validation"]["samples"]) == (14, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="processes are forks")
+def test_any_number_of_processes_continues_with_the_same_samples(tiny, tmp_path):
+    """4 processes, then 2, then 1 share an epoch, beside an undisturbed process."""
+    dataset = write_shards(tmp_path, count=75, shard_bytes=30_000)
+    assert len(read_dataset(dataset).shards) > 4
+    given = {**tiny, "data_path": str(dataset), "log_freq": 1, "resume_from": "latest"}
+    given |= {"batch_size": 8, "num_epochs": 1}
+    del given["val_split"]
+    folders = {name: tmp_path / name for name in ("whole", "parts")}
+    with record_samples(tmp_path / "whole.jsonl"):
+        assert train({**given, "output_dir": str(folders["whole"])}) == 0
+    with record_samples(tmp_path / "parts.jsonl"):
+        for processes, last_step in ((4, 3), (2, 6), (1, 9)):
+            given |= {"batch_size": 8 // processes, "max_steps": last_step}
+            given["output_dir"] = str(folders["parts"])
+            assert run_forked(given, processes=processes, log=tmp_path / "log") == processes * [0]
+    whole, parts = (samples_of_steps(tmp_path / f"{name}.jsonl", dataset) for name in folders)
+    assert list(whole) == list(range(1, 10))
+    assert parts == whole
+    assert len({key for keys in whole.values() for key in keys}) == 72  # but for fewer than one of a stream
+    one, other = ([r["loss"] for r in records(folder, "train")] for folder in folders.values())
+    assert other == pytest.approx(one, rel=1e-5)
+
+
 def test_mistakes_are_refused(given, dataset):
     for change, words in (
         ({"val_split": 0.5}, "--val_split 0.5"),
@@ -60,3 +89,13 @@ def test_mistakes_are_refused(given, dataset):
     ):
         with pytest.raises((UserError, DataError), match=words):
             train({**given, **change})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="processes are forks")
+def test_processes_that_do_not_divide_the_streams_are_refused(given, dataset, tmp_path):
+    """The set is so small that it has one stream."""
+    exit_codes = run_forked(given, processes=2, log=tmp_path / "log")
+    assert EXIT_DATA in exit_codes
+    line = next(line for line in (tmp_path / "log").read_text().splitlines() if "--data_streams" in line)
+    for token in ("1 stream ", str(dataset), "2 processes", "--nproc_per_node 1"):
+        assert token in line

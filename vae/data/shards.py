@@ -170,6 +170,9 @@ def read_index(folder: Path, shard: Shard) -> np.ndarray:
     inside &= rows["offset"] <= shard.bytes - rows["size"]
     if not inside.all():
         raise BadImageError("bad_index", f"{path.name} points outside of {shard.name}")
+    keys = np.sort(rows["key"])
+    if (keys[1:] == keys[:-1]).any():
+        raise BadImageError("bad_index", f"{path.name} has two images of one key")
     return rows
 
 

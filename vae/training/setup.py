@@ -228,9 +228,11 @@ def _check_stages(
             f"{config.data.val_split}: add images, or use --val_split 0"
         )
     if streams and streams % dist.world_size:
+        fewer = next(n for n in range(dist.world_size, 0, -1) if streams % n == 0)
         raise DataError(
-            f"--data_streams: the {streams} streams of {config.data.data_path} cannot be divided among "
-            f"{dist.world_size} processes: use a number that divides {streams}"
+            f"--data_streams: the {console.counted(streams, 'stream')} of {config.data.data_path} cannot be "
+            f"divided among {dist.world_size} processes: start fewer of them, such as "
+            f"--nproc_per_node {fewer}, or begin a new run with another --data_streams"
         )
     largest = 0
     for stage in stages:

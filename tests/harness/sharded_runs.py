@@ -1,0 +1,67 @@
+"""Runs on a dataset of small shards, and a record of the samples of each of their steps."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.harness.image_kinds import detailed, encoded
+from vae.config.prepare_flags import ShardConfig
+from vae.data.shards import ShardImages, read_dataset
+from vae.prepare.shard import run
+from vae.training import loop
+
+VARIABLE = "VAE_TEST_SAMPLES"  # the file of record_samples, in the environment of a process
+
+
+def write_shards(folder: Path, count: int, shard_bytes: int) -> Path:
+    """A dataset of `count` images of 64 px in shards of about `shard_bytes`."""
+    (folder / "raw").mkdir(parents=True)
+    for number in range(count):
+        (folder / "raw" / f"{number:04}.png").write_bytes(encoded(detailed(seed=number), "PNG"))
+    config = ShardConfig(
+        input_dir=str(folder / "raw"), output_dir=str(folder / "set"), num_workers="1", val_split=0.0
+    )
+    with patch.object(run, "MEGABYTE", shard_bytes / config.shard_mb):
+        assert run.run_shard(config) == 0
+    return folder / "set" / "dataset.json"
+
+
+@contextmanager
+def record_samples(path: Path | None = None) -> Iterator[None]:
+    """Within this context, each step of this process and its forks adds a line to a file.
+
+    Without `path`, to the file in the environment, if any.
+    """
+    file, take_step = path or os.environ.get(VARIABLE), loop.take_step
+    if file is None:
+        yield
+        return
+
+    def recorded_step(run: Any, ctx: Any, state: Any, batch: Any) -> Any:
+        step = state.position.step + 1
+        line = {"step": step, "rank": run.dist.rank, "world_size": run.dist.world_size}
+        line["indices"] = batch.indices.tolist()
+        with open(file, "a") as log:
+            log.write(json.dumps(line) + "\n")
+        return take_step(run, ctx, state, batch)
+
+    with patch.object(loop, "take_step", recorded_step):
+        yield
+
+
+def samples_of_steps(path: Path, dataset: Path) -> dict[int, list[str]]:
+    """The sorted keys of the samples of each step; of a step that was repeated, those of the last time."""
+    images, steps = ShardImages(read_dataset(dataset), 1), {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        ranks = steps.setdefault(line["step"], {})
+        if any(world_size != line["world_size"] for world_size, _ in ranks):
+            ranks.clear()
+        ranks[line["world_size"], line["rank"]] = [images.key(index) for index in line["indices"]]
+    for step, ranks in steps.items():
+        assert len(ranks) == next(iter(ranks))[0], f"step {step} lacks processes"
+    return {step: sorted(chain(*ranks.values())) for step, ranks in sorted(steps.items())}
