@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 from vae.data.dataset import CropDataset, FolderImages, Images  # noqa: E402
 from vae.data.folder import list_images  # noqa: E402
 from vae.data.loading import TrainLoader  # noqa: E402
-from vae.data.shards import ShardImages, read_dataset  # noqa: E402
+from vae.data.shard_images import ShardImages  # noqa: E402
+from vae.data.shards import read_dataset  # noqa: E402
 from vae.prepare.demo.draw import draw_image  # noqa: E402
 
 QUALITY = 95

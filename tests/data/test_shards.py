@@ -12,14 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import vae.data.shards as shards_module
+import vae.data.shard_images as shards_module
 from tests.harness.runs import run_script
 from vae.config.errors import DataError
 from vae.data.dataset import CropDataset
 from vae.data.decoding import INTEGRITY_CHECKS, decode_image
 from vae.data.formats import BadImageError
 from vae.data.loading import TrainLoader
-from vae.data.shards import FORMAT, ShardImages, dataset_content, index_path, is_dataset, read_dataset
+from vae.data.shard_images import ShardImages
+from vae.data.shards import FORMAT, dataset_content, index_path, is_dataset, read_dataset
 
 
 @pytest.fixture(scope="module")

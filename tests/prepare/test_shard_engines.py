@@ -16,7 +16,8 @@ from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
 from vae.config.prepare_flags import ShardConfig
-from vae.data.shards import ShardImages, read_dataset
+from vae.data.shard_images import ShardImages
+from vae.data.shards import read_dataset
 from vae.prepare.shard import run
 
 IMAGES = 24

@@ -6,6 +6,8 @@ Flags, JSON files, checkpoints and docs/flags.md are all generated from these fi
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
+from vae.config.addresses import public_address
+
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/contract.py
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
@@ -101,7 +103,7 @@ class DataConfig:
     data_path: str = option(
         "./data/train",
         "folder of training images (subfolders included), a manifest.jsonl, or the dataset.json of "
-        "prepare_data.py --mode shard",
+        "prepare_data.py --mode shard, also on a remote store (s3://, gs://, https://)",
         metavar="PATH",
     )
     fold: int | None = option(
@@ -120,6 +122,19 @@ class DataConfig:
         "streams of a dataset of shards: the number of processes must divide it, and every such number sees "
         "the same batches",
         at_least=1,
+    )
+    cache_dir: str | None = option(
+        None,
+        "folder on this machine for shards of a remote --data_path or --val_path; default: vae-trainer in "
+        "the user's cache folder",
+        metavar="DIR",
+    )
+    cache_gib: float = option(
+        50,
+        "most GiB of --cache_dir, or less if the disk has less room; the shards used longest ago are "
+        "removed; 0: none, images are read one by one over the network",
+        metavar="GIB",
+        at_least=0,
     )
     val_split: float = option(
         0.1,
@@ -423,11 +438,13 @@ def all_options() -> dict[str, tuple[str, Any]]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """All options of `config` by name, as plain data that a checkpoint can store."""
+    """All options of `config` by name, as plain data that a checkpoint can store: without credentials."""
     plain = {}
     for name, section in sections().items():
         for item in fields(section):
             value = getattr(getattr(config, name), item.name)
+            if isinstance(value, str):
+                value = public_address(value)
             plain[item.name] = list(value) if isinstance(value, tuple) else value
     return plain
 

@@ -97,8 +97,17 @@ class Images(Protocol):
         """What this process has read since the last call.
 
         disk_bytes: from the images' folder or the cache. For shards also remote_bytes: from a remote store;
-        hits, misses: images whose shard was in the cache, or was not; open_shards: files that are open now.
+        hits, misses: images whose shard was in the cache, or was not; open_shards: shards that are open now,
+        or kept in the cache.
         """
+        ...
+
+    def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
+        """Training continues with every world_size-th image of an order from this position on."""
+        ...
+
+    def scattered(self) -> "Images":
+        """The same images, for reading a few that are far from each other."""
         ...
 
 
@@ -147,6 +156,13 @@ class FolderImages:
         counts = dict(self._counts)
         self._counts.clear()
         return counts
+
+    def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
+        """Nothing: files are read when they are needed."""
+
+    def scattered(self) -> "FolderImages":
+        """The same images."""
+        return self
 
 
 class CropDataset(Dataset[Sample]):

@@ -3,7 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -47,12 +48,13 @@ class TrainLoader:
 
         `while_waiting` is called every POLL_SECONDS of a wait for a batch, and may end it with an exception.
         """
+        self._images, self._has_processes = dataset.images, num_workers > 0
         self._sampler = StepSampler(dataset.images.order(dataset.seed), local_batch, rank, world_size)
         self.steps_per_epoch = self._sampler.steps_per_epoch
         make_loader = partial(
             _open_loader,
             dataset,
-            self._sampler,
+            _Announced(self._sampler, self._announce),
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory=pin_memory,
@@ -62,7 +64,19 @@ class TrainLoader:
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` from `first_step` on; only one such iterator may be in use at a time."""
-        return self._decoding.batches(lambda done: self._sampler.start_at(epoch, first_step + done))
+        batches = self._decoding.batches(lambda done: self._sampler.start_at(epoch, first_step + done))
+        with closing(batches):
+            for step, batch in enumerate(batches, first_step):
+                self._announce(epoch, step)
+                if self._has_processes:
+                    _add_counts(batch, self._images.counts())
+                yield batch
+
+    def _announce(self, epoch: int, step: int) -> None:
+        """Let the images of this step, and of later ones, be fetched."""
+        sampler = self._sampler
+        position = step * sampler.local_batch * sampler.world_size + sampler.rank
+        self._images.expect(sampler.order, epoch, position, sampler.world_size)
 
     def close(self) -> None:
         """End the decoding processes and wait for them."""
@@ -73,6 +87,24 @@ class TrainLoader:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+class _Announced:
+    """The batches of a sampler; its position is announced first, when the decoding processes exist."""
+
+    def __init__(self, sampler: StepSampler, announce: Callable[[int, int], None]) -> None:
+        self._sampler, self._announce = sampler, announce
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        self._announce(self._sampler.epoch, self._sampler.first_step)
+        yield from self._sampler
+
+
+def _add_counts(batch: Batch, here: dict[str, int]) -> None:
+    """Add what the training process itself has read to the counts of a batch."""
+    for name, count in here.items():
+        if name != "open_shards" or batch.counts["worker"] == 0:  # counted once
+            batch.counts[name] = batch.counts.get(name, 0) + count
 
 
 def load_validation(
@@ -131,7 +163,7 @@ class _Decoding:
         self._loader = make_loader(num_workers)
         self._iterator: _Batches | None = None
 
-    def batches(self, start_at: Callable[[int], None]) -> Iterator[Batch]:
+    def batches(self, start_at: Callable[[int], None]) -> Generator[Batch, None, None]:
         """All batches; `start_at(n)` is called before they are made from the nth on.
 
         Raises DataError with a remedy if processes die repeatedly.

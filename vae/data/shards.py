@@ -10,27 +10,22 @@ import hashlib
 import json
 import os
 import re
-import threading
 import zlib
-from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from vae.config.errors import DataError
-from vae.data.decoding import decode_bytes
+from vae.config.addresses import is_remote
+from vae.config.errors import DataError, UserError
 from vae.data.formats import BadImageError
-from vae.data.sampling import Order
-from vae.data.streams import StreamOrder, count_streams
-from vae.files import check_regular, read_json
+from vae.data.store import StoreFile, TooLargeError, read_file
+from vae.files import check_regular, parse_json, read_json
 
 FORMAT = 1
 MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
 MAX_DATASET_BYTES = 2**30  # of dataset.json: about five million shards
-OPEN_SHARDS = 64  # files that one process keeps open
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file.
 INDEX = np.dtype(
     [
@@ -60,7 +55,7 @@ class Shard(NamedTuple):
 class ShardedDataset(NamedTuple):
     """The content of a `dataset.json`."""
 
-    path: Path
+    path: Path | StoreFile
     shards: tuple[Shard, ...]
     policy: dict[str, Any]
     validation: str | None
@@ -71,10 +66,24 @@ class ShardedDataset(NamedTuple):
         """Number of images."""
         return sum(shard.samples for shard in self.shards)
 
+    @property
+    def folder(self) -> Path:
+        """The folder with the shards; DataError if it is on a remote store."""
+        if isinstance(self.path, StoreFile):
+            raise DataError(
+                f"{self.path.flag} {self.path} is on a remote store: copy the dataset to this machine, or "
+                "run the command where it is"
+            )
+        return self.path.parent
+
+    def beside(self, name: str) -> Path | StoreFile:
+        """A file in the folder of `dataset.json`."""
+        return self.path.sibling(name) if isinstance(self.path, StoreFile) else self.path.parent / name
+
 
 def is_dataset(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is a dataset of shards, and not a manifest or a folder of images."""
-    return os.fspath(path).lower().endswith(".json") and not os.path.isdir(path)
+    return is_remote(path) or (os.fspath(path).lower().endswith(".json") and not os.path.isdir(path))
 
 
 def dataset_content(
@@ -95,16 +104,19 @@ def _version(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_dataset(path: str | os.PathLike[str], *, flag: str = "--data_path") -> ShardedDataset:
+def read_dataset(path: str | os.PathLike[str] | StoreFile, *, flag: str = "--data_path") -> ShardedDataset:
     """Read a `dataset.json`; DataError, with `flag`, if it is missing, newer than this program or damaged."""
-    path = Path(path)
+    if not isinstance(path, StoreFile):
+        path = StoreFile(os.fspath(path), flag) if is_remote(path) else Path(path)
     try:
-        content = read_json(path, most_bytes=MAX_DATASET_BYTES)
+        content = _read_content(path)
     except FileNotFoundError:
         raise DataError(f"{flag} {path} does not exist: prepare_data.py --mode shard writes one") from None
     except OSError as error:
         raise DataError(f"{flag} {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except UserError:  # of the store
+        raise
+    except (ValueError, TooLargeError) as error:
         raise DataError(f"{flag} {path} is not a dataset of shards: {error}") from error
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise DataError(f"{flag} {path} is not a dataset of shards: prepare_data.py --mode shard writes one")
@@ -119,6 +131,14 @@ def read_dataset(path: str | os.PathLike[str], *, flag: str = "--data_path") -> 
         )
     shards = tuple(Shard(**shard) for shard in content["shards"])
     return ShardedDataset(path, shards, content["policy"], content["validation"], content["version"])
+
+
+def _read_content(path: Path | StoreFile) -> Any:
+    if isinstance(path, Path):
+        return read_json(path, most_bytes=MAX_DATASET_BYTES)
+    if not path.name.endswith(".json"):
+        raise ValueError("give the address of its dataset.json")
+    return parse_json(read_file(path, most_bytes=MAX_DATASET_BYTES).decode("utf-8-sig"))
 
 
 def _problem(content: Mapping[str, Any]) -> str | None:
@@ -160,177 +180,45 @@ def read_index(folder: Path, shard: Shard) -> np.ndarray:
     try:
         check_regular(path)
         with open(path, "rb") as file:
-            rows = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        text = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise BadImageError("bad_index", f"{path.name} cannot be read ({text})") from error
-    if rows.dtype != INDEX or rows.shape != (shard.samples,):
-        raise BadImageError("bad_index", f"{path.name} does not have {shard.samples} rows of an index")
+            return parse_index(file, shard)
+    except OSError as error:
+        raise BadImageError("bad_index", f"{path.name} cannot be read ({error.strerror})") from error
+
+
+def parse_index(file: BinaryIO, shard: Shard) -> np.ndarray:
+    """The index of a shard from an open file; BadImageError as in `read_index`."""
+    name = index_path(Path(), shard).name
+    try:
+        rows = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise BadImageError("bad_index", f"{name} cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(rows, np.ndarray) or rows.dtype != INDEX or rows.shape != (shard.samples,):
+        raise BadImageError("bad_index", f"{name} does not have {shard.samples} rows of an index")
     inside = (rows["offset"] >= 0) & (rows["size"] > 0) & (rows["size"] <= MAX_IMAGE_BYTES)
     inside &= rows["offset"] <= shard.bytes - rows["size"]
     if not inside.all():
-        raise BadImageError("bad_index", f"{path.name} points outside of {shard.name}")
+        raise BadImageError("bad_index", f"{name} points outside of {shard.name}")
     keys = np.sort(rows["key"])
     if (keys[1:] == keys[:-1]).any():
-        raise BadImageError("bad_index", f"{path.name} has two images of one key")
+        raise BadImageError("bad_index", f"{name} has two images of one key")
     return rows
 
 
-class ShardImages:
-    """The image files of a dataset by their index, checked by their crc32.
+class Row(NamedTuple):
+    """A row of an index: where an image file is."""
 
-    Opens indexes and tar files when they are needed, and keeps the last OPEN_SHARDS. A copy in another
-    process, and a forked process, begin without open files.
-    """
-
-    def __init__(self, dataset: ShardedDataset, num_streams: int):
-        """`num_streams`: of the order of training (vae.data.streams)."""
-        self.dataset = dataset
-        self.num_streams = num_streams
-        self._begin()
-
-    def _begin(self) -> None:
-        self._open: OrderedDict[int, tuple[np.ndarray, _TarFile]] = OrderedDict()
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._process = os.getpid()
-
-    def counts(self) -> dict[str, int]:
-        """What this process has read since the last call (vae.data.dataset.Images)."""
-        counts, self._counts = self._counts, Counter()
-        return {**counts, "open_shards": len(self._open)}
-
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum([shard.samples for shard in self.dataset.shards])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "num_streams": self.num_streams}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    @property
-    def location(self) -> str:
-        """The path of `dataset.json`."""
-        return str(self.dataset.path)
-
-    def order(self, seed: int) -> Order:
-        """Every sample in each epoch, except fewer than `num_streams`."""
-        counts = [shard.samples for shard in self.dataset.shards]
-        return StreamOrder(counts, count_streams(len(self), self.num_streams), seed)
-
-    def fingerprint(self) -> str:
-        """The version of the dataset and the number of streams."""
-        return f"{self.dataset.version} {self.num_streams}"
-
-    def record(self) -> dict[str, Any]:
-        """Path, version and size of the dataset."""
-        return {"dataset": self.location, "version": self.dataset.version, "samples": len(self)}
-
-    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
-        """The pixels of an image: uint8 (H, W, 3)."""
-        first_frame = bool(self.dataset.policy.get("first_frame"))
-        return decode_bytes(
-            self.read(index),
-            max_pixels=max_pixels,
-            background=background,
-            first_frame=first_frame,
-            is_verified=True,
-        )
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """The shard of a sample, and its row there."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return number, index - int(self._ends[number]) + self.dataset.shards[number].samples
-
-    def name(self, index: int) -> str:
-        """A name for messages: shard and key, or shard and row if the index cannot be read."""
-        number, row = self.locate(index)
-        shard = self.dataset.shards[number].name
-        try:
-            return f"{shard}/{self.key(index)}"
-        except BadImageError:
-            return f"{shard}, sample {row}"
-
-    def key(self, index: int) -> str:
-        """The key of a sample: equal image files have equal keys. BadImageError if the shard is unusable."""
-        number, row = self.locate(index)
-        with self._own_lock():
-            return self._shard(number)[0]["key"][row].decode("ascii", "replace")
-
-    def read(self, index: int) -> bytes:
-        """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
-        number, row = self.locate(index)
-        with self._own_lock():
-            rows, file = self._shard(number)
-        _, offset, size, crc32, _, _ = rows[row].item()
-        try:
-            data = file.read(offset, size)
-        except OSError as error:
-            raise BadImageError("unreadable", error.strerror or str(error)) from error
-        if len(data) < size:
-            raise BadImageError("truncated", "the shard ends within it")
-        if zlib.crc32(data) != crc32:
-            raise BadImageError("checksum", "its bytes are not those that were written")
-        self._counts["disk_bytes"] += size
-        return data
-
-    def _own_lock(self) -> threading.Lock:
-        """The lock on the files of this process; a forked process drops those of its parent."""
-        if self._process != os.getpid():
-            self._begin()
-        return self._lock
-
-    def _shard(self, number: int) -> tuple[np.ndarray, "_TarFile"]:
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
-        folder, shard = self.dataset.path.parent, self.dataset.shards[number]
-        rows = read_index(folder, shard)
-        try:
-            check_regular(folder / shard.name)
-            file = _TarFile(os.open(folder / shard.name, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
-        except OSError as error:
-            raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
-        self._open[number] = rows, file
-        if len(self._open) > OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return rows, file
-
-    def close(self) -> None:
-        """Close all files that no thread is reading."""
-        self._open.clear()
+    key: bytes
+    offset: int
+    size: int
+    crc32: int
+    width: int
+    height: int
 
 
-class _TarFile:
-    """A file that threads read at the same time; it is closed when nothing refers to it."""
-
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes from `offset` on; fewer at the end of the file."""
-        if hasattr(os, "pread"):
-            return os.pread(self._descriptor, size, offset)
-        with self._lock:  # Windows has a single position
-            os.lseek(self._descriptor, offset, os.SEEK_SET)
-            return os.read(self._descriptor, size)
-
-
-def shared_keys(one: ShardedDataset, other: ShardedDataset) -> list[str]:
-    """Keys that two datasets have in common: images with the same bytes. BadImageError for a bad index."""
-    found = np.intersect1d(_keys(one), _keys(other))
-    return [key.decode("ascii", "replace") for key in found]
-
-
-def _keys(dataset: ShardedDataset) -> np.ndarray:
-    return np.concatenate([read_index(dataset.path.parent, shard)["key"] for shard in dataset.shards])
+def check_bytes(data: bytes, row: Row) -> bytes:
+    """The bytes of an image file; BadImageError if they are not those that its row describes."""
+    if len(data) < row.size:
+        raise BadImageError("truncated", "the shard ends within it")
+    if zlib.crc32(data) != row.crc32:
+        raise BadImageError("checksum", "its bytes are not those that were written")
+    return data

@@ -38,7 +38,7 @@ class StreamOrder:
         self.length = int(self._counts.sum()) // num_streams  # of a stream
         self._window = max(1, min(self.length, WINDOW_SHARDS * int(self._counts.mean())))
         self._windows: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
-        self._shards = lru_cache(maxsize=1)(self._shard_order)
+        self._shards = lru_cache(maxsize=2)(self._shard_order)  # of this epoch and the next one
 
     def __len__(self) -> int:
         """Samples of an epoch; fewer than num_streams are left out, other ones in each epoch."""
@@ -47,6 +47,28 @@ class StreamOrder:
     def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
         """Numbers, in the dataset, of the samples at the positions first, first + step, ... of an epoch."""
         return [self._sample(epoch, first + step * n) for n in range(count)]
+
+    def window(self, position: int) -> int:
+        """The window of its stream in which a position of an epoch is."""
+        return position // self.num_streams // self._window
+
+    def shards_ahead(self, epoch: int, position: int, world_size: int) -> list[int]:
+        """The shards in which every world_size-th sample from a position on is, of two windows.
+
+        Those of the current window come first.
+        """
+        window, streams = self.window(position), range(position % world_size, self.num_streams, world_size)
+        is_last = (window + 1) * self._window >= self.length
+        places = [(epoch, window), (epoch + 1, 0) if is_last else (epoch, window + 1)]
+        found = [self._window_shards(*place, stream) for place in places for stream in streams]
+        return list(dict.fromkeys(np.concatenate(found).tolist()))
+
+    def _window_shards(self, epoch: int, window: int, stream: int) -> np.ndarray:
+        order, ends = self._shards(epoch)
+        first = stream * self.length + window * self._window
+        last = stream * self.length + min((window + 1) * self._window, self.length) - 1
+        begin, end = np.searchsorted(ends, (first, last), side="right")
+        return order[begin : end + 1]
 
     def _sample(self, epoch: int, position: int) -> int:
         place, stream = divmod(position, self.num_streams)

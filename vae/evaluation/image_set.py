@@ -20,7 +20,8 @@ from vae.console import printable
 from vae.data.dataset import FolderImages, Images
 from vae.data.folder import list_images
 from vae.data.formats import BadImageError
-from vae.data.shards import ShardImages, is_dataset, read_dataset
+from vae.data.shard_images import ShardImages
+from vae.data.shards import is_dataset, read_dataset
 from vae.progress import track
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk

@@ -16,7 +16,7 @@ import torch
 from vae import console
 from vae.config.options import Config
 from vae.data.dataset import Images
-from vae.data.shards import ShardImages
+from vae.data.shard_images import ShardImages
 from vae.training.datasets import TrainingSet
 from vae.training.lineage import saved_lineage
 from vae.training.stages import Stage

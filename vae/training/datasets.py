@@ -6,14 +6,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from vae.config.addresses import is_remote, public_address
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.folder import list_images, split_names
 from vae.data.formats import BadImageError
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
+from vae.data.remote_shards import open_images
 from vae.data.sampling import Order
-from vae.data.shards import ShardImages, is_dataset, read_dataset, shared_keys
+from vae.data.shard_cache import ShardCache, default_folder
+from vae.data.shard_images import ShardImages, shared_keys
+from vae.data.shards import is_dataset, read_dataset
 from vae.training.validation import ValidationSet
 
 
@@ -51,12 +55,13 @@ class TrainingSet:
 def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, ValidationSet | None]:
     """The training set and the validation set; None if nothing is set aside for validation."""
     data = config.data
+    cache = _cache(data)
     if is_dataset(data.data_path):
-        train, validation = _images_of_dataset(config, given)
+        train, validation = _images_of_dataset(config, given, cache)
     else:
         train, validation = _image_files(config, given)
     if data.val_path:
-        validation = _validation_images(config, train)
+        validation = _validation_images(config, train, cache)
     count = len(validation) if validation is not None else 0
     count = min(count, data.max_val_images or count)
     training_set = TrainingSet(train, train.order(config.run.seed))
@@ -79,7 +84,16 @@ def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str
     return lambda index: read().get(index)
 
 
-def _images_of_dataset(config: Config, given: dict[str, Any]) -> tuple[Images, Images | None]:
+def _cache(data: DataConfig) -> ShardCache | None:
+    """The cache for shards, if a dataset is on a remote store."""
+    if not any(is_remote(path) for path in (data.data_path, data.val_path or "")):
+        return None
+    return ShardCache(Path(data.cache_dir) if data.cache_dir else default_folder(), data.cache_gib)
+
+
+def _images_of_dataset(
+    config: Config, given: dict[str, Any], cache: ShardCache | None
+) -> tuple[Images, Images | None]:
     """The images of a dataset of shards, and those of the validation set that was written with it."""
     data = config.data
     if data.fold is not None:
@@ -94,28 +108,30 @@ def _images_of_dataset(config: Config, given: dict[str, Any]) -> tuple[Images, I
     dataset = read_dataset(data.data_path)
     validation = None
     if dataset.validation and not data.val_path:
-        validation = ShardImages(read_dataset(dataset.path.parent / dataset.validation), data.data_streams)
-    return ShardImages(dataset, data.data_streams), validation
+        held_out = read_dataset(dataset.beside(dataset.validation))
+        validation = open_images(held_out, data.data_streams, cache)
+    return open_images(dataset, data.data_streams, cache), validation
 
 
-def _validation_images(config: Config, train: Images) -> Images:
+def _validation_images(config: Config, train: Images, cache: ShardCache | None) -> Images:
     """The images of --val_path; DataError if images of the training set are among them."""
     path = config.data.val_path
     assert path is not None
     if not is_dataset(path):
         return FolderImages(Path(path), list_images(path, flag="--val_path"))
-    dataset = read_dataset(path, flag="--val_path")
+    images = open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
+    shown = public_address(path)
     if isinstance(train, ShardImages):
         try:
-            shared = shared_keys(train.dataset, dataset)
+            shared = shared_keys(train, images)
         except BadImageError as error:
-            raise DataError(f"--val_path {path}: {error.detail}: copy the dataset again") from error
+            raise DataError(f"--val_path {shown}: {error.detail}: copy the dataset again") from error
         if shared:
             raise DataError(
-                f"--val_path {path}: {len(shared)} of its images are training images too, for example "
+                f"--val_path {shown}: {len(shared)} of its images are training images too, for example "
                 f"{', '.join(shared[:3])}: give other images"
             )
-    return ShardImages(dataset, config.data.data_streams)
+    return images
 
 
 def _image_files(config: Config, given: dict[str, Any]) -> tuple[Images, Images | None]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from vae import console
+from vae.config.addresses import public_address
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
@@ -222,15 +223,16 @@ def _check_stages(
 ) -> None:
     """Raise UserError if a stage that is not finished cannot make a single step."""
     count, streams = training_set.num_images, training_set.order.num_streams
+    data_path = public_address(config.data.data_path)
     if not count:
         raise DataError(
-            f"--data_path {config.data.data_path} has no image left to train on after --val_split "
+            f"--data_path {data_path} has no image left to train on after --val_split "
             f"{config.data.val_split}: add images, or use --val_split 0"
         )
     if streams and streams % dist.world_size:
         fewer = next(n for n in range(dist.world_size, 0, -1) if streams % n == 0)
         raise DataError(
-            f"--data_streams: the {console.counted(streams, 'stream')} of {config.data.data_path} cannot be "
+            f"--data_streams: the {console.counted(streams, 'stream')} of {data_path} cannot be "
             f"divided among {dist.world_size} processes: start fewer of them, such as "
             f"--nproc_per_node {fewer}, or begin a new run with another --data_streams"
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from vae.config.addresses import public_address
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.console import command_line, counted
 from vae.gpus import match_card
@@ -37,7 +38,7 @@ def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
 def data_line(config: DataConfig, training: int, validation: int) -> str:
     """Numbers of training and validation images."""
     shown = f"{validation} for validation" if validation else "none for validation"
-    return f"{training} images of {config.data_path}, {shown}"
+    return f"{training} images of {public_address(config.data_path)}, {shown}"
 
 
 def loss_line(loss: LossConfig) -> str:

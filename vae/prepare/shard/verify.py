@@ -46,6 +46,7 @@ def run_verify(config: ValidateConfig) -> int:
         )
     began = time.monotonic()
     dataset = read_dataset(config.input_dir, flag="--input_dir")
+    _ = dataset.folder  # a remote one is refused
     problems = _verify_all(dataset, config)
     report = {
         "dataset": str(dataset.path),
@@ -80,9 +81,9 @@ def _verify_all(dataset: ShardedDataset, config: ValidateConfig) -> list[Problem
 
 def verify_shard(dataset: ShardedDataset, max_pixels: int, shard: Shard) -> list[Problem]:
     """The problems of one shard: none if its bytes, its index and all of its images are as written."""
-    path = dataset.path.parent / shard.name
+    path = dataset.folder / shard.name
     try:
-        rows = read_index(dataset.path.parent, shard)
+        rows = read_index(dataset.folder, shard)
         if sha256_of_file(path) != shard.sha256:
             return [Problem(shard.name, "checksum", "its bytes are not those that were written")]
         return _verify_members(dataset, max_pixels, path, rows)

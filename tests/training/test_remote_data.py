@@ -1,0 +1,76 @@
+"""A dataset on a web server trains as a folder does; a store that fails ends a saved run; no secret stays."""
+
+import pytest
+
+from tests.harness.http_store import http_store, hurry
+from tests.harness.runs import run_script
+from tests.harness.training_runs import assert_same, last_checkpoint
+from vae.config.errors import DataError
+from vae.training.run import train
+
+pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
+
+
+@pytest.fixture(scope="module")
+def root(image_folder, tmp_path_factory):
+    """14 training and 2 validation images."""
+    folder = tmp_path_factory.mktemp("remote") / "set"
+    words = ("--mode", "shard", "--input_dir", str(image_folder), "--output_dir", str(folder))
+    done = run_script("prepare_data.py", *words, "--val_split", "0.1", "--num_workers", "1")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def web(root, monkeypatch):
+    hurry(monkeypatch)
+    with http_store(root) as server:
+        yield server
+
+
+@pytest.fixture
+def given(tiny, tmp_path):
+    values = {**tiny, "batch_size": 4, "num_epochs": 2, "cache_dir": str(tmp_path / "cache")}
+    del values["val_split"]
+    return values
+
+
+def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_path, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    url = web.url("dataset.json?signature=5ecret", login="me:pa55word@")
+    assert train({**given, "data_path": str(root / "dataset.json"), "output_dir": str(here)}) == 0
+    assert train({**given, "data_path": url, "output_dir": str(there)}) == 0
+    one, other = last_checkpoint(here), last_checkpoint(there)
+    for key in ("model", "ema", "position", "data_fingerprint"):
+        assert_same(one[key], other[key], key)
+    assert other["config"]["data_path"] == web.url()
+    assert sorted(web.wholes()) == ["images-000000.tar", "validation-000000.tar"]
+    files = [path for path in (*there.rglob("*"), *(tmp_path / "cache").rglob("*")) if path.is_file()]
+    kept = [*(path.read_bytes() for path in files), *(text.encode() for text in capsys.readouterr())]
+    assert not any(secret in content for content in kept for secret in (b"5ecret", b"pa55word"))
+
+
+def test_store_that_fails_ends_a_run_that_is_saved_and_resumes(given, web, tmp_path):
+    given = {
+        **given,
+        "data_path": web.url(),
+        "cache_gib": 0.0,
+        "max_val_images": 1,
+        "num_workers": "1",
+    }
+    whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
+    assert train({**given, "output_dir": whole}) == 0
+    # 14 images are tested before training, and 4 are read in each step
+    web.answers["images-000000.tar"] = [200] * (14 + 4 + 2) + [500]
+    with pytest.raises(DataError) as caught:
+        train({**given, "output_dir": parts})
+    assert "\n" not in str(caught.value)
+    assert f"{web.url('images-000000.tar')}: the server answers 500, 3 times" in str(caught.value)
+    assert "saved" in str(caught.value)
+    assert "resume with" in str(caught.value)
+    assert last_checkpoint(tmp_path / "parts")["position"]["step"] == 1
+    web.answers.clear()
+    assert train({**given, "output_dir": parts, "resume_from": "latest"}) == 0
+    one, other = (last_checkpoint(tmp_path / name) for name in ("whole", "parts"))
+    for key in ("model", "ema", "position"):
+        assert_same(one[key], other[key], key)

@@ -1,0 +1,260 @@
+"""The images of a dataset of shards, read by number, from a folder or from elsewhere."""
+
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vae.data.decoding import decode_bytes
+from vae.data.formats import BadImageError
+from vae.data.sampling import Order
+from vae.data.shards import Row, Shard, ShardedDataset, check_bytes, read_index
+from vae.data.streams import StreamOrder, count_streams
+from vae.files import check_regular
+
+OPEN_SHARDS = 64  # files and indexes that one process keeps open
+
+
+class ShardFiles(Protocol):
+    """Where the shards of a dataset are. Forked processes, and copies in others, may use a copy."""
+
+    def index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard: INDEX (samples,). BadImageError if it does not describe this shard."""
+        ...
+
+    def read(self, shard: Shard, row: Row) -> bytes:
+        """The bytes of an image file; BadImageError if they cannot be read or differ from those written."""
+        ...
+
+    def expect(self, shards: Sequence[Shard]) -> None:
+        """These shards are read next, the first ones first."""
+        ...
+
+    def scattered(self) -> "ShardFiles":
+        """The same files, for reading a few images of many shards."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """What was read since the last call, as in vae.data.dataset.Images."""
+        ...
+
+    def close(self) -> None:
+        """Close all files."""
+        ...
+
+
+class LocalShards:
+    """Shards in a folder. Keeps the last OPEN_SHARDS open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open: OrderedDict[str, _TarFile] = OrderedDict()
+        self._guard = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard: INDEX (samples,)."""
+        return read_index(self._folder, shard)
+
+    def read(self, shard: Shard, row: Row) -> bytes:
+        """The bytes of an image file."""
+        if self._process != os.getpid():  # a forked process drops the files of its parent
+            self._begin()
+        with self._guard:
+            file = self._file(shard)
+        try:
+            data = check_bytes(file.read(row.offset, row.size), row)
+        except OSError as error:
+            raise BadImageError("unreadable", error.strerror or str(error)) from error
+        self._counts["disk_bytes"] += len(data)
+        return data
+
+    def _file(self, shard: Shard) -> "_TarFile":
+        if shard.name in self._open:
+            self._open.move_to_end(shard.name)
+            return self._open[shard.name]
+        path = self._folder / shard.name
+        try:
+            check_regular(path)
+            file = _TarFile(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
+        except OSError as error:
+            raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
+        self._open[shard.name] = file
+        if len(self._open) > OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return file
+
+    def expect(self, _shards: Sequence[Shard]) -> None:
+        """Nothing to do."""
+
+    def scattered(self) -> "LocalShards":
+        """The same files."""
+        return self
+
+    def counts(self) -> dict[str, int]:
+        """Bytes read, and files that are open."""
+        counts, self._counts = self._counts, Counter()
+        return {**counts, "open_shards": len(self._open)}
+
+    def close(self) -> None:
+        """Close all files that no thread is reading."""
+        self._open.clear()
+
+
+class _TarFile:
+    """A file that threads read at the same time; it is closed when nothing refers to it."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes from `offset` on; fewer at the end of the file."""
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, size, offset)
+        with self._lock:  # Windows has a single position
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            return os.read(self._descriptor, size)
+
+
+class ShardImages:
+    """The image files of a dataset by their index, checked by their crc32. Keeps OPEN_SHARDS indexes."""
+
+    def __init__(self, dataset: ShardedDataset, num_streams: int, files: ShardFiles | None = None):
+        """`num_streams`: of the order of training (vae.data.streams). `files`: default: a local folder."""
+        self.dataset = dataset
+        self.num_streams = num_streams
+        self._files = files or LocalShards(dataset.folder)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rows: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._expected: tuple[int, int] | None = None
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([shard.samples for shard in self.dataset.shards])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "num_streams": self.num_streams, "_files": self._files}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def location(self) -> str:
+        """The path of `dataset.json`."""
+        return str(self.dataset.path)
+
+    def order(self, seed: int) -> Order:
+        """Every sample in each epoch, except fewer than `num_streams`."""
+        counts = [shard.samples for shard in self.dataset.shards]
+        return StreamOrder(counts, count_streams(len(self), self.num_streams), seed)
+
+    def fingerprint(self) -> str:
+        """The version of the dataset and the number of streams."""
+        return f"{self.dataset.version} {self.num_streams}"
+
+    def record(self) -> dict[str, Any]:
+        """Path, version and size of the dataset."""
+        return {"dataset": self.location, "version": self.dataset.version, "samples": len(self)}
+
+    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
+        """The pixels of an image: uint8 (H, W, 3)."""
+        first_frame = bool(self.dataset.policy.get("first_frame"))
+        return decode_bytes(
+            self.read(index),
+            max_pixels=max_pixels,
+            background=background,
+            first_frame=first_frame,
+            is_verified=True,
+        )
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The shard of a sample, and its row there."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return number, index - int(self._ends[number]) + self.dataset.shards[number].samples
+
+    def name(self, index: int) -> str:
+        """A name for messages: shard and key, or shard and row if the index cannot be read."""
+        number, row = self.locate(index)
+        shard = self.dataset.shards[number].name
+        try:
+            return f"{shard}/{self.key(index)}"
+        except BadImageError:
+            return f"{shard}, sample {row}"
+
+    def key(self, index: int) -> str:
+        """The key of a sample: equal image files have equal keys. BadImageError if the shard is unusable."""
+        number, row = self.locate(index)
+        return self._index(number)["key"][row].decode("ascii", "replace")
+
+    def keys(self) -> np.ndarray:
+        """All keys, in the order of the samples: S32 (N,). BadImageError for a bad index."""
+        return np.concatenate([self._files.index(shard)["key"] for shard in self.dataset.shards])
+
+    def read(self, index: int) -> bytes:
+        """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
+        number, row = self.locate(index)
+        return self._files.read(self.dataset.shards[number], Row(*self._index(number)[row].item()))
+
+    def _index(self, number: int) -> np.ndarray:
+        """The index of a shard. Threads may read one twice, but never a part of one."""
+        rows = self._rows.get(number)
+        if rows is None:
+            rows = self._rows[number] = self._files.index(self.dataset.shards[number])
+            if len(self._rows) > OPEN_SHARDS:
+                with suppress(KeyError):  # another thread has emptied it
+                    self._rows.popitem(last=False)
+        return rows
+
+    def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
+        """Training continues with every world_size-th image from this position on: shards are fetched."""
+        assert isinstance(order, StreamOrder)
+        window = epoch, order.window(position)
+        if window != self._expected:
+            self._expected = window
+            numbers = order.shards_ahead(epoch, position, world_size)
+            self._files.expect([self.dataset.shards[number] for number in numbers])
+
+    def scattered(self) -> "ShardImages":
+        """The same images, for reading a few of them: no shards are fetched for that."""
+        return ShardImages(self.dataset, self.num_streams, self._files.scattered())
+
+    def counts(self) -> dict[str, int]:
+        """What this process has read since the last call (vae.data.dataset.Images)."""
+        return self._files.counts()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()
+
+
+def shared_keys(one: ShardImages, other: ShardImages) -> list[str]:
+    """Keys that two datasets have in common: images with the same bytes. BadImageError for a bad index."""
+    found = np.intersect1d(one.keys(), other.keys())
+    return [key.decode("ascii", "replace") for key in found]
