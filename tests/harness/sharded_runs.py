@@ -11,7 +11,8 @@ from unittest.mock import patch
 
 from tests.harness.image_kinds import detailed, encoded
 from vae.config.prepare_flags import ShardConfig
-from vae.data.shards import ShardImages, read_dataset
+from vae.data.shard_images import ShardImages
+from vae.data.shards import read_dataset
 from vae.prepare.shard import run
 from vae.training import loop
 

@@ -12,7 +12,8 @@ import pytest
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.runs import run_script
 from vae.data.dataset import CropDataset
-from vae.data.shards import INDEX, Shard, ShardImages, dataset_content, index_path, read_dataset
+from vae.data.shard_images import ShardImages
+from vae.data.shards import INDEX, Shard, dataset_content, index_path, read_dataset
 from vae.files import sha256_of_file
 from vae.prepare.shard import write
 
