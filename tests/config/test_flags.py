@@ -118,10 +118,10 @@ def test_unknown_flag_suggests_the_most_similar(typed, suggested):
 
 def test_unknown_choice_suggests_the_most_similar_and_lists_all():
     with pytest.raises(
-        UsageError, match=r"--crop centre is unknown: did you mean center\? \(random, center\)"
+        UsageError, match=r"--crop centre is unknown: did you mean center\? \(random, center, resized\)"
     ):
         parse_flags(["--crop", "centre"])
-    with pytest.raises(UsageError, match="--crop 7 is unknown: choose one of random, center"):
+    with pytest.raises(UsageError, match="--crop 7 is unknown: choose one of random, center, resized"):
         parse_flags(["--crop", "7"])
 
 

@@ -10,6 +10,7 @@ from vae.config.addresses import public_address
 
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/contract.py
+NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, saturation and hue
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
 RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "all")
@@ -145,9 +146,33 @@ class DataConfig:
     max_val_images: int = option(256, "maximum number of images per validation; 0: all", at_least=0)
     image_size: int = option(512, "side of the square training crops, in px", at_least=MIN_IMAGE_SIZE)
     crop: str = option(
-        "random", "position of the training crop in a larger image", choices=("random", "center")
+        "random",
+        "position of the training crop in a larger image; resized: a region of random size and shape, scaled "
+        "to --image_size",
+        choices=("random", "center", "resized"),
+    )
+    crop_scale: tuple[float, ...] = option(
+        (0.25, 1.0),
+        "smallest and largest region of --crop resized, as a fraction of the image's area; no region is "
+        "enlarged without --upscale",
+        at_least=0.01,
+        at_most=1,
+    )
+    crop_ratio: tuple[float, ...] = option(
+        (0.75, 1.3333),
+        "smallest and largest width / height of the region of --crop resized",
+        at_least=0.1,
+        at_most=10,
     )
     horizontal_flip: bool = option(True, "mirror half of the training crops, chosen at random")
+    rotate90: bool = option(False, "turn each training crop by 0, 90, 180 or 270 degrees, chosen at random")
+    color_jitter: tuple[float, ...] = option(
+        NO_JITTER,
+        "largest random changes of brightness, contrast, saturation and hue of the training crops: three "
+        "factors and a fraction of the colour circle, for example 0.2 0.2 0.2 0.02",
+        at_least=0,
+        at_most=1,
+    )
     upscale: bool = option(False, "enlarge images smaller than --image_size instead of rejecting them")
     background: str = background_option()
     max_pixels: int = max_pixels_option("reject")

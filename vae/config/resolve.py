@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vae.config.errors import UserError
-from vae.config.options import MIN_IMAGE_SIZE, Config, LossConfig, ModelConfig, build
+from vae.config.options import MIN_IMAGE_SIZE, Config, DataConfig, LossConfig, ModelConfig, build
 from vae.config.precision import exclude_precisions
 
 # Options that belong to one command; a resumed run does not inherit them from its checkpoint.
@@ -102,6 +102,7 @@ def _typed(value: Any) -> str:
 def check_together(config: Config) -> None:
     """Raise UserError if options that are valid on their own contradict each other."""
     check_image_size(config.data.image_size, config.model)
+    check_augmentations(config.data)
     loss: LossConfig = config.loss
     if loss.reconstruction_weight == 0 and loss.perceptual_weight == 0:
         raise UserError(
@@ -111,6 +112,28 @@ def check_together(config: Config) -> None:
         raise UserError(
             "--perceptual_weights has no effect with --perceptual_net random: remove one of these flags"
         )
+
+
+def check_augmentations(data: DataConfig) -> None:
+    """Raise UserError if the ranges of the augmentations are none, or have no effect."""
+    for name in ("crop_scale", "crop_ratio"):
+        limits = getattr(data, name)
+        if len(limits) != 2 or limits[0] > limits[1]:
+            raise UserError(
+                f"--{name} {_typed(limits)} is no range: give the smallest and the largest value, "
+                f"for example {_typed(getattr(DataConfig(), name))}"
+            )
+        if data.crop != "resized" and limits != getattr(DataConfig(), name):
+            raise UserError(
+                f"--{name} has no effect with --crop {data.crop}: add --crop resized, or remove it"
+            )
+    if len(data.color_jitter) != 4:
+        raise UserError(
+            f"--color_jitter {_typed(data.color_jitter)} needs four numbers, for brightness, contrast, "
+            "saturation and hue: for example 0.2 0.2 0.2 0.02"
+        )
+    if data.color_jitter[3] > 0.5:
+        raise UserError(f"--color_jitter: the hue {data.color_jitter[3]} is too large: the maximum is 0.5")
 
 
 def check_discriminator(image_size: int, loss: LossConfig) -> None:

@@ -17,8 +17,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vae.config.options import MAX_PIXELS
+from vae.config.options import MAX_PIXELS, NO_JITTER
 from vae.console import printable
+from vae.data.augment import color_jitter, resized_crop
 from vae.data.decoding import decode_image, parse_background
 from vae.data.formats import BadImageError
 from vae.data.sampling import Order, ShuffledOrder
@@ -174,18 +175,25 @@ class CropDataset(Dataset[Sample]):
         *,
         image_size: int,
         crop: str = "random",
+        crop_scale: tuple[float, ...] = (1.0, 1.0),
+        crop_ratio: tuple[float, ...] = (1.0, 1.0),
         horizontal_flip: bool = True,
+        rotate90: bool = False,
+        color_jitter: tuple[float, ...] = NO_JITTER,
         upscale: bool = False,
         background: str = "white",
         max_pixels: int = MAX_PIXELS,
         seed: int = 0,
     ):
-        assert crop in ("random", "center")
+        assert crop in ("random", "center", "resized")
         parse_background(background)  # a wrong colour fails here, not in a worker
         self.images = images
         self.image_size = image_size
         self.crop = crop
+        self.crop_scale, self.crop_ratio = crop_scale, crop_ratio
         self.horizontal_flip = horizontal_flip
+        self.rotate90 = rotate90
+        self.color_jitter = color_jitter
         self.upscale = upscale
         self.background = background
         self.max_pixels = max_pixels
@@ -225,18 +233,25 @@ class CropDataset(Dataset[Sample]):
         return np.asarray(Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS))
 
     def _crop(self, pixels: np.ndarray, epoch: int, index: int) -> np.ndarray:
-        """Cut (S, S, 3) out of (H, W, 3); position and flip are functions of (seed, epoch, index)."""
+        """Make (S, S, 3) of (H, W, 3); everything random is a function of (seed, epoch, index)."""
         size = self.image_size
-        largest_offsets = pixels.shape[0] - size, pixels.shape[1] - size
-        words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(3)
-        if self.crop == "random":
-            offsets = zip(words[:2], largest_offsets, strict=True)
-            top, left = (int(word) % (most + 1) for word, most in offsets)
+        words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(12).tolist()
+        if self.crop == "resized":
+            crop = resized_crop(pixels, words[3:7], size, self.crop_scale, self.crop_ratio, self.upscale)
         else:
-            top, left = (most // 2 for most in largest_offsets)
-        crop = pixels[top : top + size, left : left + size]
-        if self.horizontal_flip and int(words[2]) >> 63:
+            largest_offsets = pixels.shape[0] - size, pixels.shape[1] - size
+            if self.crop == "random":
+                offsets = zip(words[:2], largest_offsets, strict=True)
+                top, left = (word % (most + 1) for word, most in offsets)
+            else:
+                top, left = (most // 2 for most in largest_offsets)
+            crop = pixels[top : top + size, left : left + size]
+        if self.horizontal_flip and words[2] >> 63:
             crop = crop[:, ::-1]
+        if self.rotate90:
+            crop = np.rot90(crop, words[7] >> 62)
+        if self.color_jitter != NO_JITTER:
+            crop = color_jitter(crop, words[8:], self.color_jitter)
         return crop
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vae import console
-from vae.config.options import Config
+from vae.config.options import Config, DataConfig
 from vae.data.dataset import Images
 from vae.data.shard_images import ShardImages
 from vae.training.datasets import TrainingSet
@@ -25,6 +25,8 @@ from vae.training.validation import ValidationSet
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 PACKAGE = "vae-trainer"
 TRANSFORM = ("crop", "horizontal_flip", "upscale", "background", "max_pixels")
+# Contracts from before these options existed do not have them: then they had their defaults.
+AUGMENTATIONS = ("crop_scale", "crop_ratio", "rotate90", "color_jitter")
 # Without these keys two contracts can be equal: they do not decide samples.
 NOT_COMPARED = {"path", "policy"}
 NEW, EXACT, TOPOLOGY, DATA, ROLLBACK = "new", "exact", "other topology", "other data", "rollback"
@@ -54,7 +56,7 @@ def contract_of(
     return {
         "training": _version(training_set.images),
         "validation": validation,
-        "transform": {name: getattr(data, name) for name in TRANSFORM},
+        "transform": _transform(data),
         "seed": {"seed": config.run.seed, "rules": RULES},
         "topology": {
             "processes": processes,
@@ -65,6 +67,12 @@ def contract_of(
         "code": code_revision(),
         "continues": dict(continues) if continues else None,
     }
+
+
+def _transform(data: DataConfig) -> dict[str, Any]:
+    """The options that decide the crops; JSON has no tuples."""
+    values = {name: getattr(data, name) for name in TRANSFORM + AUGMENTATIONS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _version(images: Images) -> dict[str, Any]:
@@ -121,6 +129,8 @@ def _differences(part: str, before: Any, now: Mapping[str, Any] | None) -> list[
     """One text for each value that differs; a part that only one of both has is one difference."""
     if not isinstance(before, dict) or now is None:
         return [] if before is None and now is None else [f"{part} {_shown(before)} -> {_shown(now)}".strip()]
+    if part == "transform":
+        before = {**_transform(DataConfig()), **before}
     names = [name for name in now if name not in NOT_COMPARED and before.get(name) != now[name]]
     return [f"{part} {name} {_shown(before.get(name))} -> {_shown(now[name])}".strip() for name in names]
 
