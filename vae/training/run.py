@@ -4,20 +4,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
 from vae.config.options import CONTRACT, Config, flatten
 from vae.device import is_out_of_memory
-from vae.host import GIB
 from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
 from vae.training.appending import write_json
 from vae.training.between_steps import begin_stage, validate_final
 from vae.training.checkpoint_writer import CheckpointWriter, copy_fits
 from vae.training.context import RunContext, StageContext
-from vae.training.disk_space import space_warning
 from vae.training.distributed import Distributed
 from vae.training.export import finish
 from vae.training.find_lr import find_learning_rate
@@ -31,26 +27,10 @@ from vae.training.saving import save_alone
 from vae.training.setup import prepare_run
 from vae.training.signals import EXPORT, LoadingStoppedError, StopSignals
 from vae.training.stage_length import choose_length
-from vae.training.stage_memory import (
-    StagePlan,
-    memory_limit,
-    memory_line,
-    memory_peaks,
-    plan_line,
-    plan_stage,
-    reset_memory_peaks,
-)
+from vae.training.stage_memory import StagePlan, memory_limit, plan_stage, reset_memory_peaks
+from vae.training.stage_report import print_remarks, print_stage, record_memory
 from vae.training.stages import Stage, current_stage
 from vae.training.state import TrainingState
-from vae.training.summary import (
-    busy_line,
-    data_line,
-    device_line,
-    loss_line,
-    model_line,
-    steps_line,
-    warm_start_warning,
-)
 from vae.training.wandb_run import WandbRun
 from vae.training.watchdog import Watchdog
 
@@ -116,7 +96,7 @@ def _train_stages(
     if run.config.run.train_minutes is not None:
         run, stage = _choose_length(run, state, stage, plans, signals, watchdog)
     _create_folder(run, lock)
-    _print_remarks(run, state)
+    print_remarks(run, state)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
     begin_run(run, state, logbook, state.stability.good, run.resume)
     writer = CheckpointWriter(run.config.run.background_save and copy_fits(run.config, run.dist.device))
@@ -151,14 +131,14 @@ def _run_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Outc
     ctx.watchdog.save_alone = partial(save_alone, run, ctx, state)
     ctx.watchdog.beat()
     set_recompute(state.autoencoder, ctx.settings.recompute)
-    _print_stage(run, ctx, state)
+    print_stage(run, ctx, state)
     reset_memory_peaks(run.dist.device)
     diverged, outcome = None, Outcome.FINISHED
     try:
         with run.dist.lost_processes_named():
             begin_stage(run, ctx, state)
             outcome = train_stage(run, ctx, state)
-            _record_memory(run, ctx, state)
+            record_memory(run, ctx, state)
     except NonFiniteError as error:
         diverged = str(error)
     except LoadingStoppedError:
@@ -281,53 +261,3 @@ def _create_folder(run: RunContext, lock: FolderLock) -> None:
         write_json(folder / "config.json", {**flatten(run.config), CONTRACT: run.contract}, indent=2)
         write_json(folder / "split.json", split, indent=1)
     run.dist.barrier()
-
-
-def _print_remarks(run: RunContext, state: TrainingState) -> None:
-    """Print what makes this run slow, its start bad, or its disk full."""
-    steps = [run.steps_of(stage) for stage in state.stages]
-    if warning := space_warning(run.output_dir, run.config, state.stages, steps):
-        console.warning(warning)
-    if remark := busy_line(run.dist.device, torch.get_num_threads()):
-        console.info(remark)
-    if not run.resumed_from and (warning := warm_start_warning(run.config.model)):
-        console.warning(warning)
-
-
-def _print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
-    """Print what is about to be trained: model, data, loss, device, memory, steps and folder."""
-    config = run.config
-    start = f"{config.model.init} start"
-    if run.resumed_from:
-        start = f"from {run.resumed_from}, step {state.position.step}"
-    elif config.model.init_from:
-        start = f"from {config.model.init_from}"
-    validation = run.validation_set.count if run.validation_set else 0
-    plan = plan_line(ctx.plan, ctx.stage.image_size, ctx.steps.local_images, config.speed.micro_batch_size)
-    lines = [
-        f"model   {model_line(config.model, state.autoencoder)}; {start}",
-        f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
-        f"{ctx.stage.image_size} px {config.data.crop} crops, {console.counted(run.num_workers, 'worker')}",
-        f"loss    {loss_line(config.loss)}",
-        f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
-        f"plan    {plan}",
-        f"steps   {steps_line(ctx.steps, config.optim)}",
-        f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
-    ]
-    console.info("\n".join(lines))
-
-
-def _record_memory(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
-    """Record and print the stage's measured memory peaks beside the predicted one."""
-    planned, settings = ctx.plan.memory, ctx.settings
-    predicted, peaks = planned.total / GIB, memory_peaks(run.dist.device)
-    record: dict[str, float | str] = {
-        "image_size": ctx.stage.image_size,
-        "micro_batch": settings.micro_batch,
-        "recompute": settings.recompute,
-        "predicted_peak_gib": predicted,
-        **peaks,
-    }
-    ctx.logbook.record("memory", state.position.step, record)
-    changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
-    console.info(memory_line(predicted, peaks, changed, ctx.plan.cuda_graph))

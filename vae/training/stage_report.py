@@ -1,0 +1,69 @@
+"""What a run prints at its start and at the beginning and the end of a stage."""
+
+import torch
+
+from vae import console
+from vae.host import GIB
+from vae.training.context import RunContext, StageContext
+from vae.training.disk_space import space_warning
+from vae.training.stage_memory import memory_line, memory_peaks, plan_line
+from vae.training.state import TrainingState
+from vae.training.summary import (
+    busy_line,
+    data_line,
+    device_line,
+    loss_line,
+    model_line,
+    steps_line,
+    warm_start_warning,
+)
+
+
+def print_remarks(run: RunContext, state: TrainingState) -> None:
+    """Print what makes this run slow, its start bad, or its disk full."""
+    steps = [run.steps_of(stage) for stage in state.stages]
+    if warning := space_warning(run.output_dir, run.config, state.stages, steps):
+        console.warning(warning)
+    if remark := busy_line(run.dist.device, torch.get_num_threads()):
+        console.info(remark)
+    if not run.resumed_from and (warning := warm_start_warning(run.config.model)):
+        console.warning(warning)
+
+
+def print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Print what is about to be trained: model, data, loss, device, memory, steps and folder."""
+    config = run.config
+    start = f"{config.model.init} start"
+    if run.resumed_from:
+        start = f"from {run.resumed_from}, step {state.position.step}"
+    elif config.model.init_from:
+        start = f"from {config.model.init_from}"
+    validation = run.validation_set.count if run.validation_set else 0
+    plan = plan_line(ctx.plan, ctx.stage.image_size, ctx.steps.local_images, config.speed.micro_batch_size)
+    lines = [
+        f"model   {model_line(config.model, state.autoencoder)}; {start}",
+        f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
+        f"{ctx.stage.image_size} px {config.data.crop} crops, {console.counted(run.num_workers, 'worker')}",
+        f"loss    {loss_line(config.loss)}",
+        f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
+        f"plan    {plan}",
+        f"steps   {steps_line(ctx.steps, config.optim)}",
+        f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
+    ]
+    console.info("\n".join(lines))
+
+
+def record_memory(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
+    """Record and print the stage's measured memory peaks beside the predicted one."""
+    planned, settings = ctx.plan.memory, ctx.settings
+    predicted, peaks = planned.total / GIB, memory_peaks(run.dist.device)
+    record: dict[str, float | str] = {
+        "image_size": ctx.stage.image_size,
+        "micro_batch": settings.micro_batch,
+        "recompute": settings.recompute,
+        "predicted_peak_gib": predicted,
+        **peaks,
+    }
+    ctx.logbook.record("memory", state.position.step, record)
+    changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
+    console.info(memory_line(predicted, peaks, changed, ctx.plan.cuda_graph))
