@@ -131,7 +131,7 @@ def test_manifest_that_is_split_decides(source, tmp_path):
 
 
 def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
-    member = write.Member(str(source / "00.png"), 64 * "0", "png", 1, (1, 1), "{}")
+    member = write.Member(str(source / "00.png"), 64 * "0", "png", 1, (1, 1), 32 * "0", "{}")
     plan = write.Plan("images-000000.tar", [member])
     with pytest.raises(write.DataError, match="has changed"):
         write.write_shard(tmp_path, tmp_path, plan)
@@ -157,7 +157,7 @@ def foreign_dataset(folder, members):
         for number, (name, data) in enumerate(members):
             info = tarfile.TarInfo(name)
             info.size = len(data)
-            rows.append((f"{number:032}", tar.offset + 512, len(data), zlib.crc32(data), 64, 64))
+            rows.append((f"{number:032}", tar.offset + 512, len(data), zlib.crc32(data), 64, 64, 0, 0))
             tar.addfile(info, io.BytesIO(data))
     one = Shard(tar_path.name, len(rows), tar_path.stat().st_size, sha256_of_file(tar_path))
     np.save(index_path(folder, one), np.array(rows, INDEX))

@@ -108,6 +108,10 @@ class ShardConfig(ReadingConfig):
         "share of the images for a validation dataset; not used if a manifest defines the split",
         metavar="SHARE",
     )
+    near_duplicates: bool = option(
+        True,
+        "keep images that look alike on one side, and refuse a manifest whose split separates them",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

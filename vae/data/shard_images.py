@@ -220,7 +220,9 @@ class ShardImages:
     def read(self, index: int) -> bytes:
         """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
         number, row = self.locate(index)
-        return self._files.read(self.dataset.shards[number], Row(*self._index(number)[row].item()))
+        return self._files.read(
+            self.dataset.shards[number], Row(*self._index(number)[row].item()[: len(Row._fields)])
+        )
 
     def _index(self, number: int) -> np.ndarray:
         """The index of a shard. Threads may read one twice, but never a part of one."""

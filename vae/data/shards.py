@@ -26,7 +26,8 @@ from vae.files import check_regular, parse_json, read_json
 FORMAT = 1
 MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
 MAX_DATASET_BYTES = 2**30  # of dataset.json: about five million shards
-# key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file.
+# key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
+# phash_low, phash_high: of vae/prepare/perceptual_hash.py, to find images that look alike.
 INDEX = np.dtype(
     [
         ("key", "S32"),
@@ -35,6 +36,8 @@ INDEX = np.dtype(
         ("crc32", "<u4"),
         ("width", "<u4"),
         ("height", "<u4"),
+        ("phash_low", "<u8"),
+        ("phash_high", "<u8"),
     ]
 )
 # Only names in the dataset's own folder: a dataset may come from a stranger.

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from vae.files import sha256_of_file
 from vae.host import GIB
 from vae.prepare.engine import run_tasks
 from vae.prepare.ledger import ACCEPTED, REJECTED, Result
+from vae.prepare.perceptual_hash import hash_pixels
 from vae.prepare.pool import Answer, Failure, Item, Limits
 from vae.prepare.rejections import TRANSIENT
 
@@ -49,8 +51,8 @@ def check_image(path: str | os.PathLike[str], config: ReadingConfig) -> DecodedI
     return image._replace(flags=tuple(sorted({*image.flags, *_blankness(image.pixels)})))
 
 
-def check_file(config: ReadingConfig, name: str) -> Result:
-    """Decode one file and return its result."""
+def check_file(config: ReadingConfig, name: str, *, with_phash: bool = False) -> Result:
+    """Decode one file and return its result, `with_phash` with the perceptual hash of the image."""
     path = os.path.join(config.input_dir, name)
     try:
         image = check_image(path, config)
@@ -60,7 +62,14 @@ def check_file(config: ReadingConfig, name: str) -> Result:
     except OSError as error:  # it disappeared after it was decoded
         return Result(name, REJECTED, "unreadable", error.strerror or str(error))
     height, width = image.pixels.shape[:2]
-    record = {"format": image.format, "width": width, "height": height, "flags": list(image.flags)}
+    record: dict[str, Any] = {
+        "format": image.format,
+        "width": width,
+        "height": height,
+        "flags": list(image.flags),
+    }
+    if with_phash:
+        record["phash"] = hash_pixels(image.pixels).astype(">u8").tobytes().hex()
     return Result(name, ACCEPTED, "", "", status.st_size, status.st_mtime_ns, digest, record)
 
 

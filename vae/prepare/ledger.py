@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS contents (
     name BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, sha256 TEXT, pending INTEGER) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS contents_by_size ON contents (size, pending);
 CREATE INDEX IF NOT EXISTS contents_by_hash ON contents (sha256, name) WHERE sha256 IS NOT NULL;
+CREATE TABLE IF NOT EXISTS phashes (phash BLOB, number BLOB, PRIMARY KEY (phash, number)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (key BLOB PRIMARY KEY, value TEXT) WITHOUT ROWID;
 """
 
@@ -257,6 +258,26 @@ class Ledger:
             "SELECT output FROM files WHERE name = ?", (os.fsencode(name),)
         ).fetchone()
         return os.fsdecode(output)
+
+    def list_phashes(self, phashes: Iterable[tuple[bytes, int]]) -> None:
+        """Replace the list of perceptual hashes, each with a number of its image, by a sorted one."""
+        with self.transaction():
+            self._db.execute("DELETE FROM phashes")
+            rows = ((phash, number.to_bytes(8, "big")) for phash, number in phashes)
+            self._db.executemany("INSERT OR IGNORE INTO phashes VALUES (?, ?)", rows)
+
+    def phashes(self) -> Iterator[bytes]:
+        """The different perceptual hashes, sorted."""
+        for (phash,) in self._db.execute("SELECT DISTINCT phash FROM phashes ORDER BY phash"):
+            yield phash
+
+    def numbers_by_phash(self) -> Iterator[tuple[int, int]]:
+        """For each listed image, the position of its hash in `phashes`, and its number."""
+        position, last = -1, None
+        for phash, number in self._db.execute("SELECT phash, number FROM phashes ORDER BY phash, number"):
+            position += phash != last
+            last = phash
+            yield position, int.from_bytes(number, "big")
 
     def note(self, key: str, value: str) -> None:
         """Store a text under a key."""

@@ -4,7 +4,7 @@ Shapes: N images; U different hashes. A hash is uint64 (2,), as perceptual_hash.
 """
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -19,6 +19,8 @@ MOST_LOW, MOST_ALL = 5, 20
 BYTES, KEY_BYTES = 8, 3
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
 MOST_NEIGHBOURS = 64
+MOST_AT_ONCE = 2**22  # hashes that are sorted at once, about 200 MB; more of them are sorted in parts
+CHUNK = 2**20  # hashes that are read at once
 
 
 def find_clusters(hashes: np.ndarray, *, most_low: int = MOST_LOW, most_all: int = MOST_ALL) -> np.ndarray:
@@ -31,34 +33,77 @@ def find_clusters(hashes: np.ndarray, *, most_low: int = MOST_LOW, most_all: int
     if len(hashes) == 0:
         return np.zeros(0, dtype=np.int64)
     unique, first, inverse = np.unique(hashes, axis=0, return_index=True, return_inverse=True)
-    parents = np.arange(len(unique))
-    for left, right in _near_pairs(unique, most_low, most_all):
-        _join(parents, left, right)
-    roots = find_roots(parents)  # (U,): the cluster of each different hash
+    roots = cluster_sorted(unique, most_low, most_all)  # (U,): the cluster of each different hash
     earliest = np.full(len(unique), len(hashes))
     np.minimum.at(earliest, roots, first)
     return earliest[roots[inverse.reshape(-1)]]
 
 
-def _near_pairs(unique: np.ndarray, most_low: int, most_all: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def cluster_sorted(
+    unique: np.ndarray,
+    most_low: int = MOST_LOW,
+    most_all: int = MOST_ALL,
+    most_at_once: int = MOST_AT_ONCE,
+) -> np.ndarray:
+    """The cluster of each of (U, 2) different hashes in sorted order, as the position of its first: (U,).
+
+    `unique` may be a memory map: memory is needed for `most_at_once` hashes, and 16 bytes for each.
+    """
+    parents = np.arange(len(unique))
+    for left, right in _near_pairs(unique, most_low, most_all, most_at_once):
+        _join(parents, left, right)
+    return find_roots(parents)
+
+
+def _near_pairs(
+    unique: np.ndarray, most_low: int, most_all: int, most_at_once: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Positions of near hashes among (U, 2) different ones, in blocks."""
-    count = len(unique)
-    both = np.concatenate([unique, unique ^ MIRROR])  # (2U, 2)
-    low_bytes = np.ascontiguousarray(both[:, 0]).view(np.uint8).reshape(-1, BYTES).astype(np.uint32)
+    parts = max(1, min(256, -(-2 * len(unique) // most_at_once)))
+    limits = [256 * part // parts for part in range(parts + 1)]
     for chosen in combinations(range(BYTES), KEY_BYTES):
-        keys = np.zeros(2 * count, dtype=np.uint32)
-        for index, byte in enumerate(chosen):
-            keys += low_bytes[:, byte] << np.uint32(8 * index)
-        order = np.argsort(keys, kind="stable")  # `unique` is sorted: similar hashes of a bucket are adjacent
-        keys = keys[order]
-        for step in range(1, MOST_NEIGHBOURS + 1):
-            same = np.flatnonzero(keys[step:] == keys[:-step])
-            if len(same) == 0:
-                break
-            left, right = order[same], order[same + step]
-            low, high = (count_ones(words) for words in (both[left] ^ both[right]).T)
-            near = (low <= most_low) & (low + high <= most_all)
-            yield left[near] % count, right[near] % count
+        for least, limit in pairwise(limits):  # hashes that agree in the first byte are in the same part
+            both, position = _with_byte(unique, chosen[0], least, limit)
+            keys = bucket_keys(both, chosen)
+            order = np.argsort(keys, kind="stable")  # `unique` is sorted: similar hashes become adjacent
+            keys = keys[order]
+            for step in range(1, MOST_NEIGHBOURS + 1):
+                same = np.flatnonzero(keys[step:] == keys[:-step])
+                if len(same) == 0:
+                    break
+                left, right = order[same], order[same + step]
+                near = are_near(both[left], both[right], most_low, most_all)
+                yield position[left[near]], position[right[near]]
+
+
+def _with_byte(unique: np.ndarray, byte: int, least: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """The hashes and mirrored hashes with a byte of [least, limit): (M, 2), and their positions (M,)."""
+    hashes, positions = [], []
+    for mirror in (np.zeros_like(MIRROR), MIRROR):
+        for first in range(0, len(unique), CHUNK):
+            rows = unique[first : first + CHUNK].astype(np.uint64) ^ mirror
+            octets = rows[:, 0] >> np.uint64(8 * byte) & np.uint64(0xFF)
+            chosen = np.flatnonzero((octets >= least) & (octets < limit))
+            hashes.append(rows[chosen])
+            positions.append(first + chosen)
+    return np.concatenate(hashes), np.concatenate(positions)
+
+
+def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
+    """The chosen bytes of the lower word of (M, 2) hashes as one number each: uint32 (M,)."""
+    keys = np.zeros(len(hashes), dtype=np.uint32)
+    for index, byte in enumerate(chosen):
+        octets = (hashes[:, 0] >> np.uint64(8 * byte) & np.uint64(0xFF)).astype(np.uint32)
+        keys += octets << np.uint32(8 * index)
+    return keys
+
+
+def are_near(
+    one: np.ndarray, other: np.ndarray, most_low: int = MOST_LOW, most_all: int = MOST_ALL
+) -> np.ndarray:
+    """Whether two hashes are near, for each pair of (M, 2): bool (M,)."""
+    low, high = (count_ones(words) for words in (one ^ other).T)
+    return (low <= most_low) & (low + high <= most_all)
 
 
 def count_ones(words: np.ndarray) -> np.ndarray:

@@ -9,14 +9,14 @@ import os
 import sqlite3
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vae import console
 from vae.config.errors import EXIT_DATA, DataError, UserError
@@ -33,6 +33,7 @@ from vae.prepare.output_dir import check_apart, write_error
 from vae.prepare.pool import Failure, Limits
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
 from vae.prepare.shard.engines import write_energon_metadata
+from vae.prepare.shard.groups import Groups, hash_number, split_groups
 from vae.prepare.shard.write import KEY_DIGITS, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.progress import Progress
 
@@ -41,7 +42,7 @@ MEGABYTE = 10**6
 TRAINING, VALIDATION = "dataset.json", "validation.json"
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold"}  # of a manifest
-POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split")
+POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 ROW = "row "  # key of a note: the manifest's columns of a path
 
 
@@ -110,7 +111,8 @@ def _check_all(ledger: Ledger, config: ShardConfig) -> None:
     while True:
         bad = 0
         with Progress("check", ledger.count_files(), "image") as bar:
-            results = decode_each(partial(check_file, config), _to_check(ledger, config, bar), config)
+            check = partial(check_file, config, with_phash=True)
+            results = decode_each(check, _to_check(ledger, config, bar), config)
             with closing(results):
                 for name, result in results:
                     if isinstance(result, Failure):
@@ -125,7 +127,9 @@ def _check_all(ledger: Ledger, config: ShardConfig) -> None:
 def _to_check(ledger: Ledger, config: ShardConfig, bar: Progress) -> Iterator[str]:
     """Names of the files whose result is missing or old; the others count as done."""
     for name, _ in ledger.files():
-        if is_current(ledger.result(name), os.path.join(config.input_dir, name)):
+        result = ledger.result(name)
+        is_complete = result is not None and (result.status == REJECTED or "phash" in result.record)
+        if is_complete and is_current(result, os.path.join(config.input_dir, name)):
             bar.update()
         else:
             yield name
@@ -133,7 +137,7 @@ def _to_check(ledger: Ledger, config: ShardConfig, bar: Progress) -> Iterator[st
 
 def _pack(ledger: Ledger, config: ShardConfig, root: Path) -> Outcome:
     """Write the missing shards, then the files of the datasets."""
-    rule = _validation_rule(ledger, config.val_split)
+    rule = _validation_rule(ledger, config, root)
     policy = {name: getattr(config, name) for name in POLICY}
     digest, samples = _survey(ledger, rule, config)
     _claim(root, {"images": digest, "shard_mb": config.shard_mb, "policy": policy})
@@ -162,31 +166,50 @@ def _claim(root: Path, contents: dict[str, Any]) -> None:
     replace_text(noted, [json.dumps(contents)])
 
 
-class _Rule(NamedTuple):
-    """Which images are for validation."""
-
-    by_manifest: bool
-    lowest: int  # otherwise, so many images with the lowest hashes
+Rule = Callable[[Result], bool]  # whether an image is for validation
 
 
-def _validation_rule(ledger: Ledger, share: float) -> _Rule:
-    """The sides that the manifest assigns, if it was split; else a share by hash."""
-    hashes, by_manifest = array("Q"), False  # 8 bytes per image
-    for result in ledger.accepted_by_hash():
-        hashes.append(int((result.sha256 or "")[:16], 16))
-        by_manifest = by_manifest or bool(_row(ledger, result.name).get("split"))
-    return _Rule(by_manifest, count_lowest(hashes, share))
+def _validation_rule(ledger: Ledger, config: ShardConfig, root: Path) -> Rule:
+    """The sides that the manifest assigns, if it was split; else a share by hash.
+
+    Images that look alike are on one side. UserError if the manifest separates them.
+    """
+
+    def in_manifest(result: Result) -> bool:
+        return _row(ledger, result.name).get("split") == "val"
+
+    groups = Groups(ledger, root / HIDDEN / "phashes") if config.near_duplicates else None
+    if any(_row(ledger, result.name).get("split") for result in ledger.accepted_by_hash()):
+        if groups:
+            _refuse_split_groups(ledger, groups, in_manifest)
+        return in_manifest
+    if groups:
+        chosen = groups.held_out(config.val_split)
+        return lambda result: bool(chosen[groups.group(result)])
+    numbers = array("Q", map(hash_number, ledger.accepted_by_hash()))  # 8 bytes per image
+    lowest = count_lowest(numbers, config.val_split)
+    limit = numbers[lowest - 1] if lowest else -1
+    return lambda result: hash_number(result) <= limit
 
 
-def _members(ledger: Ledger, rule: _Rule, config: ShardConfig) -> Iterator[tuple[str, Member]]:
+def _refuse_split_groups(ledger: Ledger, groups: Groups, rule: Rule) -> None:
+    names = split_groups(groups, lambda: ((one, rule(one)) for one in ledger.accepted_by_hash()))
+    if names:
+        raise UserError(
+            "--input_dir: its manifest has images that look alike in training and in validation, for example "
+            f"{console.printable(', '.join(names))}: run prepare_data.py --mode split --group_by "
+            "near_duplicates, or allow it with --no-near_duplicates"
+        )
+
+
+def _members(ledger: Ledger, rule: Rule, config: ShardConfig) -> Iterator[tuple[str, Member]]:
     """All images with the dataset of each, in the order of their hashes, read as they are needed."""
-    for rank, result in enumerate(ledger.accepted_by_hash()):
+    for result in ledger.accepted_by_hash():
         row = _row(ledger, result.name)
-        held_out = row.get("split") == "val" if rule.by_manifest else rank < rule.lowest
-        yield VALIDATION if held_out else TRAINING, _member(result, row, config)
+        yield VALIDATION if rule(result) else TRAINING, _member(result, row, config)
 
 
-def _survey(ledger: Ledger, rule: _Rule, config: ShardConfig) -> tuple[str, dict[str, int]]:
+def _survey(ledger: Ledger, rule: Rule, config: ShardConfig) -> tuple[str, dict[str, int]]:
     """A hash of the content that all shards will have, and the number of images of each dataset."""
     digest, samples = sha256(), {TRAINING: 0, VALIDATION: 0}
     for side, member in _members(ledger, rule, config):
@@ -214,7 +237,8 @@ def _member(result: Result, row: dict[str, Any], config: ShardConfig) -> Member:
     }
     path = os.path.join(config.input_dir, result.name)
     extension = EXTENSIONS_OF[kind][0].lstrip(".")
-    return Member(path, result.sha256, extension, result.size, size, json.dumps(metadata))
+    phash = result.record["phash"]
+    return Member(path, result.sha256, extension, result.size, size, phash, json.dumps(metadata))
 
 
 def _split(stem: str, members: Iterable[Member], most_bytes: int) -> Iterator[Plan]:

@@ -31,6 +31,7 @@ class Member(NamedTuple):
     extension: str
     bytes: int
     size: tuple[int, int]  # width, height
+    phash: str  # perceptual hash: 32 hexadecimal digits
     json: str  # ASCII
 
     @property
@@ -104,7 +105,8 @@ def _write_tar(path: Path, members: Sequence[Member]) -> tuple[np.ndarray, dict[
             image = _add(tar, f"{member.key}.{member.extension}", data)
             samples.append((image, _add(tar, f"{member.key}.json", member.json.encode())))
             key, crc32 = member.key.encode(), zlib.crc32(data)
-            rows[number] = (key, image.offset, image.size, crc32, *member.size)
+            phash = int(member.phash[:16], 16), int(member.phash[16:], 16)
+            rows[number] = (key, image.offset, image.size, crc32, *member.size, *phash)
         return rows, indexes(samples, tar.offset)
 
 

@@ -1,0 +1,90 @@
+"""Groups of images that look alike: a group is on one side, so validation has no twin of a training image.
+
+Perceptual hashes are sorted on disk, by the ledger. Memory is needed for at most 40 bytes per image.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from vae.data.folder import count_lowest
+from vae.prepare.ledger import Ledger, Result
+from vae.prepare.near_duplicates import cluster_sorted
+
+PHASH_BYTES = 16  # two big-endian words
+EXAMPLES, MOST_NAMES = 2, 6  # groups and images that a message names
+
+
+class Groups:
+    """The groups of all accepted images, and a 64-bit key of each group.
+
+    The key of a single image is the beginning of the hash of its bytes. That of a larger group is a hash of
+    the lowest of these, so larger groups are not drawn more often.
+    """
+
+    def __init__(self, ledger: Ledger, scratch: Path):
+        """Sort the hashes in the ledger, and find groups; `scratch` is a file."""
+        results = ledger.accepted_by_hash()
+        ledger.list_phashes((bytes.fromhex(one.record["phash"]), hash_number(one)) for one in results)
+        with open(scratch, "wb") as file:
+            for phash in ledger.phashes():
+                file.write(phash)
+        self._phashes: np.ndarray = np.zeros(0, f"S{PHASH_BYTES}")
+        if scratch.stat().st_size:  # numpy cannot map an empty file
+            self._phashes = np.memmap(scratch, dtype=f"S{PHASH_BYTES}", mode="r")
+        words = self._phashes.view(">u8").reshape(-1, 2)
+        self._group_of = cluster_sorted(words)  # (U,): by the position of a hash
+        self.sizes = np.zeros(len(words), np.int64)  # images by group
+        self._keys = np.full(len(words), 2**64 - 1, np.uint64)  # by group
+        for position, first in ledger.numbers_by_phash():
+            group = self._group_of[position]
+            self.sizes[group] += 1
+            self._keys[group] = min(self._keys[group], np.uint64(first))
+        for group in np.flatnonzero(self.sizes > 1):
+            digest = hashlib.sha256(int(self._keys[group]).to_bytes(8, "big")).digest()
+            self._keys[group] = int.from_bytes(digest[:8], "big")
+
+    def group(self, result: Result) -> int:
+        """The number of an image's group."""
+        phash = np.bytes_(bytes.fromhex(result.record["phash"]))
+        return int(self._group_of[np.searchsorted(self._phashes, phash)])
+
+    def held_out(self, share: float) -> np.ndarray:
+        """Which groups are for validation: about a share of the images, and never all of them: bool by group.
+
+        Groups that are larger than this share train, unless no smaller one is left to choose.
+        """
+        exists = self.sizes > 0
+        keys = np.sort(np.repeat(self._keys, self.sizes))  # by image
+        lowest, highest = count_lowest(cast("Sequence[int]", keys), share), self._keys[exists].max(initial=0)
+        if lowest == 0 or exists.sum() < 2:
+            return np.zeros(len(exists), bool)
+        held = exists & (self._keys <= keys[lowest - 1]) & (self.sizes <= lowest) & (self._keys < highest)
+        if not held.any():
+            smallest = np.flatnonzero(self.sizes == self.sizes[exists].min())
+            held[smallest[self._keys[smallest].argmin()]] = True
+        return held
+
+
+def split_groups(groups: Groups, sides: Callable[[], Iterator[tuple[Result, bool]]]) -> list[str]:
+    """Names of the images of some groups that have images on both sides; none if no group has.
+
+    `sides` gives all images, each with whether it is for validation.
+    """
+    seen = np.zeros(len(groups.sizes), np.uint8)  # by group: 1 for training, 2 for validation, 3 for both
+    for result, held_out in sides():
+        if groups.sizes[group := groups.group(result)] > 1:
+            seen[group] |= 1 + held_out
+    both = set(np.flatnonzero(seen == 3)[:EXAMPLES].tolist())
+    names = (result.name for result, _ in sides() if both and groups.group(result) in both)
+    return sorted(islice(names, MOST_NAMES))
+
+
+def hash_number(result: Result) -> int:
+    """The beginning of the hash of an image's bytes."""
+    assert result.sha256 is not None, "accepted files have a hash"
+    return int(result.sha256[:16], 16)
