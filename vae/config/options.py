@@ -164,6 +164,14 @@ class DataConfig:
         at_least=0.1,
         at_most=10,
     )
+    buckets: int = option(
+        0,
+        "up to this many shapes of training crops, from 1:2 to 2:1, with about the pixels of --image_size "
+        "squared: an image is scaled to cover the nearest shape, and a batch has one shape; 0: square crops",
+        metavar="N",
+        at_least=0,
+        at_most=64,
+    )
     horizontal_flip: bool = option(True, "mirror half of the training crops, chosen at random")
     rotate90: bool = option(False, "turn each training crop by 0, 90, 180 or 270 degrees, chosen at random")
     color_jitter: tuple[float, ...] = option(

@@ -115,7 +115,10 @@ def check_together(config: Config) -> None:
 
 
 def check_augmentations(data: DataConfig) -> None:
-    """Raise UserError if the ranges of the augmentations are none, or have no effect."""
+    """Raise UserError if the ranges of augmentations are none, have no effect or contradict --buckets."""
+    for flag, is_given in (("--crop resized", data.crop == "resized"), ("--rotate90", data.rotate90)):
+        if data.buckets and is_given:
+            raise UserError(f"{flag} changes the shapes of --buckets {data.buckets}: remove one of them")
     for name in ("crop_scale", "crop_ratio"):
         limits = getattr(data, name)
         if len(limits) != 2 or limits[0] > limits[1]:

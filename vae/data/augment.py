@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageEnhance
 
+from vae.data.formats import BadImageError
+
 
 def unit(word: int) -> float:
     """A random word of 64 bits as a number in [0, 1)."""
@@ -38,6 +40,30 @@ def resized_crop(
     left, top = words[2] % (width - w + 1), words[3] % (height - h + 1)
     region = Image.fromarray(pixels).crop((left, top, left + w, top + h))
     return np.asarray(region.resize((size, size), Image.Resampling.LANCZOS))
+
+
+def cover_crop(
+    pixels: np.ndarray, words: Sequence[int] | None, shape: tuple[int, int], enlarge: bool
+) -> np.ndarray:
+    """(H, W, 3) scaled to cover a shape (height, width), and cut to it; the centre without `words`.
+
+    Raises BadImageError if the image is smaller, unless `enlarge`.
+    """
+    (height, width), (high, wide) = pixels.shape[:2], shape
+    scale = max(high / height, wide / width)
+    if scale > 1 and not enlarge:
+        raise BadImageError(
+            "too_small",
+            f"{width}x{height} is below its {wide}x{high} of --buckets: add --upscale or use a smaller "
+            "--image_size",
+        )
+    h, w = min(height, high / scale), min(width, wide / scale)  # what is visible of the image
+    down, across = (unit(word) for word in words) if words is not None else (0.5, 0.5)
+    top, left = (height - h) * down, (width - w) * across
+    if scale == 1:
+        return pixels[int(top) : int(top) + high, int(left) : int(left) + wide]
+    edges = left, top, min(left + w, width), min(top + h, height)
+    return np.asarray(Image.fromarray(pixels).resize((wide, high), Image.Resampling.LANCZOS, box=edges))
 
 
 def color_jitter(pixels: np.ndarray, words: Sequence[int], strengths: tuple[float, ...]) -> np.ndarray:

@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 
 from vae.config.options import MAX_PIXELS, NO_JITTER
 from vae.console import printable
-from vae.data.augment import color_jitter, resized_crop
+from vae.data.augment import color_jitter, cover_crop, resized_crop
+from vae.data.buckets import Buckets
 from vae.data.decoding import decode_image, parse_background
 from vae.data.formats import BadImageError
 from vae.data.sampling import Order, ShuffledOrder
@@ -42,7 +43,7 @@ class Sample:
 
     epoch: int
     index: int
-    image: Tensor | None  # uint8 (3, S, S)
+    image: Tensor | None  # uint8 (3, S, S), or of the image's bucket
     rejection: Rejection | None
 
 
@@ -50,7 +51,7 @@ class Sample:
 class Batch:
     """Images of one step; unusable ones are listed in `rejected` and are not replaced."""
 
-    images: Tensor  # uint8 (B, 3, S, S)
+    images: Tensor  # uint8 (B, 3, S, S), or of one bucket
     epochs: Tensor  # int64 (B,)
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
@@ -184,7 +185,9 @@ class CropDataset(Dataset[Sample]):
         background: str = "white",
         max_pixels: int = MAX_PIXELS,
         seed: int = 0,
+        buckets: Buckets | None = None,
     ):
+        """`buckets`: crops have the shape of their image, which is scaled to cover it."""
         assert crop in ("random", "center", "resized")
         parse_background(background)  # a wrong colour fails here, not in a worker
         self.images = images
@@ -198,6 +201,7 @@ class CropDataset(Dataset[Sample]):
         self.background = background
         self.max_pixels = max_pixels
         self.seed = seed
+        self.buckets = buckets
 
     def __len__(self) -> int:
         return len(self.images)
@@ -206,10 +210,11 @@ class CropDataset(Dataset[Sample]):
         epoch, index = key
         try:
             pixels = self.images.decode(index, max_pixels=self.max_pixels, background=self.background)
-            pixels = self._ensure_crop_fits(pixels)
+            if self.buckets is None:
+                pixels = self._ensure_crop_fits(pixels)
+            crop = self._crop(pixels, epoch, index)  # (S, S, 3), or of the image's bucket
         except BadImageError as error:
             return Sample(epoch, index, None, Rejection(self.images.name(index), error.reason, error.detail))
-        crop = self._crop(pixels, epoch, index)  # (S, S, 3)
         image = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)))  # (3, S, S)
         return Sample(epoch, index, image, None)
 
@@ -236,7 +241,10 @@ class CropDataset(Dataset[Sample]):
         """Make (S, S, 3) of (H, W, 3); everything random is a function of (seed, epoch, index)."""
         size = self.image_size
         words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(12).tolist()
-        if self.crop == "resized":
+        if self.buckets is not None:
+            shape = self.buckets.shape_of(index)
+            crop = cover_crop(pixels, words[:2] if self.crop == "random" else None, shape, self.upscale)
+        elif self.crop == "resized":
             crop = resized_crop(pixels, words[3:7], size, self.crop_scale, self.crop_ratio, self.upscale)
         else:
             largest_offsets = pixels.shape[0] - size, pixels.shape[1] - size
@@ -256,9 +264,10 @@ class CropDataset(Dataset[Sample]):
 
 
 def collate(samples: Sequence[Sample], *, image_size: int) -> Batch:
-    """Combine samples into a batch; rejected images make it smaller, down to (0, 3, S, S)."""
+    """Combine samples of one shape into a batch; rejected images make it smaller, down to (0, 3, S, S)."""
     good = [sample for sample in samples if sample.image is not None]
-    images = torch.empty((len(good), 3, image_size, image_size), dtype=torch.uint8)
+    shape = good[0].image.shape if good and good[0].image is not None else (3, image_size, image_size)
+    images = torch.empty((len(good), *shape), dtype=torch.uint8)
     for row, sample in zip(images, good, strict=True):
         assert sample.image is not None
         row.copy_(sample.image)

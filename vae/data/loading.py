@@ -15,8 +15,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from vae import console
 from vae.config.errors import DataError
 from vae.config.options import MAX_PIXELS
+from vae.data.buckets import BucketOrder
 from vae.data.dataset import Batch, CropDataset, Images, Sample, collate
-from vae.data.sampling import StepSampler
+from vae.data.sampling import Order, StepSampler
 from vae.data.workers import blocked_signals, start_worker
 from vae.device import is_out_of_memory
 
@@ -35,6 +36,7 @@ class TrainLoader:
         dataset: CropDataset,
         *,
         local_batch: int,
+        order: Order | None = None,
         rank: int = 0,
         world_size: int = 1,
         num_workers: int = 0,
@@ -46,10 +48,13 @@ class TrainLoader:
     ):
         """`local_batch`: images of one optimizer step on one device. `pin_memory` is for GPUs.
 
+        `order`: another one than that of the images.
+
         `while_waiting` is called every POLL_SECONDS of a wait for a batch, and may end it with an exception.
         """
         self._images, self._has_processes = dataset.images, num_workers > 0
-        self._sampler = StepSampler(dataset.images.order(dataset.seed), local_batch, rank, world_size)
+        order = dataset.images.order(dataset.seed) if order is None else order
+        self._sampler = StepSampler(order, local_batch, rank, world_size)
         self.steps_per_epoch = self._sampler.steps_per_epoch
         make_loader = partial(
             _open_loader,
@@ -76,7 +81,11 @@ class TrainLoader:
         """Let the images of this step, and of later ones, be fetched."""
         sampler = self._sampler
         position = step * sampler.local_batch * sampler.world_size + sampler.rank
-        self._images.expect(sampler.order, epoch, position, sampler.world_size)
+        order = sampler.order
+        if isinstance(order, BucketOrder):
+            last = order.base_position(epoch, position)
+            order, position = order.base, last - last % sampler.world_size + sampler.rank
+        self._images.expect(order, epoch, position, sampler.world_size)
 
     def close(self) -> None:
         """End the decoding processes and wait for them."""

@@ -21,6 +21,10 @@ class Order(Protocol):
         """The images at the positions first, first + step, ... of an epoch."""
         ...
 
+    def whole(self, epoch: int) -> np.ndarray:
+        """The images at all positions of an epoch, int64."""
+        ...
+
 
 def permutation(count: int, entropy: list[int]) -> np.ndarray:
     """A permutation of 0..count-1 as a function of `entropy`, int64.
@@ -47,6 +51,10 @@ class ShuffledOrder:
     def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
         """The images at the positions first, first + step, ... of an epoch."""
         return self._permutation(epoch)[first : first + step * count : step].tolist()
+
+    def whole(self, epoch: int) -> np.ndarray:
+        """The images at all positions of an epoch, int64."""
+        return self._permutation(epoch)
 
 
 def steps_per_epoch(num_images: int, local_batch: int, world_size: int = 1) -> int:

@@ -217,6 +217,15 @@ class ShardImages:
         """All keys, in the order of the samples: S32 (N,). BadImageError for a bad index."""
         return np.concatenate([self._files.index(shard)["key"] for shard in self.dataset.shards])
 
+    def sizes(self, indices: range) -> np.ndarray:
+        """Width and height of consecutive images: int64 (n, 2). BadImageError for a bad index."""
+        if not indices:
+            return np.zeros((0, 2), np.int64)
+        (first, begin), (last, _) = self.locate(indices[0]), self.locate(indices[-1])
+        rows = [self._files.index(shard) for shard in self.dataset.shards[first : last + 1]]
+        sizes = np.concatenate([np.stack([part["width"], part["height"]], axis=1) for part in rows])
+        return sizes.astype(np.int64)[begin : begin + len(indices)]
+
     def read(self, index: int) -> bytes:
         """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
         number, row = self.locate(index)

@@ -70,6 +70,15 @@ class StreamOrder:
         begin, end = np.searchsorted(ends, (first, last), side="right")
         return order[begin : end + 1]
 
+    def whole(self, epoch: int) -> np.ndarray:
+        """The samples at all positions of an epoch, int64; they need memory."""
+        windows = range(-(-self.length // self._window))
+        streams = [
+            np.concatenate([self._samples(epoch, stream, window) for window in windows])
+            for stream in range(self.num_streams)
+        ]
+        return np.stack(streams, axis=1).reshape(-1)
+
     def _sample(self, epoch: int, position: int) -> int:
         place, stream = divmod(position, self.num_streams)
         window, within = divmod(place, self._window)

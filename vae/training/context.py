@@ -58,7 +58,9 @@ class RunContext:
     def steps_of(self, stage: Stage) -> StageSteps:
         """How the epochs of `stage` divide into optimizer steps."""
         accumulation = self.config.run.accumulation_steps
-        return StageSteps.of(stage, self.training_set.num_images, accumulation, self.dist.world_size)
+        global_batch = stage.batch_size * accumulation * self.dist.world_size
+        order = self.training_set.order_of(self.config, stage.image_size, global_batch)
+        return StageSteps.of(stage, len(order), accumulation, self.dist.world_size)
 
 
 @dataclass

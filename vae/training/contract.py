@@ -29,7 +29,7 @@ TRANSFORM = (
     "background", "max_pixels",
 )  # fmt: skip
 # Contracts from before these options existed do not have them: then they had their defaults.
-AUGMENTATIONS = ("crop_scale", "crop_ratio", "rotate90", "color_jitter")
+AUGMENTATIONS = ("buckets", "crop_scale", "crop_ratio", "rotate90", "color_jitter")
 # Without these keys two contracts can be equal: they do not decide samples.
 NOT_COMPARED = {"path", "policy"}
 NEW, EXACT, TOPOLOGY, DATA, ROLLBACK = "new", "exact", "other topology", "other data", "rollback"

@@ -1,23 +1,29 @@
 """The training and validation images of a run: a folder, a manifest or a dataset of shards."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vae.config.addresses import is_remote, public_address
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config, DataConfig
+from vae.data.buckets import BucketOrder, Buckets, assign, bucket_shapes
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.folder import list_images, split_names
 from vae.data.formats import BadImageError
+from vae.data.image_sizes import aspects, image_sizes, manifest_sizes
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.data.remote_shards import open_images
 from vae.data.sampling import Order
 from vae.data.shard_cache import ShardCache, default_folder
 from vae.data.shard_images import ShardImages, shared_keys
 from vae.data.shards import is_dataset, read_dataset
+from vae.model.autoencoder import downsampling
+from vae.training.distributed import Distributed
 from vae.training.validation import ValidationSet
 
 
@@ -27,6 +33,7 @@ class TrainingSet:
 
     images: Images
     order: Order
+    aspects: np.ndarray | None = None  # of all images, for --buckets
 
     @property
     def num_images(self) -> int:
@@ -37,8 +44,20 @@ class TrainingSet:
         """A hash: as long as it is the same, a run resumes in the same order."""
         return self.images.fingerprint()
 
-    def crops(self, config: Config, image_size: int) -> CropDataset:
-        """The dataset of training crops of `image_size` px."""
+    def buckets(self, config: Config, image_size: int, global_batch: int) -> Buckets | None:
+        """The shapes of a stage with global batches of this size, and the shape of each image."""
+        if self.aspects is None:
+            return None
+        shapes = bucket_shapes(image_size, downsampling(config.model), config.data.buckets)
+        return assign(self.aspects, shapes, global_batch)
+
+    def order_of(self, config: Config, image_size: int, global_batch: int) -> Order:
+        """The order of a stage with global batches of this size."""
+        buckets = self.buckets(config, image_size, global_batch)
+        return BucketOrder(self.order, buckets.codes, global_batch) if buckets else self.order
+
+    def crops(self, config: Config, image_size: int, global_batch: int = 0) -> CropDataset:
+        """The dataset of training crops of `image_size` px, or of the buckets of this size."""
         data = config.data
         return CropDataset(
             self.images,
@@ -53,7 +72,23 @@ class TrainingSet:
             background=data.background,
             max_pixels=data.max_pixels,
             seed=config.run.seed,
+            buckets=self.buckets(config, image_size, global_batch),
         )
+
+
+def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
+    """The training set with the aspects that --buckets needs; each process reads a share."""
+    images, data = training_set.images, config.data
+    if not data.buckets:
+        return training_set
+    known = {}
+    if isinstance(images, FolderImages) and is_manifest(data.data_path):
+        known = manifest_sizes(data.data_path, images.names)
+    ends = [rank * len(images) // dist.world_size for rank in range(dist.world_size + 1)]
+    own = aspects(image_sizes(images, range(ends[dist.rank], ends[dist.rank + 1]), known))
+    parts = dict(dist.all_gather_set({(dist.rank, own.tobytes())}))
+    everything = b"".join(parts[rank] for rank in range(dist.world_size))
+    return replace(training_set, aspects=np.frombuffer(everything, dtype=np.float32))
 
 
 def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, ValidationSet | None]:

@@ -187,8 +187,8 @@ def _step_inputs(
 ) -> StepInputs:
     """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
     device, size = run.dist.device, ctx.stage.image_size
-    latent = size // state.autoencoder.downsampling
-    shape = (run.config.model.z_channels, latent, latent)
+    height, width = (side // state.autoencoder.downsampling for side in batch.images.shape[2:])
+    shape = (run.config.model.z_channels, height, width)
     pixels = batch.images.to(device, non_blocking=True)
     noise = posterior_noise(batch.epochs, batch.indices, shape, run.config.run.seed, device)
     share = run.dist.world_size / max(1, total_images)
@@ -229,8 +229,9 @@ def train_loader(run: RunContext, ctx: StageContext) -> TrainLoader:
     """The training batches of a stage."""
     data = run.config.data
     return TrainLoader(
-        run.training_set.crops(run.config, ctx.stage.image_size),
+        run.training_set.crops(run.config, ctx.stage.image_size, ctx.steps.images),
         local_batch=ctx.steps.local_images,
+        order=run.training_set.order_of(run.config, ctx.stage.image_size, ctx.steps.images),
         rank=run.dist.rank,
         world_size=run.dist.world_size,
         num_workers=run.num_workers,

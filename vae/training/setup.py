@@ -9,9 +9,10 @@ import torch
 from vae import console
 from vae.config.addresses import public_address
 from vae.config.errors import DataError, UserError
-from vae.config.options import Config
+from vae.config.options import MIN_IMAGE_SIZE, Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import check_discriminator, check_encoder, check_image_size, check_shape, resolve
+from vae.data.buckets import bucket_shapes
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.gpus import CPU_SETTINGS, match_card
@@ -21,11 +22,12 @@ from vae.interop.vae_files import VaeFile, read_vae
 from vae.kernel_check import choose_kernels
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
+from vae.model.autoencoder import downsampling
 from vae.step import Networks
 from vae.training.checkpoints import is_on_line, load_named, load_newest, saved_step
 from vae.training.context import RunContext
 from vae.training.contract import NEW, Resume, came_from, compare, contract_of, report
-from vae.training.datasets import TrainingSet, find_images
+from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
 from vae.training.lineage import read_good, saved_lineage
 from vae.training.precheck import Given, check_command
@@ -54,6 +56,7 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     training_set, validation_set = find_images(config, given)
+    training_set = with_aspects(training_set, config, dist)
     _check_stages(config, stages, position, training_set, dist)
     set_backends(config.speed)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set)
@@ -236,21 +239,35 @@ def _check_stages(
             f"divided among {dist.world_size} processes: start fewer of them, such as "
             f"--nproc_per_node {fewer}, or begin a new run with another --data_streams"
         )
-    largest = 0
+    largest = global_batch = 0
     for stage in stages:
         if stage.end_epoch <= position.epoch:
             continue
         check_image_size(stage.image_size, config.model)
-        check_discriminator(stage.image_size, config.loss)
-        if count < stage.batch_size * config.run.accumulation_steps * dist.world_size:
+        check_discriminator(_shortest_side(config, stage), config.loss)
+        images = stage.batch_size * config.run.accumulation_steps * dist.world_size
+        if count < images:
             factors = f"{config.run.accumulation_steps} accumulation x {dist.world_size} processes"
             raise DataError(
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
                 "lower --batch_size or add images"
             )
-        largest = max(largest, stage.image_size)
+        largest, global_batch = max((largest, global_batch), (stage.image_size, images))
     if largest:  # an image that is usable at this size is usable in every stage
-        probe(training_set.crops(config, largest), config.data.max_bad_fraction)
+        probe(training_set.crops(config, largest, global_batch), config.data.max_bad_fraction)
+
+
+def _shortest_side(config: Config, stage: Stage) -> int:
+    """The shortest side of the crops of a stage, in px; UserError if validation could not measure it."""
+    size, count = stage.image_size, config.data.buckets
+    shapes = bucket_shapes(size, downsampling(config.model), count) if count else [(size, size)]
+    shortest = min(map(min, shapes)) if shapes else 0
+    if shortest < MIN_IMAGE_SIZE:
+        raise UserError(
+            f"--buckets {count} gives crops with a side of {shortest} px at --image_size {size}: the minimum "
+            f"is {MIN_IMAGE_SIZE}: raise --image_size or use --buckets 1"
+        )
+    return shortest
 
 
 def _perceptual(config: Config, dist: Distributed, dtype: torch.dtype) -> PerceptualLoss | None:
@@ -292,7 +309,8 @@ def _networks(
 ) -> tuple[Networks, bool]:
     """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here."""
     compiled = config.speed.use_torch_compile
-    if compiled and (reason := why_not_compile(dist.device, config.speed.kernels)):
+    why_not = f"--buckets {config.data.buckets} has several shapes" if config.data.buckets > 1 else None
+    if compiled and (reason := why_not or why_not_compile(dist.device, config.speed.kernels)):
         console.info(f"--use_torch_compile: {reason}; training continues without it, only slower")
         compiled = False
     if compiled:

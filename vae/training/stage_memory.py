@@ -45,15 +45,25 @@ def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distribut
     spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
     available = int(available_bytes(device) * speed.vram_margin)
     memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
-    return StagePlan(memory, available, uses_cuda_graph(config.speed, memory, available, dist))
+    graph = uses_cuda_graph(config.speed, memory, available, dist, config.data.buckets)
+    return StagePlan(memory, available, graph)
 
 
-def uses_cuda_graph(speed: SpeedConfig, memory: StepMemory, available: int, dist: Distributed) -> bool:
+def uses_cuda_graph(
+    speed: SpeedConfig, memory: StepMemory, available: int, dist: Distributed, buckets: int = 0
+) -> bool:
     """Whether steps run as CUDA graphs; UserError if --cuda_graph cannot be applied.
 
     By default they do if the memory of a step fits twice: that of a graph is its own, and validations need
     some beside it. Steps that fill the card are long enough for the host to start their kernels in time.
+    `buckets`: of --buckets; a graph has one shape.
     """
+    if buckets > 1:
+        if speed.cuda_graph:
+            raise UserError(
+                f"--cuda_graph has one shape, and --buckets {buckets} several: remove one of them"
+            )
+        return False
     possible = dist.device.type == "cuda" and dist.world_size == 1
     if speed.cuda_graph and not possible:
         raise UserError("--cuda_graph needs a single process on a CUDA device: remove the flag")

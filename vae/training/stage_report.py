@@ -10,6 +10,7 @@ from vae.training.stage_memory import memory_line, memory_peaks, plan_line
 from vae.training.state import TrainingState
 from vae.training.summary import (
     busy_line,
+    crops_text,
     data_line,
     device_line,
     loss_line,
@@ -39,11 +40,13 @@ def print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Non
     elif config.model.init_from:
         start = f"from {config.model.init_from}"
     validation = run.validation_set.count if run.validation_set else 0
+    buckets = run.training_set.buckets(config, ctx.stage.image_size, ctx.steps.images)
     plan = plan_line(ctx.plan, ctx.stage.image_size, ctx.steps.local_images, config.speed.micro_batch_size)
     lines = [
         f"model   {model_line(config.model, state.autoencoder)}; {start}",
         f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
-        f"{ctx.stage.image_size} px {config.data.crop} crops, {console.counted(run.num_workers, 'worker')}",
+        f"{crops_text(config.data.crop, ctx.stage.image_size, buckets)}, "
+        f"{console.counted(run.num_workers, 'worker')}",
         f"loss    {loss_line(config.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan}",

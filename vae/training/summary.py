@@ -3,11 +3,13 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from vae.config.addresses import public_address
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.console import command_line, counted
+from vae.data.buckets import Buckets
 from vae.gpus import match_card
 from vae.host import GIB
 from vae.model.autoencoder import AutoencoderKL
@@ -39,6 +41,15 @@ def data_line(config: DataConfig, training: int, validation: int) -> str:
     """Numbers of training and validation images."""
     shown = f"{validation} for validation" if validation else "none for validation"
     return f"{training} images of {public_address(config.data_path)}, {shown}"
+
+
+def crops_text(crop: str, image_size: int, buckets: Buckets | None) -> str:
+    """The size of the training crops, or their shapes as width x height, with the share of images of each."""
+    if buckets is None:
+        return f"{image_size} px {crop} crops"
+    shares = np.bincount(buckets.codes, minlength=len(buckets.shapes)) / max(1, len(buckets.codes))
+    shapes = [f"{w}x{h} {share:.0%}" for (h, w), share in zip(buckets.shapes, shares, strict=True)]
+    return f"{image_size} px {crop} crops of {counted(len(shapes), 'shape')} ({', '.join(shapes)})"
 
 
 def loss_line(loss: LossConfig) -> str:

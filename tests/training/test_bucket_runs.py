@@ -1,0 +1,122 @@
+"""Runs with --buckets: resuming, processes, shards, the memory plan, and mistakes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.harness.runs import run_script
+from tests.harness.training_runs import (
+    ONE_PROCESS,
+    assert_same_result,
+    assert_weights_close,
+    last_checkpoint,
+    records,
+    train_on_two_processes,
+)
+from vae.config.errors import UserError
+from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig, SpeedConfig
+from vae.data.buckets import bucket_shapes
+from vae.memory import plan
+from vae.memory.plan import StepMemory, stage_spec, step_memory
+from vae.training.run import train
+from vae.training.stage_memory import uses_cuda_graph
+
+SIZES = [(64, 40)] * 6 + [(40, 64)] * 5 + [(48, 48)] * 7  # width, height
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """18 smooth images of three aspects."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    for index, size in enumerate(SIZES):
+        coarse = random.integers(0, 256, (5, 6, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(folder / f"{index:02}.png")
+    return folder
+
+
+@pytest.fixture
+def given(tiny, pictures) -> dict:
+    """8 steps of one shape in an epoch: 3, 2 and 3 pairs of the three shapes."""
+    short = {"buckets": 3, "batch_size": 2, "num_epochs": 1, "init": "default", "log_freq": 1}
+    return {**tiny, **short, "data_path": str(pictures), "val_split": 0.0}
+
+
+def test_run_is_resumed_within_an_epoch(given, tmp_path, capsys):
+    whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
+    assert train({**given, "output_dir": whole}) == 0
+    printed = capsys.readouterr().out
+    assert "crops of 3 shapes (24x40 28%, 32x32 39%, 40x24 33%)" in printed
+    assert len(records(tmp_path / "whole", "train")) == 3 + 2 + 3
+    assert train({**given, "output_dir": parts, "max_steps": 3}) == 0
+    again = {**given, "output_dir": parts, "resume_from": "latest", "num_workers": "1"}
+    assert train(again) == 0
+    assert_same_result(tmp_path / "parts", tmp_path / "whole")
+    assert "resume  exact" in capsys.readouterr().out
+    other = {**again, "buckets": 5, "num_epochs": 2, "new_stage": True}
+    assert train(other) == 0
+    assert "transform buckets 3 -> 5" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(given, tmp_path):
+    two, one = (str(tmp_path / name) for name in ("two", "one"))
+    train_on_two_processes({**given, "batch_size": 1, "output_dir": two})
+    assert train({**given, "output_dir": one}) == 0
+    assert_weights_close(*(last_checkpoint(Path(folder)) for folder in (two, one)))
+
+
+def test_shards_have_the_same_shapes(given, pictures, tmp_path):
+    words = ["--mode", "shard", "--input_dir", str(pictures), "--output_dir", str(tmp_path / "set")]
+    done = run_script("prepare_data.py", *words, "--val_split", "0", "--num_workers", "1")
+    assert done.returncode == 0, done.stderr
+    sharded = {**given, "data_path": str(tmp_path / "set" / "dataset.json")}
+    del sharded["val_split"]
+    assert train(sharded) == 0
+    assert len(records(tmp_path / "run", "train")) == 3 + 2 + 3
+    assert (tmp_path / "run" / "vae" / "config.json").exists()
+
+
+@pytest.mark.parametrize("level", [RECOMPUTE[0], RECOMPUTE[-1]])
+def test_plan_of_the_square_is_enough_for_every_shape(monkeypatch, level):
+    model = ModelConfig(channels=(32, 64, 64), layers_per_block=1)
+    config = replace(Config(), model=model, loss=LossConfig(perceptual_weight=0.0, adversarial_weight=0.5))
+    spec = replace(stage_spec(config, 128, 2, torch.float32, 0), recompute=level)
+    plan.count_step.cache_clear()
+    square, meta_inputs = step_memory(spec, 2), plan._meta_inputs
+    for height, width in bucket_shapes(128, 4, 5):
+
+        def shaped(spec, images, height=height, width=width):
+            noise = torch.empty(images, spec.model.z_channels, height // 4, width // 4, device="meta")
+            pixels = torch.empty(images, 3, height, width, dtype=torch.uint8, device="meta")
+            return replace(meta_inputs(spec, images), images=pixels, noise=noise)
+
+        monkeypatch.setattr(plan, "_meta_inputs", shaped)
+        plan.count_step.cache_clear()
+        assert step_memory(spec, 2).total <= square.total
+    plan.count_step.cache_clear()
+
+
+def test_mistakes_are_one_line(given):
+    for change, words in (
+        ({"image_size": 16, "buckets": 5}, r"--buckets 5 .*--image_size 16.*--buckets 1"),
+        ({"batch_size": 64}, "--batch_size 64"),
+        ({"rotate90": True}, "--rotate90 .*--buckets 3"),
+        ({"crop": "resized"}, "--crop resized .*--buckets 3"),
+    ):
+        with pytest.raises(UserError, match=words):
+            train({**given, **change})
+    memory = StepMemory("none", 1, 1, 1, 0, 1.0)
+    with pytest.raises(UserError, match=r"--cuda_graph .*--buckets 3"):
+        uses_cuda_graph(SpeedConfig(cuda_graph=True), memory, 10, ONE_PROCESS, buckets=3)
+
+
+def test_rare_aspects_join_the_next_shape_and_compilation_is_refused_in_one_line(given, capsys):
+    assert train({**given, "batch_size": 6, "max_steps": 1, "use_torch_compile": True}) == 0
+    printed = capsys.readouterr().out
+    assert "crops of 2 shapes" in printed  # 5 portraits are no batch of 6
+    assert "--use_torch_compile: --buckets 3 has several shapes" in printed

@@ -1,0 +1,63 @@
+"""Widths and heights of images without decoding: from the index of shards, a manifest or headers of files."""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from vae.config.errors import DataError
+from vae.data.dataset import FolderImages, Images
+from vae.data.decoding import upright_size
+from vae.data.formats import BadImageError
+from vae.data.manifest import read_rows
+from vae.data.shard_images import ShardImages
+from vae.progress import track
+
+THREADS = 16  # headers are small: the time is that of a disk or a network share
+
+Size = tuple[int, int]  # width, height; (0, 0) if unknown
+
+
+def image_sizes(images: Images, indices: range, known: Mapping[str, Size] | None = None) -> np.ndarray:
+    """Width and height of the images at `indices`: int64 (n, 2). `known`: of files by their name."""
+    if isinstance(images, ShardImages):
+        try:
+            return images.sizes(indices)
+        except BadImageError as error:
+            raise DataError(f"--buckets: {error.detail}: copy the dataset again") from error
+    assert isinstance(images, FolderImages)
+    return _of_files(images, indices, known or {})
+
+
+def aspects(sizes: np.ndarray) -> np.ndarray:
+    """The logarithm of width / height: float32 (N,); NaN for unknown sizes."""
+    wide = sizes.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log(wide[:, 0] / wide[:, 1])
+    return np.where(np.isfinite(ratio), ratio, np.nan).astype(np.float32)
+
+
+def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
+    """The sizes that a manifest has for these files."""
+    wanted, found = set(names), {}
+    for row in read_rows(path):
+        width, height = row.get("width"), row.get("height")
+        if row["path"] in wanted and type(width) is int and type(height) is int and min(width, height) > 0:
+            found[row["path"]] = width, height
+    return found
+
+
+def _of_files(images: FolderImages, indices: range, known: Mapping[str, Size]) -> np.ndarray:
+    def size(index: int) -> Size:
+        name = images.names[index]
+        if name in known:
+            return known[name]
+        try:
+            return upright_size(os.path.join(images.root, name))
+        except (BadImageError, OSError):  # training names it when it is its turn
+            return 0, 0
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        found = track(threads.map(size, indices), "reading sizes", len(indices), "image", keep=False)
+        return np.array(list(found), dtype=np.int64).reshape(-1, 2)
