@@ -7,6 +7,7 @@ import pickle
 import shutil
 import tarfile
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,13 +15,22 @@ import pytest
 
 import vae.data.shard_images as shards_module
 from tests.harness.runs import run_script
+from tests.harness.sharded_runs import write_shards
 from vae.config.errors import DataError
 from vae.data.dataset import CropDataset
 from vae.data.decoding import INTEGRITY_CHECKS, decode_image
 from vae.data.formats import BadImageError
 from vae.data.loading import TrainLoader
 from vae.data.shard_images import ShardImages
-from vae.data.shards import FORMAT, dataset_content, index_path, is_dataset, read_dataset
+from vae.data.shards import (
+    FORMAT,
+    Shard,
+    dataset_content,
+    index_path,
+    is_dataset,
+    read_dataset,
+    read_index,
+)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +186,37 @@ def test_index_that_does_not_fit_is_refused(dataset):
     path.write_bytes(b"not an array")
     with pytest.raises(BadImageError, match="bad_index"):
         images(dataset).key(0)
+
+
+def test_many_shards_need_little_memory_and_are_read_once(tmp_path):
+    """10,000 shards: as objects they would need 5.3 MiB."""
+    names = [f"images-{n:06}.tar" for n in range(10_000)]
+    shards = [Shard(name, 6000 + n, 10**9 + n, f"{n:064x}") for n, name in enumerate(names)]
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps(dataset_content(shards, {}, None)))
+    tracemalloc.start()
+    found = read_dataset(path)
+    held, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1.5 * 2**20
+    assert [found.shards[n] for n in (0, 7_777, -1)] == [shards[n] for n in (0, 7_777, -1)]
+    assert found.samples == sum(shard.samples for shard in shards)
+    assert read_dataset(path) is found
+    path.write_text(json.dumps(dataset_content(shards[:10], {}, None)))
+    assert list(read_dataset(path).shards) == shards[:10]
+
+
+def test_indexes_of_open_windows_are_read_once(tmp_path, monkeypatch):
+    """More shards than files that are kept open: 64 streams of one process have 320 shards open."""
+    dataset = write_shards(tmp_path, count=12, shard_bytes=30_000)
+    read, calls = read_index, []
+    monkeypatch.setattr("vae.data.shard_images.read_index", lambda *args: calls.append(args) or read(*args))
+    monkeypatch.setattr("vae.data.shard_images.OPEN_SHARDS", 1)
+    sharded = images(dataset)
+    for _ in range(3):
+        for number in range(12):
+            sharded.read(number)
+    assert len(calls) == len(sharded.dataset.shards) > 3
 
 
 SHARD = {"name": "images-000000.tar", "samples": 12, "bytes": 20000, "sha256": 64 * "0"}

@@ -64,6 +64,13 @@ def test_resuming_reads_nothing_before_its_position():
     assert len(fresh._windows) == 4  # one of each stream
 
 
+def test_process_keeps_the_windows_of_its_own_streams():
+    order = StreamOrder([1000] * 200, 16, seed=0)
+    for step in range(0, len(order) // 16 - 1, 500):
+        order.samples(0, 16 * step + 3, 8, 8)  # rank 3 of 8: two streams
+    assert len(order._windows) == 2
+
+
 def test_small_datasets_have_fewer_streams():
     assert count_streams(64 * LEAST_SAMPLES, 64) == 64
     assert count_streams(64 * LEAST_SAMPLES - 1, 64) == 32

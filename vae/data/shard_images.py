@@ -18,7 +18,8 @@ from vae.data.shards import Row, Shard, ShardedDataset, check_bytes, read_index
 from vae.data.streams import StreamOrder, count_streams
 from vae.files import check_regular
 
-OPEN_SHARDS = 64  # files and indexes that one process keeps open
+OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
+INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
 
 
 class ShardFiles(Protocol):
@@ -138,7 +139,7 @@ class _TarFile:
 
 
 class ShardImages:
-    """The image files of a dataset by their index, checked by their crc32. Keeps OPEN_SHARDS indexes."""
+    """The image files of a dataset by their index, checked by their crc32. Keeps INDEX_BYTES of indexes."""
 
     def __init__(self, dataset: ShardedDataset, num_streams: int, files: ShardFiles | None = None):
         """`num_streams`: of the order of training (vae.data.streams). `files`: default: a local folder."""
@@ -153,7 +154,7 @@ class ShardImages:
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        return np.cumsum([shard.samples for shard in self.dataset.shards])
+        return np.cumsum(self.dataset.shards.samples)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "num_streams": self.num_streams, "_files": self._files}
@@ -172,7 +173,7 @@ class ShardImages:
 
     def order(self, seed: int) -> Order:
         """Every sample in each epoch, except fewer than `num_streams`."""
-        counts = [shard.samples for shard in self.dataset.shards]
+        counts = self.dataset.shards.samples
         return StreamOrder(counts, count_streams(len(self), self.num_streams), seed)
 
     def fingerprint(self) -> str:
@@ -197,7 +198,7 @@ class ShardImages:
     def locate(self, index: int) -> tuple[int, int]:
         """The shard of a sample, and its row there."""
         number = int(np.searchsorted(self._ends, index, side="right"))
-        return number, index - int(self._ends[number]) + self.dataset.shards[number].samples
+        return number, index - int(self._ends[number] - self.dataset.shards.samples[number])
 
     def name(self, index: int) -> str:
         """A name for messages: shard and key, or shard and row if the index cannot be read."""
@@ -222,7 +223,8 @@ class ShardImages:
         if not indices:
             return np.zeros((0, 2), np.int64)
         (first, begin), (last, _) = self.locate(indices[0]), self.locate(indices[-1])
-        rows = [self._files.index(shard) for shard in self.dataset.shards[first : last + 1]]
+        shards = self.dataset.shards
+        rows = [self._files.index(shards[number]) for number in range(first, last + 1)]
         sizes = np.concatenate([np.stack([part["width"], part["height"]], axis=1) for part in rows])
         return sizes.astype(np.int64)[begin : begin + len(indices)]
 
@@ -238,7 +240,7 @@ class ShardImages:
         rows = self._rows.get(number)
         if rows is None:
             rows = self._rows[number] = self._files.index(self.dataset.shards[number])
-            if len(self._rows) > OPEN_SHARDS:
+            if len(self._rows) > max(OPEN_SHARDS, INDEX_BYTES // rows.nbytes):
                 with suppress(KeyError):  # another thread has emptied it
                     self._rows.popitem(last=False)
         return rows

@@ -6,7 +6,6 @@ process of rank r of W therefore reads only every W-th stream, and every W that 
 batches.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -27,9 +26,9 @@ def count_streams(samples: int, most: int) -> int:
 
 
 class StreamOrder:
-    """The sample numbers of an epoch, computed when they are needed; V windows are in memory."""
+    """The sample numbers of an epoch, computed when they are needed. Keeps one window of each used stream."""
 
-    def __init__(self, shard_samples: Sequence[int], num_streams: int, seed: int):
+    def __init__(self, shard_samples: Sequence[int] | np.ndarray, num_streams: int, seed: int):
         """`shard_samples`: number of samples of each shard."""
         self._counts = np.asarray(shard_samples, dtype=np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
@@ -37,7 +36,7 @@ class StreamOrder:
         self.num_streams = num_streams
         self.length = int(self._counts.sum()) // num_streams  # of a stream
         self._window = max(1, min(self.length, WINDOW_SHARDS * int(self._counts.mean())))
-        self._windows: OrderedDict[tuple[int, int, int], np.ndarray] = OrderedDict()
+        self._windows: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # the last one of each stream
         self._shards = lru_cache(maxsize=2)(self._shard_order)  # of this epoch and the next one
 
     def __len__(self) -> int:
@@ -86,16 +85,14 @@ class StreamOrder:
 
     def _samples(self, epoch: int, stream: int, window: int) -> np.ndarray:
         """The samples of a window in their order, int64."""
-        key = epoch, stream, window
-        if key not in self._windows:
+        found, samples = self._windows.get(stream, (None, None))
+        if samples is None or found != (epoch, window):
             first = window * self._window
             count = min(self._window, self.length - first)
             places = stream * self.length + first + np.arange(count)
-            shuffled = places[permutation(count, [self._seed, epoch, 1 + stream, window])]
-            self._windows[key] = self._at(epoch, shuffled)
-            if len(self._windows) > self.num_streams:
-                self._windows.popitem(last=False)
-        return self._windows[key]
+            samples = self._at(epoch, places[permutation(count, [self._seed, epoch, 1 + stream, window])])
+            self._windows[stream] = (epoch, window), samples
+        return samples
 
     def _at(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """The samples at these places of the epoch's sequence of shards."""
