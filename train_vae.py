@@ -13,12 +13,17 @@ def main(argv: list[str]) -> int:
     if given.pop("list_profiles", False):
         console.info(profile_table())
         return 0
+    folds = given.pop("folds", None)
     path = given.pop("save_config", None)
     if path:
         from vae.training.save_config import save_config
 
         save_config(given, path)
         return 0
+    if folds:
+        from vae.training.folds import train_folds
+
+        return train_folds(given, folds)
     from vae.training.precheck import check_command
 
     check_command(given)  # finds mistakes before PyTorch is imported, which takes seconds

@@ -430,6 +430,12 @@ class ActionConfig:
     """Actions instead of training. They are flags only, and never part of a configuration."""
 
     list_profiles: bool = option(False, "list the profiles and exit")
+    folds: tuple[str, ...] | None = option(
+        None,
+        "train these folds of the manifest, such as 0 2 4, or all, each in OUTPUT_DIR/fold_N, one after the "
+        "other or one on each card, and print their results as one table; the same command resumes",
+        metavar="N|all",
+    )
     save_config: str | None = option(
         None,
         "write all options of this command to FILE, as JSON for --config, and exit without training",

@@ -4,6 +4,7 @@ Checkpoints of one run are in the same loss basin, and their mean often validate
 (Wortsman et al. 2022, "Model soups"). The mean of independently trained VAEs is not a usable VAE.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,15 @@ import torch
 
 from vae.config.errors import UserError
 from vae.files import read_json_lines
+
+
+def hash_of_weights(state_dict: dict[str, torch.Tensor]) -> str:
+    """SHA-256 of names and values: runs with the same one before their first step began from one VAE."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state_dict.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def softmax_weights(scores: Sequence[float], temperature: float) -> list[float]:

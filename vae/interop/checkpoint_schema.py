@@ -127,7 +127,10 @@ def _check_progress(content: Mapping[str, Any]) -> None:
 def _check_run(run: Any) -> None:
     """The identity of the run: see vae/training/lineage.py."""
     ancestors = run.get("ancestors") if isinstance(run, dict) else None
-    if not isinstance(ancestors, list) or set(run) != {"id", "ancestors"} or not isinstance(run["id"], str):
+    names = {"id", "ancestors"}
+    if not isinstance(ancestors, list) or set(run) - {"start"} != names:
+        raise ContentError(f"run is {_shown(run)}")
+    if not (isinstance(run["id"], str) and isinstance(run.get("start", ""), str)):
         raise ContentError(f"run is {_shown(run)}")
     for one in ancestors:
         if not (isinstance(one, list) and [type(part) for part in one] == [str, int]):

@@ -17,6 +17,7 @@ from vae.interop.vae_path import locate_vae, refused_pickle
 from vae.model.autoencoder import AutoencoderKL
 
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
+START_KEY = "start"  # metadata key of files from train_vae.py: the hash in VaeFile.start
 _MODEL_KEYS = ("channels", "layers_per_block", "z_channels", "norm_groups", "use_quant_conv", "latent_norm")
 
 
@@ -33,6 +34,7 @@ class VaeFile:
     sample_size: int | None  # training image size, px
     force_upcast: bool | None  # whether fp16 programs must run the VAE in fp32; None: not in the file
     step: int | None  # optimizer step of a checkpoint
+    start: str = ""  # hash of the weights with which its training began; "": not known
 
 
 @dataclass
@@ -107,6 +109,7 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
         sample_size=content["stages"][-1]["image_size"],
         force_upcast=None,
         step=content["position"]["step"],
+        start=content.get("run", {}).get(START_KEY, ""),
     )
 
 
@@ -142,4 +145,5 @@ def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -
         sample_size=size if type(size) is int and size > 0 else None,
         force_upcast=config["force_upcast"] is True if "force_upcast" in config else None,
         step=None,
+        start=tensors.metadata.get(START_KEY, ""),
     )

@@ -10,6 +10,7 @@ from vae import console
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
 from vae.interop.safetensors_file import stored_weights
+from vae.interop.vae_files import START_KEY
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
 from vae.step import Networks, network_input
@@ -48,8 +49,12 @@ def export_final(
     batches: Iterable[torch.Tensor],
     image_size: int,
     fixed_scaling: tuple[float, float] | None = None,
+    start: str = "",
 ) -> tuple[float, float]:
-    """Write the diffusers folder; returns scaling and shift: `fixed_scaling`, or measured on `batches`."""
+    """Write the diffusers folder; returns scaling and shift: `fixed_scaling`, or measured on `batches`.
+
+    `start` is the hash of the weights with which the run began; averages of VAEs compare it.
+    """
     scaling, shift = fixed_scaling or (1.0, 0.0)
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn) else None
     if fixed_scaling is None or latent_norm is not None:
@@ -60,7 +65,7 @@ def export_final(
             measured = latents.statistics()
             scaling, shift = measured.scaling, measured.shift
     config = diffusers_config(model.config, image_size, scaling, shift)
-    save_diffusers_folder(folder, stored_weights(model, "fp32"), config)
+    save_diffusers_folder(folder, stored_weights(model, "fp32"), config, {START_KEY: start} if start else {})
     return scaling, shift
 
 
@@ -86,7 +91,8 @@ def finish(
         batches = (crop[None].to(run.dist.device) for crop in _beating(crops, watchdog) if crop is not None)
         model, folder = state.eval_model, run.output_dir / "vae"
         size, fixed = stage.image_size, state.latent_scaling
-        constants = export_final(folder, model, run.networks, batches, size, fixed)
+        start = state.lineage.start
+        constants = export_final(folder, model, run.networks, batches, size, fixed, start)
         lines = [
             progress_line(state, run.steps_of(stage)),
             *result_lines(run.output_dir, run.config, state, baselines, constants),

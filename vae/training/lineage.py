@@ -7,7 +7,7 @@ ancestors up to the steps at which they were left. Other checkpoints belong to a
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class Lineage:
 
     id: str
     ancestors: tuple[tuple[str, int], ...] = ()  # id and the step at which it was left, oldest first
+    start: str = ""  # hash of the weights before the first step of the line; "": not known
 
     @classmethod
     def new(cls, ancestors: tuple[tuple[str, int], ...] = ()) -> "Lineage":
@@ -31,7 +32,7 @@ class Lineage:
 
     def continued(self, step: int) -> "Lineage":
         """A new run that continues this one after `step`."""
-        return Lineage.new((*self.ancestors, (self.id, step)))
+        return replace(Lineage.new((*self.ancestors, (self.id, step))), start=self.start)
 
     def contains(self, run_id: str, step: int) -> bool:
         """Whether a checkpoint of this run and step is on the line."""
@@ -39,12 +40,14 @@ class Lineage:
 
     def plain(self) -> dict[str, Any]:
         """The form in checkpoints and in RUN_NAME."""
-        return {"id": self.id, "ancestors": [list(ancestor) for ancestor in self.ancestors]}
+        ancestors = [list(ancestor) for ancestor in self.ancestors]
+        return {"id": self.id, "ancestors": ancestors, "start": self.start}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Lineage":
         """The inverse of `plain`; raises KeyError, TypeError or ValueError for anything else."""
-        return cls(str(plain["id"]), tuple((str(one), int(left)) for one, left in plain["ancestors"]))
+        ancestors = tuple((str(one), int(left)) for one, left in plain["ancestors"])
+        return cls(str(plain["id"]), ancestors, str(plain.get("start", "")))
 
 
 def saved_lineage(content: Mapping[str, Any]) -> Lineage:

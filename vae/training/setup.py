@@ -17,6 +17,7 @@ from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.gpus import CPU_SETTINGS, match_card
 from vae.host import GIB
+from vae.interop.averaging import hash_of_weights
 from vae.interop.fitting import check_fit, load_weights
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.kernel_check import choose_kernels
@@ -66,6 +67,8 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     if path and content:
         restore(state, content)
         _continue(state, config, position, (path, content))
+    else:
+        state.lineage = replace(state.lineage, start=hash_of_weights(state.autoencoder.state_dict()))
     stage = current_stage(stages, position.epoch) or stages[-1]
     continues = came_from(content, path) if path and content else None
     contract = contract_of(config, training_set, validation_set, stage, dist.world_size, continues)

@@ -1,0 +1,172 @@
+"""`--folds`: trains the folds of a manifest one after the other, or one on each card, in own processes.
+
+Every fold is a normal run in OUTPUT_DIR/fold_N, so it is resumed by its own checkpoints.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vae import console
+from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
+from vae.config.flags import command_words
+from vae.config.options import Config
+from vae.data.manifest import is_manifest, read_rows
+from vae.host import usable_cores
+from vae.script import ROOT
+from vae.training.fold_report import report
+from vae.training.precheck import Given, check_command, contains_run, output_folder
+from vae.training.run_folder import checkpoint_paths
+
+EXCLUDED = ("fold", "resume_from", "find_lr", "new_stage")  # each of them belongs to one run
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold and the options of its run."""
+
+    number: int
+    given: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The output folder of its run."""
+        return Path(self.given["output_dir"])
+
+    def command(self) -> list[str]:
+        """The command of the run, which continues it if it was begun."""
+        given = {name: value for name, value in self.given.items() if value is not None}
+        if contains_run(self.folder):
+            given["resume_from"] = "latest"
+        if checkpoint_paths(self.folder):
+            given.pop("init_from", None)  # the weights come from the checkpoint
+        return [sys.executable, str(ROOT / "train_vae.py"), *command_words(given)]
+
+
+def train_folds(given: Given, wanted: Sequence[str]) -> int:
+    """Train these folds of the manifest, and print their results as one table; returns the exit code."""
+    folds = find_folds(given, wanted)
+    for fold in folds:
+        check_command({**fold.given, "resume_from": "latest"} if contains_run(fold.folder) else fold.given)
+    output_folder(given).mkdir(parents=True, exist_ok=True)
+    code = _train(folds, _cards(given))
+    if code == 0:
+        report(output_folder(given), [fold.number for fold in folds])
+    return code
+
+
+def find_folds(given: Given, wanted: Sequence[str]) -> list[Fold]:
+    """The folds that `--folds` names, with the options of their runs; UserError if one does not exist."""
+    shown = " ".join(wanted)
+    for name in EXCLUDED:
+        if given.get(name) not in (None, False):
+            raise UserError(
+                f"--folds {shown} and --{name} exclude each other: remove --{name}; to resume, repeat the "
+                "command with --folds"
+            )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            f"--folds {shown} starts its own processes, one on each card: start it with python, not torchrun"
+        )
+    data_path = given.get("data_path", Config().data.data_path)
+    if not is_manifest(data_path):
+        raise UserError(
+            f"--folds {shown} needs a manifest with folds as --data_path, not {data_path}: create one with "
+            "prepare_data.py --mode split --num_folds 5"
+        )
+    known = sorted({row["fold"] for row in read_rows(data_path) if row.get("fold") is not None})
+    if not known:
+        raise UserError(
+            f"--folds {shown}: the manifest {data_path} has no folds: create them with "
+            "prepare_data.py --mode split --num_folds 5"
+        )
+    chosen = known if list(wanted) == ["all"] else [_number(text, known, shown) for text in wanted]
+    folder = output_folder(given)
+    return [
+        Fold(number, {**given, "fold": number, "output_dir": str(folder / f"fold_{number}")})
+        for number in dict.fromkeys(chosen)
+    ]
+
+
+def _number(text: str, known: Sequence[int], shown: str) -> int:
+    if not text.isdecimal() or int(text) not in known:
+        raise UserError(
+            f"--folds {shown}: {text} is no fold of the manifest: it has folds {known[0]} to {known[-1]}; "
+            "give some of them, or all"
+        )
+    return int(text)
+
+
+def _cards(given: Given) -> list[str | None]:
+    """The cards to train on at the same time, as values of CUDA_VISIBLE_DEVICES; None: as a run chooses."""
+    if given.get("device", "auto") == "cpu" or torch.cuda.device_count() < 2:
+        return [None]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return list(visible.split(",") if visible else map(str, range(torch.cuda.device_count())))
+
+
+def _train(folds: Sequence[Fold], cards: Sequence[str | None]) -> int:
+    """Train the folds, one at a time on each card; the exit code of the first one that fails, or 0.
+
+    A signal is passed on once to the runs, which save and end.
+    """
+    waiting, free = list(folds), list(cards)
+    running: list[tuple[Fold, str | None, subprocess.Popen[bytes]]] = []
+    code, passed_on = 0, False
+    with ExitStack() as files:
+        while running or (waiting and not code):
+            try:
+                while waiting and free and not code:
+                    fold, card = waiting.pop(0), free.pop(0)
+                    running.append((fold, card, _start(fold, card, min(len(cards), len(folds)), files)))
+                for item in [item for item in running if item[2].poll() is not None]:
+                    running.remove(item)
+                    free.append(item[1])
+                    code = code or _ended(item[0], item[2].returncode)
+                time.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:  # Ctrl-C or SIGTERM
+                code = code or EXIT_SAVED_RESUMABLE
+                if not passed_on or sys.platform != "win32":  # Windows: Ctrl-C reaches every process
+                    for _, _, process in running:
+                        process.send_signal(signal.SIGTERM)
+                passed_on = True
+    if code:
+        console.info("not all folds are trained: repeat the command to continue")
+    return code
+
+
+def _start(fold: Fold, card: str | None, at_once: int, files: ExitStack) -> subprocess.Popen[bytes]:
+    """Start the run of a fold. Several at once write their output into files."""
+    environment, output, command = dict(os.environ), None, fold.command()
+    if card is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = card
+    if at_once > 1:
+        fold.folder.mkdir(parents=True, exist_ok=True)
+        output = files.enter_context((fold.folder / "output.txt").open("ab"))
+        if fold.given.get("num_workers", "auto") == "auto":
+            command += ["--num_workers", str(max(1, (usable_cores() - 2) // at_once))]
+    where = f" on card {card}, output in {fold.folder / 'output.txt'}" if output else ""
+    console.info(f"fold {fold.number}: {fold.folder}{where}")
+    return subprocess.Popen(
+        command, env=environment, stdout=output, stderr=output, start_new_session=sys.platform != "win32"
+    )
+
+
+def _ended(fold: Fold, code: int) -> int:
+    """Print how a run ended that did not succeed; returns its exit code."""
+    if code == 0:
+        return 0
+    code = 128 - code if code < 0 else code  # ended by a signal
+    if code != EXIT_SAVED_RESUMABLE:
+        console.error(f"fold {fold.number} ended with exit code {code}: see {fold.folder}")
+    return code
