@@ -78,8 +78,10 @@ def test_each_shard_is_downloaded_once_and_its_bytes_are_those_of_the_folder(web
     assert [again.read(n) for n in range(40)] == [images.read(n) for n in range(40)]
     assert len(web.wholes()) == len(set(web.wholes())) == 5
     assert len(web.wholes(".npy")) == 5
+    assert {images.metadata(n)["key"] for n in range(40)} == {images.key(n) for n in range(40)}
+    assert images.metadata(39) == local(root).metadata(39)
     counts, tars = images.counts(), sum(shard.bytes for shard in images.dataset.shards)
-    assert (counts["misses"], counts["hits"]) == (5, 75)
+    assert (counts["misses"], counts["hits"]) == (5, 116)
     indexes = sum(path.stat().st_size for path in root.glob("*.npy"))
     assert (
         counts["remote_bytes"]

@@ -259,6 +259,22 @@ def test_missing_dataset_names_the_mode_that_writes_one(tmp_path):
         read_dataset(tmp_path / "dataset.json")
 
 
+def test_metadata_is_the_json_file_of_the_image(dataset):
+    sharded = images(dataset)
+    for index in range(12):
+        found = sharded.metadata(index)
+        assert (found["key"], found["width"], found["type"][:6]) == (sharded.key(index), 48, "image/")
+    shard = sharded.dataset.shards[0]
+    with tarfile.open(dataset.parent / shard.name) as tar:
+        member = tar.getmembers()[1]
+    flip(dataset.parent / shard.name, member.offset_data)  # its first brace
+    assert images(dataset).metadata(0) == {}
+    flip(dataset.parent / shard.name, member.offset)  # its name
+    assert images(dataset).metadata(0) == {}
+    os.truncate(dataset.parent / shard.name, member.offset)
+    assert images(dataset).metadata(0) == {}
+
+
 # ---- processes ---------------------------------------------------------------------------------------------
 
 

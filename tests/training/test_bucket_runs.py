@@ -46,6 +46,7 @@ def given(tiny, pictures) -> dict:
     return {**tiny, **short, "data_path": str(pictures), "val_split": 0.0}
 
 
+@pytest.mark.slow
 def test_run_is_resumed_within_an_epoch(given, tmp_path, capsys):
     whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
     assert train({**given, "output_dir": whole}) == 0
@@ -70,6 +71,7 @@ def test_two_processes_train_like_one(given, tmp_path):
     assert_weights_close(*(last_checkpoint(Path(folder)) for folder in (two, one)))
 
 
+@pytest.mark.slow
 def test_shards_have_the_same_shapes(given, pictures, tmp_path):
     words = ["--mode", "shard", "--input_dir", str(pictures), "--output_dir", str(tmp_path / "set")]
     done = run_script("prepare_data.py", *words, "--val_split", "0", "--num_workers", "1")

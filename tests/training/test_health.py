@@ -70,6 +70,7 @@ def test_the_slowest_rank_waits_least_for_the_others():
     }
 
 
+@pytest.mark.slow
 def test_a_run_counts_what_it_reads(tiny, tmp_path):
     """12 files, each read once in an epoch of 3 steps; a record at its end."""
     once = {**tiny, "num_epochs": 1, "init": "default"}

@@ -4,7 +4,7 @@ import pytest
 
 from tests.harness.http_store import http_store, hurry
 from tests.harness.runs import run_script
-from tests.harness.training_runs import assert_same, last_checkpoint
+from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.config.errors import DataError
 from vae.training.run import train
 
@@ -45,6 +45,10 @@ def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_p
         assert_same(one[key], other[key], key)
     assert other["config"]["data_path"] == web.url()
     assert sorted(web.wholes()) == ["images-000000.tar", "validation-000000.tar"]
+    measured = records(there, "data")
+    assert measured[0]["remote_mib_per_second"] > 0
+    assert measured[-1]["cache_hit_rate"] == 1  # the only shard is there since the first batch
+    assert not any("cache_hit_rate" in record for record in records(here, "data"))
     files = [path for path in (*there.rglob("*"), *(tmp_path / "cache").rglob("*")) if path.is_file()]
     kept = [*(path.read_bytes() for path in files), *(text.encode() for text in capsys.readouterr())]
     assert not any(secret in content for content in kept for secret in (b"5ecret", b"pa55word"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.harness.runs import run_script
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
 from vae.data.manifest import format_row
 from vae.files import sha256_of_file
@@ -74,6 +75,19 @@ def test_a_run_records_the_worst_label(tiny, manifest, tmp_path, capsys):
         smooth = 2 * record["slice_mean_psnr"] - record["slice_worst_psnr"]
         assert record["psnr"] == pytest.approx((3 * smooth + record["slice_worst_psnr"]) / 4)
     assert capsys.readouterr().out.count("worst of 2 labels: noise, ") == 2
+
+
+@pytest.mark.slow
+def test_labels_of_shards_are_those_of_the_manifest(tiny, manifest, tmp_path):
+    words = ["--mode", "shard", "--input_dir", str(manifest.parent), "--output_dir", str(tmp_path / "set")]
+    done = run_script("prepare_data.py", *words, "--num_workers", "1")
+    assert done.returncode == 0, done.stderr
+    sharded = {**given_for(tiny, manifest), "data_path": str(tmp_path / "set" / "dataset.json")}
+    assert train({**sharded, "max_steps": 1, "output_dir": str(tmp_path / "shards")}) == 0
+    assert train({**given_for(tiny, manifest), "max_steps": 1}) == 0
+    pair = [records(tmp_path / name, "validation")[0] for name in ("run", "shards")]
+    for name in ("slices", "worst_slice", "slice_worst_psnr"):
+        assert pair[0][name] == pytest.approx(pair[1][name])
 
 
 @pytest.mark.slow

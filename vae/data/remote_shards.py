@@ -70,15 +70,15 @@ class RemoteShards:
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file, which are read again once if they are bad."""
         try:
-            return check_bytes(self._read(shard, row), row)
+            return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
         except BadImageError:
             if shard.sha256 in self._checked or not self._cache.remove_if_bad(_entry(shard)):
                 raise
             self._checked.add(shard.sha256)
-        return check_bytes(self._read(shard, row), row)
+        return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
 
-    def _read(self, shard: Shard, row: Row) -> bytes:
-        _, offset, size, *_ = row
+    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
+        """Any bytes of a shard."""
         path = self._cache.find(_entry(shard))
         self._counts["misses" if path is None else "hits"] += 1
         for _ in range(REMOVED_TRIES):

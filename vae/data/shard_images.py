@@ -1,6 +1,7 @@
 """The images of a dataset of shards, read by number, from a folder or from elsewhere."""
 
 import os
+import tarfile
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -16,10 +17,11 @@ from vae.data.formats import BadImageError
 from vae.data.sampling import Order
 from vae.data.shards import Row, Shard, ShardedDataset, check_bytes, read_index
 from vae.data.streams import StreamOrder, count_streams
-from vae.files import check_regular
+from vae.files import check_regular, parse_json
 
 OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
+METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
 
 
 class ShardFiles(Protocol):
@@ -31,6 +33,10 @@ class ShardFiles(Protocol):
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file; BadImageError if they cannot be read or differ from those written."""
+        ...
+
+    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
+        """Any bytes of a shard, fewer at its end; BadImageError if they cannot be read."""
         ...
 
     def expect(self, shards: Sequence[Shard]) -> None:
@@ -76,12 +82,16 @@ class LocalShards:
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file."""
+        return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
+
+    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
+        """Any bytes of a shard."""
         if self._process != os.getpid():  # a forked process drops the files of its parent
             self._begin()
         with self._guard:
             file = self._file(shard)
         try:
-            data = check_bytes(file.read(row.offset, row.size), row)
+            data = file.read(offset, size)
         except OSError as error:
             raise BadImageError("unreadable", error.strerror or str(error)) from error
         self._counts["disk_bytes"] += len(data)
@@ -231,9 +241,25 @@ class ShardImages:
     def read(self, index: int) -> bytes:
         """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
         number, row = self.locate(index)
-        return self._files.read(
-            self.dataset.shards[number], Row(*self._index(number)[row].item()[: len(Row._fields)])
-        )
+        return self._files.read(self.dataset.shards[number], self._row(number, row))
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """The content of an image's JSON file; empty if there is none. BadImageError if it cannot be read."""
+        number, row = self.locate(index)
+        shard, place = self.dataset.shards[number], self._row(number, row)
+        offset = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # the next member
+        head = self._files.read_unchecked(shard, offset, min(METADATA_BYTES, shard.bytes - offset))
+        try:
+            member = tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+            if member.name != f"{place.key.decode('ascii', 'replace')}.json" or not member.isreg():
+                return {}
+            content = parse_json(head[tarfile.BLOCKSIZE :][: member.size].decode("utf-8"))
+        except (tarfile.HeaderError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _row(self, number: int, row: int) -> Row:
+        return Row(*self._index(number)[row].item()[: len(Row._fields)])
 
     def _index(self, number: int) -> np.ndarray:
         """The index of a shard. Threads may read one twice, but never a part of one."""

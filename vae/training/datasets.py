@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,9 @@ def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, Val
 
 
 def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str | None]:
-    """The labels that the manifest has for the first images of the validation set, read when needed."""
+    """The labels of the first validation images, read when needed: of shards, or of the manifest."""
+    if isinstance(images, ShardImages):
+        return partial(_shard_label, images)
     if data.val_path or not is_manifest(data.data_path):
         return lambda _index: None
     wanted = {images.name(index): index for index in range(count)}
@@ -121,6 +123,14 @@ def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str
         return {index: str(label) for index, label in rows if index is not None and label is not None}
 
     return lambda index: read().get(index)
+
+
+def _shard_label(images: ShardImages, index: int) -> str | None:
+    try:
+        label = images.metadata(index).get("label")
+    except BadImageError:  # the validation reports it
+        return None
+    return None if label is None else str(label)
 
 
 def _cache(data: DataConfig) -> ShardCache | None:
