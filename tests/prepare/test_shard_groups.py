@@ -8,13 +8,19 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.harness.image_kinds import encoded
+from tests.harness.runs import TINY, run_script
 from tests.prepare.test_shard import shard
+from vae.config.errors import DataError
 from vae.data.shard_images import ShardImages
-from vae.data.shards import read_dataset
+from vae.data.shards import dataset_content, read_dataset
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.ledger import ACCEPTED, Ledger, Result
-from vae.prepare.near_duplicates import cluster_sorted
+from vae.prepare.near_duplicates import are_near, cluster_sorted, near_between
+from vae.prepare.perceptual_hash import MIRROR, hash_pixels
+from vae.prepare.shard import write
 from vae.prepare.shard.groups import Groups, hash_number
+from vae.prepare.shard.shared import find_shared
+from vae.training.run import train
 
 PHOTOS = 16
 
@@ -133,3 +139,80 @@ def test_clusters_are_the_same_if_hashes_are_sorted_in_parts():
     found = cluster_sorted(unique)
     assert len(np.unique(found)) < len(unique) - 900
     assert np.array_equal(cluster_sorted(unique, most_at_once=500), found)
+
+
+# ---- two datasets ----------------------------------------------------------------------------------------
+
+
+def write_dataset(root, paths):
+    """A dataset of one shard with these files."""
+    members = []
+    for path in paths:
+        data, image = path.read_bytes(), Image.open(path)
+        phash = hash_pixels(image).astype(">u8").tobytes().hex()
+        digest, kind = sha256(data).hexdigest(), path.suffix[1:]
+        members.append(write.Member(str(path), digest, kind, len(data), image.size, phash, "{}"))
+    root.mkdir()
+    written = write.write_shard(root, root, write.Plan("images-000000.tar", members))
+    (root / "dataset.json").write_text(json.dumps(dataset_content([written], {}, None)))
+    return root / "dataset.json"
+
+
+@pytest.fixture(scope="module")
+def two(source, tmp_path_factory):
+    """A dataset of all images but one copy; others with this copy, one of its files, and neither."""
+    root = tmp_path_factory.mktemp("two")
+    (root / "x.png").write_bytes(encoded(Image.fromarray(draw_image(96, 5, 99)), "PNG"))
+    parts = {
+        "train": [path for path in sorted(source.glob("*_*")) if path.name != "03_b.png"],
+        "alike": [source / "03_b.png"],
+        "equal": [source / "05_a.png"],
+        "other": [root / "x.png"],
+    }
+    return {name: write_dataset(root / name, paths) for name, paths in parts.items()}
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"), [("alike", "looks_alike"), ("equal", "is_in_training"), ("other", None)]
+)
+def test_validation_names_images_that_two_datasets_share(two, tmp_path, other, reason):
+    done = run_script(
+        *("prepare_data.py", "--mode", "validate", "--input_dir", str(two["train"]), "--num_workers", "1"),
+        *("--val_path", str(two[other]), "--output_file", str(tmp_path / "report.json")),
+    )
+    problems = json.loads((tmp_path / "report.json").read_text())["problems"]
+    assert [problem["reason"] for problem in problems] == ([reason] if reason else [])
+    assert (done.returncode == 0) == (reason is None)
+    if reason:
+        key = ShardImages(read_dataset(two[other]), 1).key(0)
+        assert key in done.stdout
+        assert reason in done.stdout
+
+
+@pytest.mark.parametrize("other", ["alike", "equal"])
+def test_training_refuses_a_validation_set_that_shares_an_image(two, tmp_path, other):
+    given = {**TINY, "data_path": str(two["train"]), "val_path": str(two[other]), "output_dir": str(tmp_path)}
+    del given["val_split"]
+    with pytest.raises(
+        DataError, match=r"--val_path .*for example [0-9a-f]{32} \([0-9a-f]{32}\).*other images"
+    ):
+        train(given)
+
+
+def test_two_sets_without_near_images_share_nothing(two):
+    sides = [ShardImages(read_dataset(two[name]), 1) for name in ("train", "other")]
+    assert find_shared(*sides) == []
+
+
+def test_near_hashes_of_two_sets_are_those_of_all_pairs():
+    random = np.random.default_rng(4)
+    one, other = (random.integers(0, 2**63, (400, 2), dtype=np.uint64) for _ in range(2))
+    one[:200] = other[:200] ^ (np.uint64(1) << random.integers(0, 63, (200, 2)).astype(np.uint64))
+    one[200:250] = other[200:250] ^ MIRROR
+    found = {pair for ours, theirs in near_between(one, other) for pair in zip(ours, theirs, strict=True)}
+    expected = set()
+    for theirs, hash_ in enumerate(other):
+        near = are_near(one, hash_[None]) | are_near(one, (hash_ ^ MIRROR)[None])
+        expected |= {(ours, theirs) for ours in np.flatnonzero(near)}
+    assert found == expected
+    assert len(found) >= 250

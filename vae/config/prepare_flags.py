@@ -89,6 +89,11 @@ class ValidateConfig(ReadingConfig):
     output_file: str = option("validation_report.json", "report as JSON", metavar="FILE")
     csv: bool = option(True, "also write a table of all files beside the report")
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
+    val_path: str | None = option(
+        None,
+        "dataset of shards that must share no image with the one in --input_dir; none: its validation set",
+        metavar="FILE",
+    )
     quarantine_dir: str | None = option(None, "move rejected files to this folder", metavar="DIR")
     undo_quarantine: bool = option(
         False, "move every file in --quarantine_dir back into --input_dir, and do nothing else"

@@ -4,7 +4,7 @@ import os
 import tarfile
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -224,9 +224,9 @@ class ShardImages:
         number, row = self.locate(index)
         return self._index(number)["key"][row].decode("ascii", "replace")
 
-    def keys(self) -> np.ndarray:
-        """All keys, in the order of the samples: S32 (N,). BadImageError for a bad index."""
-        return np.concatenate([self._files.index(shard)["key"] for shard in self.dataset.shards])
+    def indexes(self) -> Iterator[np.ndarray]:
+        """The index of each shard: INDEX (samples,). BadImageError for a bad one."""
+        return map(self._files.index, self.dataset.shards)
 
     def sizes(self, indices: range) -> np.ndarray:
         """Width and height of consecutive images: int64 (n, 2). BadImageError for a bad index."""
@@ -291,9 +291,3 @@ class ShardImages:
     def close(self) -> None:
         """Close all files."""
         self._files.close()
-
-
-def shared_keys(one: ShardImages, other: ShardImages) -> list[str]:
-    """Keys that two datasets have in common: images with the same bytes. BadImageError for a bad index."""
-    found = np.intersect1d(one.keys(), other.keys())
-    return [key.decode("ascii", "replace") for key in found]

@@ -76,6 +76,24 @@ def _near_pairs(
                 yield position[left[near]], position[right[near]]
 
 
+def near_between(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Positions of near hashes, of (M, 2) and of (N, 2), in blocks; some pairs more than once."""
+    both = np.concatenate([other, other ^ MIRROR])
+    for chosen in combinations(range(BYTES), KEY_BYTES):
+        keys = bucket_keys(both, chosen)
+        order = np.argsort(keys, kind="stable")
+        keys, wanted = keys[order], bucket_keys(one, chosen)
+        first = np.searchsorted(keys, wanted)
+        for at in range(min(MOST_NEIGHBOURS, len(keys))):
+            places = np.minimum(first + at, len(keys) - 1)
+            same = np.flatnonzero((first + at < len(keys)) & (keys[places] == wanted))
+            if len(same) == 0:
+                break
+            found = order[places[same]]
+            near = are_near(one[same], both[found])
+            yield same[near], found[near] % len(other)
+
+
 def _with_byte(unique: np.ndarray, byte: int, least: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """The hashes and mirrored hashes with a byte of [least, limit): (M, 2), and their positions (M,)."""
     hashes, positions = [], []

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vae import console
+from vae.config.addresses import public_address
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import Images
 from vae.data.shard_images import ShardImages
@@ -82,7 +83,7 @@ def _version(images: Images) -> dict[str, Any]:
     """What identifies a set of images: the version of its dataset, or a hash of the names of its files."""
     dataset = images.dataset if isinstance(images, ShardImages) else None
     return {
-        "path": images.location,
+        "path": public_address(images.location),
         "version": dataset.version if dataset else images.fingerprint(),
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,

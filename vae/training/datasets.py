@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vae import console
 from vae.config.addresses import is_remote, public_address
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config, DataConfig
@@ -20,11 +21,14 @@ from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifes
 from vae.data.remote_shards import open_images
 from vae.data.sampling import Order
 from vae.data.shard_cache import ShardCache, default_folder
-from vae.data.shard_images import ShardImages, shared_keys
+from vae.data.shard_images import ShardImages
 from vae.data.shards import is_dataset, read_dataset
 from vae.model.autoencoder import downsampling
+from vae.prepare.shard.shared import find_shared
 from vae.training.distributed import Distributed
 from vae.training.validation import ValidationSet
+
+MOST_COMPARED = 2_000_000  # training images that are compared with those of --val_path when a run starts
 
 
 @dataclass(frozen=True)
@@ -171,16 +175,29 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
     images = open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
     shown = public_address(path)
     if isinstance(train, ShardImages):
-        try:
-            shared = shared_keys(train, images)
-        except BadImageError as error:
-            raise DataError(f"--val_path {shown}: {error.detail}: copy the dataset again") from error
-        if shared:
-            raise DataError(
-                f"--val_path {shown}: {len(shared)} of its images are training images too, for example "
-                f"{', '.join(shared[:3])}: give other images"
-            )
+        _refuse_shared(train, images, shown)
     return images
+
+
+def _refuse_shared(train: ShardImages, images: ShardImages, shown: str) -> None:
+    """DataError if images of --val_path are in the training set, or look like one of its images."""
+    if len(train) > MOST_COMPARED:
+        console.info(
+            f"--val_path {shown} is not compared with the {len(train)} training images, which takes minutes: "
+            "prepare_data.py --mode validate --input_dir TRAINING.json --val_path VALIDATION.json does it"
+        )
+        return
+    try:
+        shared = find_shared(train, images)
+    except BadImageError as error:
+        raise DataError(f"--val_path {shown}: {error.detail}: copy the dataset again") from error
+    if shared:
+        equal = sum(one.is_equal for one in shared)
+        examples = ", ".join(f"{one.key} ({one.training_key})" for one in shared[:3])
+        raise DataError(
+            f"--val_path {shown}: {equal} of its images are training images too and {len(shared) - equal} "
+            f"look like one, for example {examples}: give other images"
+        )
 
 
 def _image_files(config: Config, given: dict[str, Any]) -> tuple[Images, Images | None]:

@@ -17,14 +17,17 @@ from vae.config.prepare_flags import ValidateConfig
 from vae.data.decoding import decode_bytes
 from vae.data.formats import BadImageError
 from vae.data.manifest import replace_text
+from vae.data.shard_images import ShardImages
 from vae.data.shards import Shard, ShardedDataset, read_dataset, read_index
 from vae.files import sha256_of_file
 from vae.prepare.engine import run_tasks
 from vae.prepare.pool import Failure, Limits
+from vae.prepare.shard.shared import find_shared
 from vae.prepare.shard.write import SHARD_SECONDS
 from vae.progress import Progress
 
 EXAMPLES = 10  # problems that are printed
+SHARED = ("is_in_training", "looks_alike")  # problems of the images, not of their files
 
 
 class Problem(NamedTuple):
@@ -47,7 +50,9 @@ def run_verify(config: ValidateConfig) -> int:
     began = time.monotonic()
     dataset = read_dataset(config.input_dir, flag="--input_dir")
     _ = dataset.folder  # a remote one is refused
-    problems = _verify_all(dataset, config)
+    other = config.val_path or (dataset.validation and dataset.folder / dataset.validation)
+    validation = read_dataset(other, flag="--val_path") if other else None
+    problems = _verify_all(dataset, config) + (_shared(dataset, validation) if validation else [])
     report = {
         "dataset": str(dataset.path),
         "version": dataset.version,
@@ -62,10 +67,27 @@ def run_verify(config: ValidateConfig) -> int:
         *(console.printable(f"  {p.name}: {p.reason} ({p.detail})") for p in problems[:EXAMPLES]),
         f"  report: {console.printable(config.output_file)}",
     ]
-    if problems:
+    if any(problem.reason in SHARED for problem in problems):
+        lines.append("  leave the named images out of one side, and write the datasets again")
+    if any(problem.reason not in SHARED for problem in problems):
         lines.append("  copy the named shards again from their source, or write the dataset again")
     console.info("\n".join(lines))
     return EXIT_DATA if problems else 0
+
+
+def _shared(dataset: ShardedDataset, validation: ShardedDataset) -> list[Problem]:
+    """The images of the validation set that the dataset has too, or that look like one of its images."""
+    sides = ShardImages(dataset, 1), ShardImages(validation, 1)
+    try:
+        found = find_shared(*sides)
+    except BadImageError as error:
+        return [Problem(str(validation.path), "not_compared", error.detail)]
+    return [
+        Problem(f"validation image {one.key}", "is_in_training", "the same bytes")
+        if one.is_equal
+        else Problem(f"validation image {one.key}", "looks_alike", f"training image {one.training_key}")
+        for one in found
+    ]
 
 
 def _verify_all(dataset: ShardedDataset, config: ValidateConfig) -> list[Problem]:

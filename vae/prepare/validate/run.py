@@ -40,6 +40,11 @@ def run_validate(config: ValidateConfig) -> int:
     warn_without_simplejpeg()
     if is_dataset(config.input_dir):
         return run_verify(config)
+    if config.val_path:
+        raise UserError(
+            f"--val_path {config.val_path} is compared with a dataset of shards: give its dataset.json as "
+            "--input_dir, or leave the flag out"
+        )
     report = _validate(config)
     return EXIT_DATA if config.strict and report.rejected else 0
 
