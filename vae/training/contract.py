@@ -24,11 +24,7 @@ from vae.training.stages import Stage
 from vae.training.validation import ValidationSet
 
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
-PACKAGE = "vae-trainer"
-TRANSFORM = (
-    "crop", "crop_scale", "crop_ratio", "horizontal_flip", "rotate90", "color_jitter", "upscale",
-    "background", "max_pixels",
-)  # fmt: skip
+TRANSFORM = ("crop", "horizontal_flip", "upscale", "background", "max_pixels")
 # Contracts from before these options existed do not have them: then they had their defaults.
 AUGMENTATIONS = ("buckets", "crop_scale", "crop_ratio", "rotate90", "color_jitter")
 # Without these keys two contracts can be equal: they do not decide samples.
