@@ -11,6 +11,7 @@ import pytest
 from tests.harness.runs import run_script
 from tests.harness.training_runs import assert_same
 from vae.config.flags import parse_flags
+from vae.training import find_lr
 from vae.training import run as run_module
 from vae.training.find_lr import NAME, Curve, Spread, suggest
 from vae.training.run import train
@@ -53,12 +54,22 @@ def options(tiny) -> dict:
     return {**tiny, "find_lr": True, "find_lr_steps": 50, "find_lr_seeds": 2}
 
 
-def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys):
+def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys, monkeypatch):
+    seen, update = [], find_lr.update_weights
+
+    def watched(run, ctx, state, batch, *rest, **options):
+        seen.append((run.config.run.seed, tuple(batch.indices.tolist())))
+        return update(run, ctx, state, batch, *rest, **options)
+
+    monkeypatch.setattr(find_lr, "update_weights", watched)
     assert train(options) == 0
+    orders = [[indices for seed, indices in seen if seed == one] for one in (0, 1)]
+    assert orders[0][:3] != orders[1][:3]
     folder = tmp_path / "run"
     assert sorted(path.name for path in folder.iterdir()) == [f"{NAME}.json", f"{NAME}.png"]
     content = json.loads((folder / f"{NAME}.json").read_text())
-    assert [curve["seed"] for curve in content["curves"]] == [0, 1]
+    first, second = content["curves"]
+    assert (first["seed"], second["seed"]) == (0, 1)
     words = shlex.split(capsys.readouterr().out.strip().splitlines()[-1].partition("train with: ")[2])
     given = parse_flags(words[2:])
     assert not any(name.startswith(NAME) for name in given)

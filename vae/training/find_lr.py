@@ -83,7 +83,11 @@ def find_learning_rate(run: RunContext, ctx: StageContext, state: TrainingState)
     set_recompute(state.autoencoder, ctx.settings.recompute)
     rates, curves = np.geomspace(LOWEST, HIGHEST, options.find_lr_steps).tolist(), []
     for seed in range(options.seed, options.seed + options.find_lr_seeds):
-        seeded = replace(run, config=replace(run.config, run=replace(options, seed=seed)))
+        seeded = replace(
+            run,
+            config=replace(run.config, run=replace(options, seed=seed)),
+            training_set=replace(run.training_set, order=run.training_set.images.order(seed)),
+        )
         unchanged = _losses(seeded, ctx, state, [0.0] * len(rates), [])
         restore(state, before)
         losses = _losses(seeded, ctx, state, rates, unchanged)
