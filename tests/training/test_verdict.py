@@ -2,15 +2,21 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.harness.runs import ROOT, TINY
-from vae.config.options import ModelConfig
+from vae.config.options import DataConfig, ModelConfig
 from vae.config.recipes import RECIPES
+from vae.data.shard_images import ShardImages
+from vae.data.store import StoreFile
+from vae.host import GIB
+from vae.training.distributed import Distributed
 from vae.training.run import train
-from vae.training.summary import PROBLEMS_PAGE, busy_line, verdict_line, warm_start_warning
+from vae.training.summary import PROBLEMS_PAGE, busy_line, cache_warning, verdict_line, warm_start_warning
 
 BICUBIC = "8x bicubic", 22.26
 CPU = torch.device("cpu")
@@ -126,3 +132,28 @@ def test_run_reports_a_bad_warm_start_once(tiny, tmp_path, capsys):
     assert train({"output_dir": tiny["output_dir"], "resume_from": "latest", "device": "cpu"}) == 0
     assert "--norm_groups" not in capsys.readouterr().out
     assert Path(tiny["output_dir"], "vae").exists()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local", "cache_gib", "expected"),
+    [
+        (1, 1, 50, ("--cache_gib 320", "--data_streams 8")),  # 5 shards at once for each stream
+        (8, 8, 50, ("--cache_gib 320", "--data_streams 8")),
+        (16, 16, 50, ("--cache_gib 320",)),
+        (32, 8, 50, ("--cache_gib 80", "--data_streams 32")),  # four machines share the streams
+        (64, 8, 50, None),
+        (1, 1, 400, None),
+        (1, 1, 0, None),
+    ],
+)
+def test_cache_that_is_too_small_for_the_streams(world_size, local, cache_gib, expected):
+    shards = SimpleNamespace(bytes=np.full(1000, GIB))
+    images = object.__new__(ShardImages)
+    images.dataset = SimpleNamespace(path=StoreFile("s3://bucket/dataset.json", "--data_path"), shards=shards)
+    training_set = SimpleNamespace(images=images, order=SimpleNamespace(num_streams=64))
+    data = DataConfig(data_path="s3://bucket/dataset.json", cache_gib=cache_gib)
+    dist = Distributed(0, world_size, torch.device("cpu"), local)
+    warning = cache_warning(data, training_set, dist)
+    assert (warning is None) == (expected is None)
+    for token in expected or ():
+        assert token in warning

@@ -66,7 +66,7 @@ class Shards(Sequence[Shard]):
     def __init__(self, columns: "_Columns") -> None:
         self._names = np.array(columns.names, dtype=np.bytes_)
         self.samples = np.array(columns.samples, dtype=np.int64)  # of each shard
-        self._bytes = np.array(columns.bytes, dtype=np.int64)
+        self.bytes = np.array(columns.bytes, dtype=np.int64)
         self._hashes = bytes(columns.hashes)
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Shards(Sequence[Shard]):
         start = SHA256_BYTES * (number if number >= 0 else len(self) + number)
         sha256 = self._hashes[start : start + SHA256_BYTES].hex()
         name = self._names[number].decode()
-        return Shard(name, int(self.samples[number]), int(self._bytes[number]), sha256)
+        return Shard(name, int(self.samples[number]), int(self.bytes[number]), sha256)
 
     def has_twins(self) -> bool:
         """Whether two shards have the same name."""

@@ -10,6 +10,7 @@ from vae.training.stage_memory import memory_line, memory_peaks, plan_line
 from vae.training.state import TrainingState
 from vae.training.summary import (
     busy_line,
+    cache_warning,
     crops_text,
     data_line,
     device_line,
@@ -24,6 +25,8 @@ def print_remarks(run: RunContext, state: TrainingState) -> None:
     """Print what makes this run slow, its start bad, or its disk full."""
     steps = [run.steps_of(stage) for stage in state.stages]
     if warning := space_warning(run.output_dir, run.config, state.stages, steps):
+        console.warning(warning)
+    if warning := cache_warning(run.config.data, run.training_set, run.dist):
         console.warning(warning)
     if remark := busy_line(run.dist.device, torch.get_num_threads()):
         console.info(remark)

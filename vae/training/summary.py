@@ -1,5 +1,6 @@
 """The lines that a run prints about itself before a stage and at its end."""
 
+import math
 import os
 from pathlib import Path
 
@@ -10,11 +11,15 @@ from vae.config.addresses import public_address
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.console import command_line, counted
 from vae.data.buckets import Buckets
+from vae.data.shard_images import ShardImages
+from vae.data.store import StoreFile
+from vae.data.streams import WINDOW_SHARDS
 from vae.gpus import match_card
 from vae.host import GIB
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import carriers_per_group
 from vae.training.checkpoints import position_name
+from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
 from vae.training.logbook import REJECTED_NAME
 from vae.training.results_image import RESULTS_NAME
@@ -114,6 +119,32 @@ def warm_start_warning(model: ModelConfig) -> str | None:
     return (
         f"--norm_groups {model.norm_groups} leaves {channels} per group at width {width}, too few for the "
         f"warm start: it begins several dB below the bicubic baseline: {remedy}"
+    )
+
+
+def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
+    """A warning if the shards that the streams of this machine read at once do not fit into the cache."""
+    images, streams = training_set.images, training_set.order.num_streams
+    is_cached = isinstance(images, ShardImages) and isinstance(images.dataset.path, StoreFile)
+    if not is_cached or streams is None or data.cache_gib == 0:
+        return None
+    assert isinstance(images, ShardImages)
+    sizes, machines = images.dataset.shards.bytes, max(1, dist.world_size // dist.local_world_size)
+
+    def needed_gib(count: int) -> float:
+        at_once = -(-count // machines) * (WINDOW_SHARDS + 1)
+        return float(min(sizes.sum(), at_once * sizes.mean())) / GIB
+
+    needed = needed_gib(streams)
+    if needed <= data.cache_gib:
+        return None
+    counts = range(dist.world_size, streams, dist.world_size)
+    fitting = [n for n in counts if streams % n == 0 and needed_gib(n) <= data.cache_gib]
+    remedy = f", or start a new run with --data_streams {fitting[-1]}" if fitting else ""
+    return (
+        f"--cache_gib {data.cache_gib:g}: the {streams} streams of --data_streams need about {needed:.3g} GiB "
+        "of shards at once on this machine, so many images will be read one by one over the network: use "
+        f"--cache_gib {math.ceil(needed)}{remedy}"
     )
 
 
