@@ -142,8 +142,8 @@ def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed
     fitting = [n for n in counts if streams % n == 0 and needed_gib(n) <= data.cache_gib]
     remedy = f", or start a new run with --data_streams {fitting[-1]}" if fitting else ""
     return (
-        f"--cache_gib {data.cache_gib:g}: the {streams} streams of --data_streams need about {needed:.3g} GiB "
-        "of shards at once on this machine, so many images will be read one by one over the network: use "
+        f"--cache_gib {data.cache_gib:g}: the {streams} streams of --data_streams need about {needed:.3g} "
+        "GiB of shards at once on this machine, so many images will be read one by one over the network: use "
         f"--cache_gib {math.ceil(needed)}{remedy}"
     )
 
