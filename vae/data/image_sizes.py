@@ -1,8 +1,10 @@
 """Widths and heights of images without decoding: from the index of shards, a manifest or headers of files."""
 
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
@@ -12,8 +14,10 @@ from vae.data.decoding import upright_size
 from vae.data.formats import BadImageError
 from vae.data.manifest import read_rows
 from vae.data.shard_images import ShardImages
+from vae.files import atomic_path, check_regular
 from vae.progress import track
 
+ASPECTS_NAME = "image_aspects.npz"  # in the folder of a run
 THREADS = 16  # headers are small: the time is that of a disk or a network share
 
 Size = tuple[int, int]  # width, height; (0, 0) if unknown
@@ -46,6 +50,24 @@ def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
         if row["path"] in wanted and type(width) is int and type(height) is int and min(width, height) > 0:
             found[row["path"]] = width, height
     return found
+
+
+def save_aspects(path: Path, fingerprint: str, found: np.ndarray) -> None:
+    """Store the aspects of the images with this fingerprint."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, fingerprint=np.array(fingerprint), aspects=found)
+
+
+def load_aspects(path: Path, fingerprint: str) -> np.ndarray | None:
+    """What `save_aspects` has stored for the images with this fingerprint; None if there is nothing."""
+    try:
+        check_regular(path)
+        with np.load(path, allow_pickle=False) as stored:
+            found = stored["aspects"]
+            is_same = str(stored["fingerprint"]) == fingerprint and found.dtype == np.float32
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return found if is_same else None
 
 
 def _of_files(images: FolderImages, indices: range, known: Mapping[str, Size]) -> np.ndarray:

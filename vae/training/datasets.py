@@ -16,7 +16,14 @@ from vae.data.buckets import BucketOrder, Buckets, assign, bucket_shapes
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.folder import list_images, split_names
 from vae.data.formats import BadImageError
-from vae.data.image_sizes import aspects, image_sizes, manifest_sizes
+from vae.data.image_sizes import (
+    ASPECTS_NAME,
+    aspects,
+    image_sizes,
+    load_aspects,
+    manifest_sizes,
+    save_aspects,
+)
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.data.remote_shards import open_images
 from vae.data.sampling import Order
@@ -25,6 +32,7 @@ from vae.data.shard_images import ShardImages
 from vae.data.shards import is_dataset, read_dataset
 from vae.model.autoencoder import downsampling
 from vae.prepare.shard.shared import find_shared
+from vae.training.appending import try_to_write
 from vae.training.distributed import Distributed
 from vae.training.validation import ValidationSet
 
@@ -81,18 +89,42 @@ class TrainingSet:
 
 
 def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
-    """The training set with the aspects that --buckets needs; each process reads a share."""
+    """The training set with the aspects that --buckets needs; each process reads a share.
+
+    A resumed run reads those that the run has stored.
+    """
     images, data = training_set.images, config.data
     if not data.buckets:
         return training_set
-    known = {}
-    if isinstance(images, FolderImages) and is_manifest(data.data_path):
-        known = manifest_sizes(data.data_path, images.names)
+    stored = Path(config.run.output_dir) / ASPECTS_NAME
+    found = load_aspects(stored, images.fingerprint()) if dist.is_main else None
+    everything = dist.all_gather_set({found.tobytes()} if found is not None else set())
+    if not everything:
+        everything = {_measured_aspects(images, data.data_path, dist)}
+    return replace(training_set, aspects=np.frombuffer(everything.pop(), dtype=np.float32))
+
+
+def store_aspects(folder: Path, training_set: TrainingSet) -> None:
+    """Store the aspects in the folder of a run, so that a resumed one has the same order without reading."""
+    found, fingerprint = training_set.aspects, training_set.fingerprint()
+    if found is not None:
+        path = folder / ASPECTS_NAME
+        try_to_write(path, lambda: save_aspects(path, fingerprint, found))
+
+
+def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> bytes:
+    known, failure = {}, None
+    if isinstance(images, FolderImages) and is_manifest(data_path):
+        known = manifest_sizes(data_path, images.names)
     ends = [rank * len(images) // dist.world_size for rank in range(dist.world_size + 1)]
-    own = aspects(image_sizes(images, range(ends[dist.rank], ends[dist.rank + 1]), known))
-    parts = dict(dist.all_gather_set({(dist.rank, own.tobytes())}))
-    everything = b"".join(parts[rank] for rank in range(dist.world_size))
-    return replace(training_set, aspects=np.frombuffer(everything, dtype=np.float32))
+    try:
+        own = aspects(image_sizes(images, range(ends[dist.rank], ends[dist.rank + 1]), known)).tobytes()
+    except DataError as error:
+        own, failure = b"", error
+    if dist.all_reduce_scalars(failure is not None)[0]:
+        raise failure or DataError("another process cannot read the sizes of images: it reports the reason")
+    parts = dict(dist.all_gather_set({(dist.rank, own)}))
+    return b"".join(parts[rank] for rank in range(dist.world_size))
 
 
 def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, ValidationSet | None]:

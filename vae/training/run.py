@@ -14,6 +14,7 @@ from vae.training.appending import write_json
 from vae.training.between_steps import begin_stage, validate_final
 from vae.training.checkpoint_writer import CheckpointWriter, copy_fits
 from vae.training.context import RunContext, StageContext
+from vae.training.datasets import store_aspects
 from vae.training.distributed import Distributed
 from vae.training.export import finish
 from vae.training.find_lr import find_learning_rate
@@ -260,4 +261,5 @@ def _create_folder(run: RunContext, lock: FolderLock) -> None:
             split["validation"] = run.validation_set.record()
         write_json(folder / "config.json", {**flatten(run.config), CONTRACT: run.contract}, indent=2)
         write_json(folder / "split.json", split, indent=1)
+        store_aspects(folder, run.training_set)
     run.dist.barrier()
