@@ -98,7 +98,7 @@ def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
     def refuse(_handle: int) -> None:
         raise OSError(folder_lock.errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(folder_lock, "_lock", refuse)
+    monkeypatch.setattr(folder_lock, "lock_handle", refuse)
     with FolderLock() as lock:
         lock.acquire(tmp_path)
     (line,) = capsys.readouterr().out.splitlines()

@@ -139,9 +139,16 @@ class DataConfig:
     )
     val_split: float = option(
         0.1,
-        "fraction of --data_path used as validation set, chosen by a hash of file name and --seed",
+        "fraction of --data_path used as validation set, chosen by a hash of file name and --split_seed",
         at_least=0,
         at_most=0.9,
+    )
+    split_seed: int | None = option(
+        None,
+        "seed of --val_split, so that runs with several --seed have the same validation images; default: "
+        "--seed",
+        at_least=0,
+        at_most=2**63 - 1,
     )
     max_val_images: int = option(256, "maximum number of images per validation; 0: all", at_least=0)
     image_size: int = option(512, "side of the square training crops, in px", at_least=MIN_IMAGE_SIZE)

@@ -244,9 +244,13 @@ def _image_files(config: Config, given: dict[str, Any]) -> tuple[Images, Images 
         )
     else:
         share = 0.0 if data.val_path else data.val_split
-        train, validation = split_names(list_images(data.data_path), share, config.run.seed)
+        train, validation = split_names(list_images(data.data_path), share, _split_seed(config))
     root = Path(image_root(data.data_path))
     return FolderImages(root, train), FolderImages(root, validation) if validation else None
+
+
+def _split_seed(config: Config) -> int:
+    return config.run.seed if config.data.split_seed is None else config.data.split_seed
 
 
 def _images_of_manifest(config: Config, val_split_given: bool) -> tuple[list[str], list[str]]:
@@ -260,7 +264,7 @@ def _images_of_manifest(config: Config, val_split_given: bool) -> tuple[list[str
         data.data_path,
         fold=data.fold,
         val_split=0.0 if data.val_path else data.val_split,
-        seed=config.run.seed,
+        seed=_split_seed(config),
         val_split_given=val_split_given,
     )
     check_files(data.data_path, sorted(train + validation))

@@ -17,7 +17,7 @@ from vae.config.errors import UserError
 from vae.files import remove_temporary
 
 LOCK_NAME = ".lock"
-_HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
 class FolderLock:
@@ -45,9 +45,9 @@ class FolderLock:
             return
         file = (folder / LOCK_NAME).open("a+", encoding="utf-8")
         try:
-            _lock(file.fileno())
+            lock_handle(file.fileno())
         except OSError as error:
-            if error.errno in _HELD_BY_ANOTHER:
+            if error.errno in HELD_BY_ANOTHER:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 file.close()
@@ -73,7 +73,7 @@ class FolderLock:
 if os.name == "nt":
     import msvcrt
 
-    def _lock(handle: int) -> None:
+    def lock_handle(handle: int) -> None:
         """Lock one byte far behind the text: Windows lets no other process read a locked byte."""
         os.lseek(handle, 2**30, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
@@ -81,6 +81,6 @@ if os.name == "nt":
 else:
     import fcntl
 
-    def _lock(handle: int) -> None:
+    def lock_handle(handle: int) -> None:
         """Lock the whole file."""
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,106 @@
+"""The options of tune_vae.py, each declared once."""
+
+from dataclasses import MISSING, dataclass
+
+from vae.config.errors import UserError
+from vae.config.flags import parse_section
+from vae.config.options import option
+from vae.config.values import unknown_choice
+
+DIRECTIONS = {"psnr": "maximize", "ssim": "maximize", "lpips": "minimize"}  # the objectives
+MOST_SEEDS = 10
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """What is searched, on which images, and for how long."""
+
+    output_dir: str = option(
+        MISSING,
+        "folder of the search: journal, trials, best.json and report.html; created if missing; the same "
+        "command continues the search in it, or joins one that runs",
+        metavar="DIR",
+    )
+    config: str | None = option(
+        None,
+        "JSON file of train_vae.py options, the defaults of the search; train_vae.py --save_config writes one",
+        metavar="FILE",
+    )
+    data_path: str | None = option(
+        None, "folder of images, manifest.jsonl or dataset.json, instead of the one in --config", metavar="PATH"
+    )
+    space: str = option(
+        "quick",
+        "what is searched; quick: learning rate, warmup, loss weights, EMA; full: also betas, weight decay, "
+        "schedule, batch, latent channels, KL, adversarial settings; or a JSON file (docs/tune.md)",
+        metavar="quick|full|FILE",
+    )
+    trials: int = option(
+        24, "number of trials of the whole search, over all of its processes", metavar="N", at_least=1
+    )
+    objective: tuple[str, ...] = option(
+        ("psnr",),
+        "what is compared on the validation images: psnr, ssim, lpips; several give a Pareto front, without "
+        "pruning",
+        metavar="NAME",
+    )
+    pruner: str = option(
+        "asha",
+        "how trials are stopped early, by optimizer steps; asha: successive halving; hyperband: several "
+        "brackets of it",
+        choices=("asha", "hyperband", "none"),
+    )
+    min_steps: int = option(
+        0,
+        "optimizer steps before a trial may be stopped early; 0: a ninth of those of the defaults",
+        metavar="N",
+        at_least=0,
+    )
+    seeds: int = option(
+        3,
+        "seeds with which the defaults are repeated first, to measure the noise, and the best trial at the end",
+        metavar="N",
+        at_least=2,
+        at_most=MOST_SEEDS,
+    )
+    seed: int = option(
+        0, "random seed of the search; that of training is in --config", metavar="N", at_least=0, at_most=2**31
+    )
+    cards: tuple[int, ...] | None = option(
+        None,
+        "numbers of the CUDA cards to use, one process each; default: one process on the first card",
+        metavar="N",
+        at_least=0,
+    )
+
+
+EPILOG = """examples:
+  tune_vae.py --config base.json --data_path data/train --output_dir search/first
+  tune_vae.py --config base.json --output_dir search/own --space space.json --trials 40
+  tune_vae.py --config base.json --output_dir search/two --objective psnr ssim
+
+Stop it with Ctrl-C; the same command continues. Start it again elsewhere to join. Open report.html in a browser.
+"""
+
+
+def parse_tune_flags(argv: list[str]) -> TuneConfig:
+    """The options of one command. Raises UserError if they contradict each other."""
+    config = parse_section(
+        TuneConfig,
+        "tune_vae.py",
+        "Search for settings of train_vae.py with Optuna; every trial is a real training run.",
+        EPILOG,
+        argv,
+    )
+    _check_together(config)
+    return config
+
+
+def _check_together(config: TuneConfig) -> None:
+    for name in config.objective:
+        if name not in DIRECTIONS:
+            raise UserError(unknown_choice("--objective", name, DIRECTIONS))
+    for flag, values in {"objective": config.objective, "cards": config.cards or ()}.items():
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise UserError(f"--{flag} contains {twice} twice: give it once")

@@ -1,0 +1,49 @@
+"""A search on several cards: one process of the same command for each."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from vae import console
+from vae.config.errors import UserError
+from vae.config.tune_flags import TuneConfig
+from vae.script import ROOT
+from vae.tuning.training_process import start_with_parent
+
+POLL_SECONDS = 0.5
+
+
+def search_on_cards(config: TuneConfig, argv: Sequence[str]) -> None:
+    """Start a process per card, and wait for all of them; UserError if one fails."""
+    assert config.cards
+    script = [sys.executable, str(ROOT / "tune_vae.py")]
+    words = _without_cards(argv)
+    processes = {
+        card: start_with_parent([*script, *words, "--cards", str(card)], dict(os.environ))
+        for card in config.cards
+    }
+    console.info(f"cards   {', '.join(map(str, config.cards))}: one process each")
+    try:
+        while any(process.poll() is None for process in processes.values()):
+            time.sleep(POLL_SECONDS)
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in processes.values():
+            process.wait()
+    failed = [card for card, process in processes.items() if process.returncode]
+    if failed:
+        raise UserError(f"--cards {failed[0]}: its process has failed, see above; the same command continues")
+
+
+def _without_cards(argv: Sequence[str]) -> list[str]:
+    """The words of the command without --cards and its numbers."""
+    words, skipping = [], False
+    for word in argv:
+        if word.startswith("--"):
+            skipping = word.split("=")[0] == "--cards"
+        if not skipping:
+            words.append(word)
+    return words

@@ -1,0 +1,137 @@
+"""The results of a search as plain data: differences from the defaults, their noise, and the final gain."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vae.config.tune_flags import DIRECTIONS
+from vae.files import atomic_path
+
+UNITS = {"psnr": " dB", "ssim": "", "lpips": ""}
+DECIMALS = {"psnr": 2, "ssim": 4, "lpips": 4}
+# 97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom, for 95 % intervals.
+_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+class Noise(NamedTuple):
+    """An objective of the defaults with several seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation between the seeds."""
+        return statistics.stdev(self.values)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A trial, as trials.jsonl contains it."""
+
+    trial: int
+    name: str  # "defaults", the name of a recipe, or empty
+    state: str  # Optuna's: complete, pruned, fail, running
+    values: dict[str, float]  # by objective; those of the last validation
+    difference: dict[str, float]  # from the mean of the defaults
+    noise: dict[str, float]  # standard deviation of the defaults between seeds
+    params: dict[str, Any]
+    steps: int  # optimizer steps
+    seconds: float | None
+    reason: str
+    folder: str
+
+
+class Gain(NamedTuple):
+    """The best trial against the defaults, paired by seed; positive means better."""
+
+    objective: str
+    default: tuple[float, ...]
+    best: tuple[float, ...]
+
+    @property
+    def differences(self) -> list[float]:
+        sign = 1 if DIRECTIONS[self.objective] == "maximize" else -1
+        return [sign * (b - d) for b, d in zip(self.best, self.default, strict=True)]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.differences)
+
+    @property
+    def half_width(self) -> float:
+        """Of the 95 % interval."""
+        count = len(self.differences)
+        return _STUDENT_T[count - 2] * statistics.stdev(self.differences) / math.sqrt(count)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.mean > self.half_width
+
+    def __str__(self) -> str:
+        digits, unit = DECIMALS[self.objective], UNITS[self.objective]
+        low, high = self.mean - self.half_width, self.mean + self.half_width
+        interval = f"{low:+.{digits}f} to {high:+.{digits}f}{unit}, 95 % interval of {len(self.best)} seeds"
+        if self.is_shown:
+            return f"{self.objective}: the best trial is better by {self.mean:.{digits}f}{unit} ({interval})"
+        if self.mean < -self.half_width:
+            return f"{self.objective}: the best trial is WORSE than the defaults: {self.mean:+.{digits}f}{unit} ({interval})"
+        return (
+            f"{self.objective}: NO GAIN is shown: the difference is {self.mean:+.{digits}f}{unit} ({interval}), "
+            "which includes 0"
+        )
+
+
+def shown(objective: str, value: float) -> str:
+    """A value with its unit."""
+    return f"{value:.{DECIMALS[objective]}f}{UNITS[objective]}"
+
+
+def shown_difference(objective: str, row: Row) -> str:
+    """The difference of a trial from the defaults, beside the noise of a single run."""
+    if objective not in row.difference:
+        return "-"
+    digits, unit = DECIMALS[objective], UNITS[objective]
+    return f"{row.difference[objective]:+.{digits}f}{unit} (noise {row.noise[objective]:.{digits}f})"
+
+
+def is_better(objective: str, one: float, other: float) -> bool:
+    """Whether the first value is better."""
+    return one > other if DIRECTIONS[objective] == "maximize" else one < other
+
+
+def front(rows: Iterable[Row], objectives: Sequence[str]) -> list[Row]:
+    """The complete trials that no other one beats in all objectives, best first in the first objective.
+
+    With one objective that is the best trial; of equal trials the first one counts.
+    """
+    complete = [row for row in rows if row.state == "complete" and len(row.values) == len(objectives)]
+    kept = [row for row in complete if not any(_dominates(o, row, objectives) for o in complete)]
+    sign = -1 if DIRECTIONS[objectives[0]] == "maximize" else 1
+    return sorted(kept, key=lambda row: (sign * row.values[objectives[0]], row.trial))
+
+
+def _dominates(one: Row, other: Row, objectives: Sequence[str]) -> bool:
+    if one.values == other.values:
+        return one.trial < other.trial
+    return not any(is_better(name, other.values[name], one.values[name]) for name in objectives)
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write trials.jsonl, one line per trial."""
+    with atomic_path(path) as temporary:
+        temporary.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_options(path: Path, options: Mapping[str, Any]) -> None:
+    """Write options for train_vae.py --config."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(dict(options), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,282 @@
+"""A search from top to bottom: measure the noise, train the trials, repeat the best one, report."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import Trial, TrialState
+
+from vae import console
+from vae.config.errors import UserError
+from vae.config.options import flatten
+from vae.config.tune_flags import TuneConfig
+from vae.tuning.page import write_search_page
+from vae.tuning.precheck import Base
+from vae.tuning.presets import known_recipes
+from vae.tuning.repeats import repeat
+from vae.tuning.results import (
+    Gain,
+    Noise,
+    Row,
+    front,
+    shown,
+    shown_difference,
+    write_options,
+    write_rows,
+)
+from vae.tuning.space import options_of
+from vae.tuning.study import (
+    DEFAULTS,
+    NAME,
+    REASON,
+    SECONDS,
+    STEPS,
+    VALUES,
+    Claim,
+    SharedStudy,
+    identity_of,
+)
+from vae.tuning.training_process import Ended, Kind, Validation, train
+
+BEST_NAME, ROWS_NAME, PAGE_NAME = "best.json", "trials.jsonl", "report.html"
+REDUCTION = 3  # of both pruners: a third of the trials goes on
+FAILURES = 3  # in a row end the search: the reason is not in the settings
+WAIT_SECONDS = 2.0  # for the trials of other processes
+# What a trial that has not finished says about its settings. They are no failures of the search.
+PRUNED = {
+    Kind.STOPPED: "stopped early",
+    Kind.DIVERGED: "diverged",
+    Kind.OUT_OF_MEMORY: "out of memory",
+    Kind.REJECTED: "rejected before training",
+}
+
+
+@dataclass
+class Search:
+    """What the functions of a search share."""
+
+    config: TuneConfig
+    base: Base
+    shared: SharedStudy
+    noise: dict[str, Noise] = field(default_factory=dict)
+    default_steps: int = 0  # optimizer steps of a whole run of the defaults
+    printed: set[int] = field(default_factory=set)
+    gains: list[Gain] = field(default_factory=list)
+
+    @property
+    def card(self) -> int | None:
+        return self.config.cards[0] if self.config.cards else None
+
+    @property
+    def pruning(self) -> bool:
+        return self.config.pruner != "none" and len(self.config.objective) == 1
+
+
+def search(config: TuneConfig, base: Base) -> None:
+    """Run or join the search in --output_dir, until all trials are trained and the best one is repeated."""
+    folder = Path(config.output_dir)
+    shared = SharedStudy(folder, config, base.space)
+    values = flatten(base.config)
+    first = {DEFAULTS: {name: values[name] for name in base.space}, **known_recipes(base.space, base.config)}
+    shared.begin(identity_of(base.config, base.space, config.objective), first)
+    run = Search(config, base, shared)
+    try:
+        _measure_noise(run)
+        console.info(_header(config.objective))
+        _train_trials(run)
+        _compare_best(run)
+    finally:
+        if shared.study.trials:
+            report(run)
+    console.info(f"page    {folder / PAGE_NAME}")
+
+
+def _measure_noise(run: Search) -> None:
+    """Train the defaults with --seeds other seeds than theirs; the last one of them has all steps."""
+    console.info(f"noise   the defaults with {run.config.seeds} seeds")
+    found = repeat(run.shared, DEFAULTS, run.base.options, run.config, run.card)
+    run.noise = {name: Noise(tuple(one[name] for one in found)) for name in run.config.objective}
+    run.default_steps = int(found[0]["step"])
+    for name, noise in run.noise.items():
+        values = ", ".join(shown(name, value) for value in noise.values)
+        console.info(f"        {name} {values}: mean {shown(name, noise.mean)}, noise {shown(name, noise.spread)}")
+
+
+def _train_trials(run: Search) -> None:
+    """Train trials until all are done, those of other processes included."""
+    failures = 0
+    while True:
+        claim = run.shared.next_trial(_pruner(run))
+        if claim is None:
+            if not run.shared.running():
+                return
+            time.sleep(WAIT_SECONDS)  # for the others: their trials are ours if they are killed
+            _print_new(run)
+            continue
+        with claim.lock:
+            state = _train_trial(run, claim)
+        failures = failures + 1 if state == TrialState.FAIL else 0
+        report(run)
+        _print_new(run)
+        if failures == FAILURES:
+            raise UserError(
+                f"{FAILURES} trials in a row have failed, the last one with: "
+                f"{run.shared.study.trials[claim.trial.number].user_attrs[REASON]}; the logs are in "
+                f"{run.shared.trial_folder(claim.trial.number)}"
+            )
+
+
+def _pruner(run: Search) -> optuna.pruners.BasePruner:
+    """The pruner; resources are optimizer steps."""
+    if not run.pruning:
+        return optuna.pruners.NopPruner()
+    least = run.config.min_steps or max(1, run.default_steps // REDUCTION**2)
+    if run.config.pruner == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=REDUCTION)
+    return optuna.pruners.HyperbandPruner(
+        min_resource=least, max_resource=max(least, run.default_steps), reduction_factor=REDUCTION
+    )
+
+
+def _train_trial(run: Search, claim: Claim) -> TrialState:
+    """Train one trial and record its outcome."""
+    trial, folder = claim.trial, run.shared.trial_folder(claim.trial.number)
+    is_default = trial.user_attrs.get(NAME) == DEFAULTS
+    started = time.monotonic() - trial.user_attrs.get(SECONDS, 0.0)
+    watch = _reporter(run, trial, may_stop=not is_default)
+    try:
+        ended = train(folder, {**run.base.options, **claim.params}, run.card, watch)
+    finally:
+        trial.set_user_attr(SECONDS, round(time.monotonic() - started, 1))
+    if is_default and ended.kind is not Kind.FINISHED:
+        raise UserError(f"the defaults cannot be trained: {ended.reason} (log: {folder})")
+    return _record(run, trial, ended)
+
+
+def _reporter(run: Search, trial: Trial, may_stop: bool) -> Callable[[Validation], bool]:
+    """A function that reports validations to the pruner, and tells whether it stops the trial."""
+    if len(run.config.objective) > 1:  # Optuna has no intermediate values then
+        return lambda _record: False
+    name = run.config.objective[0]
+    reported = set(run.shared.study.trials[trial.number].intermediate_values)
+
+    def watch(record: Validation) -> bool:
+        step, value = int(record["step"]), record.get(name)
+        if value is None:
+            return False
+        if step not in reported:
+            reported.add(step)
+            trial.report(value, step)
+        return run.pruning and may_stop and trial.should_prune()
+
+    return watch
+
+
+def _record(run: Search, trial: Trial, ended: Ended) -> TrialState:
+    """Write the outcome into the journal."""
+    values = {name: ended.last[name] for name in run.config.objective if ended.last.get(name) is not None}
+    trial.set_user_attr(STEPS, int(ended.last.get("step", 0)))
+    trial.set_user_attr(VALUES, values)
+    kind, reason = ended.kind, ended.reason
+    if kind is Kind.FINISHED and len(values) < len(run.config.objective):
+        kind, reason = Kind.FAILED, f"no validation has measured {' and '.join(run.config.objective)}"
+    state = TrialState.COMPLETE if kind is Kind.FINISHED else TrialState.FAIL
+    if kind in PRUNED:
+        state, reason = TrialState.PRUNED, f"{PRUNED[kind]}: {reason}" if reason else PRUNED[kind]
+    trial.set_user_attr(REASON, reason)
+    complete = list(values.values()) if state == TrialState.COMPLETE else None
+    run.shared.study.tell(trial, complete, state=state)
+    return state
+
+
+def rows(run: Search) -> list[Row]:
+    """The trials that were begun, as plain data."""
+    found = []
+    for trial in run.shared.study.get_trials(deepcopy=False):
+        if trial.state == TrialState.WAITING:
+            continue
+        attributes = trial.user_attrs
+        values = attributes.get(VALUES, {})
+        found.append(
+            Row(
+                trial=trial.number,
+                name=attributes.get(NAME, ""),
+                state=trial.state.name.lower(),
+                values=values,
+                difference={n: v - run.noise[n].mean for n, v in values.items() if n in run.noise},
+                noise={n: noise.spread for n, noise in run.noise.items()},
+                params=options_of(trial.params),
+                steps=attributes.get(STEPS, 0),
+                seconds=attributes.get(SECONDS),
+                reason=attributes.get(REASON, ""),
+                folder=str(run.shared.trial_folder(trial.number).relative_to(run.shared.folder)),
+            )
+        )
+    return found
+
+
+def report(run: Search) -> None:
+    """Write trials.jsonl, best.json and the page; other processes write the same files."""
+    with run.shared.claims():
+        found = rows(run)
+        best = front(found, run.config.objective)
+        write_rows(run.shared.folder / ROWS_NAME, found)
+        if best:
+            write_options(run.shared.folder / BEST_NAME, {**run.base.options, **best[0].params})
+        write_search_page(
+            run.shared.folder / PAGE_NAME,
+            run.shared.study,
+            found,
+            best,
+            run.config.objective,
+            run.noise,
+            run.gains,
+        )
+
+
+def _compare_best(run: Search) -> None:
+    """Repeat the best trial with the seeds of the noise, and print whether it is better."""
+    best = front(rows(run), run.config.objective)
+    if not best:
+        raise UserError(f"no trial of {run.config.trials} has finished: see {run.shared.folder / ROWS_NAME}")
+    if len(best) > 1:
+        numbers = ", ".join(str(row.trial) for row in best)
+        console.info(f"front   trials {numbers}; the first one has the best {run.config.objective[0]}")
+    if best[0].name == DEFAULTS:
+        console.info("best    the defaults: no trial was better; NO GAIN is shown")
+        return
+    options = {**run.base.options, **best[0].params}
+    console.info(f"best    trial {best[0].trial}, repeated with the {run.config.seeds} seeds of the defaults")
+    found = repeat(run.shared, f"trial_{best[0].trial:04d}", options, run.config, run.card)
+    for name in run.config.objective:
+        gain = Gain(name, run.noise[name].values, tuple(one[name] for one in found))
+        run.gains.append(gain)
+        console.info(f"gain    {gain}")
+    console.info(f"options {run.shared.folder / BEST_NAME}, for train_vae.py --config")
+
+
+def _header(objectives: Sequence[str]) -> str:
+    columns = "".join(f"{name:>12}{'against the defaults':>30}" for name in objectives)
+    return f"{'trial':>5} {'state':<9}{'steps':>7}{columns}  settings"
+
+
+def _print_new(run: Search) -> None:
+    """Print a line for each trial that has ended since the last time, in any process."""
+    for row in rows(run):
+        if row.trial in run.printed or row.state == "running":
+            continue
+        run.printed.add(row.trial)
+        columns = "".join(
+            f"{shown(n, row.values[n]) if n in row.values else '-':>12}{shown_difference(n, row):>30}"
+            for n in run.config.objective
+        )
+        settings = row.name or " ".join(f"{n}={_short(v)}" for n, v in row.params.items())
+        reason = f"  [{row.reason}]" if row.reason else ""
+        console.info(f"{row.trial:>5} {row.state:<9}{row.steps:>7}{columns}  {settings}{reason}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value).replace(" ", "")

@@ -1,0 +1,197 @@
+"""The search space: which options of train_vae.py are searched, and between which values. Needs no Optuna."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vae import files
+from vae.config.errors import UserError
+from vae.config.options import (
+    Config,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    SpeedConfig,
+    all_options,
+    flatten,
+)
+from vae.config.values import base_type, check, from_json, is_list, nearest
+
+# Options of the searched sections that must stay: they change the metric, the start or the networks that are
+# trained, or they matter only for runs that diverge.
+_KEPT = {"init_from", "perceptual_net", "perceptual_weights", "train_part", "max_nonfinite_steps", "rollbacks"}
+_OF_MACHINE = {item.name for item in fields(SpeedConfig)} | {
+    *("num_workers", "prefetch_factor", "persistent_workers", "data_streams", "background_save")
+}
+# Of the images, only what changes training crops: the rest decides which images are compared.
+_OF_IMAGES = {
+    *("data_path", "fold", "val_path", "val_split", "split_seed", "max_val_images", "image_size", "upscale"),
+    *("background", "max_pixels", "max_bad_fraction"),
+}
+_OF_RUN = ("batch_size", "accumulation_steps")
+SEARCHABLE = (
+    {item.name for section in (ModelConfig, LossConfig, OptimConfig) for item in fields(section)}
+    | {item.name for item in fields(DataConfig)}
+    | set(_OF_RUN)
+) - (_KEPT | _OF_MACHINE | _OF_IMAGES)
+RANGE_KEYS = ("low", "high", "log", "step")
+
+
+class Range(NamedTuple):
+    """Numbers from `low` to `high`, both included; whole numbers if both are."""
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+
+    def contains(self, value: Any) -> bool:
+        """Whether the value can be drawn; the steps between the ends are not checked."""
+        return not isinstance(value, str | bool | None) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+
+class Choices(NamedTuple):
+    """One of these values; lists are written as JSON text, because Optuna has no lists."""
+
+    values: tuple[Any, ...]
+
+    def contains(self, value: Any) -> bool:
+        """Whether the value is one of them."""
+        return as_choice(value) in [as_choice(one) for one in self.values]
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.values))
+
+
+Space = dict[str, Range | Choices]
+
+
+def as_choice(value: Any) -> Any:
+    """A value as Optuna stores it."""
+    return json.dumps(list(value)) if isinstance(value, list | tuple) else value
+
+
+def read_space(path: Path) -> Space:
+    """The space in a JSON file; UserError for an unknown option, an empty range or a wrong type."""
+    try:
+        loaded = files.read_json(path, partial(_without_repeated_keys, path))
+    except OSError as error:
+        raise UserError(
+            f"--space {path} cannot be read: {error.strerror}: give quick, full or a JSON file"
+        ) from None
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"--space {path} is not valid JSON: {error}") from None
+    if not isinstance(loaded, dict) or not loaded:
+        raise UserError(
+            f'--space {path} must contain one object, for example {{"learning_rate": {{"low": 1e-5, '
+            '"high": 1e-3, "log": true}}}'
+        )
+    return {name: _parse(path, name, given) for name, given in loaded.items()}
+
+
+def _without_repeated_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f'--space {path} contains the key "{twice}" twice: remove one of them')
+    return dict(pairs)
+
+
+def _parse(path: Path, name: str, given: Any) -> Range | Choices:
+    """One option's part of the file."""
+    where = f'--space {path}: "{name}"'
+    options = all_options()
+    if name not in options:
+        raise UserError(f"{where} is an unknown option{nearest(name, SEARCHABLE)}")
+    if name in _OF_MACHINE:
+        raise UserError(f"{where} belongs to the machine and is never searched: set it in --config")
+    if name not in SEARCHABLE:
+        raise UserError(f"{where} cannot be searched, because trials could not be compared: set it in --config")
+    item = options[name][1]
+    try:
+        if isinstance(given, list):
+            return Choices(tuple(_value(item, one) for one in _not_empty(given)))
+        if isinstance(given, dict):
+            return _range(item, given)
+        raise UserError('must be a list of values, or an object with "low" and "high"')
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _not_empty(values: list[Any]) -> list[Any]:
+    if len({json.dumps(value) for value in values}) < max(2, len(values)):
+        raise UserError(f"{json.dumps(values)} has fewer than two different values, or one of them twice")
+    return values
+
+
+def _value(item: Any, given: Any) -> Any:
+    """A value of the option, checked as in --config."""
+    value = from_json(item, given)
+    check(item, value)
+    return value
+
+
+def _range(item: Any, given: Mapping[str, Any]) -> Range:
+    unknown = next((key for key in given if key not in RANGE_KEYS), None)
+    if unknown is not None:
+        raise UserError(f'has the unknown key "{unknown}"{nearest(unknown, RANGE_KEYS)} ({", ".join(RANGE_KEYS)})')
+    if "low" not in given or "high" not in given:
+        raise UserError('lacks "low" or "high": give both ends of the range')
+    if base_type(item) not in (int, float) or is_list(item):
+        raise UserError("has no range: give a list of values")
+    low, high, log, step = (given.get(key) for key in RANGE_KEYS)
+    low, high = _value(item, low), _value(item, high)
+    if not low < high:
+        raise UserError(f"the range {low:g} to {high:g} is empty: low must be below high")
+    if log not in (None, True, False):
+        raise UserError(f'"log" must be true or false, not {json.dumps(log)}')
+    if log and low <= 0:
+        raise UserError(f'"log" needs a low above 0, not {low:g}: raise low, or remove "log"')
+    if step is not None:
+        step = from_json(item, step)
+        if log or not 0 < step <= high - low:
+            raise UserError(f'"step" {step:g} must be above 0, at most high - low, and without "log"')
+    return Range(low, high, bool(log), step)
+
+
+def check_space(space: Space, base: Config, objectives: tuple[str, ...], source: str) -> None:
+    """Raise UserError if the defaults are outside of the space, or an objective would not be measured."""
+    values = flatten(base)
+    for name, part in space.items():
+        if not part.contains(values[name]):
+            raise UserError(
+                f'--space {source}: "{name}" is {part}, which does not contain the default '
+                f"{_shown(values[name])} of --config: widen it, or change --config"
+            )
+    if "lpips" in objectives:
+        part = space.get("perceptual_weight", Range(base.loss.perceptual_weight, math.inf))
+        least = part.low if isinstance(part, Range) else min(part.values)
+        if base.loss.perceptual_weight == 0 or least == 0:
+            raise UserError(
+                "--objective lpips is measured only if LPIPS is part of the loss: raise perceptual_weight in "
+                "--config and --space above 0, or use psnr or ssim"
+            )
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def options_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a trial as options of train_vae.py: lists are lists again."""
+    options = all_options()
+    found = {}
+    for name, value in params.items():
+        is_text = isinstance(value, str) and is_list(options[name][1])
+        found[name] = json.loads(value) if is_text else value
+    return found

@@ -1,0 +1,225 @@
+"""The Optuna study in a shared folder: its journal, what identifies it, and who works on which trial.
+
+A running trial is held by a lock of its process. A trial without one is stale: the next process continues it
+under the same number, in the same folder, from its last checkpoint.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+
+from vae import console
+from vae.config.errors import UserError
+from vae.config.options import Config, flatten
+from vae.config.tune_flags import DIRECTIONS, TuneConfig
+from vae.data.folder import walk_images
+from vae.data.manifest import is_manifest
+from vae.data.shards import is_dataset
+from vae.files import sha256_of_file
+from vae.tuning.claims import JournalLock, claimed, try_claim
+from vae.tuning.space import Choices, Range, Space, as_choice, options_of
+from vae.training.folder_lock import LOCK_NAME
+
+JOURNAL_NAME = "journal.log"
+TRIALS_NAME = "trials"  # folder
+DEFAULTS = "defaults"  # name of trial 0
+STUDY_NAME = "vae"
+IDENTITY = "identity"  # attribute of the study
+NAME = "name"  # attributes of a trial
+STEPS, SECONDS, REASON, VALUES = "steps", "seconds", "reason", "values"
+
+
+class Claim(NamedTuple):
+    """A trial that this process works on until the lock is closed."""
+
+    trial: Trial
+    params: dict[str, Any]  # options of train_vae.py
+    lock: IO[str]
+    is_continued: bool  # another process began it
+
+
+class SharedStudy:
+    """The study of one search, which several processes share."""
+
+    def __init__(self, folder: Path, config: TuneConfig, space: Space) -> None:
+        """Open the journal, or create it; UserError if it is damaged."""
+        self.folder, self.config, self.space = folder, config, space
+        folder.mkdir(parents=True, exist_ok=True)
+        optuna.logging.set_verbosity(logging.WARNING)
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        self._study = _open(folder, config)
+
+    @property
+    def study(self) -> optuna.Study:
+        return self._study
+
+    def claims(self) -> AbstractContextManager[None]:
+        """The context in which one process at a time gets a trial or writes shared files."""
+        return claimed(self.folder / ".claims.lock")
+
+    def begin(self, identity: Mapping[str, Any], first: Mapping[str, Mapping[str, Any]]) -> None:
+        """Check that the study is of these data and this space; enqueue the `first` trials by name, once."""
+        with self.claims():
+            known = self._study.user_attrs.get(IDENTITY)
+            if known is None:
+                self._study.set_user_attr(IDENTITY, dict(identity))
+            else:
+                _check_same(self.folder, known, identity)
+            names = {trial.user_attrs.get(NAME) for trial in self._study.get_trials(deepcopy=False)}
+            for name, params in first.items():
+                if name not in names:
+                    stored = {key: as_choice(value) for key, value in params.items()}
+                    self._study.enqueue_trial(stored, user_attrs={NAME: name})
+
+    def trial_folder(self, number: int) -> Path:
+        """The folder of a trial."""
+        return self.folder / TRIALS_NAME / f"{number:04d}"
+
+    def next_trial(self, pruner: optuna.pruners.BasePruner) -> Claim | None:
+        """A stale trial, or a new one if fewer than --trials were begun; None if there is neither."""
+        with self.claims():
+            trials = self._study.get_trials(deepcopy=False)
+            self._study.pruner = pruner
+            # A number of its own for every draw: processes with equal seeds would draw the same.
+            seed = (self.config.seed * 1_000_003 + len(trials) + sum(t.state.is_finished() for t in trials)) % 2**32
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+            for trial in trials:
+                if trial.state == TrialState.RUNNING and (lock := self._lock(trial.number)):
+                    return self._claim(Trial(self._study, trial._trial_id), lock, True)
+            if sum(trial.state != TrialState.WAITING for trial in trials) >= self.config.trials:
+                return None
+            new = self._study.ask()
+            lock = self._lock(new.number)
+            assert lock is not None, "nobody else has seen this trial"
+            return self._claim(new, lock, False)
+
+    def running(self) -> int:
+        """The number of trials that are being trained."""
+        return len(self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+
+    def _lock(self, number: int) -> IO[str] | None:
+        return try_claim(self.trial_folder(number) / LOCK_NAME)
+
+    def _claim(self, trial: Trial, lock: IO[str], is_continued: bool) -> Claim:
+        params = {name: _suggest(trial, name, part) for name, part in self.space.items()}
+        return Claim(trial, options_of(params), lock, is_continued)
+
+
+def _open(folder: Path, config: TuneConfig) -> optuna.Study:
+    journal = folder / JOURNAL_NAME
+    lock = JournalLock(folder / ".journal.lock")
+    lock.acquire()
+    try:
+        _check_journal(journal)
+    finally:
+        lock.release()
+    directions = [DIRECTIONS[name] for name in config.objective]
+    try:
+        storage = JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]
+        found = optuna.create_study(
+            storage=storage, study_name=STUDY_NAME, directions=directions, load_if_exists=True
+        )
+    except (ValueError, KeyError, AssertionError, TypeError) as error:
+        raise _damaged(journal, f"its records do not fit together ({type(error).__name__})") from None
+    if [direction.name.lower() for direction in found.directions] != directions:
+        raise UserError(
+            f"--objective {' '.join(config.objective)}: --output_dir {folder} contains a search with other "
+            "objectives: use another folder"
+        )
+    return found
+
+
+def _check_journal(path: Path) -> None:
+    """Remove a last line that a killed process left incomplete; UserError for any other damage."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        console.warning(f"{path}: removes the incomplete last record of a process that was killed")
+        os.truncate(path, end)
+    for number, line in enumerate(data[:end].splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not (isinstance(record, dict) and "op_code" in record and "worker_id" in record):
+            raise _damaged(path, f"line {number} is not a record")
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"--output_dir: the journal {path} is damaged: {reason}: restore it from a copy, or search in another "
+        "folder"
+    )
+
+
+def _suggest(trial: Trial, name: str, part: Range | Choices) -> Any:
+    """The trial's value: the one that it has already, the enqueued one, or a new one."""
+    if isinstance(part, Choices):
+        return trial.suggest_categorical(name, [as_choice(value) for value in part.values])
+    low, high = part.low, part.high
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(name, low, high, log=part.log, step=int(part.step or 1))
+    return trial.suggest_float(name, low, high, log=part.log, step=part.step)
+
+
+# Options that may differ between the machines of a search, or from one command to the next.
+_OF_MACHINE = {
+    *("data_path", "val_path", "output_dir", "config", "profile", "num_workers", "prefetch_factor", "device"),
+    *("persistent_workers", "data_streams", "background_save", "micro_batch_size", "recompute", "vram_margin"),
+    *("kernels", "cuda_graph", "channels_last", "profile_steps", "hang_minutes", "perceptual_weights"),
+    *("resume_from", "init_from", "sample_images", "wandb", "wandb_project", "save_samples_freq", "log_freq"),
+    *("keep_checkpoints", "checkpoint_freq", "checkpoint_steps"),
+}
+
+
+def identity_of(base: Config, space: Space, objectives: Sequence[str]) -> dict[str, Any]:
+    """What trials must share to be comparable: data, space, objectives, and the options of the defaults."""
+    images = {"data_path": _fingerprint(base.data.data_path)}
+    if base.data.val_path:
+        images["val_path"] = _fingerprint(base.data.val_path)
+    parts = {
+        name: {"kind": type(part).__name__, **json.loads(json.dumps(part._asdict()))}
+        for name, part in space.items()
+    }
+    options = {name: value for name, value in flatten(base).items() if name not in _OF_MACHINE}
+    return {"images": images, "space": parts, "objective": list(objectives), "defaults": options}
+
+
+def _fingerprint(path: str) -> str:
+    """A hash of the names and sizes of a folder's images, or of a manifest or dataset file."""
+    if is_manifest(path) or is_dataset(path):
+        return sha256_of_file(path)
+    digest = hashlib.sha256()
+    for name in sorted(walk_images(path)):
+        digest.update(f"{name}\n{os.path.getsize(os.path.join(path, name))}\n".encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def _check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UserError if the study in the folder is another one."""
+    remedy = f"--output_dir {folder} contains a search of another"
+    if known["images"] != now["images"]:
+        raise UserError(f"{remedy} set of images: repeat its --data_path, or use another folder")
+    if known["objective"] != now["objective"]:
+        raise UserError(f"{remedy} --objective, {' '.join(known['objective'])}: repeat it, or use another folder")
+    for title, key in (("space", "space"), ("--config", "defaults")):
+        before, after = known[key], now[key]
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        if names:
+            raise UserError(
+                f'{remedy} {title}: "{names[0]}" was {json.dumps(before.get(names[0]))}, and is now '
+                f"{json.dumps(after.get(names[0]))}: repeat the command of that search, or use another folder"
+            )

@@ -1,0 +1,169 @@
+"""One run of train_vae.py in a folder of its own: started or resumed, watched, stopped, and its outcome."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vae import console
+from vae.config.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
+from vae.files import atomic_path, read_json_lines
+from vae.script import ROOT
+from vae.training.folder_lock import LOCK_NAME
+from vae.training.run_folder import METRICS_NAME, checkpoint_paths
+from vae.tuning.claims import is_claimed
+
+OPTIONS_NAME = "options.json"  # of a run, for train_vae.py --config
+LOG_NAME = "log.txt"  # what the run printed
+RUN_NAME = "run"  # the run's own folder
+POLL_SECONDS = 0.5
+ATTEMPTS = 3  # of a run that something else stops or kills
+_LAST_BYTES = 20_000  # of the log, for the reason of a failure
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+
+Validation = dict[str, float]  # a record of metrics.jsonl
+
+
+class Kind(Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"  # by `watch`
+    DIVERGED = "diverged"
+    OUT_OF_MEMORY = "out of memory"
+    REJECTED = "rejected"  # its options, before it trained
+    FAILED = "failed"
+
+
+class Ended(NamedTuple):
+    """The outcome of a run."""
+
+    kind: Kind
+    reason: str  # the run's own error line, or empty
+    validations: list[Validation]
+
+    @property
+    def last(self) -> Validation:
+        """The last validation; empty if there is none."""
+        return self.validations[-1] if self.validations else {}
+
+
+def train(
+    folder: Path, options: dict[str, Any], card: int | None, watch: Callable[[Validation], bool]
+) -> Ended:
+    """Train with these options in `folder`, from its last checkpoint on if there is one, until it ends.
+
+    `watch` gets every validation after step 0, and may stop the run by returning True.
+    """
+    _write_json(folder / OPTIONS_NAME, options)
+    while is_claimed(folder / RUN_NAME / LOCK_NAME):  # of a killed search: it is saving and will end
+        time.sleep(POLL_SECONDS)
+    for attempt in range(ATTEMPTS):
+        process = _start(folder, options, card)
+        try:
+            stopped = _watch(process, folder, watch)
+        except BaseException:
+            _stop(process)
+            raise
+        ended = _outcome(process.returncode, stopped, folder)
+        if ended is not None:
+            return ended
+        console.info(f"{folder.name}: the run was stopped or killed (attempt {attempt + 1} of {ATTEMPTS})")
+    reason = f"stopped or killed {ATTEMPTS} times, last with exit code {process.returncode}"
+    return Ended(Kind.FAILED, reason, list(validations(folder)))
+
+
+def validations(folder: Path) -> Iterator[Validation]:
+    """The validations of the run so far, without the one before its first step."""
+    path = folder / RUN_NAME / METRICS_NAME
+    if path.exists():
+        for record in read_json_lines(path):
+            if record.get("kind") == "validation" and record.get("step", 0) > 0:
+                yield record
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _start(folder: Path, options: dict[str, Any], card: int | None) -> subprocess.Popen[bytes]:
+    """Start the run; it ends if this process is killed, and Ctrl-C reaches only this process."""
+    file, run = folder / OPTIONS_NAME, folder / RUN_NAME
+    if options.get("init_from") and checkpoint_paths(run):  # the checkpoint has its weights
+        file = folder / "resumed.json"
+        _write_json(file, {**options, "init_from": None})
+    words = [sys.executable, str(ROOT / "train_vae.py"), "--config", str(file), "--output_dir", str(run)]
+    env = dict(os.environ) if card is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(card)}
+    with (folder / LOG_NAME).open("ab") as log:
+        return start_with_parent([*words, "--resume_from", "latest"], env, stdout=log, stderr=log)
+
+
+def start_with_parent(words: list[str], env: dict[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a process that gets SIGTERM when this one dies. Only Linux can do that, even after kill -9."""
+    if sys.platform == "linux":
+        prctl = ctypes.CDLL(None).prctl
+        streams["preexec_fn"] = partial(prctl, _SET_DEATH_SIGNAL, signal.SIGTERM)
+    return subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
+
+
+def _watch(process: subprocess.Popen[bytes], folder: Path, watch: Callable[[Validation], bool]) -> bool:
+    """Wait for the end of the process; whether `watch` has stopped it."""
+    seen, stopped = 0, False
+    while True:
+        ended = process.poll() is not None
+        found = list(validations(folder))
+        for record in found[seen:]:
+            if watch(record) and not (stopped or ended):
+                stopped = True
+                process.terminate()
+        seen = max(seen, len(found))
+        if ended:
+            return stopped
+        try:
+            process.wait(timeout=POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Let the run save and end. A second signal would end it at once, without saving."""
+    if process.poll() is None:
+        process.terminate()
+    process.wait()
+
+
+def _outcome(code: int, stopped: bool, folder: Path) -> Ended | None:
+    """The outcome; None if something else than `watch` has stopped or killed the run."""
+    found = list(validations(folder))
+    if code == 0:
+        return Ended(Kind.FINISHED, "", found)
+    if stopped:
+        return Ended(Kind.STOPPED, "", found)
+    if code == EXIT_SAVED_RESUMABLE or code < 0 or code > 128:
+        return None
+    reason = _last_line(folder / LOG_NAME)
+    if code == EXIT_NON_FINITE:
+        kind = Kind.DIVERGED
+    elif "out of memory" in reason.lower():
+        kind = Kind.OUT_OF_MEMORY
+    elif not found and not checkpoint_paths(folder / RUN_NAME):
+        kind = Kind.REJECTED
+    else:
+        kind = Kind.FAILED
+    return Ended(kind, reason, found)
+
+
+def _last_line(log: Path) -> str:
+    """The error line of the run: the last one that it printed."""
+    data = log.read_bytes()[-_LAST_BYTES:].decode("utf-8", "replace")
+    lines = [line.strip() for line in data.splitlines() if line.strip()]
+    return console.printable(lines[-1].removeprefix("train_vae.py: ")) if lines else "it printed nothing"
