@@ -1,6 +1,6 @@
 """A search of tune_vae.py that is killed twice and joined by a second process: no trial is lost or doubled.
 
-    python benchmarks/tune_kills.py --config base.json --output_dir DIR --trials 24
+python benchmarks/tune_kills.py --config base.json --output_dir DIR --trials 24
 """
 
 import argparse
@@ -67,7 +67,9 @@ def main() -> None:
     found = lines(given)
     states = [line["state"] for line in found]
     print(f"exit codes {codes}, {(time.monotonic() - began) / 60:.1f} minutes")
-    print(f"numbers 0 to {given.trials - 1}, each once: {[r['trial'] for r in found] == list(range(given.trials))}")
+    print(
+        f"numbers 0 to {given.trials - 1}, each once: {[r['trial'] for r in found] == list(range(given.trials))}"
+    )
     print({state: states.count(state) for state in sorted(set(states))})
 
 

@@ -27,7 +27,9 @@ class TuneConfig:
         metavar="FILE",
     )
     data_path: str | None = option(
-        None, "folder of images, manifest.jsonl or dataset.json, instead of the one in --config", metavar="PATH"
+        None,
+        "folder of images, manifest.jsonl or dataset.json, instead of the one in --config",
+        metavar="PATH",
     )
     space: str = option(
         "quick",
@@ -64,7 +66,11 @@ class TuneConfig:
         at_most=MOST_SEEDS,
     )
     seed: int = option(
-        0, "random seed of the search; that of training is in --config", metavar="N", at_least=0, at_most=2**31
+        0,
+        "random seed of the search; that of training is in --config",
+        metavar="N",
+        at_least=0,
+        at_most=2**31,
     )
     cards: tuple[int, ...] | None = option(
         None,

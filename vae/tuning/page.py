@@ -73,8 +73,12 @@ def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[Plot]:
     single = len(objectives) == 1
     for index, name in enumerate(objectives):
         chosen = {"target": _target(index), "target_name": name} if not single else {"target_name": name}
-        drawn.append(_plot(f"History of {name}", lambda c=chosen: plots.plot_optimization_history(study, **c)))
-        drawn.append(_plot(f"Importance for {name}", lambda c=chosen: plots.plot_param_importances(study, **c)))
+        drawn.append(
+            _plot(f"History of {name}", lambda c=chosen: plots.plot_optimization_history(study, **c))
+        )
+        drawn.append(
+            _plot(f"Importance for {name}", lambda c=chosen: plots.plot_param_importances(study, **c))
+        )
         drawn.append(_plot(f"Slices of {name}", lambda c=chosen: plots.plot_slice(study, **c)))
     if single:
         drawn.append(_plot("Validations of all trials", lambda: plots.plot_intermediate_values(study)))

@@ -48,7 +48,9 @@ def check_command(config: TuneConfig) -> Base:
     if config.space in PRESETS:
         space, left_out = preset(config.space, base)
         if left_out:
-            console.info(f"--space {config.space} leaves out what the defaults switch off: {', '.join(left_out)}")
+            console.info(
+                f"--space {config.space} leaves out what the defaults switch off: {', '.join(left_out)}"
+            )
     else:
         space = read_space(Path(config.space))
     check_space(space, base, config.objective, config.space)

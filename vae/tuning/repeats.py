@@ -51,6 +51,8 @@ def _run(folder: Path, options: dict[str, Any], config: TuneConfig, card: int | 
             raise UserError(f"{folder.name} cannot be trained: {ended.reason} (log: {folder})")
         missing = [name for name in config.objective if ended.last.get(name) is None]
         if missing:
-            raise UserError(f"--objective {missing[0]} is not in the validations of {folder}: use another one")
+            raise UserError(
+                f"--objective {missing[0]} is not in the validations of {folder}: use another one"
+            )
         with atomic_path(folder / RESULT_NAME) as temporary:
             temporary.write_text(json.dumps(ended.last) + "\n", encoding="utf-8")

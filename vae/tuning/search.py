@@ -102,7 +102,9 @@ def _measure_noise(run: Search) -> None:
     run.default_steps = int(found[0]["step"])
     for name, noise in run.noise.items():
         values = ", ".join(shown(name, value) for value in noise.values)
-        console.info(f"        {name} {values}: mean {shown(name, noise.mean)}, noise {shown(name, noise.spread)}")
+        console.info(
+            f"        {name} {values}: mean {shown(name, noise.mean)}, noise {shown(name, noise.spread)}"
+        )
 
 
 def _train_trials(run: Search) -> None:

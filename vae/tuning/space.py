@@ -24,7 +24,14 @@ from vae.config.values import base_type, check, from_json, is_list, nearest
 
 # Options of the searched sections that must stay: they change the metric, the start or the networks that are
 # trained, or they matter only for runs that diverge.
-_KEPT = {"init_from", "perceptual_net", "perceptual_weights", "train_part", "max_nonfinite_steps", "rollbacks"}
+_KEPT = {
+    "init_from",
+    "perceptual_net",
+    "perceptual_weights",
+    "train_part",
+    "max_nonfinite_steps",
+    "rollbacks",
+}
 _OF_MACHINE = {item.name for item in fields(SpeedConfig)} | {
     *("num_workers", "prefetch_factor", "persistent_workers", "data_streams", "background_save")
 }
@@ -116,7 +123,9 @@ def _parse(path: Path, name: str, given: Any) -> Range | Choices:
     if name in _OF_MACHINE:
         raise UserError(f"{where} belongs to the machine and is never searched: set it in --config")
     if name not in SEARCHABLE:
-        raise UserError(f"{where} cannot be searched, because trials could not be compared: set it in --config")
+        raise UserError(
+            f"{where} cannot be searched, because trials could not be compared: set it in --config"
+        )
     item = options[name][1]
     try:
         if isinstance(given, list):
@@ -144,7 +153,9 @@ def _value(item: Any, given: Any) -> Any:
 def _range(item: Any, given: Mapping[str, Any]) -> Range:
     unknown = next((key for key in given if key not in RANGE_KEYS), None)
     if unknown is not None:
-        raise UserError(f'has the unknown key "{unknown}"{nearest(unknown, RANGE_KEYS)} ({", ".join(RANGE_KEYS)})')
+        raise UserError(
+            f'has the unknown key "{unknown}"{nearest(unknown, RANGE_KEYS)} ({", ".join(RANGE_KEYS)})'
+        )
     if "low" not in given or "high" not in given:
         raise UserError('lacks "low" or "high": give both ends of the range')
     if base_type(item) not in (int, float) or is_list(item):

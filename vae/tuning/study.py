@@ -27,9 +27,9 @@ from vae.data.folder import walk_images
 from vae.data.manifest import is_manifest
 from vae.data.shards import is_dataset
 from vae.files import sha256_of_file
+from vae.training.folder_lock import LOCK_NAME
 from vae.tuning.claims import JournalLock, claimed, try_claim
 from vae.tuning.space import Choices, Range, Space, as_choice, options_of
-from vae.training.folder_lock import LOCK_NAME
 
 JOURNAL_NAME = "journal.log"
 TRIALS_NAME = "trials"  # folder
@@ -92,7 +92,9 @@ class SharedStudy:
             trials = self._study.get_trials(deepcopy=False)
             self._study.pruner = pruner
             # A number of its own for every draw: processes with equal seeds would draw the same.
-            seed = (self.config.seed * 1_000_003 + len(trials) + sum(t.state.is_finished() for t in trials)) % 2**32
+            seed = (
+                self.config.seed * 1_000_003 + len(trials) + sum(t.state.is_finished() for t in trials)
+            ) % 2**32
             self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
             for trial in trials:
                 if trial.state == TrialState.RUNNING and (lock := self._lock(trial.number)):
@@ -178,7 +180,14 @@ def _suggest(trial: Trial, name: str, part: Range | Choices) -> Any:
 # Options that may differ between the machines of a search, or from one command to the next.
 _OF_MACHINE = {
     *("data_path", "val_path", "output_dir", "config", "profile", "num_workers", "prefetch_factor", "device"),
-    *("persistent_workers", "data_streams", "background_save", "micro_batch_size", "recompute", "vram_margin"),
+    *(
+        "persistent_workers",
+        "data_streams",
+        "background_save",
+        "micro_batch_size",
+        "recompute",
+        "vram_margin",
+    ),
     *("kernels", "cuda_graph", "channels_last", "profile_steps", "hang_minutes", "perceptual_weights"),
     *("resume_from", "init_from", "sample_images", "wandb", "wandb_project", "save_samples_freq", "log_freq"),
     *("keep_checkpoints", "checkpoint_freq", "checkpoint_steps"),
@@ -214,7 +223,9 @@ def _check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) 
     if known["images"] != now["images"]:
         raise UserError(f"{remedy} set of images: repeat its --data_path, or use another folder")
     if known["objective"] != now["objective"]:
-        raise UserError(f"{remedy} --objective, {' '.join(known['objective'])}: repeat it, or use another folder")
+        raise UserError(
+            f"{remedy} --objective, {' '.join(known['objective'])}: repeat it, or use another folder"
+        )
     for title, key in (("space", "space"), ("--config", "defaults")):
         before, after = known[key], now[key]
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
