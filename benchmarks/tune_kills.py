@@ -67,9 +67,8 @@ def main() -> None:
     found = lines(given)
     states = [line["state"] for line in found]
     print(f"exit codes {codes}, {(time.monotonic() - began) / 60:.1f} minutes")
-    print(
-        f"numbers 0 to {given.trials - 1}, each once: {[r['trial'] for r in found] == list(range(given.trials))}"
-    )
+    once = [line["trial"] for line in found] == list(range(given.trials))
+    print(f"numbers 0 to {given.trials - 1}, each once: {once}")
     print({state: states.count(state) for state in sorted(set(states))})
 
 

@@ -23,7 +23,8 @@ class TuneConfig:
     )
     config: str | None = option(
         None,
-        "JSON file of train_vae.py options, the defaults of the search; train_vae.py --save_config writes one",
+        "JSON file of train_vae.py options, the defaults of the search; train_vae.py --save_config writes "
+        "one",
         metavar="FILE",
     )
     data_path: str | None = option(
@@ -60,7 +61,8 @@ class TuneConfig:
     )
     seeds: int = option(
         3,
-        "seeds with which the defaults are repeated first, to measure the noise, and the best trial at the end",
+        "seeds with which the defaults are repeated first, to measure the noise, and the best trial at the "
+        "end",
         metavar="N",
         at_least=2,
         at_most=MOST_SEEDS,
@@ -85,7 +87,8 @@ EPILOG = """examples:
   tune_vae.py --config base.json --output_dir search/own --space space.json --trials 40
   tune_vae.py --config base.json --output_dir search/two --objective psnr ssim
 
-Stop it with Ctrl-C; the same command continues. Start it again elsewhere to join. Open report.html in a browser.
+Stop it with Ctrl-C; the same command continues. Start it again elsewhere to join. Open report.html in a
+browser.
 """
 
 

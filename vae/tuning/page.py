@@ -12,7 +12,7 @@ from markupsafe import Markup
 from optuna.visualization import matplotlib as plots
 
 from vae.html import data_uri, write_page
-from vae.tuning.results import Gain, Noise, Row, shown, shown_difference
+from vae.tuning.results import Noise, Row, shown, shown_difference
 
 
 class Plot(NamedTuple):
@@ -30,7 +30,7 @@ def write_search_page(
     best: Sequence[Row],
     objectives: Sequence[str],
     noise: dict[str, Noise],
-    gains: Sequence[Gain],
+    verdicts: Sequence[tuple[str, bool]],
 ) -> None:
     """Write the page of the trials so far; `best` is the best trial, or the Pareto front."""
     write_page(
@@ -38,7 +38,7 @@ def write_search_page(
         "search.html.jinja",
         objectives=objectives,
         best=[row.trial for row in best],
-        gains=[(str(gain), gain.is_shown) for gain in gains],
+        verdicts=verdicts,
         noise=[
             (name, shown(name, one.mean), shown(name, one.spread), len(one.values))
             for name, one in noise.items()

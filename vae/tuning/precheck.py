@@ -13,7 +13,7 @@ from vae.config.resolve import resolve
 from vae.config.tune_flags import TuneConfig
 from vae.data.manifest import is_manifest
 from vae.data.shards import is_dataset
-from vae.files import nearest_existing, why_not_writable
+from vae.files import why_not_writable
 from vae.training.precheck import check_command as check_training
 from vae.tuning.presets import PRESETS, preset
 from vae.tuning.space import Space, check_space, read_space
@@ -21,7 +21,7 @@ from vae.tuning.space import Space, check_space, read_space
 PACKAGES = {"optuna": "optuna", "matplotlib": "matplotlib"}  # module, package
 INSTALL = "pip install -r requirements-tune.txt"
 # Options of a whole command: the search sets them for each trial.
-_OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps", "find_lr_seeds", "wandb")
+_OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps", "find_lr_seeds")
 
 
 class Base(NamedTuple):
@@ -43,7 +43,7 @@ def check_command(config: TuneConfig) -> Base:
     options = _defaults(config)
     base = resolve(options, profile=_profile(options))
     _check_length(options, base)
-    check_training({**options, "output_dir": str(_new_folder(folder))})
+    check_training({**options, "output_dir": str(folder / "trials" / "new")})
     _check_held_out(base)
     if config.space in PRESETS:
         space, left_out = preset(config.space, base)
@@ -63,7 +63,6 @@ def _defaults(config: TuneConfig) -> dict[str, Any]:
     if config.data_path is not None:
         options["data_path"] = config.data_path
     options = {name: value for name, value in options.items() if name not in _OF_COMMAND}
-    options.setdefault("val_path", None)
     if options.get("split_seed") is None:
         options["split_seed"] = options.get("seed", all_options()["seed"][1].default)
     return options
@@ -88,10 +87,6 @@ def _check_held_out(base: Config) -> None:
     split = data.val_split > 0 or data.fold is not None or data.val_path
     if not split and not is_manifest(data.data_path) and not is_dataset(data.data_path):
         raise UserError(
-            '--config: "val_split" 0 leaves no images to compare trials on: give "val_split" 0.1 or "val_path"'
+            '--config: "val_split" 0 leaves no images to compare trials on: give "val_split" 0.1, or '
+            '"val_path"'
         )
-
-
-def _new_folder(folder: Path) -> Path:
-    """A folder that no run uses, for the checks of a training command: they refuse that of another run."""
-    return nearest_existing(folder) if not folder.exists() else folder / "trials" / "new" / "run"

@@ -81,13 +81,12 @@ class Gain(NamedTuple):
         low, high = self.mean - self.half_width, self.mean + self.half_width
         interval = f"{low:+.{digits}f} to {high:+.{digits}f}{unit}, 95 % interval of {len(self.best)} seeds"
         if self.is_shown:
-            return f"{self.objective}: the best trial is better by {self.mean:.{digits}f}{unit} ({interval})"
-        if self.mean < -self.half_width:
-            return f"{self.objective}: the best trial is WORSE than the defaults: {self.mean:+.{digits}f}{unit} ({interval})"
-        return (
-            f"{self.objective}: NO GAIN is shown: the difference is {self.mean:+.{digits}f}{unit} ({interval}), "
-            "which includes 0"
-        )
+            result = f"the best trial is better by {self.mean:.{digits}f}{unit}"
+        elif self.mean < -self.half_width:
+            result = f"NO GAIN: the best trial is worse by {-self.mean:.{digits}f}{unit}"
+        else:
+            result = f"NO GAIN is shown: the difference of {self.mean:+.{digits}f}{unit} may be noise"
+        return f"{self.objective}: {result} ({interval})"
 
 
 def shown(objective: str, value: float) -> str:

@@ -13,6 +13,7 @@ from vae import console
 from vae.config.errors import UserError
 from vae.config.options import flatten
 from vae.config.tune_flags import TuneConfig
+from vae.tuning.claims import claimed
 from vae.tuning.page import write_search_page
 from vae.tuning.precheck import Base
 from vae.tuning.presets import known_recipes
@@ -64,7 +65,7 @@ class Search:
     noise: dict[str, Noise] = field(default_factory=dict)
     default_steps: int = 0  # optimizer steps of a whole run of the defaults
     printed: set[int] = field(default_factory=set)
-    gains: list[Gain] = field(default_factory=list)
+    verdicts: list[tuple[str, bool]] = field(default_factory=list)  # texts, and whether a gain is shown
 
     @property
     def card(self) -> int | None:
@@ -172,7 +173,8 @@ def _reporter(run: Search, trial: Trial, may_stop: bool) -> Callable[[Validation
         if step not in reported:
             reported.add(step)
             trial.report(value, step)
-        return run.pruning and may_stop and trial.should_prune()
+        # The defaults compete, too. A run that is about to end is not worth stopping.
+        return run.pruning and trial.should_prune() and may_stop and step < run.default_steps
 
     return watch
 
@@ -222,21 +224,18 @@ def rows(run: Search) -> list[Row]:
 
 def report(run: Search) -> None:
     """Write trials.jsonl, best.json and the page; other processes write the same files."""
+    objectives = run.config.objective
     with run.shared.claims():
         found = rows(run)
-        best = front(found, run.config.objective)
+        best = front(found, objectives)
         write_rows(run.shared.folder / ROWS_NAME, found)
         if best:
             write_options(run.shared.folder / BEST_NAME, {**run.base.options, **best[0].params})
-        write_search_page(
-            run.shared.folder / PAGE_NAME,
-            run.shared.study,
-            found,
-            best,
-            run.config.objective,
-            run.noise,
-            run.gains,
-        )
+    with claimed(run.shared.folder / ".page.lock"):  # drawing takes seconds: others may begin trials
+        found = rows(run)
+        best = front(found, objectives)
+        page = run.shared.folder / PAGE_NAME
+        write_search_page(page, run.shared.study, found, best, objectives, run.noise, run.verdicts)
 
 
 def _compare_best(run: Search) -> None:
@@ -248,14 +247,15 @@ def _compare_best(run: Search) -> None:
         numbers = ", ".join(str(row.trial) for row in best)
         console.info(f"front   trials {numbers}; the first one has the best {run.config.objective[0]}")
     if best[0].name == DEFAULTS:
-        console.info("best    the defaults: no trial was better; NO GAIN is shown")
+        run.verdicts.append(("the defaults: no trial was better, NO GAIN is shown", False))
+        console.info(f"best    {run.verdicts[0][0]}")
         return
     options = {**run.base.options, **best[0].params}
     console.info(f"best    trial {best[0].trial}, repeated with the {run.config.seeds} seeds of the defaults")
     found = repeat(run.shared, f"trial_{best[0].trial:04d}", options, run.config, run.card)
     for name in run.config.objective:
         gain = Gain(name, run.noise[name].values, tuple(one[name] for one in found))
-        run.gains.append(gain)
+        run.verdicts.append((str(gain), gain.is_shown))
         console.info(f"gain    {gain}")
     console.info(f"options {run.shared.folder / BEST_NAME}, for train_vae.py --config")
 

@@ -12,7 +12,6 @@ from vae import files
 from vae.config.errors import UserError
 from vae.config.options import (
     Config,
-    DataConfig,
     LossConfig,
     ModelConfig,
     OptimConfig,
@@ -33,19 +32,17 @@ _KEPT = {
     "rollbacks",
 }
 _OF_MACHINE = {item.name for item in fields(SpeedConfig)} | {
-    *("num_workers", "prefetch_factor", "persistent_workers", "data_streams", "background_save")
+    *("num_workers", "prefetch_factor", "persistent_workers", "data_streams", "background_save", "cache_dir"),
+    "cache_gib",
 }
 # Of the images, only what changes training crops: the rest decides which images are compared.
-_OF_IMAGES = {
-    *("data_path", "fold", "val_path", "val_split", "split_seed", "max_val_images", "image_size", "upscale"),
-    *("background", "max_pixels", "max_bad_fraction"),
-}
-_OF_RUN = ("batch_size", "accumulation_steps")
+_OF_CROPS = {"crop", "crop_scale", "crop_ratio", "horizontal_flip", "rotate90", "color_jitter"}
+_OF_RUN = {"batch_size", "accumulation_steps"}
 SEARCHABLE = (
-    {item.name for section in (ModelConfig, LossConfig, OptimConfig) for item in fields(section)}
-    | {item.name for item in fields(DataConfig)}
-    | set(_OF_RUN)
-) - (_KEPT | _OF_MACHINE | _OF_IMAGES)
+    {item.name for section in (ModelConfig, LossConfig, OptimConfig) for item in fields(section)} - _KEPT
+    | _OF_CROPS
+    | _OF_RUN
+)
 RANGE_KEYS = ("low", "high", "log", "step")
 
 

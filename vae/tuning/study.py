@@ -25,7 +25,7 @@ from vae.config.options import Config, flatten
 from vae.config.tune_flags import DIRECTIONS, TuneConfig
 from vae.data.folder import walk_images
 from vae.data.manifest import is_manifest
-from vae.data.shards import is_dataset
+from vae.data.shards import is_dataset, read_dataset
 from vae.files import sha256_of_file
 from vae.training.folder_lock import LOCK_NAME
 from vae.tuning.claims import JournalLock, claimed, try_claim
@@ -126,7 +126,7 @@ def _open(folder: Path, config: TuneConfig) -> optuna.Study:
         _check_journal(journal)
     finally:
         lock.release()
-    directions = [DIRECTIONS[name] for name in config.objective]
+    directions: list[Any] = [DIRECTIONS[name] for name in config.objective]
     try:
         storage = JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]
         found = optuna.create_study(
@@ -162,8 +162,8 @@ def _check_journal(path: Path) -> None:
 
 def _damaged(path: Path, reason: str) -> UserError:
     return UserError(
-        f"--output_dir: the journal {path} is damaged: {reason}: restore it from a copy, or search in another "
-        "folder"
+        f"--output_dir: the journal {path} is damaged: {reason}: restore it from a copy, or search in "
+        "another folder"
     )
 
 
@@ -190,7 +190,7 @@ _OF_MACHINE = {
     ),
     *("kernels", "cuda_graph", "channels_last", "profile_steps", "hang_minutes", "perceptual_weights"),
     *("resume_from", "init_from", "sample_images", "wandb", "wandb_project", "save_samples_freq", "log_freq"),
-    *("keep_checkpoints", "checkpoint_freq", "checkpoint_steps"),
+    *("cache_dir", "cache_gib", "keep_checkpoints", "checkpoint_freq", "checkpoint_steps"),
 }
 
 
@@ -208,8 +208,10 @@ def identity_of(base: Config, space: Space, objectives: Sequence[str]) -> dict[s
 
 
 def _fingerprint(path: str) -> str:
-    """A hash of the names and sizes of a folder's images, or of a manifest or dataset file."""
-    if is_manifest(path) or is_dataset(path):
+    """A hash of the names and sizes of a folder's images, of a manifest, or the version of a dataset."""
+    if is_dataset(path):
+        return read_dataset(path).version
+    if is_manifest(path):
         return sha256_of_file(path)
     digest = hashlib.sha256()
     for name in sorted(walk_images(path)):

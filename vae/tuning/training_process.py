@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae import console
-from vae.config.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
+from vae.config.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
 from vae.files import atomic_path, read_json_lines
 from vae.script import ROOT
 from vae.training.folder_lock import LOCK_NAME
@@ -155,7 +155,7 @@ def _outcome(code: int, stopped: bool, folder: Path) -> Ended | None:
         kind = Kind.DIVERGED
     elif "out of memory" in reason.lower():
         kind = Kind.OUT_OF_MEMORY
-    elif not found and not checkpoint_paths(folder / RUN_NAME):
+    elif code == EXIT_CONFIG and not checkpoint_paths(folder / RUN_NAME):
         kind = Kind.REJECTED
     else:
         kind = Kind.FAILED

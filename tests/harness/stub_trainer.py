@@ -1,0 +1,87 @@
+"""A stand-in for train_vae.py that needs milliseconds, and a search that starts it instead of the trainer.
+
+Its PSNR is a function of the learning rate, the step and the seed. `z_channels` selects how a run ends: 8
+runs out of memory, 16 diverges, 32 is rejected, 64 and more fail.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.harness.runs import ROOT
+
+STEPS = 9
+STUB = """
+import json, math, os, signal, sys, time
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+options = json.load(open(given["--config"]))
+run = given["--output_dir"]
+os.makedirs(run, exist_ok=True)
+ends = {8: (1, "out of memory in a validation"), 16: (76, "loss is not finite"),
+        32: (78, "--image_size 64 needs 99 GiB")}
+channels = options.get("z_channels")
+code, line = (1, "the disk is full") if channels >= 64 else ends.get(channels, (0, ""))
+if code:
+    print("train_vae.py: " + line, file=sys.stderr)
+    sys.exit(code)
+saved = os.path.join(run, "checkpoint_step_1.pt")
+done = int(open(saved).read()) if os.path.exists(saved) else 0
+with open(os.path.join(run, "starts.txt"), "a") as file:
+    file.write(f"{done} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
+def save(*_):
+    open(saved, "w").write(str(done))
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+seed, rate = options.get("seed", 0), options.get("learning_rate", 1e-4)
+while done < STEPS:
+    done += 1
+    psnr = 20 + 5 * math.exp(-(math.log10(rate) + 3) ** 2) * done / STEPS + 0.1 * (seed * 7 % 5) / 5
+    with open(os.path.join(run, "metrics.jsonl"), "a") as file:
+        file.write(json.dumps({"kind": "validation", "step": done, "psnr": psnr, "ssim": 1 / psnr}) + "\\n")
+    time.sleep(float(os.environ.get("STUB_SECONDS", "0.01")))
+open(saved, "w").write(str(done))
+"""
+
+
+def write_stub(folder: Path) -> Path:
+    """Write the stub as `folder`/train_vae.py; returns `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train_vae.py").write_text(STUB.replace("STEPS", str(STEPS)))
+    return folder
+
+
+def start_search(stub: Path, *words: str) -> subprocess.Popen[str]:
+    """Start tune_vae.py in a process of its own, with the stub instead of the trainer."""
+    script = stub / "patched_tune.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            from pathlib import Path
+            sys.path.insert(0, {str(ROOT)!r})
+            from vae.tuning import cards, training_process
+            training_process.ROOT = cards.ROOT = Path({str(stub)!r})
+            training_process.POLL_SECONDS = 0.02
+            from tune_vae import main, run_script
+            run_script("tune_vae.py", main)
+            """
+        )
+    )
+    (stub / "tune_vae.py").write_text(script.read_text())  # for --cards
+    return subprocess.Popen(
+        [sys.executable, str(script), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def rows_of(folder: Path) -> list[dict]:
+    """The lines of trials.jsonl; none if it does not exist yet."""
+    path = folder / "trials.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def starts_of(folder: Path) -> list[tuple[int, str]]:
+    """From which step, and on which card, the run in `folder` was started."""
+    lines = (folder / "run" / "starts.txt").read_text().splitlines()
+    return [(int(line.split()[0]), line.split()[1]) for line in lines]

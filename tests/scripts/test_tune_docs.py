@@ -1,0 +1,79 @@
+"""Every command in docs/tune.md runs, and the table lists every flag."""
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import MISSING, fields
+
+import pytest
+
+pytest.importorskip("optuna", reason="the search needs optuna: pip install -r requirements-tune.txt")
+pytest.importorskip("matplotlib", reason="the page needs matplotlib: pip install -r requirements-tune.txt")
+
+import train_vae
+import tune_vae
+from tests.harness.runs import ROOT
+from tests.harness.stub_trainer import rows_of, write_stub
+from vae.config.flags import default_text
+from vae.config.tune_flags import EPILOG, TuneConfig
+from vae.tuning import page, training_process
+
+TEXT = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
+QUICK = ["--num_epochs", "1", "--val_freq", "1", "--device", "cpu", "--num_workers", "0"]
+
+
+@pytest.fixture
+def workplace(image_folder, tmp_path, monkeypatch):
+    """A folder with the images and the space of the page; trials are those of the stand-in."""
+    shutil.copytree(image_folder, tmp_path / "data" / "train")
+    (space,) = re.findall(r"^```json\n(.*?)^```", TEXT, re.S | re.M)
+    (tmp_path / "space.json").write_text(space)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training_process, "ROOT", write_stub(tmp_path / "stub"))
+    monkeypatch.setattr(training_process, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(page, "_plots", lambda _study, _objectives: [])
+    return tmp_path
+
+
+def commands() -> list[list[str]]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("python")]
+
+
+@pytest.mark.slow
+def test_every_command_runs(workplace):
+    found = commands()
+    assert [words[1] for words in found].count("tune_vae.py") == 4
+    for python, script, *words in found:
+        assert python == "python"
+        if script == "train_vae.py":
+            small = ["--image_size", "32"] if "--save_config" in words else []
+            assert train_vae.main([*words, *small, *QUICK]) == 0, words
+            continue
+        trials = [] if "--trials" in words else ["--trials", "4"]
+        assert tune_vae.main([*words, *trials]) == 0, words
+        folder = workplace / words[words.index("--output_dir") + 1]
+        assert {"report.html", "best.json", "trials.jsonl", "trials", "repeats", "journal.log"} <= {
+            path.name for path in folder.iterdir()
+        }
+    assert len(rows_of(workplace / "search" / "first")) == 30
+    assert json.loads((workplace / "outputs" / "tuned" / "config.json").read_text())["image_size"] == 32
+
+
+def test_commands_in_the_help_are_those_of_the_page():
+    shown = [line.strip() for line in EPILOG.splitlines() if "tune_vae.py --" in line]
+    assert len(shown) == 3
+    for line in shown:
+        flags = set(re.findall(r"--\w+", line))
+        assert flags <= {f"--{item.name}" for item in fields(TuneConfig)}
+
+
+def test_table_lists_every_flag_with_its_default():
+    table = TEXT.partition("\n## Flags\n")[2]
+    rows = dict(re.findall(r"^\| `--(\w+).*?` \|.*\| (.*?) \|$", table, re.M))
+    assert list(rows) == [item.name for item in fields(TuneConfig)]
+    for item in fields(TuneConfig):
+        expected = "required" if item.default is MISSING else default_text(item)
+        assert rows[item.name] == expected, item.name

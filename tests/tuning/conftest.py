@@ -1,0 +1,46 @@
+"""A base configuration, and searches with the stand-in for the trainer; they need Optuna."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.harness.stub_trainer import write_stub
+
+pytest.importorskip("optuna", reason="the search needs optuna: pip install -r requirements-tune.txt")
+pytest.importorskip("matplotlib", reason="the page needs matplotlib: pip install -r requirements-tune.txt")
+
+import tune_vae
+from vae.tuning import page, search, training_process
+
+
+@pytest.fixture
+def base(image_folder, tmp_path) -> Path:
+    """A JSON file of options: the defaults of a search."""
+    path = tmp_path / "base.json"
+    options = {"data_path": str(image_folder), "perceptual_weight": 0.0, "image_size": 32, "z_channels": 4}
+    path.write_text(json.dumps(options))
+    return path
+
+
+@pytest.fixture
+def stub(tmp_path) -> Path:
+    return write_stub(tmp_path / "stub")
+
+
+@pytest.fixture
+def tune(base, stub, tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Run tune_vae.py here, with a space and more flags; returns its folder. Pages have no plots."""
+    monkeypatch.setattr(training_process, "ROOT", stub)
+    monkeypatch.setattr(training_process, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(page, "_plots", lambda _study, _objectives: [])
+    monkeypatch.setattr(search, "WAIT_SECONDS", 0.05)
+
+    def run(space: dict, *flags: str, output: str = "search") -> Path:
+        (tmp_path / "space.json").write_text(json.dumps(space))
+        words = ["--config", str(base), "--space", str(tmp_path / "space.json"), *flags]
+        assert tune_vae.main([*words, "--output_dir", str(tmp_path / output)]) == 0
+        return tmp_path / output
+
+    return run

@@ -1,0 +1,54 @@
+"""Statistics of a search: the gain with its interval, and the Pareto front."""
+
+import pytest
+from scipy import stats
+
+from vae.tuning.results import _STUDENT_T, Gain, Noise, Row, front
+
+
+def row(number: int, state: str = "complete", **values: float) -> Row:
+    return Row(number, "", state, values, {}, {}, {}, 0, None, "", "")
+
+
+def test_gain_is_paired_by_seed_and_its_interval_is_students():
+    gain = Gain("psnr", default=(20.0, 21.0, 25.0), best=(20.5, 21.6, 25.4))
+    low, high = stats.t.interval(0.95, 2, loc=0.5, scale=stats.sem([0.5, 0.6, 0.4]))
+    assert gain.mean == pytest.approx(0.5)
+    assert gain.half_width == pytest.approx((high - low) / 2, rel=1e-3)
+    assert gain.is_shown
+    assert "better by 0.50 dB" in str(gain)
+    for freedom, quantile in enumerate(_STUDENT_T, 1):
+        assert quantile == pytest.approx(stats.t.ppf(0.975, freedom), abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("best", "words"),
+    [((20.3, 21.0, 24.9), "NO GAIN is shown"), ((19.5, 20.6, 24.5), "NO GAIN: the best trial is worse")],
+)
+def test_no_gain_is_said_plainly(best, words):
+    gain = Gain("psnr", default=(20.0, 21.0, 25.0), best=best)
+    assert not gain.is_shown
+    assert words in str(gain)
+
+
+def test_lower_lpips_is_better():
+    assert Gain("lpips", default=(0.30, 0.31, 0.32), best=(0.20, 0.21, 0.22)).is_shown
+
+
+def test_noise_is_the_standard_deviation():
+    assert Noise((1.0, 2.0, 3.0)).spread == 1.0
+
+
+def test_front_has_no_dominated_and_no_unfinished_trial():
+    rows = [
+        row(0, psnr=20.0, lpips=0.3),
+        row(1, psnr=22.0, lpips=0.4),
+        row(2, psnr=19.0, lpips=0.35),  # worse than trial 0 in both
+        row(3, "pruned", psnr=30.0, lpips=0.1),
+        row(4, psnr=22.0, lpips=0.4),  # equal to trial 1
+    ]
+    assert [one.trial for one in front(rows, ("psnr", "lpips"))] == [1, 0]
+    assert [one.trial for one in front(rows, ("psnr",))] == []  # values of another search
+    assert [
+        one.trial for one in front([row(0, psnr=1.0), row(1, psnr=2.0), row(2, psnr=2.0)], ("psnr",))
+    ] == [1]

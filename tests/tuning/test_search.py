@@ -1,0 +1,106 @@
+"""A whole search: its order, its files, pruning, failures, and what it reports."""
+
+import json
+
+import optuna
+import pytest
+
+from tests.harness.stub_trainer import STEPS, rows_of, starts_of
+from vae.config.errors import UserError
+from vae.config.flags import parse_flags
+from vae.config.tune_flags import DIRECTIONS
+from vae.tuning import page
+from vae.tuning.study import DEFAULTS
+
+RATE = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}}
+
+
+def test_search_finds_the_better_rate_and_reports_it(tune, capsys):
+    folder = tune(RATE, "--trials", "12", "--pruner", "none")
+    rows = rows_of(folder)
+    assert [row["trial"] for row in rows] == list(range(12))
+    assert rows[0]["name"] == DEFAULTS
+    assert rows[0]["params"] == {"learning_rate": 1e-4}
+    assert (rows[1]["name"], rows[1]["params"]) == ("demo", {"learning_rate": 1e-3})  # the known recipe
+    best = max(rows, key=lambda row: row["values"]["psnr"])
+    assert best["values"]["psnr"] == pytest.approx(25, abs=0.05)  # the optimum of the stub is at 1e-3
+    for row in rows:  # noise beside every difference: 0.1 dB / 5 times 7, 14, 21 modulo 5
+        assert row["noise"]["psnr"] == pytest.approx(0.1 * 1.527525 / 5)
+    output = capsys.readouterr().out
+    assert "better by 3.1" in output  # 5 - 5 / e
+    assert "NO GAIN" not in output
+    assert "(noise 0.03)" in output
+    given = parse_flags(["--config", str(folder / "best.json")])
+    assert given["learning_rate"] == best["params"]["learning_rate"]
+    assert "output_dir" not in given
+    assert "better by 3.1" in (folder / "report.html").read_text()
+
+
+def test_same_command_continues_and_finished_trials_stay(tune):
+    folder = tune(RATE, "--trials", "3")
+    before = rows_of(folder)
+    tune(RATE, "--trials", "5")
+    assert rows_of(folder)[:3] == before
+    assert len(rows_of(folder)) == 5
+    assert all(len(starts_of(path)) == 1 for path in folder.glob("repeats/defaults_*"))
+
+
+def test_no_gain_is_said_plainly(tune, capsys):
+    tune({"weight_decay": [1e-5, 1e-4, 1e-3]}, "--trials", "3")
+    assert "NO GAIN" in capsys.readouterr().out
+
+
+def test_pruned_trials_stop_early_and_the_defaults_never(tune, monkeypatch):
+    monkeypatch.setenv("STUB_SECONDS", "0.04")
+    folder = tune(RATE, "--trials", "8", "--min_steps", "2")
+    rows = rows_of(folder)
+    pruned = [row for row in rows if row["state"] == "pruned"]
+    assert pruned
+    assert all(row["reason"] == "stopped early" and 2 <= row["steps"] < STEPS for row in pruned)
+    assert (rows[0]["name"], rows[0]["steps"]) == (DEFAULTS, STEPS)
+
+
+def test_out_of_memory_divergence_and_rejection_are_pruned_not_failed(tune):
+    folder = tune({"z_channels": [4, 8, 16, 32], **RATE}, "--trials", "16", "--seed", "1")
+    reasons = {row["params"]["z_channels"]: (row["state"], row["reason"]) for row in rows_of(folder)}
+    assert reasons[8] == ("pruned", "out of memory: out of memory in a validation")
+    assert reasons[32] == ("pruned", "rejected before training: --image_size 64 needs 99 GiB")
+
+
+def test_several_objectives_give_a_front_without_pruning(tune, capsys):
+    folder = tune(RATE, "--trials", "5", "--objective", "psnr", "ssim")
+    rows = rows_of(folder)
+    assert {row["state"] for row in rows} == {"complete"}
+    assert all(set(row["values"]) == {"psnr", "ssim"} for row in rows)
+    assert "front   trials" in capsys.readouterr().out  # the stub's SSIM is the inverse of its PSNR
+
+
+def test_three_failures_in_a_row_end_the_search(tune):
+    with pytest.raises(UserError, match=r"3 trials in a row.*disk is full"):
+        tune({"z_channels": [4, 64, 65, 66, 67, 68, 69]}, "--trials", "30")
+
+
+@pytest.mark.parametrize("objectives", [["psnr"], ["psnr", "lpips"]])
+def test_page_has_optunas_plots(objectives):
+    study = optuna.create_study(directions=[DIRECTIONS[name] for name in objectives])
+    for rate in (1e-4, 1e-3, 1e-2, 5e-3):
+        study.enqueue_trial({"learning_rate": rate})
+        trial = study.ask()
+        value = trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True)
+        study.tell(trial, [value, *(-value for _ in objectives[1:])])
+    plots = page._plots(study, objectives)
+    names = " ".join(plot.title for plot in plots)
+    for wanted in ["History", "Importance", "Slices", "Pareto" if len(objectives) > 1 else "Validations"]:
+        assert wanted in names
+    without = [plot.title for plot in plots if plot.uri is None]
+    assert without in ([], ["Validations of all trials"]), plots  # no trial has reported any here
+
+
+def test_options_of_a_trial_are_those_of_its_run(tune):
+    folder = tune({"channels": [[128, 256, 512, 512], [64, 64]], **RATE}, "--trials", "4", "--pruner", "none")
+    for row in rows_of(folder):
+        options = json.loads((folder / row["folder"] / "options.json").read_text())
+        assert options["channels"] == row["params"]["channels"]
+        assert options["split_seed"] == 0
+    seeds = {json.loads(path.read_text())["seed"] for path in folder.glob("repeats/defaults_*/options.json")}
+    assert seeds == {1, 2, 3}  # none of them is that of the trials
