@@ -134,7 +134,7 @@ def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
     member = write.Member(str(source / "00.png"), 64 * "0", "png", 1, (1, 1), 32 * "0", "{}")
     plan = write.Plan("images-000000.tar", [member])
     with pytest.raises(write.DataError, match="has changed"):
-        write.write_shard(tmp_path, tmp_path, plan)
+        write.write_shard(tmp_path, plan)
     assert not list(tmp_path.glob("*.tar"))
 
 

@@ -153,7 +153,7 @@ def write_dataset(root, paths):
         digest, kind = sha256(data).hexdigest(), path.suffix[1:]
         members.append(write.Member(str(path), digest, kind, len(data), image.size, phash, "{}"))
     root.mkdir()
-    written = write.write_shard(root, root, write.Plan("images-000000.tar", members))
+    written = write.write_shard(root, write.Plan("images-000000.tar", members))
     (root / "dataset.json").write_text(json.dumps(dataset_content([written], {}, None)))
     return root / "dataset.json"
 

@@ -113,6 +113,11 @@ class ShardConfig(ReadingConfig):
         "share of the images for a validation dataset; not used if a manifest defines the split",
         metavar="SHARE",
     )
+    parent: str | None = option(
+        None,
+        "dataset.json of the version before this one: unchanged shards are links to its files",
+        metavar="FILE",
+    )
     near_duplicates: bool = option(
         True,
         "keep images that look alike on one side, and refuse a manifest whose split separates them",

@@ -1,9 +1,9 @@
 """A dataset of shards: WebDataset tar files, an index of each, and a `dataset.json` that lists them.
 
-`dataset.json` has `format`, `version` (a hash of the rest), `policy` (the rules by which images were
-accepted), `validation` (the file name of the dataset of held-out images, or null) and `shards`, each with
-`name`, `samples`, `bytes` and `sha256`. The index of x.tar is x.npy: one row of INDEX for each image, in the
-order of the tar file.
+`dataset.json` has `format`, `version` (a hash of the rest), `parent` (the version that it followed, or null),
+`policy` (the rules by which images were accepted), `transforms` (how preprocessing made them), `validation`
+(the file name of the dataset of held-out images, or null) and `shards`, each with `name`, `samples`, `bytes`
+and `sha256`. The index of x.tar is x.npy: one row of INDEX for each image, in the order of the tar file.
 """
 
 import hashlib
@@ -92,6 +92,8 @@ class ShardedDataset(NamedTuple):
     policy: dict[str, Any]
     validation: str | None
     version: str
+    parent: str | None = None  # version of the dataset that this one is a new version of
+    transforms: Mapping[str, Any] = {}
 
     @property
     def samples(self) -> int:
@@ -119,10 +121,16 @@ def is_dataset(path: str | os.PathLike[str]) -> bool:
 
 
 def dataset_content(
-    shards: Sequence[Shard], policy: Mapping[str, Any], validation: str | None
+    shards: Sequence[Shard],
+    policy: Mapping[str, Any],
+    validation: str | None,
+    *,
+    parent: str | None = None,
+    transforms: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of `dataset.json`; the same images and rules have the same version everywhere."""
-    rest = {"format": FORMAT, "policy": dict(policy), "validation": validation}
+    made = {"parent": parent, "policy": dict(policy), "transforms": dict(transforms or {})}
+    rest = {"format": FORMAT, **made, "validation": validation}
     return {"version": _version(rest, shards), **rest, "shards": [shard._asdict() for shard in shards]}
 
 
@@ -179,7 +187,8 @@ def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
         raise DataError(
             f"{flag} {path} is damaged ({problem}): write it again with prepare_data.py --mode shard"
         )
-    return ShardedDataset(path, shards, content["policy"], content["validation"], content["version"])
+    made = content.get("parent"), content.get("transforms", {})
+    return ShardedDataset(path, shards, content["policy"], content["validation"], content["version"], *made)
 
 
 def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
@@ -224,6 +233,10 @@ def _problem(content: Mapping[str, Any], shards: Shards) -> str | None:
         return "it lacks shards or policy"
     if validation is not None and not (isinstance(validation, str) and _JSON_NAME.fullmatch(validation)):
         return "validation is no file name"
+    if not isinstance(content.get("parent"), str | None) or not isinstance(
+        content.get("transforms", {}), dict
+    ):
+        return "parent or transforms is not valid"
     wrong = next((number for number, shard in enumerate(listed) if shard is not _IS_SHARD), None)
     if wrong is not None:
         return f"shard {wrong} is not valid"

@@ -170,6 +170,15 @@ class Ledger:
             yield from map(_from_row, rows)
             last = _from_row(rows[-1]).sha256 or ""
 
+    def accepted_with_hash(self, start: str) -> Result | None:
+        """The accepted, listed file whose hash begins with these hexadecimal digits."""
+        row = self._db.execute(
+            "SELECT results.* FROM results JOIN files USING (name) WHERE sha256 >= ? AND sha256 < ? "
+            "AND status = 'accepted' LIMIT 1",
+            (start, f"{start}g"),
+        ).fetchone()
+        return None if row is None else _from_row(row)
+
     def counts(self, status: str) -> list[tuple[str, int]]:
         """(reason, number of listed files) for a status, most frequent first."""
         return self._db.execute(

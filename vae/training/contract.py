@@ -28,7 +28,7 @@ TRANSFORM = ("crop", "horizontal_flip", "upscale", "background", "max_pixels")
 # Contracts from before these options existed do not have them: then they had their defaults.
 AUGMENTATIONS = ("buckets", "crop_scale", "crop_ratio", "rotate90", "color_jitter")
 # Without these keys two contracts can be equal: they do not decide samples.
-NOT_COMPARED = {"path", "policy"}
+NOT_COMPARED = {"path", "policy", "transforms", "parent"}
 NEW, EXACT, TOPOLOGY, DATA, ROLLBACK = "new", "exact", "other topology", "other data", "rollback"
 SHOWN = 12  # characters of a version
 
@@ -83,6 +83,8 @@ def _version(images: Images) -> dict[str, Any]:
         "version": dataset.version if dataset else images.fingerprint(),
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,
+        "transforms": dict(dataset.transforms) if dataset else None,
+        "parent": dataset.parent if dataset else None,
     }
 
 

@@ -8,42 +8,40 @@ import json
 import os
 import sqlite3
 import time
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vae import console
 from vae.config.errors import EXIT_DATA, DataError, UserError
 from vae.config.prepare_flags import ShardConfig
-from vae.data.folder import OTHER_EXTENSIONS, count_lowest, walk_images
-from vae.data.formats import EXTENSIONS_OF
+from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.data.manifest import MANIFEST_NAME, read_rows, replace_text
 from vae.data.shards import Shard, dataset_content
-from vae.files import parse_json, read_json
+from vae.files import read_json
 from vae.prepare.check_file import check_file, decode_each, is_current, warn_without_simplejpeg
 from vae.prepare.engine import run_tasks
 from vae.prepare.ledger import DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
 from vae.prepare.output_dir import check_apart, write_error
 from vae.prepare.pool import Failure, Limits
+from vae.prepare.preprocess.output_folder import SETTINGS_NAME
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
 from vae.prepare.shard.engines import write_energon_metadata
-from vae.prepare.shard.groups import Groups, hash_number, split_groups
-from vae.prepare.shard.write import KEY_DIGITS, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
+from vae.prepare.shard.members import ROW, TRAINING, VALIDATION, Members
+from vae.prepare.shard.parent import Kept, Parent
+from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.progress import Progress
 
-HIDDEN = ".prepare"
 MEGABYTE = 10**6
-TRAINING, VALIDATION = "dataset.json", "validation.json"
+LEAST_KEPT = 0.5  # of --shard_mb: smaller shards of the parent are packed again, so that few are small
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
-OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold"}  # of a manifest
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
-ROW = "row "  # key of a note: the manifest's columns of a path
 
 
 @dataclass
@@ -63,6 +61,7 @@ def run_shard(config: ShardConfig) -> int:
     warn_without_simplejpeg()
     began, root, skips = time.monotonic(), Path(config.output_dir), Skips()
     check_apart(config.input_dir, root)
+    parent = Parent(config.parent) if config.parent else None
     names = walk_images(config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=skips.add)
     first = next(names, None)
     if first is None:
@@ -75,7 +74,7 @@ def run_shard(config: ShardConfig) -> int:
             _remove_leftovers(root)
             ledger.list_files(chain([first], names))
             _check_all(ledger, config)
-            outcome = _pack(ledger, config, root)
+            outcome = _pack(ledger, config, root, parent)
             _remove_leftovers(root)  # of nodes that died
             _print_summary(ledger, skips, config, outcome, time.monotonic() - began)
         finally:
@@ -135,24 +134,52 @@ def _to_check(ledger: Ledger, config: ShardConfig, bar: Progress) -> Iterator[st
             yield name
 
 
-def _pack(ledger: Ledger, config: ShardConfig, root: Path) -> Outcome:
+def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None) -> Outcome:
     """Write the missing shards, then the files of the datasets."""
-    rule = _validation_rule(ledger, config, root)
+    members = Members(ledger, config, root / HIDDEN / "phashes")
+    digest, samples = members.survey()
     policy = {name: getattr(config, name) for name in POLICY}
-    digest, samples = _survey(ledger, rule, config)
-    _claim(root, {"images": digest, "shard_mb": config.shard_mb, "policy": policy})
+    version, transforms = parent.dataset.version if parent else None, _transforms(config.input_dir)
+    contents = {"images": digest, "shard_mb": config.shard_mb, "policy": policy}
+    _claim(root, {**contents, "parent": version, "transforms": transforms})
     written: dict[str, list[Shard]] = {}
     for side in (VALIDATION, TRAINING):  # the training set last: it names the other
-        members = (member for found, member in _members(ledger, rule, config) if found == side)
-        plans = _split(STEMS[side], members, config.shard_mb * MEGABYTE)
-        written[side] = _write_all(root, plans, samples[side], config)
+        written[side] = _pack_side(root, side, members, parent, samples[side], config)
         if written[side]:
             other = VALIDATION if side == TRAINING and written[VALIDATION] else None
-            content = dataset_content(written[side], policy, other)
+            content = dataset_content(written[side], policy, other, parent=version, transforms=transforms)
             replace_text(root / side, [json.dumps(content, indent=1) + "\n"])
     write_energon_metadata(root, written[TRAINING], written[VALIDATION])
     everything = [shard for shards in written.values() for shard in shards]
     return Outcome(samples, len(everything), sum(shard.bytes for shard in everything))
+
+
+def _pack_side(
+    root: Path, side: str, members: Members, parent: Parent | None, images: int, config: ShardConfig
+) -> list[Shard]:
+    """The shards of a side: those of the parent that are unchanged, and new ones for the other images."""
+    most_bytes = config.shard_mb * MEGABYTE
+    kept, number = Kept([], np.zeros(0, "S32")), 0
+    if parent:
+        kept = parent.link_unchanged(root, side, members, most_bytes * LEAST_KEPT)
+        number = parent.next_number(STEMS[side])
+    others = (member for found, member in members if found == side and not kept.contains(member))
+    plans = _split(STEMS[side], others, most_bytes, number)
+    return sorted([*kept.shards, *_write_all(root, plans, images - len(kept.keys), config)])
+
+
+def _transforms(input_dir: str) -> dict[str, Any]:
+    """The settings with which --mode preprocess made the images; empty for other images."""
+    folder = Path(input_dir).absolute()
+    if folder.name.isdecimal() and not (folder / SETTINGS_NAME).exists():
+        folder = folder.parent  # one of several sizes
+    try:
+        found = read_json(folder / SETTINGS_NAME)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"--input_dir {input_dir}: {SETTINGS_NAME} is damaged ({error}): delete it") from None
+    return found if isinstance(found, dict) else {}
 
 
 def _claim(root: Path, contents: dict[str, Any]) -> None:
@@ -161,90 +188,15 @@ def _claim(root: Path, contents: dict[str, Any]) -> None:
     if (root / TRAINING).exists() and noted.exists() and read_json(noted) != contents:
         raise UserError(
             f"--output_dir {root} has a dataset of other images or settings, and a dataset never changes: "
-            "give a new folder"
+            f"give a new folder, with --parent {root / TRAINING} if it is a new version of this dataset"
         )
     replace_text(noted, [json.dumps(contents)])
 
 
-Rule = Callable[[Result], bool]  # whether an image is for validation
-
-
-def _validation_rule(ledger: Ledger, config: ShardConfig, root: Path) -> Rule:
-    """The sides that the manifest assigns, if it was split; else a share by hash.
-
-    Images that look alike are on one side. UserError if the manifest separates them.
-    """
-
-    def in_manifest(result: Result) -> bool:
-        return _row(ledger, result.name).get("split") == "val"
-
-    groups = Groups(ledger, root / HIDDEN / "phashes") if config.near_duplicates else None
-    if any(_row(ledger, result.name).get("split") for result in ledger.accepted_by_hash()):
-        if groups:
-            _refuse_split_groups(ledger, groups, in_manifest)
-        return in_manifest
-    if groups:
-        chosen = groups.held_out(config.val_split)
-        return lambda result: bool(chosen[groups.group(result)])
-    numbers = array("Q", map(hash_number, ledger.accepted_by_hash()))  # 8 bytes per image
-    lowest = count_lowest(numbers, config.val_split)
-    limit = numbers[lowest - 1] if lowest else -1
-    return lambda result: hash_number(result) <= limit
-
-
-def _refuse_split_groups(ledger: Ledger, groups: Groups, rule: Rule) -> None:
-    names = split_groups(groups, lambda: ((one, rule(one)) for one in ledger.accepted_by_hash()))
-    if names:
-        raise UserError(
-            "--input_dir: its manifest has images that look alike in training and in validation, for example "
-            f"{console.printable(', '.join(names))}: run prepare_data.py --mode split --group_by "
-            "near_duplicates, or allow it with --no-near_duplicates"
-        )
-
-
-def _members(ledger: Ledger, rule: Rule, config: ShardConfig) -> Iterator[tuple[str, Member]]:
-    """All images with the dataset of each, in the order of their hashes, read as they are needed."""
-    for result in ledger.accepted_by_hash():
-        row = _row(ledger, result.name)
-        yield VALIDATION if rule(result) else TRAINING, _member(result, row, config)
-
-
-def _survey(ledger: Ledger, rule: Rule, config: ShardConfig) -> tuple[str, dict[str, int]]:
-    """A hash of the content that all shards will have, and the number of images of each dataset."""
-    digest, samples = sha256(), {TRAINING: 0, VALIDATION: 0}
-    for side, member in _members(ledger, rule, config):
-        digest.update(f"{side} {member.describe()}\n".encode())
-        samples[side] += 1
-    return digest.hexdigest(), samples
-
-
-def _row(ledger: Ledger, name: str) -> dict[str, Any]:
-    """The row of the manifest; empty without one."""
-    return parse_json(ledger.noted(ROW + name) or "{}")
-
-
-def _member(result: Result, row: dict[str, Any], config: ShardConfig) -> Member:
-    assert result.sha256 is not None, "accepted files have a hash"
-    kind, size = result.record["format"], (result.record["width"], result.record["height"])
-    metadata = {
-        "key": result.sha256[:KEY_DIGITS],
-        "width": size[0],
-        "height": size[1],
-        "type": f"image/{kind.lower()}",
-        "flags": result.record["flags"],
-        "source": console.printable(result.name),
-        **{key: value for key, value in row.items() if key not in OWN_COLUMNS},
-    }
-    path = os.path.join(config.input_dir, result.name)
-    extension = EXTENSIONS_OF[kind][0].lstrip(".")
-    phash = result.record["phash"]
-    return Member(path, result.sha256, extension, result.size, size, phash, json.dumps(metadata))
-
-
-def _split(stem: str, members: Iterable[Member], most_bytes: int) -> Iterator[Plan]:
-    """Shards of at most so many bytes, or of one image."""
+def _split(stem: str, members: Iterable[Member], most_bytes: int, number: int) -> Iterator[Plan]:
+    """Shards of at most so many bytes, or of one image; the first one has this number."""
     held: list[Member] = []
-    number, size = 0, 0
+    size = 0
     for member in members:
         added = stored_bytes(member.bytes, len(member.json))
         if held and size + added > most_bytes:
@@ -259,7 +211,7 @@ def _split(stem: str, members: Iterable[Member], most_bytes: int) -> Iterator[Pl
 def _write_all(root: Path, plans: Iterable[Plan], images: int, config: ShardConfig) -> list[Shard]:
     """Write shards in several processes; returns them in the order of their names."""
     shards = {}
-    results = run_tasks(partial(write_shard, root, root / HIDDEN), plans, config, Limits(SHARD_SECONDS))
+    results = run_tasks(partial(write_shard, root), plans, config, Limits(SHARD_SECONDS))
     with Progress("write", images, "image") as bar, closing(results):
         for plan, shard in results:
             if isinstance(shard, Failure):

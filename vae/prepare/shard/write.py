@@ -18,6 +18,7 @@ from vae.data.shards import INDEX, Shard, index_path
 from vae.files import atomic_path, read_json, sha256_of_file
 from vae.prepare.shard.engines import SUFFIXES, Entry, indexes
 
+HIDDEN = ".prepare"  # folder with marks of complete shards
 BLOCK = tarfile.BLOCKSIZE  # bytes: members begin at multiples of it
 KEY_DIGITS = 32  # of the SHA-256 of an image file
 SHARD_SECONDS = 3600.0  # to write or read one shard, on a slow disk too
@@ -61,13 +62,12 @@ def stored_bytes(*sizes: int) -> int:
     return sum(BLOCK + -(-size // BLOCK) * BLOCK for size in sizes)
 
 
-def write_shard(root: Path, marks: Path, plan: Plan) -> Shard:
-    """Write a shard below `root`, unless `marks` has its mark; the same plan gives the same bytes.
+def write_shard(root: Path, plan: Plan) -> Shard:
+    """Write a shard in `root`, unless it has its mark; the same plan gives the same bytes.
 
     Raises DataError if an image file has changed since it was checked, and OSError if writing fails.
     """
-    mark, digest = marks / f"{plan.name}.json", plan.digest()
-    done = _marked(mark, digest, root)
+    done = read_mark(root, plan)
     if done is not None:
         return done
     with atomic_path(root / plan.name) as temporary:
@@ -79,21 +79,27 @@ def write_shard(root: Path, marks: Path, plan: Plan) -> Shard:
             temporary.write_bytes(content)
     with atomic_path(index_path(root, shard)) as temporary, temporary.open("wb") as file:
         np.save(file, rows, allow_pickle=False)
-    replace_text(mark, [json.dumps({"plan": digest, "shard": shard._asdict()})])
+    write_mark(root, plan, shard)
     return shard
 
 
-def _marked(mark: Path, digest: str, root: Path) -> Shard | None:
-    """The shard of a mark, if it has this plan and the size that was written."""
+def write_mark(root: Path, plan: Plan, shard: Shard) -> None:
+    """Note that a shard is complete."""
+    content = {"plan": plan.digest(), "shard": shard._asdict()}
+    replace_text(root / HIDDEN / f"{plan.name}.json", [json.dumps(content)])
+
+
+def read_mark(root: Path, plan: Plan) -> Shard | None:
+    """The shard of a plan, if it is complete and has the size that was written."""
     try:
-        content = read_json(mark)
+        content = read_json(root / HIDDEN / f"{plan.name}.json")
         shard = Shard(**content["shard"])
         is_complete = (root / shard.name).stat().st_size == shard.bytes and all(
             (root / shard.name.replace(".tar", suffix)).exists() for suffix in (".npy", *SUFFIXES)
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return shard if is_complete and content["plan"] == digest else None
+    return shard if is_complete and content["plan"] == plan.digest() else None
 
 
 def _write_tar(path: Path, members: Sequence[Member]) -> tuple[np.ndarray, dict[str, bytes]]:

@@ -1,0 +1,108 @@
+"""Which images a dataset has, on which side each of them is, and what its JSON file says about it."""
+
+import json
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from vae import console
+from vae.config.errors import UserError
+from vae.config.prepare_flags import ShardConfig
+from vae.data.folder import count_lowest
+from vae.data.formats import EXTENSIONS_OF
+from vae.files import parse_json
+from vae.prepare.ledger import Ledger, Result
+from vae.prepare.shard.groups import Groups, hash_number, split_groups
+from vae.prepare.shard.write import KEY_DIGITS, Member
+
+TRAINING, VALIDATION = "dataset.json", "validation.json"  # the sides, as the files of their datasets
+OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold"}  # of a manifest
+ROW = "row "  # key of a note: the manifest's columns of a path
+
+Rule = Callable[[Result], bool]  # whether an image is for validation
+
+
+class Members:
+    """The accepted images of a ledger as members of shards, read as they are needed."""
+
+    def __init__(self, ledger: Ledger, config: ShardConfig, scratch: Path):
+        """UserError if a manifest separates images that look alike. `scratch`: a file for hashes."""
+        self._ledger, self._config = ledger, config
+        self._is_held_out = self._rule(scratch)
+
+    def __iter__(self) -> Iterator[tuple[str, Member]]:
+        """All images with the side of each, in the order of their hashes."""
+        return map(self._with_side, self._ledger.accepted_by_hash())
+
+    def find(self, key: str) -> tuple[str, Member] | None:
+        """The image with a key, and its side; None if it is not accepted."""
+        result = self._ledger.accepted_with_hash(key)
+        return None if result is None else self._with_side(result)
+
+    def survey(self) -> tuple[str, dict[str, int]]:
+        """A hash of the content that all shards will have, and the number of images of each side."""
+        digest, samples = sha256(), {TRAINING: 0, VALIDATION: 0}
+        for side, member in self:
+            digest.update(f"{side} {member.describe()}\n".encode())
+            samples[side] += 1
+        return digest.hexdigest(), samples
+
+    def _with_side(self, result: Result) -> tuple[str, Member]:
+        side = VALIDATION if self._is_held_out(result) else TRAINING
+        return side, _member(result, self._row(result), self._config)
+
+    def _row(self, result: Result) -> dict[str, Any]:
+        """The row of the manifest; empty without one."""
+        return parse_json(self._ledger.noted(ROW + result.name) or "{}")
+
+    def _rule(self, scratch: Path) -> Rule:
+        """The sides that the manifest assigns, if it was split; else a share by hash.
+
+        Images that look alike are on one side.
+        """
+
+        def in_manifest(result: Result) -> bool:
+            return self._row(result).get("split") == "val"
+
+        groups = Groups(self._ledger, scratch) if self._config.near_duplicates else None
+        if any(self._row(result).get("split") for result in self._ledger.accepted_by_hash()):
+            if groups:
+                self._refuse_split_groups(groups, in_manifest)
+            return in_manifest
+        if groups:
+            chosen = groups.held_out(self._config.val_split)
+            return lambda result: bool(chosen[groups.group(result)])
+        numbers = array("Q", map(hash_number, self._ledger.accepted_by_hash()))  # 8 bytes per image
+        lowest = count_lowest(numbers, self._config.val_split)
+        limit = numbers[lowest - 1] if lowest else -1
+        return lambda result: hash_number(result) <= limit
+
+    def _refuse_split_groups(self, groups: Groups, rule: Rule) -> None:
+        names = split_groups(groups, lambda: ((one, rule(one)) for one in self._ledger.accepted_by_hash()))
+        if names:
+            raise UserError(
+                "--input_dir: its manifest has images that look alike in training and in validation, for "
+                f"example {console.printable(', '.join(names))}: run prepare_data.py --mode split --group_by "
+                "near_duplicates, or allow it with --no-near_duplicates"
+            )
+
+
+def _member(result: Result, row: dict[str, Any], config: ShardConfig) -> Member:
+    assert result.sha256 is not None, "accepted files have a hash"
+    kind, size = result.record["format"], (result.record["width"], result.record["height"])
+    metadata = {
+        "key": result.sha256[:KEY_DIGITS],
+        "width": size[0],
+        "height": size[1],
+        "type": f"image/{kind.lower()}",
+        "flags": result.record["flags"],
+        "source": console.printable(result.name),
+        **{key: value for key, value in row.items() if key not in OWN_COLUMNS},
+    }
+    path = os.path.join(config.input_dir, result.name)
+    extension = EXTENSIONS_OF[kind][0].lstrip(".")
+    phash = result.record["phash"]
+    return Member(path, result.sha256, extension, result.size, size, phash, json.dumps(metadata))
