@@ -66,3 +66,14 @@ def samples_of_steps(path: Path, dataset: Path) -> dict[int, list[str]]:
     for step, ranks in steps.items():
         assert len(ranks) == next(iter(ranks))[0], f"step {step} lacks processes"
     return {step: sorted(chain(*ranks.values())) for step, ranks in sorted(steps.items())}
+
+
+def samples_in_order(dataset: Path, steps: int, batch: int) -> dict[int, list[str]]:
+    """The sorted keys of each step of an undisturbed run with seed 0 and this number of images in a step."""
+    images = ShardImages(read_dataset(dataset), 64)
+    order, found = images.order(0), {}
+    per_epoch = len(order) // batch
+    for step in range(steps):
+        epoch, within = divmod(step, per_epoch)
+        found[step + 1] = sorted(map(images.key, order.samples(epoch, within * batch, batch)))
+    return found

@@ -23,7 +23,9 @@ FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone
 FOREIGN = {
     "nvidia-smi": {"--query-gpu", "--format"},
     "tensorboard": {"--logdir"},
-    "torchrun": {"--nproc_per_node", "--max_restarts"},
+    "torchrun": {"--nproc_per_node", "--max_restarts", "--nnodes"}
+    | {"--rdzv_backend", "--rdzv_endpoint", "--rdzv_id", "--rdzv_conf"},
+    "sbatch": {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--requeue", "--open-mode"},
     "ray": {"--head", "--port", "--address"},
     "wsl": {"--install"},
     "py": {"--version"},

@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 
 import pytest
 
-from tests.harness.faults import run_forked
+from tests.harness.faults import Fault, run_forked
 from tests.harness.runs import run_script
-from tests.harness.sharded_runs import record_samples, samples_of_steps, write_shards
+from tests.harness.sharded_runs import record_samples, samples_in_order, samples_of_steps, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.config.errors import EXIT_DATA, DataError, UserError
 from vae.data.shards import read_dataset
@@ -34,6 +35,12 @@ def dataset(image_folder, tmp_path_factory):
     return folder / "dataset.json"
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """75 images in several shards, in four streams."""
+    return write_shards(tmp_path_factory.mktemp("many"), count=75, shard_bytes=30_000)
+
+
 @pytest.fixture
 def given(tiny, dataset):
     values = {**tiny, "data_path": str(dataset), "batch_size": 4, "num_epochs": 2}
@@ -56,11 +63,10 @@ def test_resumed_run_is_the_undisturbed_one(given, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="processes are forks")
-def test_any_number_of_processes_continues_with_the_same_samples(tiny, tmp_path):
+def test_any_number_of_processes_continues_with_the_same_samples(many, tiny, tmp_path):
     """4 processes, then 2, then 1 share an epoch, beside an undisturbed process."""
-    dataset = write_shards(tmp_path, count=75, shard_bytes=30_000)
-    assert len(read_dataset(dataset).shards) > 4
-    given = {**tiny, "data_path": str(dataset), "log_freq": 1, "resume_from": "latest"}
+    assert len(read_dataset(many).shards) > 4
+    given = {**tiny, "data_path": str(many), "log_freq": 1, "resume_from": "latest"}
     given |= {"batch_size": 8, "num_epochs": 1}
     del given["val_split"]
     folders = {name: tmp_path / name for name in ("whole", "parts")}
@@ -71,9 +77,8 @@ def test_any_number_of_processes_continues_with_the_same_samples(tiny, tmp_path)
             given |= {"batch_size": 8 // processes, "max_steps": last_step}
             given["output_dir"] = str(folders["parts"])
             assert run_forked(given, processes=processes, log=tmp_path / "log") == processes * [0]
-    whole, parts = (samples_of_steps(tmp_path / f"{name}.jsonl", dataset) for name in folders)
-    assert list(whole) == list(range(1, 10))
-    assert parts == whole
+    whole, parts = (samples_of_steps(tmp_path / f"{name}.jsonl", many) for name in folders)
+    assert parts == whole == samples_in_order(many, steps=9, batch=8)
     assert len({key for keys in whole.values() for key in keys}) == 72  # but for fewer than one of a stream
     one, other = ([r["loss"] for r in records(folder, "train")] for folder in folders.values())
     assert other == pytest.approx(one, rel=1e-5)
@@ -89,6 +94,22 @@ def test_mistakes_are_refused(given, dataset):
     ):
         with pytest.raises((UserError, DataError), match=words):
             train({**given, **change})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="processes are forks")
+def test_killed_process_and_its_restart_see_the_samples_of_an_undisturbed_run(many, tiny, tmp_path):
+    """Rank 1 is killed within steps 3 and 7; the other one may save before it is killed too."""
+    given = {**tiny, "data_path": str(many), "resume_from": "latest", "checkpoint_steps": 2}
+    given |= {"batch_size": 4, "num_epochs": 1, "hang_minutes": 0.5}
+    del given["val_split"]
+    with record_samples(tmp_path / "samples.jsonl"):
+        for nth in (3, 5):
+            kill = Fault("kill", "train_pass", nth=nth, rank=1)
+            assert -signal.SIGKILL in run_forked(given, kill, processes=2, log=tmp_path / "log")
+        assert run_forked(given, processes=2, log=tmp_path / "log") == [0, 0]
+    seen = samples_of_steps(tmp_path / "samples.jsonl", many)
+    assert seen == samples_in_order(many, steps=9, batch=8)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="processes are forks")
