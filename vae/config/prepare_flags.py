@@ -301,7 +301,7 @@ def _check_limits(config: ReadingConfig) -> None:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
-    if config.engine == "ray" and find_spec("ray") is None:
+    if config.engine == "ray" and ((spec := find_spec("ray")) is None or spec.origin is None):
         raise UsageError("--engine ray needs the package ray: pip install ray, or leave the flag out")
     if config.ray_address is not None and config.engine != "ray":
         raise UsageError(f"--ray_address {config.ray_address} has no effect without --engine ray: add it")

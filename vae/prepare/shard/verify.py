@@ -4,6 +4,7 @@ import json
 import tarfile
 import time
 import zlib
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from vae.data.shards import Shard, ShardedDataset, read_dataset, read_index
 from vae.files import sha256_of_file
 from vae.prepare.engine import run_tasks
 from vae.prepare.pool import Failure, Limits
+from vae.prepare.shard.engines import Entry, indexes
 from vae.prepare.shard.shared import find_shared
 from vae.prepare.shard.write import SHARD_SECONDS
 from vae.progress import Progress
@@ -117,10 +119,20 @@ def verify_shard(dataset: ShardedDataset, max_pixels: int, shard: Shard) -> list
         return [Problem(shard.name, "unreadable", error.strerror or str(error))]
 
 
+def _verify_indexes(path: Path, members: Sequence[tarfile.TarInfo], end: int) -> list[Problem]:
+    """Problems of the indexes for other programs; a dataset of another program may have none."""
+    entries = [Entry(member.name, member.offset, member.offset_data, member.size) for member in members]
+    samples = list(zip(entries[::2], entries[1::2], strict=False))
+    files = {path.with_suffix(suffix): content for suffix, content in indexes(samples, end).items()}
+    wrong = [file for file, content in files.items() if file.exists() and file.read_bytes() != content]
+    return [Problem(file.name, "bad_index", f"it does not describe {path.name}: delete it") for file in wrong]
+
+
 def _verify_members(dataset: ShardedDataset, max_pixels: int, path: Path, rows: np.ndarray) -> list[Problem]:
-    problems = []
     with tarfile.open(path, "r:") as tar:
-        images = [member for member in tar if not member.name.endswith(".json")]
+        members = list(tar)
+        problems = _verify_indexes(path, members, tar.offset)
+        images = [member for member in members if not member.name.endswith(".json")]
         found = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
         if found != [(row["key"], row["offset"], row["size"]) for row in rows]:
             return [Problem(path.name, "bad_index", "the index does not describe this tar file")]
