@@ -64,7 +64,7 @@ def _cells(row: Row, objectives: Sequence[str]) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[Plot]:

@@ -281,4 +281,4 @@ def _print_new(run: Search) -> None:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value).replace(" ", "")
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace(" ", "")
