@@ -1,6 +1,8 @@
 """Aspect buckets: shapes, batches of one shape for any number of processes, crops that cover it."""
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -104,6 +106,24 @@ def test_a_process_reads_its_own_streams_only(codes):
     assert len(set(read)) > 0.9 * len(read)  # of each shape as many as on average: some are repeated
     positions = [order.base_position(2, position) for position in range(0, len(order), BATCH)]
     assert positions == sorted(positions)
+
+
+def test_threads_may_ask_at_the_same_time(codes, monkeypatch):
+    """The other order keeps a few windows only, which threads would remove from each other."""
+    entered, whole = [], ShuffledOrder.whole
+
+    def slow(self, epoch):
+        entered.append(epoch)
+        time.sleep(0.02)
+        assert entered[-1] == epoch, "another thread has entered"
+        return whole(self, epoch)
+
+    monkeypatch.setattr(ShuffledOrder, "whole", slow)
+    order = BucketOrder(ShuffledOrder(COUNT, 3), codes, BATCH)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(order.whole, (1, 2, 1, 2)))
+    assert np.array_equal(found[0], found[2])
+    assert sorted(entered) == [1, 2]
 
 
 def test_whole_is_the_order_of_the_samples():

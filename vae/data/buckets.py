@@ -4,6 +4,7 @@ Shapes are (height, width) in px. Aspects are the logarithms of width / height; 
 """
 
 import math
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -75,7 +76,8 @@ class BucketOrder:
         self._batch = global_batch
         self._batches = np.bincount(codes) // global_batch  # of each shape
         self._classes = math.gcd(order.num_streams, global_batch) if order.num_streams else 1
-        self._samples = lru_cache(maxsize=2)(self._whole)
+        self._computed = lru_cache(maxsize=2)(self._whole)
+        self._lock = threading.Lock()  # a thread loads batches while another one asks where they are
 
     def __len__(self) -> int:
         return int(self._batches.sum()) * self._batch
@@ -92,6 +94,10 @@ class BucketOrder:
         """The position in the other order of the last image of the batch at this position."""
         last = self._samples(epoch)[1]
         return min(int(last[min(position // self._batch, len(last) - 1)]), len(self.base) - 1)
+
+    def _samples(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        with self._lock:
+            return self._computed(epoch)
 
     def _whole(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         images = self.base.whole(epoch)
