@@ -10,7 +10,7 @@ import platform
 import signal
 import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -67,8 +67,9 @@ def _run_on_ray(
             for reference in done:
                 yield from _result(ray, reference)
     finally:
-        for reference in pending:
-            ray.cancel(reference, force=True)
+        with suppress(Exception):  # the cluster may have ended: the error that is being raised says so
+            for reference in pending:
+                ray.cancel(reference, force=True)
 
 
 def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
@@ -116,7 +117,7 @@ def _result(ray: Any, reference: Any) -> Iterator[Any]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        line = str(error).strip().splitlines()[0]
+        line = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(f"--engine ray: {line}: the same command continues from here") from error
 
 

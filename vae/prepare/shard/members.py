@@ -67,8 +67,11 @@ class Members:
         def in_manifest(result: Result) -> bool:
             return self._row(result).get("split") == "val"
 
+        by_manifest = any(self._row(result).get("split") for result in self._ledger.accepted_by_hash())
+        if not by_manifest and self._config.val_split == 0:
+            return lambda _result: False
         groups = Groups(self._ledger, scratch) if self._config.near_duplicates else None
-        if any(self._row(result).get("split") for result in self._ledger.accepted_by_hash()):
+        if by_manifest:
             if groups:
                 self._refuse_split_groups(groups, in_manifest)
             return in_manifest
