@@ -14,6 +14,8 @@ from optuna.visualization import matplotlib as plots
 from vae.html import data_uri, write_page
 from vae.tuning.results import Noise, Row, shown, shown_difference
 
+MOST_IN_LEGEND = 12
+
 
 class Plot(NamedTuple):
     """A plot as an image, or why there is none."""
@@ -104,6 +106,9 @@ def _plot(title: str, draw: Any) -> Plot:
             warnings.simplefilter("ignore")
             draw()
             figure = pyplot.gcf()
+            for axes in figure.axes:  # one entry per trial would be larger than the plot
+                if (legend := axes.get_legend()) and len(legend.get_texts()) > MOST_IN_LEGEND:
+                    legend.remove()
             content = io.BytesIO()
             figure.savefig(content, format="png", dpi=90, bbox_inches="tight")
     except (ValueError, RuntimeError, ZeroDivisionError, IndexError) as error:

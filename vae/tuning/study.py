@@ -228,8 +228,9 @@ def _check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) 
         raise UserError(
             f"{remedy} --objective, {' '.join(known['objective'])}: repeat it, or use another folder"
         )
-    for title, key in (("space", "space"), ("--config", "defaults")):
-        before, after = known[key], now[key]
+    # A search may be older than an option: it had the default.
+    for title, key, missing in (("space", "space", {}), ("--config", "defaults", flatten(Config()))):
+        before, after = ({**missing, **one} for one in (known[key], now[key]))
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
         if names:
             raise UserError(
