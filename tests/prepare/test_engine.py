@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,14 @@ def test_items_of_a_task_are_run_in_a_process_with_limits(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     found = engine._run_items((os.path.abspath, Limits(), str(tmp_path), [str(tmp_path)]), ["a", "b"])
     assert found == [("a", str(tmp_path / "a")), ("b", str(tmp_path / "b"))]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "num_workers", "tasks"), [(8, "auto", 16), (8, "3", 3), (1, "9", 2), (0, "auto", 2)]
+)
+def test_tasks_at_once(cpus, num_workers, tasks):
+    ray = SimpleNamespace(cluster_resources=lambda: {"CPU": float(cpus)} if cpus else {})
+    assert engine._most_tasks(ray, num_workers) == tasks
 
 
 def test_items_are_read_as_needed():

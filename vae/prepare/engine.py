@@ -104,11 +104,9 @@ def _witness(path: str) -> str:
 
 
 def _most_tasks(ray: Any, num_workers: str) -> int:
-    """Tasks at once: some for each CPU that the cluster has now, or for as many as --num_workers."""
-    cpus = int(ray.cluster_resources().get("CPU", 0))
-    if str(num_workers).strip() != "auto":
-        cpus = min(cpus, count_workers(num_workers))
-    return TASKS_PER_CPU * max(1, cpus)
+    """Tasks at once: some for each CPU that the cluster has now, but no more than --num_workers."""
+    most = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 0)))
+    return most if str(num_workers).strip() == "auto" else min(most, count_workers(num_workers))
 
 
 def _result(ray: Any, reference: Any) -> Iterator[Any]:
