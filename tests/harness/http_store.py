@@ -19,7 +19,7 @@ HANG, CUT = -1, -2  # answers: nothing for a long time; the first half of the by
 class HttpStore:
     """`answers` by file name: a status, HANG or CUT for each of the next requests; the last one stays."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, port: int = 0) -> None:
         self.root = root
         self.answers: dict[str, list[int]] = {}
         self.gives_ranges = True
@@ -28,7 +28,7 @@ class HttpStore:
         self.sent: Counter[str] = Counter()  # bytes by file name
         self.released = threading.Event()  # ends HANG
         self._server: ThreadingHTTPServer | None = None
-        self.port = 0
+        self.port = port
         self.start()
 
     def start(self) -> None:

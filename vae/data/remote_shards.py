@@ -30,6 +30,7 @@ class RemoteShards:
         self._dataset, self._cache, self._whole = dataset, cache, whole
         self._gives_ranges: bool | None = None
         self._counts = _no_counts()
+        self._bad_indexes: dict[str, BadImageError] = {}  # by the SHA-256 of the shard
         self._checked: set[str] = set()  # shards whose copy in the cache was verified again
         self._ahead = ReadAhead(cache, self._fetch)
 
@@ -42,14 +43,22 @@ class RemoteShards:
     def index(self, shard: Shard) -> np.ndarray:
         """The index of a shard, which is fetched again once if it is bad."""
         path = self._cache.folder / f"{shard.sha256}.npy"
+        self._cache.touch(_entry(shard))
         try:
             return parse_index(io.BytesIO(path.read_bytes()), shard)
         except (OSError, BadImageError):
             pass
+        if shard.sha256 in self._bad_indexes:
+            raise self._bad_indexes[shard.sha256]
         try:
             return self._fetch_index(shard, path)
         except BadImageError:
+            pass
+        try:
             return self._fetch_index(shard, path)
+        except BadImageError as error:
+            self._bad_indexes[shard.sha256] = error
+            raise
 
     def _fetch_index(self, shard: Shard, path: Path) -> np.ndarray:
         most_bytes = HEADER_BYTES + shard.samples * INDEX.itemsize

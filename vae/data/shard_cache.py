@@ -137,6 +137,10 @@ class ShardCache:
         """Keep a shard until this process ends or unpins it; it may have been removed just before."""
         while not self._locks.try_lock(entry.sha256, shared=True):
             time.sleep(POLL_SECONDS)
+        self.touch(entry)
+
+    def touch(self, entry: Entry) -> None:
+        """Note that a shard is used now, if it is here."""
         with suppress(OSError):
             os.utime(self.folder / f"{entry.sha256}.tar")  # by the clock of the disk's machine
 
