@@ -192,7 +192,7 @@ def faults(root: Path, scratch: Path) -> None:
             flip(root / "images-000001.tar")
             disk = scratch / "disk"
             disk.mkdir()
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
             process = run(name, cache_dir=disk)
         else:
             process = run(name)

@@ -96,14 +96,16 @@ def test_testing_a_few_images_downloads_no_shard(web, cache):
     assert web.wholes() == []
 
 
-def test_store_without_ranges_gives_whole_shards(web, cache, root):
+def test_store_without_ranges_gives_whole_shards(web, cache, root, capsys):
     web.gives_ranges = False
     images = remote(web, cache).scattered()
     assert [images.read(n) for n in range(40)] == [local(root).read(n) for n in range(40)]
     assert len(web.wholes()) == 5
+    capsys.readouterr()
     nothing = remote(web, ShardCache(cache.folder.with_name("none"), 0))
     with pytest.raises(DataError, match="--cache_gib"):
         nothing.read(0)
+    assert capsys.readouterr().out == ""  # no cache was asked for
 
 
 def test_shards_of_the_next_windows_are_there_before_they_are_read(web, cache):

@@ -187,8 +187,11 @@ class ShardCache:
                 self._locks.unlock("speaker")
 
     def warn_once(self, text: str) -> None:
-        """Print a warning once, and not from decoding processes: the training process notices the same."""
-        if text not in self._warned and multiprocessing.parent_process() is None:
+        """Print a warning once, unless no cache is wanted.
+
+        Not from decoding processes: the training process notices the same.
+        """
+        if text not in self._warned and self._most_bytes and multiprocessing.parent_process() is None:
             self._warned.add(text)
             console.warning(text)
 
