@@ -48,6 +48,7 @@ def test_a_library_without_memory_halves_the_micro_batch(tiny, tmp_path, monkeyp
     sizes = run_out_of_memory(monkeypatch, lambda _, sizes: sizes[-1] > 2, message)
     train_short(tiny, tmp_path / "found", max_steps=1)
     assert sizes == [4, 2, 2]
+    assert records(tmp_path / "found", "trainer")[-1]["out_of_memory"] == 1
 
 
 def test_other_errors_of_the_device_are_not_retried(tiny, monkeypatch):

@@ -106,8 +106,11 @@ def _smoke_batches(run: RunContext, ctx: StageContext) -> Iterator[torch.Tensor]
         chosen = run.validation_set.spread(run.config.run.smoke_images)
         on_cpu = replace(run.dist, device=torch.device("cpu"))
         data, size = run.config.data, ctx.stage.image_size
-        loaded = chosen.batches(data, size, 1, run.num_workers, on_cpu, ctx.check_waiting)
-        ctx.smoke_crops = list(loaded)
+        crops = []
+        for crop in chosen.batches(data, size, 1, run.num_workers, on_cpu, ctx.check_waiting):
+            ctx.watchdog.beat()
+            crops.append(crop)
+        ctx.smoke_crops = crops
     for first in range(0, len(ctx.smoke_crops), _batch_size(ctx)):
         images = torch.cat(ctx.smoke_crops[first : first + _batch_size(ctx)])
         ctx.watchdog.beat()
