@@ -15,6 +15,7 @@ COMMANDS = [
     ["infer_vae.py", "--help"],
     ["prepare_data.py", "--mode", "validate", "--help"],
     ["train_vae.py", "--list_profiles"],
+    ["tune_vae.py", "--help"],
 ]
 
 

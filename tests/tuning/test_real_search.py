@@ -8,6 +8,20 @@ import tune_vae
 from tests.harness.runs import TINY
 from tests.harness.stub_trainer import rows_of
 from tests.harness.training_runs import records
+from vae.tuning.training_process import Kind, train
+
+
+@pytest.mark.slow
+def test_memory_plan_rejects_a_trial_before_it_trains(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = {**TINY, "data_path": str(image_folder), "upscale": True}
+    large = {"channels": [256, 256], "norm_groups": 8, "image_size": 2048, "vram_margin": 0.1}
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    ended = train(folder, {**options, **large}, None, lambda _record: False)
+    assert (ended.kind, ended.validations) == (Kind.REJECTED, [])
+    assert "GiB" in ended.reason
+    assert not list((folder / "run").glob("*.pt"))
 
 
 @pytest.mark.slow

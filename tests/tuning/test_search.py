@@ -36,10 +36,13 @@ def test_search_finds_the_better_rate_and_reports_it(tune, capsys):
     assert "better by 3.1" in (folder / "report.html").read_text()
 
 
-def test_same_command_continues_and_finished_trials_stay(tune):
+def test_same_command_continues_and_finished_trials_stay(tune, capsys):
     folder = tune(RATE, "--trials", "3")
     before = rows_of(folder)
+    capsys.readouterr()
     tune(RATE, "--trials", "5")
+    table = capsys.readouterr().out.partition("against the defaults")[2]
+    assert all(f"\n    {number} " in table for number in range(5))  # the earlier ones, too
     assert rows_of(folder)[:3] == before
     assert len(rows_of(folder)) == 5
     assert all(len(starts_of(path)) == 1 for path in folder.glob("repeats/defaults_*"))
@@ -58,6 +61,12 @@ def test_pruned_trials_stop_early_and_the_defaults_never(tune, monkeypatch):
     assert pruned
     assert all(row["reason"] == "stopped early" and 2 <= row["steps"] < STEPS for row in pruned)
     assert (rows[0]["name"], rows[0]["steps"]) == (DEFAULTS, STEPS)
+
+
+def test_hyperband_counts_optimizer_steps(tune):
+    rows = rows_of(tune(RATE, "--trials", "4", "--pruner", "hyperband", "--min_steps", "3"))
+    assert all(row["steps"] >= 3 for row in rows)
+    assert rows[0]["state"] == "complete"
 
 
 def test_out_of_memory_divergence_and_rejection_are_pruned_not_failed(tune):

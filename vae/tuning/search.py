@@ -111,6 +111,7 @@ def _measure_noise(run: Search) -> None:
 def _train_trials(run: Search) -> None:
     """Train trials until all are done, those of other processes included."""
     failures = 0
+    _print_new(run)
     while True:
         claim = run.shared.next_trial(_pruner(run))
         if claim is None:
