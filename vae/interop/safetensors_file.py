@@ -1,5 +1,6 @@
 """Reading VAE tensors from a safetensors file, which may contain other networks, and writing them."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,21 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
     try:
         with atomic_path(path) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt", **metadata})
+            _sort_metadata(temporary)
     except SafetensorError as error:  # a full disk
         raise OSError(f"cannot write {path}: {error}") from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata in the header: safetensors writes it in a random order, so equal files would differ."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # it is padded with spaces
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def _vae_names(names: list[str], where: str) -> tuple[dict[str, str], str]:
