@@ -112,7 +112,7 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
 
 
 def _sort_metadata(path: Path) -> None:
-    """Sort the metadata in the header: safetensors writes it in a random order, so equal files would differ."""
+    """Sort the metadata in the header: safetensors writes it in a random order."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
