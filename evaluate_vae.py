@@ -11,6 +11,11 @@ def main(argv: list[str]) -> int:
     from vae.evaluation.precheck import check_command
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
+    if config.probe is not None:
+        from vae.evaluation.probe.run import run_probe
+
+        run_probe(config)
+        return 0
     from vae.evaluation.compare import compare
 
     compare(config)

@@ -16,6 +16,7 @@ PROMISED = {
     "overwrite": False,
     "average_by": "uniform",
     "scores": None,
+    "held_out": None,
     "temperature": 0.1,
     "data_path": None,
     "image_size": None,

@@ -6,6 +6,7 @@ import torch
 
 from vae.config.options import ModelConfig
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
+from vae.interop.vae_files import START_KEY
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
 
@@ -13,8 +14,8 @@ from vae.model.initialization import initialize
 SMALL = ModelConfig(channels=(16, 32, 32), layers_per_block=1, norm_groups=8, z_channels=16)
 
 
-def write_vae(folder: Path, seed: int = 0, shape: ModelConfig = SMALL) -> Path:
-    """Write a new network with weights from `seed`."""
+def write_vae(folder: Path, seed: int = 0, shape: ModelConfig = SMALL, start: str = "") -> Path:
+    """Write a new network with weights from `seed`; `start`: the hash of those that its run began with."""
     model = AutoencoderKL(shape)
     initialize(model, "warm", seed)
     with torch.no_grad():  # so that no layer is only a linear codec
@@ -22,5 +23,5 @@ def write_vae(folder: Path, seed: int = 0, shape: ModelConfig = SMALL) -> Path:
         for parameter in model.parameters():
             parameter += 0.01 * torch.randn_like(parameter)
     config = diffusers_config(shape, 32, 0.5, 0.25)
-    save_diffusers_folder(folder, model.state_dict(), config)
+    save_diffusers_folder(folder, model.state_dict(), config, {START_KEY: start} if start else {})
     return folder

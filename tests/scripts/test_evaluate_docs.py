@@ -26,6 +26,8 @@ def workplace(image_folder, tmp_path_factory) -> Path:
     """A folder with the files of the commands: three VAEs, one of them with its run's curves, and images."""
     folder = tmp_path_factory.mktemp("evaluate_docs")
     write_vae(folder / "outputs" / "first" / "vae")
+    for fold in (0, 1):
+        write_vae(folder / "outputs" / "folds" / f"fold_{fold}" / "vae", fold)
     second = folder / "outputs" / "second"
     assert train_vae.main(as_flags({**TINY, "data_path": str(image_folder), "output_dir": str(second)})) == 0
     words = ["--vae", second / "vae", "--format", "single", "--output", folder / "other.safetensors"]
@@ -53,7 +55,7 @@ def commands_in(text: str) -> list[list[str]]:
 def test_every_command_runs(in_workplace):
     (block,) = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
     lines = commands_in(block)
-    assert len(lines) == 3
+    assert len(lines) == 4
     for python, script, *words in lines:
         assert (python, script) == ("python", "evaluate_vae.py")
         assert evaluate_vae.main([*words, "--device", "cpu"]) == 0, words

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,16 @@ def run_folder(image_folder, tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data/train").symlink_to(image_folder, target_is_directory=True)
+    Path("data/test").symlink_to(image_folder, target_is_directory=True)
     assert train({**TINY, "data_path": "data/train", "output_dir": "outputs/first"}) == 0
+    for fold in (0, 1):
+        shutil.copytree("outputs/first/vae", f"outputs/folds/fold_{fold}/vae")
     return tmp_path
 
 
 @pytest.mark.slow
 def test_every_command_runs(run_folder):
-    assert len(commands()) == 8
+    assert len(commands()) == 10
     for python, script, *words in commands():
         assert python == "python"
         if script == "train_vae.py":

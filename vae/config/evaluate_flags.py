@@ -12,8 +12,10 @@ from vae.config.options import (
     option,
     weights_option,
 )
+from vae.config.values import unknown_choice
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
+PROBE_HEADS = ("linear", "mlp", "convnext", "resnet")
 WHOLE = 0  # as a size: whole images, not cropped
 
 
@@ -69,6 +71,26 @@ class EvaluateConfig:
     inception_weights: str | None = option(
         None, "file with torch-fidelity's Inception weights, instead of the download", metavar="FILE"
     )
+    ensemble: bool = option(
+        False,
+        "also measure the mean of the reconstructions of all --vae, which may differ in shape and start",
+    )
+    ensemble_weights: tuple[float, ...] | None = option(
+        None, "weights of --ensemble, one for each --vae; none: equal", metavar="WEIGHT", at_least=0
+    )
+    probe: str | None = option(
+        None,
+        "instead of the comparison: train classifiers on the latents, with the labels in this CSV file or "
+        "manifest.jsonl",
+        metavar="FILE",
+    )
+    probe_column: str = option("label", "column of --probe with the labels", metavar="NAME")
+    probe_heads: tuple[str, ...] = option(PROBE_HEADS, "classifiers of --probe", metavar="HEAD")
+    probe_folds: int = option(
+        5, "folds of --probe: one is measured, one stops training, the others train", at_least=3
+    )
+    probe_epochs: int = option(30, "most epochs of a classifier", metavar="N", at_least=1)
+    probe_learning_rate: float = option(3e-3, "peak of the classifiers' one-cycle schedule", at_least=1e-6)
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
@@ -129,6 +151,21 @@ def _check_together(config: EvaluateConfig) -> None:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise UserError(f"--{name} contains {twice} twice: give it once")
+    unknown = next((head for head in config.probe_heads if head not in PROBE_HEADS), None)
+    if unknown is not None:
+        raise UserError(unknown_choice("--probe_heads", unknown, PROBE_HEADS))
+    if config.probe is not None and WHOLE in config.sizes:
+        raise UserError("--probe needs squares: give another size than --sizes 0")
+    if config.ensemble and len(config.vae) < 2:
+        raise UserError("--ensemble needs several VAEs: list them all after one --vae, or remove --ensemble")
+    weights = config.ensemble_weights
+    if weights is not None and not config.ensemble:
+        raise UserError("--ensemble_weights has no effect without --ensemble: add it, or remove the weights")
+    if weights is not None and (len(weights) != len(config.vae) or not sum(weights) > 0):
+        raise UserError(
+            f"--ensemble_weights {' '.join(f'{weight:g}' for weight in weights)}: give one for each of the "
+            f"{len(config.vae)} --vae, at least one of them above 0"
+        )
     if WHOLE in config.sizes and config.batch_size > 1:
         raise UserError(
             f"--batch_size {config.batch_size} cannot be used with --sizes 0, because whole images differ "

@@ -18,6 +18,7 @@ from vae.config.errors import UserError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.evaluation.codecs import CODECS, bits_per_pixel
+from vae.evaluation.ensemble import ensemble
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
 from vae.evaluation.measure import (
@@ -66,7 +67,7 @@ def compare(config: EvaluateConfig) -> Results:
     warn_of_slow_bf16(config.dtype, precision_support(device))
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
     choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
-    rows = _load_rows(config)
+    rows = _load_rows(config, device)
     missing: dict[str, str] = {}
     perceptual, net = find_perceptual(config, device, missing)
     metrics = Metrics(device, perceptual, find_rfid(config, device, missing))
@@ -111,7 +112,7 @@ def short_names(paths: tuple[str, ...]) -> list[str]:
     return names
 
 
-def _load_rows(config: EvaluateConfig) -> list[Row]:
+def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Row]:
     """The VAEs, then what they are compared with."""
     rows, latent_shapes = [], []
     for path, name in zip(config.vae, short_names(config.vae), strict=True):
@@ -131,11 +132,23 @@ def _load_rows(config: EvaluateConfig) -> list[Row]:
         )
         rows.append(Row(result, loaded))
         latent_shapes.append((loaded.autoencoder.config.z_channels, loaded.autoencoder.downsampling))
+    if config.ensemble:
+        rows.append(_ensemble_row(config, rows, device))
     if not config.codecs:
         return rows
     return (
         rows + _bicubic_rows([downsampling for _, downsampling in latent_shapes]) + _codec_rows(latent_shapes)
     )
+
+
+def _ensemble_row(config: EvaluateConfig, rows: list[Row], device: torch.device) -> Row:
+    """The mean of the reconstructions of all VAEs."""
+    vaes = [row.source for row in rows if isinstance(row.source, LoadedVae)]
+    weights = config.ensemble_weights or (1.0,) * len(vaes)
+    seed = config.seed if config.posterior == "sample" else None
+    facts = {"weights": " ".join(f"{weight / sum(weights):.3g}" for weight in weights)}
+    result = VaeResult(name=f"ensemble of {len(vaes)}", path="", kind="ensemble", config=facts)
+    return Row(result, ensemble(vaes, weights, device, DTYPES[config.dtype], seed))
 
 
 def _bicubic_rows(factors: list[int]) -> list[Row]:

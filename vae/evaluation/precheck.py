@@ -12,7 +12,7 @@ from vae.files import why_not_writable
 from vae.interop.vae_path import locate_vae
 
 RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
-OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
+OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples", "probe.json")
 
 
 def check_command(config: EvaluateConfig) -> None:
@@ -27,6 +27,16 @@ def check_command(config: EvaluateConfig) -> None:
         check_images(config.data_path)
     if config.rfid:
         check_rfid_packages()
+    if config.probe is not None:
+        _check_probe(config.probe)
+
+
+def _check_probe(labels: str) -> None:
+    """Raise UserError if the labels do not exist, or the package that divides them is missing."""
+    if not Path(labels).is_file():
+        raise UserError(f"--probe {labels} is no file: give a CSV file with the columns path and label")
+    if not importlib.util.find_spec("sklearn"):
+        raise UserError("--probe needs scikit-learn: run python -m pip install scikit-learn")
 
 
 def check_rfid_packages() -> None:

@@ -113,7 +113,7 @@ class VaeResult:
 
     name: str  # unique in the comparison
     path: str
-    kind: str  # checkpoint, diffusers, compvis; without a network: baseline or codec
+    kind: str  # checkpoint, diffusers, compvis; without a network of its own: ensemble, baseline or codec
     sizes: list[SizeResult] = field(default_factory=list)
     latents: LatentFacts | None = None
     equivariance: dict[str, Equivariance] = field(default_factory=dict)  # turn_90, scale_0.5, ...
@@ -125,7 +125,7 @@ class VaeResult:
     @property
     def is_network(self) -> bool:
         """Whether this is a VAE: only VAEs are ranked, timed and used to choose images."""
-        return self.kind not in ("baseline", "codec")
+        return self.kind not in ("baseline", "codec", "ensemble")
 
 
 @dataclass

@@ -6,7 +6,7 @@ Checkpoints of one run are in the same loss basin, and their mean often validate
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -47,14 +47,30 @@ def recorded_score(checkpoint: Path, step: int) -> float:
     return found
 
 
+def greedy_soup(scores: Sequence[float], score_of: Callable[[Sequence[int]], float]) -> list[int]:
+    """The members of a greedy soup (Wortsman et al. 2022, recipe 1), the best one first.
+
+    `scores` are those of each alone. In this order, a member is kept only if `score_of` the members with it
+    is above the score without it.
+    """
+    order = sorted(range(len(scores)), key=lambda one: -scores[one])
+    members, best = order[:1], scores[order[0]]
+    for one in order[1:]:
+        score = score_of([*members, one])
+        if score > best:
+            members, best = [*members, one], score
+    return members
+
+
 def average(
     state_dicts: Sequence[dict[str, torch.Tensor]], weights: Sequence[float]
 ) -> dict[str, torch.Tensor]:
     """Weighted mean of tensors by name, summed in fp64; integer tensors are copied from the first."""
     mean = {}
     for name, first in state_dicts[0].items():
-        if not first.is_floating_point():
-            mean[name] = first
+        equal = all(torch.equal(tensors[name], first) for tensors in state_dicts[1:])
+        if equal or not first.is_floating_point():
+            mean[name] = first  # bit for bit: the latents of a frozen encoder
             continue
         total = torch.zeros_like(first, dtype=torch.float64)
         for tensors, weight in zip(state_dicts, weights, strict=True):

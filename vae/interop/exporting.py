@@ -1,22 +1,19 @@
 """One export: load, average, measure, fold, convert, write."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from vae import console
-from vae.config.errors import DataError, UserError
+from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
-from vae.data.dataset import FolderImages, Images
-from vae.data.folder import list_images
-from vae.data.loading import load_validation
-from vae.data.manifest import image_root, is_manifest, train_and_val
 from vae.device import pick_device
-from vae.interop.averaging import average, recorded_score, softmax_weights
+from vae.interop.combining import combine
 from vae.interop.compvis_names import to_compvis
+from vae.interop.crops import DEFAULT_IMAGE_SIZE, Crops
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.folding import fold, folding_for, with_quant_conv
 from vae.interop.half_precision import LargestActivation, largest_activation
@@ -32,10 +29,8 @@ from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, LoadedVae, load_vae
 from vae.kernel_check import choose_kernels
 from vae.model.autoencoder import AutoencoderKL
-from vae.pixels import to_float
 from vae.progress import track
 
-DEFAULT_IMAGE_SIZE = 256  # px
 FP16_IMAGES = 32  # images for the fp16 test: decoding takes most of the time
 
 
@@ -58,7 +53,7 @@ def export(config: ExportConfig) -> None:
     device = pick_device(config.device)
     if config.data_path is not None:
         choose_kernels(config.kernels, device, [torch.float32])
-        crops = _Crops.of(config.data_path, config, loaded)
+        crops = Crops.of(config.data_path, config, loaded)
         _measure_on_images(model.to(device), crops, config, findings)
     elif config.dtype == "fp16":
         console.warning("the activations were not tested for fp16: give images with --data_path to test them")
@@ -82,28 +77,7 @@ def _missing_scaling(path: str) -> UserError:
 def _load_average(config: ExportConfig) -> LoadedVae:
     """Load the VAE at --vae, or the average of several."""
     vaes = [load_vae(Path(path), weights=config.weights) for path in config.vae]
-    first = vaes[0]
-    if len(vaes) == 1:
-        return first
-    for path, other in zip(config.vae, vaes, strict=True):
-        if other.autoencoder.config != first.autoencoder.config:
-            raise UserError(f"--vae {path} has another shape than {config.vae[0]}: they cannot be averaged")
-    weights = [1 / len(vaes)] * len(vaes)
-    if config.average_by == "score":
-        scores = config.scores or [_score(path, vae) for path, vae in zip(config.vae, vaes, strict=True)]
-        weights = softmax_weights(scores, config.temperature)
-    for path, weight in zip(config.vae, weights, strict=True):
-        console.info(f"averaged: {weight:.1%} of {path}")
-    first.autoencoder.load_state_dict(average([vae.autoencoder.state_dict() for vae in vaes], weights))
-    return first
-
-
-def _score(path: str, vae: LoadedVae) -> float:
-    if vae.file.step is None:
-        raise UserError(
-            f"--average_by score: {path} is not a checkpoint of a run: give --scores, one for each --vae"
-        )
-    return recorded_score(Path(path), vae.file.step)
+    return combine(vaes, config) if len(vaes) > 1 else vaes[0]
 
 
 def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, float] | None:
@@ -119,52 +93,7 @@ def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, floa
     return None
 
 
-@dataclass
-class _Crops:
-    """Centre crops of the images at --data_path."""
-
-    images: Images
-    image_size: int
-
-    @classmethod
-    def of(cls, data_path: str, config: ExportConfig, loaded: LoadedVae) -> "_Crops":
-        if is_manifest(data_path):
-            names, _ = train_and_val(data_path, fold=None, val_split=0.0, seed=0)
-        else:
-            names = list_images(data_path)
-        stride = max(1, len(names) // config.num_images) if config.num_images else 1
-        names = names[::stride][: config.num_images or None]
-        factor = loaded.autoencoder.downsampling
-        size = config.image_size or loaded.file.sample_size or DEFAULT_IMAGE_SIZE
-        if size % factor:
-            raise UserError(
-                f"--image_size {size} is not a multiple of {factor}: try {-(-size // factor) * factor}"
-            )
-        return cls(FolderImages(image_root(data_path), names), size)
-
-    def batches(self, limit: int | None = None) -> Iterator[torch.Tensor]:
-        """Yield fp32 (1, 3, S, S) in [-1, 1]; DataError if no image can be used."""
-        num_yielded, rejected = 0, []
-        for batch in load_validation(
-            self.images, range(len(self.images)), image_size=self.image_size, batch_size=1
-        ):
-            rejected += batch.rejected
-            for image in batch.images:
-                num_yielded += 1
-                yield to_float(image[None])
-            if num_yielded == limit:
-                return
-        if not num_yielded:
-            reason = f": {rejected[0]}" if rejected else ""
-            raise DataError(
-                f"--data_path {self.images.location}: none of {len(self.images)} images gives a crop of "
-                f"{self.image_size} px{reason}; lower --image_size or give other images"
-            )
-
-
-def _measure_on_images(
-    model: AutoencoderKL, crops: _Crops, config: ExportConfig, findings: _Findings
-) -> None:
+def _measure_on_images(model: AutoencoderKL, crops: Crops, config: ExportConfig, findings: _Findings) -> None:
     """Measure the latents, fold a scaling if --fold_scaling is given, and test fp16; fills `findings`."""
     device = next(model.parameters()).device
     images = track(crops.batches(), "latents", len(crops.images), "crop", keep=False)

@@ -15,8 +15,9 @@ def check_command(config: ExportConfig) -> None:
     _check_output(Path(config.output), config)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
-    if config.data_path is not None and not is_manifest(config.data_path):
-        check_images(config.data_path)
+    for flag, images in (("--data_path", config.data_path), ("--held_out", config.held_out)):
+        if images is not None and not is_manifest(images):
+            check_images(images, flag=flag)
 
 
 def _check_output(output: Path, config: ExportConfig) -> None:

@@ -1,0 +1,150 @@
+"""Averages of folds: only from one start, with scores of the same images, and with members that help."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.harness.small_vae import SMALL, write_vae
+from vae.config.errors import UserError
+from vae.config.export_flags import parse_export_flags
+from vae.interop.averaging import greedy_soup, hash_of_weights
+from vae.interop.combining import ENCODER, combine
+from vae.interop.exporting import export
+from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
+
+ONE, OTHER = "1" * 64, "2" * 64
+
+
+def config_of(*paths, options=""):
+    return parse_export_flags(["--vae", *map(str, paths), "--output", "out", *options.split()])
+
+
+def combined(*paths, options=""):
+    return combine([load_vae(path) for path in paths], config_of(*paths, options=options))
+
+
+@pytest.fixture(scope="module")
+def folds(tmp_path_factory):
+    """Three VAEs that claim to have one start."""
+    folder = tmp_path_factory.mktemp("folds")
+    return [write_vae(folder / f"fold_{seed}", seed, start=ONE) for seed in (0, 1, 2)]
+
+
+def test_soup_keeps_only_members_that_raise_the_score():
+    scores = {(2,): 30.0, (0,): 29.0, (1,): 29.5, (2, 1): 30.2, (2, 1, 0): 30.2, (2, 0): 99.0}
+    asked = []
+
+    def score_of(members):
+        asked.append(tuple(members))
+        return scores[tuple(members)]
+
+    assert greedy_soup([29.0, 29.5, 30.0], score_of) == [2, 1]  # an equal score is no gain
+    assert asked == [(2, 1), (2, 1, 0)]
+
+
+def test_hash_depends_on_values_and_names_and_not_on_layout():
+    weights = {"a": torch.randn(2, 3, 4, 4), "b": torch.randn(3)}
+    assert hash_of_weights({"b": weights["b"], "a": weights["a"].to(memory_format=torch.channels_last)}) == (
+        hash_of_weights(weights)
+    )
+    assert hash_of_weights({"a": weights["a"], "c": weights["b"]}) != hash_of_weights(weights)
+    assert hash_of_weights({**weights, "b": weights["b"] + 1e-6}) != hash_of_weights(weights)
+
+
+def test_different_starts_are_refused_with_the_reason(tmp_path):
+    shape = replace(SMALL, channels=(16,))
+    folds = [write_vae(tmp_path / "one", 3, shape, start=ONE)]
+    other = write_vae(tmp_path / "other", 3, shape, start=OTHER)
+    with pytest.raises(UserError) as caught:
+        combined(folds[0], other)
+    message = str(caught.value)
+    for token in (
+        str(folds[0]),
+        str(other),
+        "different weights",
+        "--init_from",
+        "evaluate_vae.py --ensemble",
+    ):
+        assert token in message
+    assert "\n" not in message
+
+
+def test_unknown_start_is_a_warning(tmp_path, capsys):
+    shape = replace(SMALL, channels=(16,))
+    combined(write_vae(tmp_path / "one", 3, shape, start=ONE), write_vae(tmp_path / "foreign", 3, shape))
+    assert "does not say from which weights" in "".join(capsys.readouterr())
+
+
+def test_soup_on_held_out_images_is_at_least_as_good_as_the_best(folds, image_folder, capsys):
+    options = f"--average_by soup --held_out {image_folder} --image_size 32 --device cpu"
+    combined(*folds, options=options)
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if line.startswith("soup of")]
+    alone = {line.split()[2]: float(line.split("PSNR ")[1].split()[0]) for line in lines[:3]}
+    best = max(alone, key=alone.get)
+    assert lines[3].startswith(f"soup of {best} ")
+    kept = [line for line in out.splitlines() if line.startswith("averaged:") and " 0.0%" not in line]
+    assert str(folds[int(best) - 1]) in "".join(kept)
+
+
+def test_scores_are_measured_on_the_same_images(folds, image_folder, capsys):
+    options = (
+        f"--average_by score --temperature 1000000 --held_out {image_folder} --image_size 32 --device cpu"
+    )
+    combined(*folds, options=options)
+    assert capsys.readouterr().out.count("averaged: 33.3%") == 3
+
+
+def test_scores_of_different_validation_images_are_refused(tmp_path):
+    paths = []
+    for number, start in enumerate((ONE, ONE)):
+        folder = tmp_path / str(number)
+        paths.append(write_vae(folder / "vae", number, replace(SMALL, channels=(16,)), start=start))
+        record = {"contract": {"validation": {"version": str(number)}}}
+        (folder / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"different images.*--held_out.*--scores"):
+        combined(*paths, options="--average_by score")
+
+
+def test_frozen_encoders_stay_bitwise_and_others_are_reported(folds, capsys):
+    first, second = (load_vae(path) for path in folds[:2])
+    state = second.autoencoder.state_dict()
+    encoder = {
+        name: value for name, value in first.autoencoder.state_dict().items() if name.startswith(ENCODER)
+    }
+    second.autoencoder.load_state_dict(state | encoder)
+    mean = combine([first, second], config_of(*folds[:2])).autoencoder.state_dict()
+    assert all(torch.equal(mean[name], value) for name, value in encoder.items())
+    assert "the same as before" in capsys.readouterr().out
+    combined(*folds[:2])
+    assert "encode images again" in capsys.readouterr().out
+
+
+def test_constants_of_differing_encoders_are_measured(folds, image_folder, tmp_path):
+    changed = Path(shutil.copytree(folds[1], tmp_path / "changed"))
+    config = json.loads((changed / "config.json").read_text()) | {"scaling_factor": 0.7}
+    (changed / "config.json").write_text(json.dumps(config))
+    words = ["--vae", str(folds[0]), str(changed), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    with pytest.raises(UserError, match="give --data_path"):
+        export(parse_export_flags(words))
+    export(parse_export_flags([*words, "--data_path", str(image_folder), "--image_size", "32"]))
+    assert (tmp_path / "out" / WEIGHTS_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ("--average_by soup", ("--average_by soup", "--held_out")),
+        ("--held_out images", ("--held_out", "--average_by")),
+        ("--average_by score --scores 1 2 --held_out images", ("--held_out", "--scores")),
+    ],
+)
+def test_options_that_contradict_each_other(options, tokens):
+    with pytest.raises(UserError) as caught:
+        config_of("a", "b", options=options)
+    assert all(token in str(caught.value) for token in tokens)

@@ -1,0 +1,97 @@
+"""What the heads of a probe see: latents, pixels and reconstructions, as maps of equal size.
+
+Shapes: B images of S x S px, f = downsampling factor of a VAE, Z latent channels.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vae.config.errors import UserError
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.device import DTYPES
+from vae.evaluation.image_set import ImageSet
+from vae.evaluation.measure import VaeCodec
+from vae.interop.vae_files import LoadedVae
+from vae.pixels import to_float
+
+MAP_SIDE = 16  # larger maps are averaged: the heads see no more
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision's weights
+Pretrained = Callable[[Tensor], Tensor]
+
+
+def _pooled(maps: Tensor) -> Tensor:
+    return F.adaptive_avg_pool2d(maps, min(MAP_SIDE, maps.shape[2])).cpu()
+
+
+def _of_pixels(images: Tensor, factor: int, pretrained: Pretrained | None) -> Tensor:
+    """Maps of uint8 (B, 3, S, S): by the pretrained network, else all pixels of each latent position."""
+    floats = to_float(images)
+    return pretrained(floats) if pretrained else _pooled(F.pixel_unshuffle(floats, factor))
+
+
+def maps_of_pixels(
+    image_set: ImageSet,
+    config: EvaluateConfig,
+    factor: int,
+    pretrained: Pretrained | None,
+    device: torch.device,
+) -> Tensor:
+    """The maps of all images."""
+    parts = [
+        _of_pixels(images.to(device), factor, pretrained)
+        for _, images in image_set.batches(config.sizes[0], config.batch_size)
+    ]
+    return torch.cat(parts)
+
+
+def maps_of_vae(
+    vae: LoadedVae,
+    image_set: ImageSet,
+    config: EvaluateConfig,
+    pretrained: Pretrained | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """The latents (the posterior's mode) and the reconstructions of all images, as maps."""
+    codec = VaeCodec(vae.autoencoder.to(device), DTYPES[config.dtype], None)
+    latents, recons = [], []
+    done = 0
+    for _, images in image_set.batches(config.sizes[0], config.batch_size):
+        latents.append(_pooled(codec.latents_of(images).float()))
+        recon = codec(images, range(done, done + len(images)))
+        done += len(images)
+        if any(one is None for one in recon):
+            raise UserError("--probe: a VAE returns NaN or infinity for some images: it cannot be probed")
+        stacked = torch.stack([one for one in recon if one is not None])
+        recons.append(_of_pixels(stacked.to(device), vae.autoencoder.downsampling, pretrained))
+    vae.autoencoder.cpu()
+    return torch.cat(latents), torch.cat(recons)
+
+
+def find_pretrained(device: torch.device) -> tuple[Pretrained | None, str]:
+    """torchvision's ResNet-50 without its last layer if its weights are on disk, and one line about it."""
+    from torchvision.models import ResNet50_Weights, resnet50
+
+    url = ResNet50_Weights.IMAGENET1K_V2.url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
+    if not path.is_file():
+        return None, (
+            f"pixels and reconstructions: by small heads, because the weights of ResNet-50 are not at {path} "
+            f"(from {url})"
+        )
+    network = resnet50()
+    network.load_state_dict(torch.load(path, weights_only=True))
+    network.fc = nn.Identity()
+    network.eval().requires_grad_(False).to(device)
+    mean, std = (
+        torch.tensor(values, device=device)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD)
+    )
+
+    def features(images: Tensor) -> Tensor:
+        scaled = F.interpolate(images, size=224, mode="bicubic", antialias=True)
+        return network(((scaled + 1) / 2 - mean) / std)[:, :, None, None].cpu()
+
+    return features, "pixels and reconstructions: features of torchvision's ResNet-50 (ImageNet)"

@@ -1,0 +1,162 @@
+"""A command with --probe, from top to bottom: features, heads over all folds, scores, files.
+
+Shapes: N images, K classes.
+"""
+
+import csv
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vae import console
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.device import DTYPES, pick_device
+from vae.evaluation.compare import short_names
+from vae.evaluation.image_set import find_images
+from vae.evaluation.precheck import check_command
+from vae.evaluation.probe.features import find_pretrained, maps_of_pixels, maps_of_vae
+from vae.evaluation.probe.heads import Schedule, predict, train_head
+from vae.evaluation.probe.labels import Labels, read_labels
+from vae.evaluation.probe.scores import ensemble_weights, paired_bootstrap, scores
+from vae.files import atomic_path, csv_cell
+from vae.interop.vae_files import load_vae
+from vae.kernel_check import choose_kernels
+from vae.progress import track
+
+
+@dataclass
+class Probed:
+    """One kind of features, and the out-of-fold probabilities of its heads."""
+
+    name: str
+    features: torch.Tensor  # (N, C, h, w)
+    heads: tuple[str, ...]
+    probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # head -> (N, K)
+    losses: dict[str, float] = field(default_factory=dict)  # head -> mean log loss on the stopping folds
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+def run_probe(config: EvaluateConfig) -> None:
+    """Probe the VAEs, and print and write the results."""
+    check_command(config)
+    assert config.probe is not None
+    device = pick_device(config.device)
+    choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
+    vaes = [load_vae(Path(path), flag="--vae", weights=config.weights) for path in config.vae]
+    names = short_names(config.vae)
+    image_set, _ = find_images(config)
+    labels = read_labels(config.probe, image_set.names, config.probe_column, config.probe_folds)
+    image_set = replace(image_set, indices={name: image_set.indices[name] for name in labels.names})
+    pretrained, remark = find_pretrained(device)
+    console.info(remark)
+    pixel_heads = ("linear",) if pretrained else config.probe_heads
+    factor = vaes[0].autoencoder.downsampling
+    pixels = maps_of_pixels(image_set, config, factor, pretrained, device)
+    probed = [Probed("pixels", pixels, pixel_heads)]
+    for name, vae in zip(names, vaes, strict=True):
+        latents, recon = maps_of_vae(vae, image_set, config, pretrained, device)
+        probed.append(Probed(f"{name} latents", latents, config.probe_heads))
+        probed.append(Probed(f"{name} recon", recon, pixel_heads))
+    schedule = Schedule(
+        epochs=config.probe_epochs, learning_rate=config.probe_learning_rate, seed=config.seed
+    )
+    for one in track(probed, "probe", len(probed), "set", keep=False):
+        _measure(one, labels, schedule, device)
+    _write(Path(config.output_dir), config, labels, probed, names)
+
+
+def _measure(one: Probed, labels: Labels, schedule: Schedule, device: torch.device) -> None:
+    """Train every head on every fold, and score the out-of-fold probabilities."""
+    features, targets = one.features.to(device), torch.from_numpy(labels.targets).to(device)
+    classes = len(labels.classes)
+    for head in one.heads:
+        found, losses = np.zeros((len(labels.names), classes)), []
+        for fold in range(labels.num_folds):
+            stopping = (fold + 1) % labels.num_folds  # neither trained on nor measured
+            test, stop = (torch.from_numpy(np.flatnonzero(labels.folds == f)) for f in (fold, stopping))
+            train = torch.from_numpy(np.flatnonzero(~np.isin(labels.folds, (fold, stopping))))
+            model, loss = train_head(head, features, targets, train, stop, classes, schedule)
+            found[test.numpy()] = predict(model, features[test]).double().cpu().numpy()
+            losses.append(loss)
+        one.probabilities[head], one.losses[head] = found, float(np.mean(losses))
+    weights = ensemble_weights([one.losses[head] for head in one.heads])
+    one.weights = dict(zip(one.heads, weights.tolist(), strict=True))
+    parts = [one.probabilities[head] for head in one.heads]
+    one.probabilities["ensemble"] = np.einsum("h,hnk->nk", weights, np.stack(parts))
+    one.scores = {head: scores(labels.targets, values) for head, values in one.probabilities.items()}
+
+
+def _write(
+    folder: Path, config: EvaluateConfig, labels: Labels, probed: list[Probed], names: list[str]
+) -> None:
+    """Write probe.json and one CSV file of probabilities for each set of features, and print the tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = _pairs(labels, probed, names)
+    content = {
+        "classes": labels.classes,
+        "images": len(labels.names),
+        "groups": len(set(labels.groups.tolist())),
+        "folds": labels.num_folds,
+        "sets": {
+            one.name: {"scores": one.scores, "weights": one.weights, "stopping_log_loss": one.losses}
+            for one in probed
+        },
+        "pairs": pairs,
+    }
+    for number, one in enumerate(probed):
+        with (
+            atomic_path(folder / f"probe_{number}.csv") as path,
+            path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            writer = csv.writer(file)
+            writer.writerow(["id", *map(csv_cell, labels.classes)])
+            for name, row in zip(labels.names, one.probabilities["ensemble"], strict=True):
+                writer.writerow([csv_cell(name), *(f"{value:.6f}" for value in row / row.sum())])
+    with atomic_path(folder / "probe.json") as path:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    console.info("\n".join(_lines(labels, probed, pairs)))
+    console.info(f"\nresults are in {console.printable(config.output_dir)}")
+
+
+def _pairs(labels: Labels, probed: list[Probed], names: list[str]) -> list[dict[str, Any]]:
+    """Each VAE against the first: the difference of the accuracy of their latents."""
+    by_name = {one.name: one for one in probed}
+    correct = {
+        name: by_name[f"{name} latents"].probabilities["ensemble"].argmax(1) == labels.targets
+        for name in names
+    }
+    return [
+        {"first": name, "second": names[0]}
+        | paired_bootstrap(correct[name], correct[names[0]], labels.groups)
+        for name in names[1:]
+    ]
+
+
+def _lines(labels: Labels, probed: list[Probed], pairs: list[dict[str, Any]]) -> list[str]:
+    groups = len(set(labels.groups.tolist()))
+    lines = [
+        f"{len(labels.names)} images in {groups} groups, {len(labels.classes)} classes, "
+        f"{labels.num_folds} folds; out-of-fold",
+        "",
+    ]
+    width = max(len(console.printable(one.name)) for one in probed)
+    lines.append(f"{'':{width}}  head      top-1   top-5   macro F1  log loss  worst recall")
+    for one in probed:
+        for head, found in one.scores.items():
+            worst = int(np.argmin(found["recall"]))
+            lines.append(
+                f"{console.printable(one.name):{width}}  {head:8}  {found['top1']:6.1%}  "
+                f"{found['top5']:6.1%}  {found['macro_f1']:8.3f}  {found['log_loss']:8.3f}  "
+                f"{found['recall'][worst]:.0%} {console.printable(labels.classes[worst])}"
+            )
+    for pair in pairs:
+        lines.append(
+            f"{console.printable(pair['first'])} - {console.printable(pair['second'])}: top-1 "
+            f"{pair['difference']:+.1%}, 95 % interval {pair['low']:+.1%} to {pair['high']:+.1%}"
+        )
+    return lines
