@@ -201,5 +201,5 @@ def options_of(params: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in params.items():
         is_text = isinstance(value, str) and is_list(options[name][1])
-        found[name] = json.loads(value) if is_text else value
+        found[name] = files.parse_json(value) if is_text else value
     return found

@@ -26,7 +26,7 @@ from vae.config.tune_flags import DIRECTIONS, TuneConfig
 from vae.data.folder import walk_images
 from vae.data.manifest import is_manifest
 from vae.data.shards import is_dataset, read_dataset
-from vae.files import sha256_of_file
+from vae.files import parse_json, sha256_of_file
 from vae.training.folder_lock import LOCK_NAME
 from vae.tuning.claims import JournalLock, claimed, try_claim
 from vae.tuning.space import Choices, Range, Space, as_choice, options_of
@@ -153,7 +153,7 @@ def _check_journal(path: Path) -> None:
         os.truncate(path, end)
     for number, line in enumerate(data[:end].splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             record = None
         if not (isinstance(record, dict) and "op_code" in record and "worker_id" in record):
@@ -200,7 +200,7 @@ def identity_of(base: Config, space: Space, objectives: Sequence[str]) -> dict[s
     if base.data.val_path:
         images["val_path"] = _fingerprint(base.data.val_path)
     parts = {
-        name: {"kind": type(part).__name__, **json.loads(json.dumps(part._asdict()))}
+        name: {"kind": type(part).__name__, **parse_json(json.dumps(part._asdict()))}
         for name, part in space.items()
     }
     options = {name: value for name, value in flatten(base).items() if name not in _OF_MACHINE}
