@@ -4,8 +4,11 @@ import pytest
 
 from tests.harness.http_store import http_store, hurry
 from tests.harness.runs import run_script
+from tests.harness.sharded_runs import write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.config.errors import DataError
+from vae.data.shards import read_dataset
+from vae.data.streams import WINDOW_SHARDS
 from vae.training.run import train
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
@@ -78,3 +81,14 @@ def test_store_that_fails_ends_a_run_that_is_saved_and_resumes(given, web, tmp_p
     one, other = (last_checkpoint(tmp_path / name) for name in ("whole", "parts"))
     for key in ("model", "ema", "position"):
         assert_same(one[key], other[key], key)
+
+
+def test_short_run_downloads_the_shards_of_its_windows_only(given, tmp_path, monkeypatch):
+    """The export measures images of all shards: it downloads none of them."""
+    hurry(monkeypatch)
+    path = write_shards(tmp_path / "many", 48, 20_000)
+    shards = read_dataset(path).shards
+    with http_store(path.parent) as web:
+        options = {"data_path": web.url(), "data_streams": 1, "max_steps": 1}
+        assert train({**given, **options, "output_dir": str(tmp_path / "out")}) == 0
+        assert len(set(web.wholes())) <= 2 * (WINDOW_SHARDS + 1) < len(shards)

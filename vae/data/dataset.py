@@ -3,6 +3,7 @@
 Shapes: B usable images of a batch, S = image_size.
 """
 
+import copy
 import hashlib
 import os
 from collections import Counter
@@ -205,6 +206,12 @@ class CropDataset(Dataset[Sample]):
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def scattered(self) -> "CropDataset":
+        """The same crops, for reading a few that are far from each other."""
+        dataset = copy.copy(self)
+        dataset.images = self.images.scattered()
+        return dataset
 
     def __getitem__(self, key: tuple[int, int]) -> Sample:
         epoch, index = key

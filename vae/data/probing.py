@@ -1,6 +1,5 @@
 """A test, before anything expensive starts, whether the images of a folder can be used."""
 
-import copy
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,8 +66,7 @@ def probe(dataset: CropDataset, max_bad_fraction: float, *, flag: str = "--data_
 
 def _rejections(dataset: CropDataset, count: int) -> list[Rejection]:
     """The rejected images among `count` that are spread over the set."""
-    dataset = copy.copy(dataset)
-    dataset.images = dataset.images.scattered()
+    dataset = dataset.scattered()
     indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
     with ThreadPoolExecutor(min(MAX_THREADS, usable_cores())) as threads:
         found = threads.map(lambda index: dataset[0, index].rejection, indices)

@@ -84,7 +84,7 @@ def finish(
     if not run.dist.is_main:
         watchdog.end()  # it waits while the main process exports
     else:
-        dataset = run.training_set.crops(run.config, stage.image_size, run.steps_of(stage).images)
+        dataset = run.training_set.crops(run.config, stage.image_size, run.steps_of(stage).images).scattered()
         stride = max(1, len(dataset) // LATENT_IMAGES)  # a sample over all folders, not only the first
         first_epoch = 0
         crops = (dataset[first_epoch, index].image for index in range(0, len(dataset), stride))
