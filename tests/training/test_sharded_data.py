@@ -99,14 +99,13 @@ def test_mistakes_are_refused(given, dataset):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="processes are forks")
 def test_killed_process_and_its_restart_see_the_samples_of_an_undisturbed_run(many, tiny, tmp_path):
-    """Rank 1 is killed within steps 3 and 7; the other one may save before it is killed too."""
+    """Rank 1 is killed within a step; the other one may save before it is killed too."""
     given = {**tiny, "data_path": str(many), "resume_from": "latest", "checkpoint_steps": 2}
     given |= {"batch_size": 4, "num_epochs": 1, "hang_minutes": 0.5}
     del given["val_split"]
     with record_samples(tmp_path / "samples.jsonl"):
-        for nth in (3, 5):
-            kill = Fault("kill", "train_pass", nth=nth, rank=1)
-            assert -signal.SIGKILL in run_forked(given, kill, processes=2, log=tmp_path / "log")
+        kill = Fault("kill", "train_pass", nth=6, rank=1)
+        assert -signal.SIGKILL in run_forked(given, kill, processes=2, log=tmp_path / "log")
         assert run_forked(given, processes=2, log=tmp_path / "log") == [0, 0]
     seen = samples_of_steps(tmp_path / "samples.jsonl", many)
     assert seen == samples_in_order(many, steps=9, batch=8)
