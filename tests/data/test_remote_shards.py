@@ -351,6 +351,26 @@ def test_address_that_cannot_be_read_names_the_remedy(address, words, monkeypatc
         read_dataset(address, flag="--val_path")
 
 
+def test_ranges_are_given_by_name(tmp_path):
+    """The second parameter of s3fs.S3FileSystem.cat_file is the version of a file."""
+    from fsspec import register_implementation
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Versioned(LocalFileSystem):
+        @classmethod
+        def _strip_protocol(cls, path):
+            return path.removeprefix("versioned://")
+
+        def cat_file(self, path, version_id=None, start=None, end=None):
+            assert version_id is None
+            return super().cat_file(path, start=start, end=end)
+
+    register_implementation("versioned", Versioned)
+    (tmp_path / "file").write_bytes(b"0123456789")
+    file = StoreFile(f"versioned://{tmp_path}/file", "--data_path")
+    assert store.read_range(file, 2, 3) == b"234"
+
+
 # ---- credentials -------------------------------------------------------------------------------------------
 
 

@@ -103,7 +103,12 @@ def read_range(
     file: StoreFile, offset: int, size: int, *, warn: Callable[[str], None] = console.warning
 ) -> bytes:
     """Some bytes of a file, or all of it if the store cannot give parts; StoreError as in `read_file`."""
-    return _with_tries(file, lambda system, path, _: system.cat_file(path, offset, offset + size), warn)
+
+    def get(system: Any, path: str, _progress: Any) -> bytes:
+        # By name: the second parameter of s3fs is a version.
+        return system.cat_file(path, start=offset, end=offset + size)
+
+    return _with_tries(file, get, warn)
 
 
 def _with_tries(file: StoreFile, action: _Action[_T], warn: Callable[[str], None]) -> _T:
