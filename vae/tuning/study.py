@@ -153,7 +153,7 @@ def _check_journal(path: Path) -> None:
         os.truncate(path, end)
     for number, line in enumerate(data[:end].splitlines(), 1):
         try:
-            record = parse_json(line)
+            record = parse_json(line.decode())
         except ValueError:
             record = None
         if not (isinstance(record, dict) and "op_code" in record and "worker_id" in record):
