@@ -10,7 +10,7 @@ import pytest
 from tests.harness.training_runs import last_checkpoint
 from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE
-from vae.training import export, loop, run, validating
+from vae.training import export, loop, run, stage_validation
 from vae.training import signals as signals_module
 from vae.training.run import train
 from vae.training.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
@@ -35,10 +35,10 @@ def signal_in(monkeypatch, module, name: str, call: int = 1) -> None:
     ("module", "function", "call", "answer", "code", "step"),
     [
         (run, "prepare_run", 1, LOADING, EXIT_SAVED_RESUMABLE, 1),
-        (validating, "validation_metrics", 1, VALIDATION, EXIT_SAVED_RESUMABLE, 1),
+        (stage_validation, "validation_metrics", 1, VALIDATION, EXIT_SAVED_RESUMABLE, 1),
         (loop, "apply_update", 2, STEP, EXIT_SAVED_RESUMABLE, 2),
-        (validating, "validation_metrics", 2, VALIDATION, EXIT_SAVED_RESUMABLE, 4),
-        (validating, "validation_metrics", 3, LAST_VALIDATION, 0, 6),
+        (stage_validation, "validation_metrics", 2, VALIDATION, EXIT_SAVED_RESUMABLE, 4),
+        (stage_validation, "validation_metrics", 3, LAST_VALIDATION, 0, 6),
         (export, "export_final", 1, EXPORT, 0, 6),
     ],
     ids=["loading", "first_validation", "step", "validation", "last_validation", "export"],

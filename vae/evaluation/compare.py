@@ -17,6 +17,7 @@ from vae import console
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
+from vae.evaluation.artefacts import equivariance, grid_artefacts
 from vae.evaluation.codecs import CODECS, bits_per_pixel
 from vae.evaluation.ensemble import ensemble
 from vae.evaluation.image_set import ImageSet, find_images
@@ -30,7 +31,6 @@ from vae.evaluation.measure import (
     measure,
 )
 from vae.evaluation.precheck import check_command
-from vae.evaluation.probes import equivariance, grid_artefacts
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult
 from vae.evaluation.samples import choose, write_originals, write_samples

@@ -75,7 +75,7 @@ class Equivariance:
 
 @dataclass
 class GridArtefact:
-    """The pattern that the sampling grid adds to an image of one colour: see vae/evaluation/probes.py."""
+    """The pattern that the sampling grid adds to an image of one colour: see vae/evaluation/artefacts.py."""
 
     levels: float  # root mean square of the pattern that repeats with the grid, in 8-bit levels
     share: float | None  # of everything that is not constant; None: the reconstruction is constant

@@ -21,10 +21,10 @@ from vae.training.sample_grid import GRID_IMAGES, sample_grid
 from vae.training.saving import NOT_FINITE, raise_if_diverged, save
 from vae.training.signals import LAST_VALIDATION, VALIDATION
 from vae.training.stage_memory import memory_peaks
+from vae.training.stage_validation import measure_baselines, validate, validate_smoke_set
 from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState, is_finite
 from vae.training.step_log import RunningMetrics, loss_record
-from vae.training.validating import measure_baselines, validate, validate_smoke_set
 from vae.training.validation import Metrics
 
 

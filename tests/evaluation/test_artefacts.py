@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vae.config.options import ModelConfig
-from vae.evaluation.probes import SCALES, TURNS, equivariance, grid_artefacts, periodic_part
+from vae.evaluation.artefacts import SCALES, TURNS, equivariance, grid_artefacts, periodic_part
 from vae.model.autoencoder import Posterior
 
 

@@ -1,4 +1,4 @@
-"""Two probes beyond reconstruction metrics: equivariance, and artefacts of the sampling grid.
+"""What reconstruction metrics do not show: equivariance, and artefacts of the sampling grid.
 
 Shapes: B images of H x W px in [-1, 1], f the downsampling.
 """
