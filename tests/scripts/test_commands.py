@@ -13,7 +13,7 @@ import train_vae
 from tests.harness.runs import ROOT, as_flags, run_script
 from vae.config.errors import UserError
 from vae.config.flags import parse_flags
-from vae.config.options import flatten
+from vae.config.options import CONTRACT, flatten
 from vae.config.resolve import resolve
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.script import SETUP, activation_hint
@@ -73,6 +73,7 @@ def saved_options(folder: str) -> dict:
     checkpoints = list(Path(folder).glob("checkpoint_*.pt"))
     assert checkpoints
     options = json.loads(Path(folder, "config.json").read_text())
+    del options[CONTRACT]
     saved = load_checkpoint(checkpoints[0])["config"]
     assert saved == {**options, "num_epochs": saved["num_epochs"]}
     return options
