@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.device import DTYPES
-from vae.files import atomic_path
+from vae.files import atomic_path, parse_json
 from vae.interop.compvis_names import current_name, from_compvis, is_compvis
 from vae.model.autoencoder import AutoencoderKL
 
@@ -115,7 +115,7 @@ def _sort_metadata(path: Path) -> None:
     """Sort the metadata in the header: safetensors writes it in a random order."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
+        header = parse_json(file.read(size).decode())
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if len(text) <= size:  # it is padded with spaces
