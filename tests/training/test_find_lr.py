@@ -54,6 +54,7 @@ def options(tiny) -> dict:
     return {**tiny, "find_lr": True, "find_lr_steps": 50, "find_lr_seeds": 2}
 
 
+@pytest.mark.slow
 def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys, monkeypatch):
     seen, update = [], find_lr.update_weights
 
