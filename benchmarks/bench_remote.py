@@ -29,7 +29,8 @@ from urllib.request import urlopen
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from benchmarks.bench_shards import draw_folder, write_shards  # noqa: E402
-from tests.harness.runs import TINY, as_flags  # noqa: E402
+from tests.harness.runs import TINY  # noqa: E402
+from vae.config.flags import command_words  # noqa: E402
 
 AWAY_SECONDS = 30
 NGINX = "daemon off; events {{}} pid {0}/pid; http {{ access_log off; client_body_temp_path {0}; \
@@ -110,7 +111,7 @@ def start_nodes(nodes: int, given: dict[str, Any], scratch: Path) -> list[subpro
     for node in range(nodes):
         words = ["-m", "torch.distributed.run", "--nnodes", str(nodes), "--node_rank", str(node)]
         words += ["--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", str(port)]
-        flags = as_flags({"cache_dir": scratch / f"cache{node}", **given})
+        flags = command_words({"cache_dir": scratch / f"cache{node}", **given})
         log = (scratch / f"log{node}").open("a")
         command = [sys.executable, *words, str(ROOT / "train_vae.py"), *flags]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

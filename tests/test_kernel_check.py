@@ -10,10 +10,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from tests.harness.runs import ROOT, as_flags
+from tests.harness.runs import ROOT
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
 from vae import kernel_check
 from vae.config.errors import UserError
+from vae.config.flags import command_words
 from vae.kernel_check import Outcome, choose_kernels, run_tests
 from vae.losses import feature_distance, feature_distance_torch
 from vae.ops import attention, attention_torch, library, norm, norm_torch
@@ -203,7 +204,7 @@ def test_finding_of_another_process_is_shared(kernels, capsys):
 def test_training_goes_on_with_one_flipped_sign(tiny, tmp_path):
     """The real kernels in the interpreter: the losses are those of a run without kernels."""
     given = {**tiny, "max_steps": 2, "log_freq": 1, "val_split": 0.0, "init": "default"}
-    done = interpreted(ONE_SIGN, "train_vae.py", *as_flags(given))
+    done = interpreted(ONE_SIGN, "train_vae.py", *command_words(given))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "WARNING" in line]
     assert "Triton kernels of norm fail" in line

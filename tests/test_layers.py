@@ -12,7 +12,7 @@ from tests.harness.runs import ROOT
 
 # Lines of the house from the ground up; rooms of one line do not know each other.
 LINES = [
-    {"console", "files"},
+    {"console", "files", "record_locks"},
     {"config"},
     {"gpus", "host", "html", "progress", "script"},
     {"ops", "device", "noise", "pixels", "shapes"},

@@ -43,6 +43,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_json(path: Path, content: Any, indent: int | None = None) -> None:
+    """Write a JSON file atomically; OSError if it cannot be written."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+
+
 def remove_temporary(folder: Path) -> None:
     """Remove what killed processes left behind in `atomic_path`. No other process may be writing there."""
     for path in folder.glob("*.tmp"):

@@ -6,8 +6,9 @@ import os
 import pytest
 import torch
 
-from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.runs import ROOT, run_script
 from vae.config.errors import DataError, UserError
+from vae.config.flags import command_words
 from vae.data.folder import list_images
 from vae.data.manifest import (
     check_files,
@@ -194,10 +195,10 @@ def test_command_line_run_on_a_fold(image_folder, tiny, tmp_path):
     path, names = real_manifest(image_folder, tmp_path / "set", fold=[0, 1])
     given = {key: value for key, value in tiny.items() if key != "val_split"}
     given |= {"data_path": str(path), "fold": 1, "num_epochs": 1}
-    done = run_script(str(ROOT / "train_vae.py"), *as_flags(given))
+    done = run_script(str(ROOT / "train_vae.py"), *command_words(given))
     assert done.returncode == 0, done.stderr
     split = json.loads((tmp_path / "run" / "split.json").read_text())
     assert split == {"train": names[::2], "validation": names[1::2]}
-    done = run_script(str(ROOT / "train_vae.py"), *as_flags(given | {"val_split": 0.1}))
+    done = run_script(str(ROOT / "train_vae.py"), *command_words(given | {"val_split": 0.1}))
     assert done.returncode == 78
     assert len(done.stderr.splitlines()) == 1

@@ -26,7 +26,8 @@ from unittest.mock import patch
 
 import torch
 
-from tests.harness.runs import ROOT, as_flags
+from tests.harness.runs import ROOT
+from vae.config.flags import command_words
 from vae.interop import checkpoint_file
 from vae.model.autoencoder import AutoencoderKL
 from vae.script import exit_code
@@ -294,7 +295,7 @@ def faulty_command(given: dict[str, Any], processes: int = 1, max_restarts: int 
     if processes > 1:
         words += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         words += ["--max_restarts", str(max_restarts)]
-    return [*words, "-m", "tests.harness.faulty_train", *as_flags(given)]
+    return [*words, "-m", "tests.harness.faulty_train", *command_words(given)]
 
 
 def start_faulty(

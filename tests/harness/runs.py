@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vae.config.flags import command_words as as_flags  # noqa: F401 - for tests
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # A model of two levels and a recipe that trains in about a second on one core. No weights are downloaded.

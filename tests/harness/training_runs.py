@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.runs import ROOT, run_script
 from tests.harness.toy_networks import relative_difference
+from vae.config.flags import command_words
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training.checkpoints import list_checkpoints
@@ -38,14 +39,14 @@ def train_on_two_processes(
     """A run of two gloo processes under torchrun; each process runs the Python code `before` first."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     if not before:
-        found = run_script(*words, "train_vae.py", *as_flags(given))
+        found = run_script(*words, "train_vae.py", *command_words(given))
     else:
         script = Path(given["output_dir"]).with_name("patched_trainer.py")
         script.write_text(
             f"{textwrap.dedent(before)}\nfrom train_vae import main, run_script\n"
             "run_script('train_vae.py', main)\n"
         )
-        found = run_script(*words, str(script), *as_flags(given), env={"PYTHONPATH": str(ROOT)})
+        found = run_script(*words, str(script), *command_words(given), env={"PYTHONPATH": str(ROOT)})
     assert (found.returncode != 0) == fails, found.stderr[-3000:]
     return found
 

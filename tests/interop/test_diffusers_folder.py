@@ -10,8 +10,9 @@ from diffusers import AutoencoderKL as DiffusersVAE
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.harness.runs import TINY, as_flags, run_script
+from tests.harness.runs import TINY, run_script
 from vae.config.errors import UserError
+from vae.config.flags import command_words
 from vae.config.options import ModelConfig
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.safetensors_file import stored_weights
@@ -336,7 +337,7 @@ def test_script_prints_one_line_and_writes_nothing(published, tiny):
     truncated(published)
     for name in ("channels", "layers_per_block", "norm_groups", "z_channels"):
         tiny.pop(name)
-    found = run_script("train_vae.py", *as_flags({**tiny, "init_from": published}))
+    found = run_script("train_vae.py", *command_words({**tiny, "init_from": published}))
     assert found.returncode == 78
     assert len(found.stderr.strip().splitlines()) == 1, found.stderr
     assert "Traceback" not in found.stderr

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 import train_vae
-from tests.harness.runs import ROOT, TINY, as_flags, run_script
+from tests.harness.runs import ROOT, TINY, run_script
+from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint, record_path
 from vae.script import exit_code
 
@@ -27,7 +28,7 @@ def mistake(tiny, tmp_path, capsys):
         before = sorted(tmp_path.rglob("*"))
         capsys.readouterr()
         try:
-            flags = as_flags({k: v for k, v in given.items() if v is not None})
+            flags = command_words({k: v for k, v in given.items() if v is not None})
             found = exit_code("train_vae.py", train_vae.main, [*flags, *words])
         except SystemExit as error:  # raised by argparse itself
             found = error.code
@@ -280,7 +281,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
     disc = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1}
     given = {**TINY, **disc, "data_path": str(images), "output_dir": str(folder), "num_epochs": 1}
-    assert train_vae.main(as_flags(given)) == 0
+    assert train_vae.main(command_words(given)) == 0
     return folder
 
 

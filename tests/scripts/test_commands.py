@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 import train_vae
-from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.runs import ROOT, run_script
 from vae.config.errors import UserError
-from vae.config.flags import parse_flags
+from vae.config.flags import command_words, parse_flags
 from vae.config.options import CONTRACT, flatten
 from vae.config.resolve import resolve
 from vae.interop.checkpoint_file import load_checkpoint
@@ -201,7 +201,7 @@ def next_words(output: str) -> list[str]:
 @pytest.mark.slow
 def test_next_command_completes_a_run_stopped_by_max_steps(tiny, tmp_path, capsys):
     folder = tmp_path / "a run"
-    assert train_vae.main([*as_flags({**tiny, "output_dir": str(folder)}), "--max_steps", "4"]) == 0
+    assert train_vae.main([*command_words({**tiny, "output_dir": str(folder)}), "--max_steps", "4"]) == 0
     flags = next_words(capsys.readouterr().out)
     assert flags == ["--resume_from", str(folder / "checkpoint_step_4.pt")]
     assert train_vae.main(flags) == 0
@@ -212,13 +212,15 @@ def test_next_command_completes_a_run_stopped_by_max_steps(tiny, tmp_path, capsy
 
 def test_latest_in_a_parent_folder_lists_the_runs_inside(tiny, workdir, capsys):
     options = {**tiny, "output_dir": "outputs/a run", "max_steps": 1}
-    assert train_vae.main(as_flags(options)) == 0
+    assert train_vae.main(command_words(options)) == 0
     del options["output_dir"]
     with pytest.raises(UserError, match=r"--resume_from latest: outputs .*outputs/a run.*'outputs/a run'"):
-        train_vae.main([*as_flags(options), "--resume_from", "latest"])
+        train_vae.main([*command_words(options), "--resume_from", "latest"])
     assert [path.name for path in Path("outputs").iterdir()] == ["a run"]
     capsys.readouterr()
-    assert train_vae.main([*as_flags(options), "--output_dir", "outputs", "--resume_from", "latest"]) == 0
+    assert (
+        train_vae.main([*command_words(options), "--output_dir", "outputs", "--resume_from", "latest"]) == 0
+    )
     output = capsys.readouterr().out
     assert "a new run" in output
     assert "outputs/a run" in output

@@ -11,7 +11,8 @@ import pytest
 
 import train_vae
 from launchers.menu import MENU
-from tests.harness.runs import ROOT, as_flags
+from tests.harness.runs import ROOT
+from vae.config.flags import command_words
 from vae.config.prepare_flags import CONFIG_OF
 from vae.config.recipes import RECIPES
 from vae.training.health import Gathered
@@ -167,7 +168,7 @@ def test_every_metric_of_a_run_is_documented(tiny):
         **{"perceptual_weight": 1.0, "perceptual_net": "random", "log_freq": 1},
         **{"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8, "smoke_steps": 2},
     }
-    assert train_vae.main(as_flags(given)) == 0
+    assert train_vae.main(command_words(given)) == 0
     measured = {f"memory_{name}" for name in ("reserved_gib", "retries")}  # on a card only
     written = {"train/loss_scale", *(f"{kind}/{name}" for kind in ("train", "memory") for name in measured)}
     written |= {f"data/{name}" for name in ("open_shards", "cache_hit_rate", "remote_mib_per_second")}

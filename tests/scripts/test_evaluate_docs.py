@@ -11,10 +11,10 @@ from PIL import Image
 import evaluate_vae
 import export_vae
 import train_vae
-from tests.harness.runs import ROOT, TINY, as_flags
+from tests.harness.runs import ROOT, TINY
 from tests.harness.small_vae import write_vae
 from vae.config.evaluate_flags import EPILOG, EvaluateConfig
-from vae.config.flags import default_text
+from vae.config.flags import command_words, default_text
 from vae.evaluation.results import METRICS
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
@@ -29,7 +29,10 @@ def workplace(image_folder, tmp_path_factory) -> Path:
     for fold in (0, 1):
         write_vae(folder / "outputs" / "folds" / f"fold_{fold}" / "vae", fold)
     second = folder / "outputs" / "second"
-    assert train_vae.main(as_flags({**TINY, "data_path": str(image_folder), "output_dir": str(second)})) == 0
+    assert (
+        train_vae.main(command_words({**TINY, "data_path": str(image_folder), "output_dir": str(second)}))
+        == 0
+    )
     words = ["--vae", second / "vae", "--format", "single", "--output", folder / "other.safetensors"]
     assert export_vae.main([str(word) for word in words]) == 0
     (folder / "data" / "test").mkdir(parents=True)

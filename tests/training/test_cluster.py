@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.harness.faults import child_processes
-from tests.harness.runs import ROOT, as_flags
+from tests.harness.runs import ROOT
 from tests.harness.sharded_runs import VARIABLE, samples_in_order, samples_of_steps, write_shards
+from vae.config.flags import command_words
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
@@ -27,7 +28,7 @@ def start_node(given: dict, port: int, is_first: bool, samples: Path, log: Path)
     environ |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", VARIABLE: str(samples)}
     with log.open("a") as output:
         return subprocess.Popen(
-            [*words, "-m", "tests.harness.faulty_train", *as_flags(given)],
+            [*words, "-m", "tests.harness.faulty_train", *command_words(given)],
             env=environ,
             cwd=ROOT,
             stdout=output,

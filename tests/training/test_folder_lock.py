@@ -1,5 +1,6 @@
 """Two runs cannot use one folder; the lock dies with its process, however that ends."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.runs import ROOT, run_script
 from tests.harness.training_runs import train_on_two_processes
 from vae.config.errors import EXIT_CONFIG, UserError
+from vae.config.flags import command_words
 from vae.training import folder_lock, loop
 from vae.training.folder_lock import LOCK_NAME, FolderLock
 from vae.training.run import train
@@ -96,9 +98,9 @@ def test_lock_removes_temporary_files_of_runs_that_were_killed(tmp_path):
 
 def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
     def refuse(_handle: int) -> None:
-        raise OSError(folder_lock.errno.ENOLCK, "No locks available")
+        raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(folder_lock, "lock_handle", refuse)
+    monkeypatch.setattr(folder_lock, "lock_byte", refuse)
     with FolderLock() as lock:
         lock.acquire(tmp_path)
     (line,) = capsys.readouterr().out.splitlines()
@@ -152,6 +154,6 @@ def test_refusal_of_several_processes_and_of_readers(tiny, tmp_path):
         found = train_on_two_processes({**tiny, "resume_from": "latest"}, fails=True)
         assert found.stderr.count("is in use by process") == 1
         given = {"vae": folder / "checkpoint_step_1.pt", "output": tmp_path / "exported", "device": "cpu"}
-        exported = run_script("export_vae.py", *as_flags({**given, "data_path": tiny["data_path"]}))
+        exported = run_script("export_vae.py", *command_words({**given, "data_path": tiny["data_path"]}))
         assert exported.returncode == 0, exported.stderr
     train_on_two_processes({**tiny, "resume_from": "latest", "batch_size": 2})

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import train_vae
-from tests.harness.runs import ROOT, TINY, as_flags, run_script
+from tests.harness.runs import ROOT, TINY, run_script
 from tests.harness.training_runs import SHORT, last_checkpoint
 from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
+from vae.config.flags import command_words
 from vae.data.manifest import write_manifest
 from vae.files import read_json, sha256_of_file
 from vae.training import folds as folds_module
@@ -52,7 +53,7 @@ def given(manifest, tmp_path):
 
 
 def words(given):
-    return as_flags({name: value for name, value in given.items() if value is not None})
+    return command_words({name: value for name, value in given.items() if value is not None})
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.harness.runs import ROOT, as_flags
+from tests.harness.runs import ROOT
 from tests.harness.training_runs import records
+from vae.config.flags import command_words
 from vae.training.logbook import METRICS_NAME, Logbook
 from vae.training.run import train
 
@@ -102,7 +103,7 @@ def test_rejected_images_are_listed_and_printed(tmp_path, capsys):
 def start_and_close_output(given: dict, stderr: int) -> subprocess.Popen:
     """Start a run, read one line of its output and close the pipe, as `| head -1` does."""
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "train_vae.py", *as_flags(given)]
+    command = [sys.executable, "train_vae.py", *command_words(given)]
     run = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert run.stdout is not None
     assert run.stdout.readline()

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs import as_flags, run_script
+from tests.harness.runs import run_script
 from tests.harness.training_runs import SHORT, train_short
+from vae.config.flags import command_words
 
 
 @pytest.mark.slow
 def test_profile_contains_a_trace_and_a_table(tiny):
     given = {**tiny, **SHORT, "batch_size": 2, "profile_steps": 2}
-    found = run_script("train_vae.py", *as_flags(given))
+    found = run_script("train_vae.py", *command_words(given))
     assert found.returncode == 0, found.stderr
     folder = Path(given["output_dir"]) / "profile" / "32px"
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]

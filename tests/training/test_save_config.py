@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import train_vae
-from tests.harness.runs import ROOT, as_flags, run_script
+from tests.harness.runs import ROOT, run_script
 from tests.harness.training_runs import train_short
 from vae.config.errors import UserError
-from vae.config.flags import parse_flags
+from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config, all_options
 from vae.training.setup import resolve_options
 
@@ -66,7 +66,7 @@ def test_architecture_of_init_from_is_in_the_file(tiny, tmp_path):
 
 
 def test_saved_file_trains_as_the_flags_do(tiny, tmp_path):
-    words = [*as_flags({**tiny, "max_steps": 1})]
+    words = [*command_words({**tiny, "max_steps": 1})]
     saved(words, tmp_path / "saved.json")
     assert not Path(tiny["output_dir"]).exists()
     found = run_script("train_vae.py", "--config", str(tmp_path / "saved.json"))

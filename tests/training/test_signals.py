@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.harness.runs import ROOT, as_flags
+from tests.harness.runs import ROOT
 from tests.harness.training_runs import assert_same, last_checkpoint
 from vae.config.errors import EXIT_SAVED_RESUMABLE
+from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training import loop
 from vae.training.run import train
@@ -123,7 +124,7 @@ class Trainer:
         self.console = console
         with console.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "train_vae.py", *as_flags(given)],
+                [sys.executable, "train_vae.py", *command_words(given)],
                 cwd=ROOT,
                 stdout=options.pop("stdout", file),
                 stderr=subprocess.STDOUT,

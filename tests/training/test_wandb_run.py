@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness.blocked_imports import without_pytorch
-from tests.harness.runs import ROOT, as_flags
+from tests.harness.runs import ROOT
 from tests.harness.training_runs import SHORT, records, train_short
 from vae.config.errors import UserError
+from vae.config.flags import command_words
 from vae.training.run import train
 from vae.training.wandb_run import ID_NAME, WandbRun
 
@@ -129,7 +130,7 @@ def test_failure_while_logging_is_one_warning(tiny, tmp_path, calls, monkeypatch
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="the package wandb is installed")
 def test_missing_package_is_one_line_with_the_command_that_installs_it(tiny, tmp_path):
-    found = without_pytorch("train_vae.py", *as_flags({**tiny, "wandb": True}))
+    found = without_pytorch("train_vae.py", *command_words({**tiny, "wandb": True}))
     assert found.returncode == 78
     assert "--wandb needs the package wandb" in found.stderr
     assert "pip install wandb" in found.stderr
@@ -149,7 +150,7 @@ def test_folder_with_files_of_earlier_runs_is_not_the_package(tmp_path, monkeypa
 def test_command_line_uses_the_package_on_the_python_path(tiny, tmp_path, calls):
     path = os.pathsep.join([str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")])
     environ = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": ""}
-    words = [sys.executable, "train_vae.py", *as_flags({**tiny, "max_steps": 1, "wandb": True})]
+    words = [sys.executable, "train_vae.py", *command_words({**tiny, "max_steps": 1, "wandb": True})]
     found = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert [call["project"] for call in calls("init")] == ["vae-trainer"]

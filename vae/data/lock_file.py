@@ -1,10 +1,8 @@
 """Locks by name, between the processes of one machine or of several, in one file.
 
-They are record locks: the system releases them when their process ends, however it ends, and forked processes
-do not inherit them (see vae/training/folder_lock.py).
+The system releases them when their process ends, however it ends, and forked processes do not inherit them.
 """
 
-import errno
 import os
 import threading
 from collections import Counter
@@ -13,8 +11,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-_HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
-_OFFSETS = 2**30  # of names in the file, which stays empty
+from vae.record_locks import FAR, HELD_BY_ANOTHER, lock_byte, unlock_byte
 
 
 class LockFile:
@@ -57,7 +54,8 @@ class LockFile:
             self._shared[name] -= self._shared[name] > 0
             self._exclusive.discard(name)
             if not self._shared[name]:
-                _unlock(self._handle, _offset(name))
+                with suppress(OSError):  # a file system without locks
+                    unlock_byte(self._handle, _offset(name))
 
 
 @cache
@@ -68,37 +66,13 @@ def lock_file(path: Path) -> LockFile:
 
 def _offset(name: str) -> int:
     """The byte of a name. Two names may share one: they then seem to be locked together."""
-    return int(sha256(name.encode()).hexdigest()[:12], 16) % _OFFSETS
+    return int(sha256(name.encode()).hexdigest()[:12], 16) % FAR
 
 
-if os.name == "nt":
-    import msvcrt
-
-    def _lock(handle: int, offset: int, shared: bool) -> bool:
-        """Windows has no shared locks here, but removes no file that a process reads."""
-        os.lseek(handle, offset, os.SEEK_SET)
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError as error:
-            return error.errno not in _HELD_BY_ANOTHER
-        return True
-
-    def _unlock(handle: int, offset: int) -> None:
-        os.lseek(handle, offset, os.SEEK_SET)
-        with suppress(OSError):
-            msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
-
-else:
-    import fcntl
-
-    def _lock(handle: int, offset: int, shared: bool) -> bool:
-        try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.lockf(handle, kind | fcntl.LOCK_NB, 1, offset)
-        except OSError as error:
-            return error.errno not in _HELD_BY_ANOTHER
-        return True
-
-    def _unlock(handle: int, offset: int) -> None:
-        with suppress(OSError):  # a file system without locks
-            fcntl.lockf(handle, fcntl.LOCK_UN, 1, offset)
+def _lock(handle: int, offset: int, shared: bool) -> bool:
+    """Whether no other process holds the byte. Windows has no shared locks, but removes no file in use."""
+    try:
+        lock_byte(handle, offset, shared=shared)
+    except OSError as error:
+        return error.errno not in HELD_BY_ANOTHER
+    return True

@@ -1,18 +1,17 @@
 """Files that training does not need: a full disk ends nothing, and its lines are written later."""
 
-import json
 import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from vae import console
-from vae.files import atomic_path
+from vae import console, files
 
 MAX_WAITING_BYTES = 16 * 2**20  # what is kept in memory until the disk accepts it
 
@@ -30,12 +29,7 @@ def try_to_write(path: Path, write: Callable[[], object], quiet: bool = False) -
 
 def write_json(path: Path, content: dict[str, Any], indent: int) -> None:
     """Write a file that training does not need; on failure an older file is unchanged."""
-
-    def write() -> None:
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
-
-    try_to_write(path, write)
+    try_to_write(path, partial(files.write_json, path, content, indent))
 
 
 class Appender:

@@ -17,16 +17,13 @@ from PIL import Image, ImageDraw
 
 from vae import console
 from vae.config.flags import command_words
-from vae.files import atomic_path
-from vae.model.recompute import set_recompute
-from vae.training.appending import write_json
-from vae.training.checkpoint_writer import HostCopy
+from vae.files import atomic_path, write_json
 from vae.training.context import RunContext, StageContext
 from vae.training.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart
-from vae.training.loop import train_loader, update_weights
-from vae.training.signals import MEASURING
-from vae.training.state import TrainingState, checkpoint_content, restore
+from vae.training.loop import update_weights
+from vae.training.state import TrainingState
 from vae.training.step_log import RunningMetrics, loss_record
+from vae.training.trial_steps import trial_steps
 
 LOWEST, HIGHEST = 1e-7, 1.0
 SMOOTHING = 0.9  # decay of the mean over steps
@@ -79,8 +76,6 @@ class Suggestion(NamedTuple):
 def find_learning_rate(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     """Measure a curve per seed, draw and print them; nothing else changes. `ctx` records nothing."""
     options = run.config.run
-    before = HostCopy().of(checkpoint_content(state, {}, ""))  # the device may have no room for a second one
-    set_recompute(state.autoencoder, ctx.settings.recompute)
     rates, curves = np.geomspace(LOWEST, HIGHEST, options.find_lr_steps).tolist(), []
     for seed in range(options.seed, options.seed + options.find_lr_seeds):
         seeded = replace(
@@ -89,9 +84,7 @@ def find_learning_rate(run: RunContext, ctx: StageContext, state: TrainingState)
             training_set=replace(run.training_set, order=run.training_set.images.order(seed)),
         )
         unchanged = _losses(seeded, ctx, state, [0.0] * len(rates), [])
-        restore(state, before)
         losses = _losses(seeded, ctx, state, rates, unchanged)
-        restore(state, before)
         curve = Curve(seed, rates[: len(losses)], losses, unchanged[: len(losses)])
         found = suggest(curve)
         curves.append(curve)
@@ -115,14 +108,10 @@ def _losses(
 ) -> list[float]:
     """The losses before the steps with these learning rates, up to where they diverge from `limits`."""
     found: list[float] = []
-    with ctx.signals.answering(MEASURING), train_loader(run, ctx) as loader:
-        batches = itertools.chain.from_iterable(map(loader.batches, itertools.count(ctx.stage.first_epoch)))
-        for rate, batch in zip(rates, batches, strict=False):
-            images, stop = run.dist.all_reduce_scalars(len(batch.images), ctx.signals.stop)
-            if stop:
-                raise KeyboardInterrupt  # nothing has been written
+    with trial_steps(run, ctx, state) as batches:
+        for rate, (batch, images) in zip(rates, batches, strict=False):
             metrics = RunningMetrics()
-            sums, norms = update_weights(run, ctx, state, batch, int(images), learning_rate=rate)
+            sums, norms = update_weights(run, ctx, state, batch, images, learning_rate=rate)
             metrics.add(sums, images, norms)
             ctx.watchdog.beat()
             loss = loss_record(metrics.all_reduced_means(run.dist), run.config.loss)["loss"]

@@ -16,10 +16,9 @@ from vae.data.dataset import FolderImages
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root
 from vae.evaluation.sums import reconstruction_sums
-from vae.files import atomic_path, csv_cell, read_json, read_json_lines
+from vae.files import atomic_path, csv_cell, read_json, read_json_lines, write_json
 from vae.interop.vae_files import load_vae
 from vae.pixels import to_float
-from vae.training.appending import write_json
 from vae.training.run_folder import METRICS_NAME
 
 REPORT_NAME = "folds.json"

@@ -1,11 +1,9 @@
 """A lock on the folder of a run, so that two runs do not mix their files. Needs no PyTorch.
 
 The lock belongs to this process alone: the system releases it when the process ends, however it ends, and
-decoding processes do not inherit it. That is why it is a record lock (lockf), and not flock: a forked process
-shares flock's lock, and would hold it after its parent was killed.
+decoding processes do not inherit it.
 """
 
-import errno
 import os
 import socket
 from contextlib import suppress
@@ -15,9 +13,9 @@ from typing import IO
 from vae import console
 from vae.config.errors import UserError
 from vae.files import remove_temporary
+from vae.record_locks import HELD_BY_ANOTHER, lock_byte
 
 LOCK_NAME = ".lock"
-HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
 class FolderLock:
@@ -45,7 +43,7 @@ class FolderLock:
             return
         file = (folder / LOCK_NAME).open("a+", encoding="utf-8")
         try:
-            lock_handle(file.fileno())
+            lock_byte(file.fileno())
         except OSError as error:
             if error.errno in HELD_BY_ANOTHER:
                 file.seek(0)
@@ -68,19 +66,3 @@ class FolderLock:
             file.flush()
         except OSError as error:  # a full disk: the lock holds without a name, too
             console.warning(f"{folder / LOCK_NAME} cannot be written: {error.strerror}; training continues")
-
-
-if os.name == "nt":
-    import msvcrt
-
-    def lock_handle(handle: int) -> None:
-        """Lock one byte far behind the text: Windows lets no other process read a locked byte."""
-        os.lseek(handle, 2**30, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-
-else:
-    import fcntl
-
-    def lock_handle(handle: int) -> None:
-        """Lock the whole file."""
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -91,11 +91,14 @@ def _train_stages(
     # All stages are planned before the first one starts: a run must not fail hours later.
     plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
     limit_memory(run.dist.device, memory_limit(plans.values()))
-    if run.config.run.find_lr:
-        find_learning_rate(run, _measuring_context(run, state, stage, plans, signals, watchdog), state)
-        return 0
-    if run.config.run.train_minutes is not None:
-        run, stage = _choose_length(run, state, stage, plans, signals, watchdog)
+    if run.config.run.find_lr or run.config.run.train_minutes is not None:
+        logbook = Logbook(run.output_dir, state.position.step, active=False)  # nothing is recorded or saved
+        writer = CheckpointWriter(background=False)
+        ctx = _stage_context(run, stage, plans[stage], logbook, writer, signals, watchdog)
+        if run.config.run.find_lr:
+            find_learning_rate(run, ctx, state)
+            return 0
+        run, stage = _choose_length(run, ctx, state, plans)
     _create_folder(run, lock)
     print_remarks(run, state)
     logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
@@ -161,33 +164,13 @@ def _run_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Outc
 
 
 def _choose_length(
-    run: RunContext,
-    state: TrainingState,
-    stage: Stage,
-    plans: dict[Stage, StagePlan],
-    signals: StopSignals,
-    watchdog: Watchdog,
+    run: RunContext, ctx: StageContext, state: TrainingState, plans: dict[Stage, StagePlan]
 ) -> tuple[RunContext, Stage]:
     """The run and its first stage with the number of epochs that --train_minutes means on this machine."""
-    index, plan = state.stages.index(stage), plans[stage]
-    run = choose_length(run, _measuring_context(run, state, stage, plans, signals, watchdog), state)
-    plans[state.stages[index]] = plan
+    index = state.stages.index(ctx.stage)
+    run = choose_length(run, ctx, state)
+    plans[state.stages[index]] = ctx.plan
     return run, state.stages[index]
-
-
-def _measuring_context(
-    run: RunContext,
-    state: TrainingState,
-    stage: Stage,
-    plans: dict[Stage, StagePlan],
-    signals: StopSignals,
-    watchdog: Watchdog,
-) -> StageContext:
-    """The context of steps that are not part of the run: nothing is recorded or saved."""
-    logbook = Logbook(run.output_dir, state.position.step, active=False)
-    return _stage_context(
-        run, stage, plans[stage], logbook, CheckpointWriter(background=False), signals, watchdog
-    )
 
 
 def _start_wandb(run: RunContext) -> WandbRun | None:

@@ -1,6 +1,5 @@
 """--save_config: the options of a command as a JSON file for --config."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from vae import console
 from vae.config.errors import UserError
 from vae.config.options import flatten
 from vae.device import pick_device
-from vae.files import atomic_path
+from vae.files import write_json
 from vae.training.setup import resolve_options
 from vae.training.stages import first_stages
 
@@ -31,8 +30,7 @@ def save_config(given: dict[str, Any], path: str) -> None:
     if "val_split" not in given:  # given with a manifest that is split already, it is an error
         del values["val_split"]
     try:
-        with atomic_path(file) as temporary:
-            temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_json(file, values, indent=2)
     except OSError as error:
         raise UserError(f"--save_config {file} cannot be written: {error.strerror}") from None
     command = console.command_line("python", "train_vae.py", "--config", file)

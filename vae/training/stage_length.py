@@ -1,6 +1,5 @@
 """--train_minutes: the number of epochs of a stage, from the measured speed of a few steps."""
 
-import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,14 +7,12 @@ from dataclasses import replace
 from vae import console
 from vae.config.recipes import recipe_values
 from vae.data.dataset import Batch
-from vae.model.recompute import set_recompute
-from vae.training.checkpoint_writer import HostCopy
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import MINUTE, duration_text
-from vae.training.loop import train_loader, update_weights
-from vae.training.signals import MEASURING
+from vae.training.loop import update_weights
 from vae.training.stages import StageSteps, replace_stage
-from vae.training.state import TrainingState, checkpoint_content, restore
+from vae.training.state import TrainingState
+from vae.training.trial_steps import trial_steps
 
 MIN_STEPS = 100  # docs/measurements.md, "The demo": shorter runs may end below their own start
 MAX_EPOCHS = 1000  # only reached with few images, which the network memorizes long before
@@ -70,26 +67,16 @@ def measure_step(run: RunContext, ctx: StageContext, state: TrainingState) -> fl
 
     The first step is not measured: it compiles kernels and allocates memory.
     """
-    state.is_changing = True
-    before = HostCopy().of(checkpoint_content(state, {}, ""))  # the device may have no room for a second one
-    set_recompute(state.autoencoder, ctx.settings.recompute)
-    with ctx.signals.answering(MEASURING), train_loader(run, ctx) as loader:
-        batches = itertools.chain.from_iterable(map(loader.batches, itertools.count(ctx.stage.first_epoch)))
-        seconds = _seconds_per_step(run, ctx, state, batches)
-    restore(state, before)
-    state.is_changing = False
-    return seconds
+    with trial_steps(run, ctx, state) as batches:
+        return _seconds_per_step(run, ctx, state, batches)
 
 
 def _seconds_per_step(
-    run: RunContext, ctx: StageContext, state: TrainingState, batches: Iterator[Batch]
+    run: RunContext, ctx: StageContext, state: TrainingState, batches: Iterator[tuple[Batch, int]]
 ) -> float:
     started = 0.0
-    for steps, batch in enumerate(batches):
-        images, stop = run.dist.all_reduce_scalars(len(batch.images), ctx.signals.stop)
-        if stop:
-            raise KeyboardInterrupt  # nothing has been written
-        update_weights(run, ctx, state, batch, int(images))
+    for steps, (batch, images) in enumerate(batches):
+        update_weights(run, ctx, state, batch, images)
         run.dist.synchronize()
         now = time.perf_counter()
         if steps == 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from vae.config.errors import UserError
-from vae.training.folder_lock import HELD_BY_ANOTHER, lock_handle
+from vae.record_locks import HELD_BY_ANOTHER, lock_byte
 
 POLL_SECONDS = 0.02
 
@@ -22,7 +22,7 @@ def try_claim(path: Path) -> IO[str] | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+", encoding="utf-8")
     try:
-        lock_handle(file.fileno())
+        lock_byte(file.fileno())
     except OSError as error:
         file.close()
         if error.errno in HELD_BY_ANOTHER:

@@ -1,6 +1,5 @@
 """The same options with several seeds, each run once, by whichever process of the search is free."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from vae.config.errors import UserError
 from vae.config.options import all_options
 from vae.config.tune_flags import TuneConfig
-from vae.files import atomic_path, read_json
+from vae.files import read_json, write_json
 from vae.training.folder_lock import LOCK_NAME
 from vae.tuning.claims import try_claim
 from vae.tuning.study import SharedStudy
@@ -54,5 +53,4 @@ def _run(folder: Path, options: dict[str, Any], config: TuneConfig, card: int | 
             raise UserError(
                 f"--objective {missing[0]} is not in the validations of {folder}: use another one"
             )
-        with atomic_path(folder / RESULT_NAME) as temporary:
-            temporary.write_text(json.dumps(ended.last) + "\n", encoding="utf-8")
+        write_json(folder / RESULT_NAME, ended.last)

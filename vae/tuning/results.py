@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.tune_flags import DIRECTIONS
-from vae.files import atomic_path
+from vae.files import atomic_path, write_json
 
 UNITS = {"psnr": " dB", "ssim": "", "lpips": ""}
 DECIMALS = {"psnr": 2, "ssim": 4, "lpips": 4}
@@ -132,5 +132,4 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 def write_options(path: Path, options: Mapping[str, Any]) -> None:
     """Write options for train_vae.py --config."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(dict(options), indent=2) + "\n", encoding="utf-8")
+    write_json(path, dict(options), indent=2)

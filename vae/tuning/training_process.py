@@ -1,7 +1,6 @@
 """One run of train_vae.py in a folder of its own: started or resumed, watched, stopped, and its outcome."""
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vae import console
 from vae.config.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
-from vae.files import atomic_path, read_json_lines
+from vae.files import read_json_lines, write_json
 from vae.script import ROOT
 from vae.training.folder_lock import LOCK_NAME
 from vae.training.run_folder import METRICS_NAME, checkpoint_paths
@@ -63,7 +62,7 @@ def train(
 
     `watch` gets every validation after step 0, and may stop the run by returning True.
     """
-    _write_json(folder / OPTIONS_NAME, options)
+    write_json(folder / OPTIONS_NAME, options, indent=2)
     while is_claimed(folder / RUN_NAME / LOCK_NAME):  # of a killed search: it is saving and will end
         time.sleep(POLL_SECONDS)
     for attempt in range(ATTEMPTS):
@@ -90,17 +89,12 @@ def validations(folder: Path) -> Iterator[Validation]:
                 yield record
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
 def _start(folder: Path, options: dict[str, Any], card: int | None) -> subprocess.Popen[bytes]:
     """Start the run; it ends if this process is killed, and Ctrl-C reaches only this process."""
     file, run = folder / OPTIONS_NAME, folder / RUN_NAME
     if options.get("init_from") and checkpoint_paths(run):  # the checkpoint has its weights
         file = folder / "resumed.json"
-        _write_json(file, {**options, "init_from": None})
+        write_json(file, {**options, "init_from": None}, indent=2)
     words = [sys.executable, str(ROOT / "train_vae.py"), "--config", str(file), "--output_dir", str(run)]
     env = dict(os.environ) if card is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(card)}
     with (folder / LOG_NAME).open("ab") as log:

@@ -4,7 +4,6 @@ Shapes: N images, K classes.
 """
 
 import csv
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from vae.evaluation.probe.features import find_pretrained, maps_of_pixels, maps_
 from vae.evaluation.probe.heads import Schedule, predict, train_head
 from vae.evaluation.probe.labels import Labels, read_labels
 from vae.evaluation.probe.scores import ensemble_weights, paired_bootstrap, scores
-from vae.files import atomic_path, csv_cell
+from vae.files import atomic_path, csv_cell, write_json
 from vae.interop.vae_files import load_vae
 from vae.kernel_check import choose_kernels
 from vae.progress import track
@@ -117,8 +116,7 @@ def _write(
             writer.writerow(["id", *map(csv_cell, labels.classes)])
             for name, row in zip(labels.names, one.probabilities["ensemble"], strict=True):
                 writer.writerow([csv_cell(name), *(f"{value:.6f}" for value in row / row.sum())])
-    with atomic_path(folder / "probe.json") as path:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "probe.json", content, indent=1)
     console.info("\n".join(_lines(labels, probed, pairs)))
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
 

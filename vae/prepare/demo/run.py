@@ -1,6 +1,5 @@
 """`--mode demo`: draw the missing demo images in parallel; each file is written atomically."""
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -11,7 +10,7 @@ from vae import console
 from vae.config.errors import UserError
 from vae.config.prepare_flags import DemoConfig
 from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
-from vae.files import atomic_path, read_json
+from vae.files import atomic_path, read_json, write_json
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.encode import EXTENSIONS, encode
 from vae.prepare.pool import end_with_parent
@@ -48,8 +47,7 @@ def _claim_folder(folder: Path, config: DemoConfig) -> None:
     record = folder / SETTINGS_NAME
     ours = {name: getattr(config, name) for name in SETTINGS}
     if not record.exists():
-        with atomic_path(record) as temporary:
-            temporary.write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
+        write_json(record, ours, indent=1)
         return
     try:
         theirs = read_json(record)

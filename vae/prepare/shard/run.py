@@ -24,7 +24,7 @@ from vae.config.prepare_flags import ShardConfig
 from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.data.manifest import MANIFEST_NAME, read_rows, replace_text
 from vae.data.shards import Shard, dataset_content
-from vae.files import read_json
+from vae.files import read_json, remove_temporary
 from vae.prepare.check_file import check_file, decode_each, is_current, warn_without_simplejpeg
 from vae.prepare.engine import run_tasks
 from vae.prepare.ledger import DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
@@ -71,11 +71,11 @@ def run_shard(config: ShardConfig) -> int:
         (root / HIDDEN).mkdir(parents=True, exist_ok=True)
         ledger = Ledger(root / HIDDEN / "ledger.sqlite")
         try:
-            _remove_leftovers(root)
+            remove_temporary(root)  # of killed processes: no other run uses the folder
             ledger.list_files(chain([first], names))
             _check_all(ledger, config)
             outcome = _pack(ledger, config, root, parent)
-            _remove_leftovers(root)  # of nodes that died
+            remove_temporary(root)  # of nodes that died
             _print_summary(ledger, skips, config, outcome, time.monotonic() - began)
         finally:
             ledger.close()
@@ -90,12 +90,6 @@ def _check_output(root: Path) -> None:
         return
     if not all(entry.name.startswith(".") for entry in os.scandir(root)):
         raise UserError(f"--output_dir {root} contains other files: give a new or an empty folder")
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Remove the temporary files of killed processes; no other run uses the folder."""
-    for path in root.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
 
 
 def _check_all(ledger: Ledger, config: ShardConfig) -> None:
