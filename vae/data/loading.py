@@ -325,8 +325,8 @@ class _CropBatches(Dataset[Sample]):
         worker = get_worker_info()
         batch.counts = {
             **self._crops.images.counts(),
-            "load_seconds": time.perf_counter() - started,
             "decode_seconds": time.thread_time() - cpu_started,
+            "load_seconds": time.perf_counter() - started,
             "worker": worker.id if worker else 0,
         }
         return batch
