@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from vae.training import between_steps, loop, saving  # noqa: E402
 from vae.training import run as run_module  # noqa: E402
-from vae.training.checkpoint_writer import CheckpointWriter  # noqa: E402
+from vae.training.checkpoints.writer import CheckpointWriter  # noqa: E402
 from vae.training.watchdog import Watchdog  # noqa: E402
 
 # What training would not need if nothing ever went wrong, by the module that calls it.

@@ -154,7 +154,7 @@ def compare_runs(one: Path, other: Path) -> bool:
     import torch
 
     from vae.interop.checkpoint_file import load_checkpoint
-    from vae.training.checkpoints import list_checkpoints
+    from vae.training.checkpoints.store import list_checkpoints
 
     weights = [load_checkpoint(list_checkpoints(folder)[0])["model"] for folder in (one, other)]
     return all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])

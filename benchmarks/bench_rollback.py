@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 from tests.harness.faults import Fault, run_forked  # noqa: E402
 from tests.harness.training_runs import records  # noqa: E402
 from vae.config.errors import EXIT_NON_FINITE  # noqa: E402
-from vae.training.checkpoints import load_newest  # noqa: E402
+from vae.training.checkpoints.store import load_newest  # noqa: E402
 
 MODEL = {"channels": [16, 32, 32, 32], "layers_per_block": 1, "norm_groups": 8, "perceptual_weight": 0.0}
 RECIPE = {"image_size": 64, "batch_size": 4, "learning_rate": 1e-3, "warmup_epochs": 10, "val_split": 0.3}

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from vae.config.options import Config, flatten  # noqa: E402
 from vae.memory.plan import checkpoint_bytes  # noqa: E402
-from vae.training.checkpoint_writer import CheckpointWriter  # noqa: E402
+from vae.training.checkpoints.writer import CheckpointWriter  # noqa: E402
 from vae.training.stages import Stage  # noqa: E402
 from vae.training.state import TrainingState, begin_state, checkpoint_content  # noqa: E402
 

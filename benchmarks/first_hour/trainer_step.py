@@ -11,12 +11,12 @@ from PIL import Image
 
 from vae.data.dataset import Batch
 from vae.model.recompute import set_recompute
-from vae.training.checkpoint_writer import CheckpointWriter
+from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.context import RunContext, StageContext
 from vae.training.cuda_graph import WARMUP_STEPS
 from vae.training.distributed import Distributed
-from vae.training.logbook import Logbook
 from vae.training.loop import update_weights
+from vae.training.output.logbook import Logbook
 from vae.training.setup import prepare_run
 from vae.training.signals import StopSignals
 from vae.training.stage_memory import plan_stage

@@ -13,7 +13,7 @@ from tests.harness.toy_networks import relative_difference
 from vae.config.flags import command_words
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.training.checkpoints import list_checkpoints
+from vae.training.checkpoints.store import list_checkpoints
 from vae.training.distributed import Distributed
 from vae.training.run import train
 

@@ -23,8 +23,8 @@ from vae.interop.checkpoint_file import (
     save_checkpoint,
     verify_checkpoint,
 )
-from vae.training.checkpoints import load_newest
-from vae.training.run_folder import epoch_name
+from vae.training.checkpoints.store import load_newest
+from vae.training.output.run_folder import epoch_name
 
 FILLED = torch.arange(200_000, dtype=torch.float32)
 

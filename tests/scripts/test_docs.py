@@ -16,7 +16,7 @@ from vae.config.flags import command_words
 from vae.config.prepare_flags import CONFIG_OF
 from vae.config.recipes import RECIPES
 from vae.training.health import Gathered
-from vae.training.slices import slice_record
+from vae.training.validation.slices import slice_record
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone

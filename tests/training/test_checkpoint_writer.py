@@ -17,8 +17,9 @@ from vae.config.options import build
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.memory.plan import checkpoint_bytes, reserve_bytes
-from vae.training import checkpoint_writer, loop
-from vae.training.checkpoint_writer import CheckpointWriter, HostCopy
+from vae.training import loop
+from vae.training.checkpoints import writer as checkpoint_writer
+from vae.training.checkpoints.writer import CheckpointWriter, HostCopy
 from vae.training.run import train
 
 SECONDS = 60  # a busy machine is no failure

@@ -11,8 +11,15 @@ import vae.files
 from tests.harness.checkpoints import checkpoint
 from vae.config.errors import UserError
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
-from vae.training.checkpoints import list_checkpoints, load_named, load_newest, prune, saved_step, stage_ends
-from vae.training.lineage import Lineage
+from vae.training.checkpoints.lineage import Lineage
+from vae.training.checkpoints.store import (
+    list_checkpoints,
+    load_named,
+    load_newest,
+    prune,
+    saved_step,
+    stage_ends,
+)
 from vae.training.run import train
 from vae.training.stages import Position, Stage
 

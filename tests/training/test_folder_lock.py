@@ -12,14 +12,15 @@ from tests.harness.runs import ROOT, run_script
 from tests.harness.training_runs import train_on_two_processes
 from vae.config.errors import EXIT_CONFIG, UserError
 from vae.config.flags import command_words
-from vae.training import folder_lock, loop
-from vae.training.folder_lock import LOCK_NAME, FolderLock
+from vae.training import loop
+from vae.training.output import folder_lock
+from vae.training.output.folder_lock import LOCK_NAME, FolderLock
 from vae.training.run import train
 
 ACQUIRE = """
 import os, sys, time
 from pathlib import Path
-from vae.training.folder_lock import FolderLock
+from vae.training.output.folder_lock import FolderLock
 lock = FolderLock()
 lock.acquire(Path(sys.argv[1]))
 print("locked", flush=True)

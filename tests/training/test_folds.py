@@ -18,9 +18,9 @@ from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.config.flags import command_words
 from vae.data.manifest import write_manifest
 from vae.files import read_json, sha256_of_file
-from vae.training import folds as folds_module
-from vae.training.fold_report import spread
-from vae.training.folds import find_folds
+from vae.training.folds import run as folds_module
+from vae.training.folds.report import spread
+from vae.training.folds.run import find_folds
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from tests.harness.training_runs import assert_same, last_checkpoint, records, r
 from vae.config.errors import UserError
 from vae.config.options import build
 from vae.memory.plan import checkpoint_bytes
-from vae.training import disk_space
-from vae.training.appending import Appender
-from vae.training.disk_space import checkpoints_at_once, space_warning
+from vae.training.output import disk_space
+from vae.training.output.appending import Appender
+from vae.training.output.disk_space import checkpoints_at_once, space_warning
 from vae.training.run import train
 from vae.training.stages import Stage, StageSteps
 
@@ -44,7 +44,7 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path, capsys):
 
 
 def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vae.training.appending.MAX_WAITING_BYTES", 10)
+    monkeypatch.setattr("vae.training.output.appending.MAX_WAITING_BYTES", 10)
     file = Appender(tmp_path / "lines.txt")
     limit_file_size(0)
     try:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.harness.training_runs import records
 from vae.config.options import OptimConfig
-from vae.training.history import History
 from vae.training.run import train
+from vae.training.validation.history import History
 
 OPTIM = OptimConfig(learning_rate=0.3, warmup_epochs=2.0)
 

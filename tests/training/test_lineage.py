@@ -10,8 +10,8 @@ from tests.harness.runs import TINY
 from tests.harness.training_runs import SHORT, records
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training import loop
-from vae.training.checkpoints import load_newest
-from vae.training.lineage import RUN_NAME, Lineage, read_last_run
+from vae.training.checkpoints.lineage import RUN_NAME, Lineage, read_last_run
+from vae.training.checkpoints.store import load_newest
 from vae.training.run import train
 
 

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import records
 from vae.config.flags import command_words
-from vae.training.logbook import METRICS_NAME, Logbook
+from vae.training.output.logbook import METRICS_NAME, Logbook
 from vae.training.run import train
 
 

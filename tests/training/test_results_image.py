@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from tests.harness.training_runs import records, train_short
-from vae.training.line_chart import BLUE, GREEN, GREY, ORANGE, ticks, value_range
-from vae.training.logbook import Logbook
-from vae.training.results_image import HEIGHT, RESULTS_NAME, WIDTH, draw_results, points
+from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, ticks, value_range
+from vae.training.output.logbook import Logbook
+from vae.training.output.results_image import HEIGHT, RESULTS_NAME, WIDTH, draw_results, points
 from vae.training.run import train
 
 

@@ -15,7 +15,7 @@ from tests.harness.training_runs import SHORT, assert_same, first_moments, recor
 from vae.config.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training import between_steps, loop, rollback
-from vae.training.checkpoints import load_newest
+from vae.training.checkpoints.store import load_newest
 from vae.training.run import train
 
 FOREVER = 10_000

@@ -13,8 +13,8 @@ from vae.config.errors import DataError
 from vae.evaluation.metrics import psnr
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
-from vae.training import sample_grid as module
-from vae.training.sample_grid import (
+from vae.training.output import sample_grid as module
+from vae.training.output.sample_grid import (
     ERROR_GAIN,
     FONT_SIZE,
     GAP,
@@ -23,7 +23,7 @@ from vae.training.sample_grid import (
     TEXT_HEIGHT,
     sample_grid,
 )
-from vae.training.sample_images import MAX_SAMPLE_IMAGES, load_sample_images
+from vae.training.output.sample_images import MAX_SAMPLE_IMAGES, load_sample_images
 
 WHITE = 255
 

@@ -10,10 +10,11 @@ import pytest
 from tests.harness.training_runs import last_checkpoint
 from vae import console
 from vae.config.errors import EXIT_SAVED_RESUMABLE
-from vae.training import export, loop, run, stage_validation
+from vae.training import export, loop, run
 from vae.training import signals as signals_module
 from vae.training.run import train
 from vae.training.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
+from vae.training.validation import stage as stage_validation
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows sends no signals to other processes")
 

@@ -11,7 +11,7 @@ from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_proce
 from vae.data.manifest import format_row
 from vae.files import sha256_of_file
 from vae.training.run import train
-from vae.training.slices import MAX_SLICES, Slices, slice_record, slice_text
+from vae.training.validation.slices import MAX_SLICES, Slices, slice_record, slice_text
 
 
 def test_mean_of_each_label():

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from tests.harness.training_runs import assert_same, last_checkpoint, records, reproducible_records
-from vae.training.history import History
 from vae.training.run import train
-from vae.training.validation import ValidationSet
+from vae.training.validation.history import History
+from vae.training.validation.measure import ValidationSet
 
 
 def measured(psnr: float, images: int = 8) -> dict[str, float]:

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
 from vae.config.errors import UserError
 from vae.config.options import Config, build
-from vae.training.folder_lock import LOCK_NAME
+from vae.training.output.folder_lock import LOCK_NAME
 from vae.training.run import train
 from vae.training.stages import (
     Position,

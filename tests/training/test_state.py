@@ -12,16 +12,16 @@ from tests.harness.training_runs import ONE_PROCESS, SHORT, train_short
 from vae.interop import checkpoint_schema
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.step import UpdateState
-from vae.training.checkpoint_writer import CheckpointWriter
+from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.context import StageContext
-from vae.training.history import History
-from vae.training.logbook import Logbook
 from vae.training.loop import Outcome, train_stage
 from vae.training.oom_retry import StepSettings
+from vae.training.output.logbook import Logbook
 from vae.training.setup import prepare_run
 from vae.training.signals import StopSignals
 from vae.training.stage_memory import plan_stage
 from vae.training.stages import Position, Stage
+from vae.training.validation.history import History
 from vae.training.watchdog import Watchdog
 
 

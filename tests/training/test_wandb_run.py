@@ -14,8 +14,8 @@ from tests.harness.runs import ROOT
 from tests.harness.training_runs import SHORT, records, train_short
 from vae.config.errors import UserError
 from vae.config.flags import command_words
+from vae.training.output.wandb_run import ID_NAME, WandbRun
 from vae.training.run import train
-from vae.training.wandb_run import ID_NAME, WandbRun
 
 FAKE = """
 import json, os

@@ -125,7 +125,7 @@ def _check_progress(content: Mapping[str, Any]) -> None:
 
 
 def _check_run(run: Any) -> None:
-    """The identity of the run: see vae/training/lineage.py."""
+    """The identity of the run: see vae/training/checkpoints/lineage.py."""
     ancestors = run.get("ancestors") if isinstance(run, dict) else None
     names = {"id", "ancestors"}
     if not isinstance(ancestors, list) or set(run) - {"start"} != names:

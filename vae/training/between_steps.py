@@ -10,22 +10,22 @@ from tqdm import tqdm
 
 from vae import console
 from vae.device import is_out_of_memory
+from vae.training.checkpoints.lineage import write_last_run
+from vae.training.checkpoints.saving import NOT_FINITE, raise_if_diverged, save
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import duration_line
 from vae.training.health import exposed_allreduce_seconds
-from vae.training.lineage import write_last_run
-from vae.training.logbook import Logbook
 from vae.training.oom_retry import free_memory, release_graph
-from vae.training.run_folder import epoch_name, step_name
-from vae.training.sample_grid import GRID_IMAGES, sample_grid
-from vae.training.saving import NOT_FINITE, raise_if_diverged, save
+from vae.training.output.logbook import Logbook
+from vae.training.output.run_folder import epoch_name, step_name
+from vae.training.output.sample_grid import GRID_IMAGES, sample_grid
 from vae.training.signals import LAST_VALIDATION, VALIDATION
 from vae.training.stage_memory import memory_peaks
-from vae.training.stage_validation import measure_baselines, validate, validate_smoke_set
 from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState, is_finite
 from vae.training.step_log import RunningMetrics, loss_record
-from vae.training.validation import Metrics
+from vae.training.validation.measure import Metrics
+from vae.training.validation.stage import measure_baselines, validate, validate_smoke_set
 
 
 def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm, stopping: bool) -> None:

@@ -8,20 +8,20 @@ import torch
 
 from vae.config.options import Config
 from vae.step import Networks
-from vae.training.checkpoint_writer import CheckpointWriter
+from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.contract import Resume
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
 from vae.training.duration import StageDuration
-from vae.training.logbook import Logbook
 from vae.training.oom_retry import StepSettings
-from vae.training.run_folder import resume_command
+from vae.training.output.logbook import Logbook
+from vae.training.output.run_folder import resume_command
 from vae.training.signals import StopSignals
-from vae.training.slices import Slices
 from vae.training.stage_memory import StagePlan
 from vae.training.stages import Stage, StageSteps
 from vae.training.step_log import RunningMetrics
-from vae.training.validation import Metrics, ValidationSet
+from vae.training.validation.measure import Metrics, ValidationSet
+from vae.training.validation.slices import Slices
 from vae.training.watchdog import Watchdog
 
 

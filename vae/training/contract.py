@@ -18,10 +18,10 @@ from vae.config.addresses import public_address
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import Images
 from vae.data.shard_images import ShardImages
+from vae.training.checkpoints.lineage import saved_lineage
 from vae.training.datasets import TrainingSet
-from vae.training.lineage import saved_lineage
 from vae.training.stages import Stage
-from vae.training.validation import ValidationSet
+from vae.training.validation.measure import ValidationSet
 
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 TRANSFORM = ("crop", "horizontal_flip", "upscale", "background", "max_pixels")

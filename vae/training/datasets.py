@@ -32,9 +32,9 @@ from vae.data.shard_images import ShardImages
 from vae.data.shards import is_dataset, read_dataset
 from vae.model.autoencoder import downsampling
 from vae.prepare.shard.shared import find_shared
-from vae.training.appending import try_to_write
 from vae.training.distributed import Distributed
-from vae.training.validation import ValidationSet
+from vae.training.output.appending import try_to_write
+from vae.training.validation.measure import ValidationSet
 
 MOST_COMPARED = 2_000_000  # training images that are compared with those of --val_path when a run starts
 

@@ -16,11 +16,11 @@ from vae.pixels import to_float
 from vae.step import Networks, network_input
 from vae.training.between_steps import save_samples
 from vae.training.context import RunContext
-from vae.training.logbook import Logbook
+from vae.training.output.logbook import Logbook
 from vae.training.stages import Stage
 from vae.training.state import TrainingState
 from vae.training.summary import next_command, progress_line, result_lines
-from vae.training.validation import Metrics
+from vae.training.validation.measure import Metrics
 from vae.training.watchdog import Watchdog
 
 _Item = TypeVar("_Item")

@@ -19,8 +19,8 @@ from vae import console
 from vae.config.flags import command_words
 from vae.files import atomic_path, write_json
 from vae.training.context import RunContext, StageContext
-from vae.training.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart
 from vae.training.loop import update_weights
+from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart
 from vae.training.state import TrainingState
 from vae.training.step_log import RunningMetrics, loss_record
 from vae.training.trial_steps import trial_steps

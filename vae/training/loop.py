@@ -15,11 +15,11 @@ from vae.losses.adversarial import adaptive_weight, ramp, update_running
 from vae.noise import posterior_noise
 from vae.step import StepInputs, apply_update
 from vae.training.between_steps import after_step, check_end, end_epoch, report_duration
+from vae.training.checkpoints.saving import finish_saving, save_now
 from vae.training.context import RunContext, StageContext
-from vae.training.logbook import REJECTED_NAME
 from vae.training.oom_retry import gradients_with_oom_retry
+from vae.training.output.logbook import REJECTED_NAME
 from vae.training.profiling import StepProfiler
-from vae.training.saving import finish_saving, save_now
 from vae.training.schedule import ema_decay, learning_rate_factor, lowered, warmup_steps
 from vae.training.signals import STEP, LoadingStoppedError
 from vae.training.state import TrainingState

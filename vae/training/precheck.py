@@ -14,8 +14,8 @@ from vae.data.manifest import is_manifest
 from vae.data.shards import is_dataset, read_dataset
 from vae.files import why_not_writable
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
-from vae.training.run_folder import METRICS_NAME, checkpoint_paths, resume_command
-from vae.training.wandb_run import check_wandb_installed
+from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths, resume_command
+from vae.training.output.wandb_run import check_wandb_installed
 
 Given = dict[str, Any]  # option values by name, as the user gave them
 

@@ -8,12 +8,12 @@ from typing import Any
 from vae import console
 from vae.config.errors import NonFiniteError, UserError
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.training.checkpoints import is_on_line, list_checkpoints, position_name, saved_step
+from vae.training.checkpoints.lineage import saved_lineage, write_last_run
+from vae.training.checkpoints.saving import checkpoint_of
+from vae.training.checkpoints.store import is_on_line, list_checkpoints, position_name, saved_step
 from vae.training.context import RunContext, StageContext
 from vae.training.contract import ROLLBACK, Resume, run_record
-from vae.training.lineage import saved_lineage, write_last_run
-from vae.training.logbook import Logbook
-from vae.training.saving import checkpoint_of
+from vae.training.output.logbook import Logbook
 from vae.training.setup import initial_content
 from vae.training.stages import current_stage
 from vae.training.state import TrainingState, restore

@@ -10,21 +10,22 @@ from vae.config.options import CONTRACT, Config, flatten
 from vae.device import is_out_of_memory
 from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
-from vae.training.appending import write_json
 from vae.training.between_steps import begin_stage, validate_final
-from vae.training.checkpoint_writer import CheckpointWriter, copy_fits
+from vae.training.checkpoints.saving import save_alone
+from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
 from vae.training.context import RunContext, StageContext
 from vae.training.datasets import store_aspects
 from vae.training.distributed import Distributed
 from vae.training.export import finish
 from vae.training.find_lr import find_learning_rate
-from vae.training.folder_lock import FolderLock
-from vae.training.logbook import Logbook
 from vae.training.loop import Outcome, train_stage
+from vae.training.output.appending import write_json
+from vae.training.output.folder_lock import FolderLock
+from vae.training.output.logbook import Logbook
+from vae.training.output.run_folder import METRICS_NAME, resume_command
+from vae.training.output.wandb_run import WandbRun
 from vae.training.precheck import contains_run, output_folder
 from vae.training.rollback import begin_run, roll_back
-from vae.training.run_folder import METRICS_NAME, resume_command
-from vae.training.saving import save_alone
 from vae.training.setup import prepare_run
 from vae.training.signals import EXPORT, LoadingStoppedError, StopSignals
 from vae.training.stage_length import choose_length
@@ -32,7 +33,6 @@ from vae.training.stage_memory import StagePlan, memory_limit, plan_stage, reset
 from vae.training.stage_report import print_remarks, print_stage, record_memory
 from vae.training.stages import Stage, current_stage
 from vae.training.state import TrainingState
-from vae.training.wandb_run import WandbRun
 from vae.training.watchdog import Watchdog
 
 

@@ -25,16 +25,16 @@ from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import find_trunk_weights
 from vae.model.autoencoder import downsampling
 from vae.step import Networks
-from vae.training.checkpoints import is_on_line, load_named, load_newest, saved_step
+from vae.training.checkpoints.lineage import read_good, saved_lineage
+from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.context import RunContext
 from vae.training.contract import NEW, Resume, came_from, compare, contract_of, report
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
-from vae.training.lineage import read_good, saved_lineage
+from vae.training.output.run_folder import folders_of_runs, resume_command
+from vae.training.output.sample_images import load_sample_images
 from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
-from vae.training.run_folder import folders_of_runs, resume_command
-from vae.training.sample_images import load_sample_images
 from vae.training.stages import (
     Position,
     Stage,

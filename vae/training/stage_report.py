@@ -5,7 +5,7 @@ import torch
 from vae import console
 from vae.host import GIB
 from vae.training.context import RunContext, StageContext
-from vae.training.disk_space import space_warning
+from vae.training.output.disk_space import space_warning
 from vae.training.stage_memory import memory_line, memory_peaks, plan_line
 from vae.training.state import TrainingState
 from vae.training.summary import (

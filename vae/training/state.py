@@ -11,10 +11,10 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
 from vae.step import UpdateState
-from vae.training.history import History
-from vae.training.lineage import Lineage
+from vae.training.checkpoints.lineage import Lineage
 from vae.training.stability import Stability
 from vae.training.stages import Position, Stage
+from vae.training.validation.history import History
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 

@@ -18,15 +18,15 @@ from vae.gpus import match_card
 from vae.host import GIB
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import carriers_per_group
-from vae.training.checkpoints import position_name
+from vae.training.checkpoints.store import position_name
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
-from vae.training.logbook import REJECTED_NAME
-from vae.training.results_image import RESULTS_NAME
+from vae.training.output.logbook import REJECTED_NAME
+from vae.training.output.results_image import RESULTS_NAME
 from vae.training.schedule import warmup_steps
 from vae.training.stages import StageSteps, current_stage
 from vae.training.state import TrainingState
-from vae.training.validation import Metrics
+from vae.training.validation.measure import Metrics
 
 MILLION = 1e6
 PROBLEMS_PAGE = "docs/monitoring.md#problems-and-remedies"

@@ -7,7 +7,7 @@ from itertools import count
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.model.recompute import set_recompute
-from vae.training.checkpoint_writer import HostCopy
+from vae.training.checkpoints.writer import HostCopy
 from vae.training.context import RunContext, StageContext
 from vae.training.loop import train_loader
 from vae.training.signals import MEASURING

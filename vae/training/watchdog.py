@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vae import console
 from vae.config.errors import EXIT_FAILED, HangError
-from vae.training.run_folder import resume_command
+from vae.training.output.run_folder import resume_command
 
 CHECK_SECONDS = 1.0
 REACTION_SECONDS = 300.0  # a main thread that waits for images saves and ends the run itself

@@ -8,7 +8,7 @@ from vae.config.errors import UserError
 from vae.config.options import all_options
 from vae.config.tune_flags import TuneConfig
 from vae.files import read_json, write_json
-from vae.training.folder_lock import LOCK_NAME
+from vae.training.output.folder_lock import LOCK_NAME
 from vae.tuning.claims import try_claim
 from vae.tuning.study import SharedStudy
 from vae.tuning.training_process import Kind, train

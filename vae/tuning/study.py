@@ -27,7 +27,7 @@ from vae.data.folder import walk_images
 from vae.data.manifest import is_manifest
 from vae.data.shards import is_dataset, read_dataset
 from vae.files import parse_json, sha256_of_file
-from vae.training.folder_lock import LOCK_NAME
+from vae.training.output.folder_lock import LOCK_NAME
 from vae.tuning.claims import JournalLock, claimed, try_claim
 from vae.tuning.space import Choices, Range, Space, as_choice, options_of
 

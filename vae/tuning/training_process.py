@@ -16,8 +16,8 @@ from vae import console
 from vae.config.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
 from vae.files import read_json_lines, write_json
 from vae.script import ROOT
-from vae.training.folder_lock import LOCK_NAME
-from vae.training.run_folder import METRICS_NAME, checkpoint_paths
+from vae.training.output.folder_lock import LOCK_NAME
+from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths
 from vae.tuning.claims import is_claimed
 
 OPTIONS_NAME = "options.json"  # of a run, for train_vae.py --config

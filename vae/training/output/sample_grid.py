@@ -12,7 +12,7 @@ from vae.evaluation.metrics import psnr
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float, to_uint8
 from vae.step import Networks
-from vae.training.validation import mode_reconstruction
+from vae.training.validation.measure import mode_reconstruction
 
 GRID_IMAGES = 4  # validation images in a grid
 GRID_SIDE = 512  # px: of larger crops, the grid shows the centre

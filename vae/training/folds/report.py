@@ -19,7 +19,7 @@ from vae.evaluation.sums import reconstruction_sums
 from vae.files import atomic_path, csv_cell, read_json, read_json_lines, write_json
 from vae.interop.vae_files import load_vae
 from vae.pixels import to_float
-from vae.training.run_folder import METRICS_NAME
+from vae.training.output.run_folder import METRICS_NAME
 
 REPORT_NAME = "folds.json"
 IMAGES_NAME = "folds.csv"

@@ -14,15 +14,15 @@ from vae.evaluation.sums import Sums
 from vae.training.context import RunContext, StageContext
 from vae.training.oom_retry import free_memory, release_graph
 from vae.training.signals import LoadingStoppedError
-from vae.training.slices import Slices, slice_record, slice_text
 from vae.training.state import TrainingState
-from vae.training.validation import (
+from vae.training.validation.measure import (
     Measure,
     Metrics,
     baseline_metrics,
     validation_line,
     validation_metrics,
 )
+from vae.training.validation.slices import Slices, slice_record, slice_text
 
 Batches = Callable[[], Iterator[torch.Tensor]]  # from the first one on; called again if memory runs out
 

@@ -14,8 +14,8 @@ from vae.interop.checkpoint_file import (
     save_checkpoint,
     verify_checkpoint,
 )
-from vae.training.lineage import Lineage, read_last_run, saved_lineage
-from vae.training.run_folder import checkpoint_paths, epoch_name, step_name
+from vae.training.checkpoints.lineage import Lineage, read_last_run, saved_lineage
+from vae.training.output.run_folder import checkpoint_paths, epoch_name, step_name
 from vae.training.stages import Position, Stage
 
 

@@ -23,9 +23,9 @@ from vae.config.options import Config
 from vae.data.manifest import is_manifest, read_rows
 from vae.host import usable_cores
 from vae.script import ROOT
-from vae.training.fold_report import report
+from vae.training.folds.report import report
+from vae.training.output.run_folder import checkpoint_paths
 from vae.training.precheck import Given, check_command, contains_run, output_folder
-from vae.training.run_folder import checkpoint_paths
 
 EXCLUDED = ("fold", "resume_from", "find_lr", "new_stage")  # each of them belongs to one run
 POLL_SECONDS = 0.2

@@ -15,7 +15,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
 from vae.step import Networks, network_input
 from vae.training.distributed import Distributed
-from vae.training.slices import Slices
+from vae.training.validation.slices import Slices
 
 FEW_IMAGES = 32  # up to this number, starting worker processes takes longer than decoding
 

@@ -7,7 +7,7 @@ from vae.config.options import Config
 from vae.files import nearest_existing
 from vae.host import GIB
 from vae.memory.plan import checkpoint_bytes
-from vae.training.run_folder import checkpoint_paths
+from vae.training.output.run_folder import checkpoint_paths
 from vae.training.stages import Stage, StageSteps
 
 

@@ -15,7 +15,7 @@ from vae.host import GIB
 from vae.interop.checkpoint_schema import ContentError, check_content
 from vae.memory.available import available_bytes
 from vae.memory.plan import checkpoint_bytes
-from vae.training.checkpoints import save_verified
+from vae.training.checkpoints.store import save_verified
 
 RETRY_SECONDS = 60.0  # after a failed save, for example on a full disk
 

@@ -11,10 +11,10 @@ from torch.utils.tensorboard import summary
 
 from vae import console
 from vae.files import atomic_path, parse_json
-from vae.training.appending import Appender, EventFile, try_to_write
-from vae.training.results_image import RESULTS_NAME, write_results
-from vae.training.run_folder import METRICS_NAME
-from vae.training.wandb_run import WandbRun
+from vae.training.output.appending import Appender, EventFile, try_to_write
+from vae.training.output.results_image import RESULTS_NAME, write_results
+from vae.training.output.run_folder import METRICS_NAME
+from vae.training.output.wandb_run import WandbRun
 
 REJECTED_NAME = "rejected_images.txt"
 

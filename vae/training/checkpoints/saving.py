@@ -8,7 +8,7 @@ from vae import console
 from vae.config.errors import NonFiniteError, UserError
 from vae.config.options import flatten
 from vae.interop.checkpoint_schema import ContentError, check_content
-from vae.training.checkpoints import position_name, prune, save_verified, stage_ends
+from vae.training.checkpoints.store import position_name, prune, save_verified, stage_ends
 from vae.training.context import RunContext, StageContext
 from vae.training.stages import Position, Stage, current_stage
 from vae.training.state import TrainingState, checkpoint_content, is_finite

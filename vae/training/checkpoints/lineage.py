@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vae.files import read_json
-from vae.training.appending import write_json
+from vae.training.output.appending import write_json
 
 RUN_NAME = "run.json"
 

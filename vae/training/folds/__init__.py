@@ -1,0 +1,1 @@
+"""Runs over the folds of a split."""

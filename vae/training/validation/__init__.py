@@ -1,0 +1,1 @@
+"""Validation while a run trains."""
