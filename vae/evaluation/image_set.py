@@ -5,7 +5,7 @@ Shapes: B images of H x W px.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -64,7 +64,7 @@ class ImageSet:
                     f"--data_path {where}: {error}: do not change the images during a comparison"
                 ) from error
 
-        yield from zip(groups, _in_threads(load, groups), strict=True)
+        yield from zip(groups, in_threads(load, groups), strict=True)
 
     def why_unusable(self, name: str, largest: int) -> str | None:
         """The reason if an image cannot be measured at every size up to `largest`."""
@@ -89,7 +89,7 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     indices = dict(zip(names, chosen, strict=True))
     images = ImageSet(source, indices, config.crop, config.background, config.max_pixels)
     largest = max(config.sizes)
-    reasons = _in_threads(lambda name: images.why_unusable(name, largest), names)
+    reasons = in_threads(lambda name: images.why_unusable(name, largest), names)
     bar = track(reasons, "checking images", len(names), "image", keep=False)
     unusable = {name: reason for name, reason in zip(names, bar, strict=True) if reason is not None}
     if len(unusable) == len(names):
@@ -123,7 +123,7 @@ def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
     return pixels[top : top + size, left : left + size]
 
 
-def _in_threads(work: Callable[..., _Result], items: list) -> Iterator[_Result]:
+def in_threads(work: Callable[..., _Result], items: Sequence) -> Iterator[_Result]:
     """The results of `work` for each item, in order; threads compute a few items ahead."""
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:

@@ -32,7 +32,7 @@ class Labels:
 def read_labels(path: str, known: Sequence[str], column: str, num_folds: int) -> Labels:
     """The labels of the images `known`; UserError or DataError in one line if they cannot be probed."""
     rows: dict[str, tuple[Any, Any, Any]] = {}
-    for name, *values in _rows(path, column):
+    for name, *values in label_rows(path, column):
         if name in rows:
             raise DataError(f"--probe {path} lists {printable(name)} twice: keep one of these rows")
         rows[name] = tuple(values)
@@ -63,7 +63,7 @@ def read_labels(path: str, known: Sequence[str], column: str, num_folds: int) ->
     return Labels(names, classes, targets, groups, folds, num_folds)
 
 
-def _rows(path: str, column: str) -> Iterator[tuple[Any, Any, Any, Any]]:
+def label_rows(path: str, column: str) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Name, label, group and fold of each labelled row."""
     if is_manifest(path):
         for row in read_rows(path, flag="--probe"):

@@ -4,6 +4,7 @@ Shapes: N images, K classes.
 """
 
 import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -108,17 +109,25 @@ def _write(
         "pairs": pairs,
     }
     for number, one in enumerate(probed):
-        with (
-            atomic_path(folder / f"probe_{number}.csv") as path,
-            path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
-        ):
-            writer = csv.writer(file)
-            writer.writerow(["id", *map(csv_cell, labels.classes)])
-            for name, row in zip(labels.names, one.probabilities["ensemble"], strict=True):
-                writer.writerow([csv_cell(name), *(f"{value:.6f}" for value in row / row.sum())])
+        path, found = folder / f"probe_{number}.csv", one.probabilities["ensemble"]
+        write_probabilities(path, labels.names, labels.classes, found)
     write_json(folder / "probe.json", content, indent=1)
     console.info("\n".join(_lines(labels, probed, pairs)))
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
+
+
+def write_probabilities(
+    path: Path, names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray
+) -> None:
+    """A CSV file of (N, K): one row per image, one column per class."""
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["id", *map(csv_cell, classes)])
+        for name, row in zip(names, probabilities, strict=True):
+            writer.writerow([csv_cell(name), *(f"{value:.6f}" for value in row / row.sum())])
 
 
 def _pairs(labels: Labels, probed: list[Probed], names: list[str]) -> list[dict[str, Any]]:
@@ -142,19 +151,29 @@ def _lines(labels: Labels, probed: list[Probed], pairs: list[dict[str, Any]]) ->
         f"{labels.num_folds} folds; out-of-fold",
         "",
     ]
-    width = max(len(console.printable(one.name)) for one in probed)
-    lines.append(f"{'':{width}}  head      top-1   top-5   macro F1  log loss  worst recall")
-    for one in probed:
-        for head, found in one.scores.items():
+    lines += score_table(labels.classes, {one.name: one.scores for one in probed})
+    lines += map(pair_line, pairs)
+    return lines
+
+
+def score_table(classes: Sequence[str], scores_of: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines with the scores of each head on each set of features."""
+    width = max(len(console.printable(name)) for name in scores_of)
+    lines = [f"{'':{width}}  head      top-1   top-5   macro F1  log loss  worst recall"]
+    for name, heads in scores_of.items():
+        for head, found in heads.items():
             worst = int(np.argmin(found["recall"]))
             lines.append(
-                f"{console.printable(one.name):{width}}  {head:8}  {found['top1']:6.1%}  "
+                f"{console.printable(name):{width}}  {head:8}  {found['top1']:6.1%}  "
                 f"{found['top5']:6.1%}  {found['macro_f1']:8.3f}  {found['log_loss']:8.3f}  "
-                f"{found['recall'][worst]:.0%} {console.printable(labels.classes[worst])}"
+                f"{found['recall'][worst]:.0%} {console.printable(classes[worst])}"
             )
-    for pair in pairs:
-        lines.append(
-            f"{console.printable(pair['first'])} - {console.printable(pair['second'])}: top-1 "
-            f"{pair['difference']:+.1%}, 95 % interval {pair['low']:+.1%} to {pair['high']:+.1%}"
-        )
     return lines
+
+
+def pair_line(pair: dict[str, Any]) -> str:
+    """The difference of two VAEs."""
+    return (
+        f"{console.printable(pair['first'])} - {console.printable(pair['second'])}: top-1 "
+        f"{pair['difference']:+.1%}, 95 % interval {pair['low']:+.1%} to {pair['high']:+.1%}"
+    )

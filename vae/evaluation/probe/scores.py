@@ -55,8 +55,10 @@ def paired_bootstrap(
     _, group = np.unique(groups, return_inverse=True)
     sums, counts = np.bincount(group, difference), np.bincount(group)
     random = np.random.default_rng(seed)
-    drawn = random.integers(0, len(sums), (RESAMPLES, len(sums)))
-    means = sums[drawn].sum(1) / counts[drawn].sum(1)
+    means = np.zeros(RESAMPLES)
+    for resample in range(RESAMPLES):  # one by one: of 50,000 groups, all together need gigabytes
+        drawn = random.integers(0, len(sums), len(sums))
+        means[resample] = sums[drawn].sum() / counts[drawn].sum()
     low, high = np.quantile(means, [0.025, 0.975])
     share = float((means > 0).mean() + (means == 0).mean() / 2)
     return {"difference": float(difference.mean()), "low": float(low), "high": float(high), "share": share}
