@@ -28,8 +28,10 @@ from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from benchmarks.bench_shards import draw_folder, write_shards  # noqa: E402
+from benchmarks.bench_shards import draw_folder  # noqa: E402
+from tests.harness.damaged_files import flip_bit  # noqa: E402
 from tests.harness.runs import TINY  # noqa: E402
+from tests.harness.shards import pack  # noqa: E402
 from vae.config.flags import command_words  # noqa: E402
 
 AWAY_SECONDS = 30
@@ -165,6 +167,7 @@ def faults(root: Path, scratch: Path) -> None:
     server = WebServer(root, scratch)
     url = f"http://127.0.0.1:{server.port}/dataset.json"
     few = {"num_epochs": 2, "max_val_images": 1}
+    shard = root / "images-000001.tar"
 
     def run(name: str, **changes: Any) -> subprocess.Popen:
         given = options(url, scratch / name, **few, cache_dir=scratch / f"cache {name}") | changes
@@ -187,10 +190,10 @@ def faults(root: Path, scratch: Path) -> None:
             time.sleep(AWAY_SECONDS)
             server.start()
         elif name == "bit flipped":
-            flip(root / "images-000001.tar")
+            flip_bit(shard, shard.stat().st_size // 2)
             process = run(name, max_bad_fraction=0.5)
         elif name == "cache disk full":
-            flip(root / "images-000001.tar")
+            flip_bit(shard, shard.stat().st_size // 2)
             disk = scratch / "disk"
             disk.mkdir()
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
@@ -206,13 +209,6 @@ def faults(root: Path, scratch: Path) -> None:
     print("\n".join(warnings), flush=True)
 
 
-def flip(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def main() -> None:
     """Print one JSON object per case."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -223,7 +219,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         draw_folder(scratch / "raw", given.count, given.size)
-        path = write_shards(scratch / "raw", scratch / "set", 1)
+        path = pack(scratch / "raw", scratch / "set")
         total = sum(shard["bytes"] for shard in json.loads(path.read_text())["shards"])
         shards = len(list(path.parent.glob("*.tar")))
         print(json.dumps({"images": given.count, "shards": shards, "mb": total / 1e6}), flush=True)

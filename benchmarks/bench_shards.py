@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from tests.harness.shards import pack  # noqa: E402
 from vae.data.dataset import CropDataset, FolderImages, Images  # noqa: E402
 from vae.data.folder import list_images  # noqa: E402
 from vae.data.loading import TrainLoader  # noqa: E402
@@ -43,14 +43,6 @@ def draw_folder(folder: Path, count: int, size: int) -> None:
             whole = Image.fromarray(draw_image(size * (CROPS + 1) // 2, 0, drawn))
         left, top = (size // 2 * step for step in divmod(place, CROPS))
         whole.crop((left, top, left + size, top + size)).save(folder / f"{number:06}.jpg", quality=QUALITY)
-
-
-def write_shards(folder: Path, output: Path, shard_mb: int) -> Path:
-    """The dataset of shards of a folder of images."""
-    words = ["prepare_data.py", "--mode", "shard", "--val_split", "0", "--num_workers", "1"]
-    words += ["--input_dir", str(folder), "--output_dir", str(output), "--shard_mb", str(shard_mb)]
-    subprocess.run([sys.executable, *words], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    return output / "dataset.json"
 
 
 def forget(folder: Path) -> None:
@@ -149,7 +141,7 @@ def main() -> None:
         folder = Path(options.data_path or Path(scratch) / "images")
         if not options.data_path:
             draw_folder(folder, options.count, options.size)
-        path = write_shards(folder, Path(scratch) / "set", options.shard_mb)
+        path = pack(folder, Path(scratch) / "set", options.shard_mb * 10**6)
         sharded = ShardImages(read_dataset(path), 64)
         sides: dict[str, Images] = {"folder": FolderImages(folder, list_images(folder)), "shards": sharded}
         places = {"folder": folder, "shards": path.parent}

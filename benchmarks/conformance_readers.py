@@ -37,10 +37,7 @@ class SkippedError(Exception):
 
 def write_data(folder: str, images: int) -> None:
     """The image files, the shards, and the chunks of litdata, if it is installed."""
-    from unittest.mock import patch
-
-    from vae.config.prepare_flags import ShardConfig
-    from vae.prepare.shard import run
+    from tests.harness.shards import pack
 
     root = Path(folder)
     (root / "raw").mkdir(parents=True)
@@ -48,11 +45,7 @@ def write_data(folder: str, images: int) -> None:
         noise = np.random.default_rng(number).integers(0, 256, (SIZE // 4, SIZE // 4, 3), dtype=np.uint8)
         image = Image.fromarray(noise).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
         image.save(root / "raw" / f"{number:04}.jpg", quality=90)
-    config = ShardConfig(
-        input_dir=str(root / "raw"), output_dir=str(root / "set"), val_split=0.0, num_workers="1", shard_mb=1
-    )
-    with patch.object(run, "MEGABYTE", SHARD_BYTES):
-        assert run.run_shard(config) == 0
+    pack(root / "raw", root / "set", SHARD_BYTES)
     files = sorted((root / "raw").iterdir())
     (root / "victim.json").write_text(json.dumps(_visible_flip(files[images // 3].read_bytes())))
     try:

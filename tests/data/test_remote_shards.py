@@ -7,12 +7,13 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from tests.harness.damaged_files import flip_bit
 from tests.harness.http_store import CUT, HANG, http_store, hurry
-from tests.harness.runs import ROOT, run_script
+from tests.harness.image_kinds import write_noise
+from tests.harness.runs import ROOT
+from tests.harness.shards import pack
 from vae.config.errors import DataError, UserError
 from vae.data import shard_cache, store
 from vae.data.dataset import CropDataset
@@ -33,20 +34,9 @@ pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed"
 def root(tmp_path_factory):
     """A dataset of 40 images in shards of about 9 images and 70 kB."""
     folder = tmp_path_factory.mktemp("store")
-    random = np.random.default_rng(0)
-    (folder / "raw").mkdir()
-    for number in range(40):
-        pixels = random.integers(0, 256, (48, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "raw" / f"{number:02}.png")
-    small = "import vae.prepare.shard.run as run; run.MEGABYTE = 80_000; import prepare_data as p; "
-    done = run_script(
-        *("-c", f"{small} p.run_script('prepare_data.py', p.main)", "--mode", "shard"),
-        *("--input_dir", str(folder / "raw"), "--output_dir", str(folder / "set")),
-        *("--shard_mb", "1", "--num_workers", "1", "--val_split", "0"),
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(read_dataset(folder / "set" / "dataset.json").shards) == 5
+    write_noise(folder / "raw", 40, 48, 48)
+    dataset = pack(folder / "raw", folder / "set", shard_bytes=80_000)
+    assert len(read_dataset(dataset).shards) == 5
     return folder / "set"
 
 
@@ -234,12 +224,6 @@ def test_folder_that_cannot_be_written_is_one_line(tmp_path):
 # ---- damage ------------------------------------------------------------------------------------------------
 
 
-def change(path: Path, offset: int = 3000) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.fixture
 def damaged(root, tmp_path, web):
     """The store with a copy of the dataset that the test may damage."""
@@ -251,7 +235,7 @@ def damaged(root, tmp_path, web):
 
 
 def test_bad_shard_is_fetched_again_once_and_then_quarantined(web, cache, damaged):
-    change(damaged / "images-000000.tar")
+    flip_bit(damaged / "images-000000.tar", 3000)
     images = remote(web, cache)
     crops = CropDataset(images, image_size=32)
     rejected = [crops[0, n].rejection for n in range(40)]
@@ -261,7 +245,7 @@ def test_bad_shard_is_fetched_again_once_and_then_quarantined(web, cache, damage
     assert rejected[0].name == f"images-000000.tar/{images.key(0)}"
     assert web.wholes().count("images-000000.tar") == 2
     assert len(cached(cache)) == 4
-    change(damaged / "images-000000.tar")  # repaired: the next run uses it
+    flip_bit(damaged / "images-000000.tar", 3000)  # repaired: the next run uses it
     assert remote(web, cache).read(0)
 
 
@@ -269,7 +253,7 @@ def test_copy_that_changed_on_the_disk_is_fetched_again(web, cache, root):
     images = remote(web, cache)
     images.read(0)
     path, offset = cache.find(entries(images)[0]), int(images._index(0)["offset"][3])
-    change(path, offset)
+    flip_bit(path, offset)
     assert [images.read(n) for n in range(5)] == [local(root).read(n) for n in range(5)]
     assert len(web.wholes()) == 2
     os.truncate(path, 2000)

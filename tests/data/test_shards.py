@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vae.data.shard_images as shards_module
-from tests.harness.runs import run_script
-from tests.harness.sharded_runs import write_shards
+from tests.harness.damaged_files import flip_bit
+from tests.harness.shards import pack, write_shards
 from vae.config.errors import DataError
 from vae.data.dataset import CropDataset
 from vae.data.decoding import INTEGRITY_CHECKS, decode_image
@@ -39,16 +40,10 @@ def written(tmp_path_factory):
     root = tmp_path_factory.mktemp("shards")
     random = np.random.default_rng(0)
     (root / "raw").mkdir()
-    from PIL import Image
-
     for number in range(12):
         pixels = random.integers(0, 256, (40, 48, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(root / "raw" / f"{number:02}.{'jpg' if number % 3 else 'png'}")
-    done = run_script(
-        *("prepare_data.py", "--mode", "shard", "--input_dir", str(root / "raw")),
-        *("--output_dir", str(root / "set"), "--shard_mb", "1", "--num_workers", "1", "--val_split", "0"),
-    )
-    assert done.returncode == 0, done.stderr
+    pack(root / "raw", root / "set")
     return root
 
 
@@ -127,15 +122,9 @@ def test_every_tar_reader_finds_the_images(dataset):
 # ---- damage ------------------------------------------------------------------------------------------------
 
 
-def flip(path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-
-
 def test_flipped_bit_costs_one_image(dataset):
     rows = np.load(index_path(dataset.parent, read_dataset(dataset).shards[0]))
-    flip(dataset.parent / "images-000000.tar", int(rows["offset"][3]) + 50)
+    flip_bit(dataset.parent / "images-000000.tar", int(rows["offset"][3]) + 50)
     crops = CropDataset(images(dataset), image_size=32)
     rejected = [crops[0, n].rejection for n in range(12)]
     assert [n for n, one in enumerate(rejected) if one] == [3]
@@ -267,9 +256,9 @@ def test_metadata_is_the_json_file_of_the_image(dataset):
     shard = sharded.dataset.shards[0]
     with tarfile.open(dataset.parent / shard.name) as tar:
         member = tar.getmembers()[1]
-    flip(dataset.parent / shard.name, member.offset_data)  # its first brace
+    flip_bit(dataset.parent / shard.name, member.offset_data)  # its first brace
     assert images(dataset).metadata(0) == {}
-    flip(dataset.parent / shard.name, member.offset)  # its name
+    flip_bit(dataset.parent / shard.name, member.offset)  # its name
     assert images(dataset).metadata(0) == {}
     os.truncate(dataset.parent / shard.name, member.offset)
     assert images(dataset).metadata(0) == {}

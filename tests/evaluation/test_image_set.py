@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.runs import run_script
+from tests.harness.shards import pack
 from vae.config.errors import DataError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.console import printable
@@ -52,11 +52,7 @@ def test_max_images_are_spread_evenly(folder):
 
 def test_dataset_of_shards_is_measured_like_its_files(folder, tmp_path_factory):
     """The same crops as from the folder; a damaged image is named and left out."""
-    output = tmp_path_factory.mktemp("sharded") / "set"
-    words = ["--mode", "shard", "--val_split", "0", "--num_workers", "1", "--min_size", "1"]
-    done = run_script("prepare_data.py", *words, "--input_dir", str(folder), "--output_dir", str(output))
-    assert done.returncode == 0, done.stderr
-    path = output / "dataset.json"
+    path = pack(folder, tmp_path_factory.mktemp("sharded") / "set", min_size=1)
     found, unusable = find_images(config(path, sizes=(32,)))
     (reason,) = unusable.values()
     assert "30x7" in reason
@@ -66,7 +62,7 @@ def test_dataset_of_shards_is_measured_like_its_files(folder, tmp_path_factory):
         map(str, batches[1].flatten(1).tolist())
     )
     assert len(find_images(config(path, sizes=(32,), max_images=2))[0].names) <= 2
-    tar = output / "images-000000.tar"
+    tar = path.parent / "images-000000.tar"
     tar.write_bytes(tar.read_bytes().replace(b"IDAT", b"IDAt"))
     with pytest.raises(DataError, match="do not change the images"):
         list(found.batches(32, 2))

@@ -1,4 +1,4 @@
-"""Runs on a dataset of small shards, and a record of the samples of each of their steps."""
+"""A record of the samples of each step of a run on a dataset of shards."""
 
 import json
 import os
@@ -9,27 +9,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.harness.image_kinds import detailed, encoded
-from vae.config.prepare_flags import ShardConfig
 from vae.data.shard_images import ShardImages
 from vae.data.shards import read_dataset
-from vae.prepare.shard import run
 from vae.training import loop
 
 VARIABLE = "VAE_TEST_SAMPLES"  # the file of record_samples, in the environment of a process
-
-
-def write_shards(folder: Path, count: int, shard_bytes: int) -> Path:
-    """A dataset of `count` images of 64 px in shards of about `shard_bytes`."""
-    (folder / "raw").mkdir(parents=True)
-    for number in range(count):
-        (folder / "raw" / f"{number:04}.png").write_bytes(encoded(detailed(seed=number), "PNG"))
-    config = ShardConfig(
-        input_dir=str(folder / "raw"), output_dir=str(folder / "set"), num_workers="1", val_split=0.0
-    )
-    with patch.object(run, "MEGABYTE", shard_bytes / config.shard_mb):
-        assert run.run_shard(config) == 0
-    return folder / "set" / "dataset.json"
 
 
 @contextmanager

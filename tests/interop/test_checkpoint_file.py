@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.harness.checkpoints import checkpoint
+from tests.harness.damaged_files import flip_bit
 from tests.harness.training_runs import assert_same
 from vae.config.errors import UserError
 from vae.files import sha256_of_file
@@ -114,15 +115,9 @@ def test_full_disk_leaves_old_file_and_no_temporary_file(saved, limit):
     assert [name for name in names(saved.parent) if name.endswith(".tmp")] == []
 
 
-def flip(path: Path, position: int, bit: int = 0) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1 << bit
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.7, 0.999, 1])
 def test_flipped_bit_is_reported_as_damage(saved, share):
-    flip(saved, round(share * (saved.stat().st_size - 1)), bit=3)
+    flip_bit(saved, round(share * (saved.stat().st_size - 1)), bit=3)
     with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is damaged: its SHA-256"):
         load_checkpoint(saved)
 
@@ -162,7 +157,7 @@ def test_flipped_bit_without_sha256_never_changes_loaded_content(tmp_path):
     errors = []
     for position in [*ends, *rng.sample(range(len(good)), 40)]:
         saved.write_bytes(good)
-        flip(saved, position, rng.randrange(8))
+        flip_bit(saved, position, rng.randrange(8))
         try:
             verify_checkpoint(saved)
             loaded = read_unverified(saved)

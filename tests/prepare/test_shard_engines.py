@@ -15,10 +15,9 @@ import pytest
 from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
-from vae.config.prepare_flags import ShardConfig
+from tests.harness.shards import pack
 from vae.data.shard_images import ShardImages
 from vae.data.shards import read_dataset
-from vae.prepare.shard import run
 from vae.prepare.shard.verify import verify_shard
 
 IMAGES = 24
@@ -33,15 +32,11 @@ def folder(tmp_path_factory):
         kind = ("PNG", "JPEG")[number % 2]
         data = encoded(detailed(seed=number), kind)
         (root / "raw" / f"{number:02}.{kind.lower()}").write_bytes(data)
-    write_shards(root)
-    return root / "set"
+    return pack_small(root)
 
 
-def write_shards(root):
-    flags = {"input_dir": str(root / "raw"), "output_dir": str(root / "set"), "val_split": 0.25}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "MEGABYTE", 30_000)
-        assert run.run_shard(ShardConfig(**flags, shard_mb=1, num_workers="1")) == 0
+def pack_small(root):
+    return pack(root / "raw", root / "set", shard_bytes=30_000, val_split=0.25).parent
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +125,7 @@ def test_missing_index_of_another_program_is_written_again(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     for path in folder.glob("images-*.idx"):
         path.unlink()
-    write_shards(folder.parent)
+    pack_small(folder.parent)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from tests.harness.image_kinds import detailed, encoded
+from tests.harness.shards import pack
 from tests.prepare.test_shard import members
 from vae.config.errors import DataError, UserError
-from vae.config.prepare_flags import ShardConfig, ValidateConfig
+from vae.config.prepare_flags import ValidateConfig
 from vae.data.shards import read_dataset
-from vae.prepare.shard import run
 from vae.prepare.shard.verify import run_verify
 
 IMAGES = 30
@@ -22,12 +22,9 @@ def add(folder, numbers):
 
 def write(root, name, parent=None, **flags):
     """Pack raw/ in shards of at most 40 kB: about 4 images each."""
-    given = {"input_dir": str(root / "raw"), "output_dir": str(root / name), "num_workers": "1", **flags}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "MEGABYTE", 40_000)
-        before = str(root / parent / "dataset.json") if parent else None
-        assert run.run_shard(ShardConfig(**given, shard_mb=1, val_split=0.2, parent=before)) == 0
-    return read_dataset(root / name / "dataset.json")
+    before = str(root / parent / "dataset.json") if parent else None
+    flags = {"val_split": 0.2, "parent": before, **flags}
+    return read_dataset(pack(root / "raw", root / name, shard_bytes=40_000, **flags))
 
 
 @pytest.fixture(scope="module")

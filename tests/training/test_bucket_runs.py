@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.runs import run_script
+from tests.harness.shards import pack
 from tests.harness.training_runs import (
     ONE_PROCESS,
     assert_same_result,
@@ -75,10 +75,7 @@ def test_two_processes_train_like_one(given, tmp_path):
 
 @pytest.mark.slow
 def test_shards_have_the_same_shapes(given, pictures, tmp_path):
-    words = ["--mode", "shard", "--input_dir", str(pictures), "--output_dir", str(tmp_path / "set")]
-    done = run_script("prepare_data.py", *words, "--val_split", "0", "--num_workers", "1")
-    assert done.returncode == 0, done.stderr
-    sharded = {**given, "data_path": str(tmp_path / "set" / "dataset.json")}
+    sharded = {**given, "data_path": str(pack(pictures, tmp_path / "set"))}
     del sharded["val_split"]
     assert train(sharded) == 0
     assert len(records(tmp_path / "run", "train")) == 3 + 2 + 3

@@ -13,7 +13,8 @@ import pytest
 
 from tests.harness.faults import child_processes
 from tests.harness.runs import ROOT
-from tests.harness.sharded_runs import VARIABLE, samples_in_order, samples_of_steps, write_shards
+from tests.harness.sharded_runs import VARIABLE, samples_in_order, samples_of_steps
+from tests.harness.shards import write_shards
 from vae.config.flags import command_words
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.harness.http_store import http_store, hurry
-from tests.harness.runs import run_script
-from tests.harness.sharded_runs import write_shards
+from tests.harness.shards import pack, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.config.errors import DataError
 from vae.data.shards import read_dataset
@@ -17,11 +16,7 @@ pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed"
 @pytest.fixture(scope="module")
 def root(image_folder, tmp_path_factory):
     """14 training and 2 validation images."""
-    folder = tmp_path_factory.mktemp("remote") / "set"
-    words = ("--mode", "shard", "--input_dir", str(image_folder), "--output_dir", str(folder))
-    done = run_script("prepare_data.py", *words, "--val_split", "0.1", "--num_workers", "1")
-    assert done.returncode == 0, done.stderr
-    return folder
+    return pack(image_folder, tmp_path_factory.mktemp("remote") / "set", val_split=0.1).parent
 
 
 @pytest.fixture

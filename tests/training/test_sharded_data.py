@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from tests.harness.faults import Fault, run_forked
-from tests.harness.runs import run_script
-from tests.harness.sharded_runs import record_samples, samples_in_order, samples_of_steps, write_shards
+from tests.harness.sharded_runs import record_samples, samples_in_order, samples_of_steps
+from tests.harness.shards import pack, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.config.errors import EXIT_DATA, DataError, UserError
 from vae.data.shards import read_dataset
@@ -18,21 +18,7 @@ from vae.training.run import train
 @pytest.fixture(scope="module")
 def dataset(image_folder, tmp_path_factory):
     """14 training and 2 validation images."""
-    folder = tmp_path_factory.mktemp("sharded") / "set"
-    done = run_script(
-        *(
-            "prepare_data.py",
-            "--mode",
-            "shard",
-            "--input_dir",
-            str(image_folder),
-            "--output_dir",
-            str(folder),
-        ),
-        *("--val_split", "0.1", "--num_workers", "1"),
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "dataset.json"
+    return pack(image_folder, tmp_path_factory.mktemp("sharded") / "set", val_split=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.runs import run_script
+from tests.harness.shards import pack
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
 from vae.data.manifest import format_row
 from vae.files import sha256_of_file
@@ -79,10 +79,8 @@ def test_a_run_records_the_worst_label(tiny, manifest, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_labels_of_shards_are_those_of_the_manifest(tiny, manifest, tmp_path):
-    words = ["--mode", "shard", "--input_dir", str(manifest.parent), "--output_dir", str(tmp_path / "set")]
-    done = run_script("prepare_data.py", *words, "--num_workers", "1")
-    assert done.returncode == 0, done.stderr
-    sharded = {**given_for(tiny, manifest), "data_path": str(tmp_path / "set" / "dataset.json")}
+    dataset = pack(manifest.parent, tmp_path / "set")
+    sharded = {**given_for(tiny, manifest), "data_path": str(dataset)}
     assert train({**sharded, "max_steps": 1, "output_dir": str(tmp_path / "shards")}) == 0
     assert train({**given_for(tiny, manifest), "max_steps": 1}) == 0
     pair = [records(tmp_path / name, "validation")[0] for name in ("run", "shards")]
