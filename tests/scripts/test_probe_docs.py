@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import evaluate_vae
+from tests.harness.convnext_file import convnext_weights
 from tests.harness.runs import ROOT
 from tests.harness.small_vae import SMALL, write_vae
+from vae.evaluation.probe import reference
 from vae.files import read_json
 from vae.script import exit_code
 
@@ -20,13 +23,23 @@ TINY_VAE = replace(SMALL, channels=(8, 8), norm_groups=4, z_channels=4)
 QUICK = ["--device", "cpu", "--sizes", "32", "--probe_folds", "3", "--probe_epochs", "2"]
 
 
-@pytest.fixture
-def workplace(image_folder, tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    shutil.copytree(image_folder, "data/test")
+@pytest.fixture(scope="module")
+def vaes(tmp_path_factory) -> Path:
+    """A folder with two VAEs."""
+    folder = tmp_path_factory.mktemp("vaes")
     for seed, name in enumerate(("first", "second")):
-        write_vae(Path("outputs", name, "vae"), seed, TINY_VAE)
+        write_vae(folder / name / "vae", seed, TINY_VAE)
+    return folder
+
+
+@pytest.fixture
+def workplace(vaes, image_folder, tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("urllib.request._opener", None)  # urllib reads the proxies only once
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # refused immediately
+    shutil.copytree(image_folder, "data/test")
+    shutil.copytree(vaes, "outputs")
     names = sorted(path.relative_to("data/test").as_posix() for path in Path("data/test").rglob("*.png"))
     rows = [f"{name},{'ab'[number % 2]}" for number, name in enumerate(names)]
     Path("labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
@@ -40,7 +53,7 @@ def test_every_command_runs(workplace, capsys):
     for _, _, *words in lines:
         assert evaluate_vae.main([*words, *QUICK]) == 0
     out = capsys.readouterr().out
-    assert "ResNet-50" in out
+    assert "resnet50-11ad3fa6.pth and convnext_tiny_22k_224.pth are not in" in out
     assert "95 % interval" in out
     found = read_json(Path("results/probes/probe.json"))
     assert list(found["sets"]) == [
@@ -54,6 +67,23 @@ def test_every_command_runs(workplace, capsys):
     assert all(float(row[1]) + float(row[2]) == pytest.approx(1, abs=2e-6) for row in rows[1:])
 
 
+def test_reference_sees_pixels_and_reconstructions(workplace, monkeypatch):
+    """A network of random weights at its place in PyTorch's cache."""
+    monkeypatch.setattr(reference, "SIDE", 32)  # px: faster
+    source = reference.SOURCES["convnext_22k"]
+    source.path.parent.mkdir(parents=True)
+    torch.save({"model": convnext_weights()}, source.path)
+    words = ["--vae", "outputs/first/vae", "--data_path", "data/test", "--probe", "labels.csv"]
+    words += ["--output_dir", "out", "--probe_heads", "mlp", *QUICK]
+    rows = Path("labels.csv").read_text().splitlines()
+    Path("labels.csv").write_text("\n".join(rows[:9]) + "\n")
+    assert evaluate_vae.main([*words, "--probe_reference", "convnext_22k"]) == 0
+    found = read_json(Path("out/probe.json"))
+    assert found["reference"] == "convnext_22k"
+    heads = {name: list(one["weights"]) for name, one in found["sets"].items()}
+    assert heads == {"pixels": ["linear"], "first/vae latents": ["mlp"], "first/vae recon": ["linear"]}
+
+
 @pytest.mark.parametrize(
     ("words", "tokens"),
     [
@@ -64,6 +94,10 @@ def test_every_command_runs(workplace, capsys):
         ),
         (["--probe", "labels.csv", "--sizes", "0"], ("--probe", "--sizes 0")),
         (["--probe", "labels.csv", "--probe_folds", "9"], ("--probe_folds 9", "class")),
+        (
+            ["--probe", "labels.csv", "--probe_reference", "resnet50"],
+            ("--probe_reference resnet50", "download", "resnet50-11ad3fa6.pth", "none"),
+        ),
     ],
 )
 def test_mistakes_are_one_line(workplace, capsys, words, tokens):

@@ -91,6 +91,12 @@ class EvaluateConfig:
     )
     probe_epochs: int = option(30, "most epochs of a classifier", metavar="N", at_least=1)
     probe_learning_rate: float = option(3e-3, "peak of the classifiers' one-cycle schedule", at_least=1e-6)
+    probe_reference: str = option(
+        "auto",
+        "pretrained network of --probe for pixels and reconstructions; auto: the first of resnet50 and "
+        "convnext_22k that is in PyTorch's cache, otherwise none; none: the small heads of --probe_heads",
+        choices=("auto", "none", "resnet50", "convnext_22k"),
+    )
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",

@@ -46,8 +46,9 @@ def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) ->
             try:
                 download(url, path)
             except (OSError, http.client.HTTPException) as error:  # no network, refused, timeout, disk full
+                reason = download_failure(error)
                 raise UserError(
-                    f"the {net} weights of LPIPS are missing and the download failed ({_reason(error)}): "
+                    f"the {net} weights of LPIPS are missing and the download failed ({reason}): "
                     f"{_alternatives(net)}, or download them: {fetch_command(url, path)}"
                 ) from error
     _verify(path, net)
@@ -127,7 +128,7 @@ def _alternatives(net: str) -> str:
     )
 
 
-def _reason(error: Exception) -> str:
+def download_failure(error: Exception) -> str:
     """Why a download failed, without urllib's wrapper and the errno."""
     cause: object = error
     if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):

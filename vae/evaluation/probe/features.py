@@ -3,24 +3,20 @@
 Shapes: B images of S x S px, f = downsampling factor of a VAE, Z latent channels.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.device import DTYPES
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.measure import VaeCodec
+from vae.evaluation.probe.reference import Pretrained
 from vae.interop.vae_files import LoadedVae
 from vae.pixels import to_float
 
 MAP_SIDE = 16  # larger maps are averaged: the heads see no more
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of torchvision's weights
-Pretrained = Callable[[Tensor], Tensor]
 
 
 def _pooled(maps: Tensor) -> Tensor:
@@ -69,29 +65,3 @@ def maps_of_vae(
         recons.append(_of_pixels(stacked.to(device), vae.autoencoder.downsampling, pretrained))
     vae.autoencoder.cpu()
     return torch.cat(latents), torch.cat(recons)
-
-
-def find_pretrained(device: torch.device) -> tuple[Pretrained | None, str]:
-    """torchvision's ResNet-50 without its last layer if its weights are on disk, and one line about it."""
-    from torchvision.models import ResNet50_Weights, resnet50
-
-    url = ResNet50_Weights.IMAGENET1K_V2.url
-    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
-    if not path.is_file():
-        return None, (
-            f"pixels and reconstructions: by small heads, because the weights of ResNet-50 are not at {path} "
-            f"(from {url})"
-        )
-    network = resnet50()
-    network.load_state_dict(torch.load(path, weights_only=True))
-    network.fc = nn.Identity()
-    network.eval().requires_grad_(False).to(device)
-    mean, std = (
-        torch.tensor(values, device=device)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD)
-    )
-
-    def features(images: Tensor) -> Tensor:
-        scaled = F.interpolate(images, size=224, mode="bicubic", antialias=True)
-        return network(((scaled + 1) / 2 - mean) / std)[:, :, None, None].cpu()
-
-    return features, "pixels and reconstructions: features of torchvision's ResNet-50 (ImageNet)"

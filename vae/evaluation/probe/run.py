@@ -18,9 +18,10 @@ from vae.device import DTYPES, pick_device
 from vae.evaluation.compare import short_names
 from vae.evaluation.image_set import find_images
 from vae.evaluation.precheck import check_command
-from vae.evaluation.probe.features import find_pretrained, maps_of_pixels, maps_of_vae
+from vae.evaluation.probe.features import maps_of_pixels, maps_of_vae
 from vae.evaluation.probe.heads import Schedule, predict, train_head
 from vae.evaluation.probe.labels import Labels, read_labels
+from vae.evaluation.probe.reference import choose_reference, describe, load_reference
 from vae.evaluation.probe.scores import ensemble_weights, paired_bootstrap, scores
 from vae.files import atomic_path, csv_cell, write_json
 from vae.interop.vae_files import load_vae
@@ -46,14 +47,15 @@ def run_probe(config: EvaluateConfig) -> None:
     check_command(config)
     assert config.probe is not None
     device = pick_device(config.device)
+    reference = choose_reference(config.probe_reference)
+    pretrained = load_reference(reference, device) if reference else None
     choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
     vaes = [load_vae(Path(path), flag="--vae", weights=config.weights) for path in config.vae]
     names = short_names(config.vae)
     image_set, _ = find_images(config)
     labels = read_labels(config.probe, image_set.names, config.probe_column, config.probe_folds)
     image_set = replace(image_set, indices={name: image_set.indices[name] for name in labels.names})
-    pretrained, remark = find_pretrained(device)
-    console.info(remark)
+    console.info(describe(reference, config.probe_reference))
     pixel_heads = ("linear",) if pretrained else config.probe_heads
     factor = vaes[0].autoencoder.downsampling
     pixels = maps_of_pixels(image_set, config, factor, pretrained, device)
@@ -67,7 +69,7 @@ def run_probe(config: EvaluateConfig) -> None:
     )
     for one in track(probed, "probe", len(probed), "set", keep=False):
         _measure(one, labels, schedule, device)
-    _write(Path(config.output_dir), config, labels, probed, names)
+    _write(Path(config.output_dir), config, labels, probed, names, reference)
 
 
 def _measure(one: Probed, labels: Labels, schedule: Schedule, device: torch.device) -> None:
@@ -92,7 +94,12 @@ def _measure(one: Probed, labels: Labels, schedule: Schedule, device: torch.devi
 
 
 def _write(
-    folder: Path, config: EvaluateConfig, labels: Labels, probed: list[Probed], names: list[str]
+    folder: Path,
+    config: EvaluateConfig,
+    labels: Labels,
+    probed: list[Probed],
+    names: list[str],
+    reference: str | None,
 ) -> None:
     """Write probe.json and one CSV file of probabilities for each set of features, and print the tables."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,6 +109,7 @@ def _write(
         "images": len(labels.names),
         "groups": len(set(labels.groups.tolist())),
         "folds": labels.num_folds,
+        "reference": reference,
         "sets": {
             one.name: {"scores": one.scores, "weights": one.weights, "stopping_log_loss": one.losses}
             for one in probed
