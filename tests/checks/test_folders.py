@@ -4,7 +4,9 @@ import os
 
 import pytest
 
+from tests.harness.machines import DESKTOP, changed, verdict
 from vae.checks.folders import VGG_FILE, gather_folder, gather_vgg, kind_of_mount
+from vae.checks.results import SKIP
 
 MOUNTS = r"""
 /dev/nvme0n1p2 / ext4 rw,relatime 0 0
@@ -39,6 +41,16 @@ def test_folder_that_will_be_created(tmp_path):
     assert found.free > 0
     assert found.problem is None
     assert list(tmp_path.iterdir()) == []  # the check creates nothing
+
+
+def test_remote_store_is_no_missing_folder():
+    """It is skipped, and its password is not in the report."""
+    address = "s3://me:5ecret@bucket/dataset.json"
+    found = gather_folder("the images", "--data_path", address, True, writes=False)
+    facts = changed(DESKTOP, folders=(DESKTOP.folders[0], found, DESKTOP.folders[2]))
+    check = verdict(facts, "disk.images")
+    assert (check.status, "s3://bucket/dataset.json" in check.found) == (SKIP, True)
+    assert "5ecret" not in str((found, check))
 
 
 def test_file_instead_of_a_folder(tmp_path):

@@ -7,15 +7,28 @@ import pytest
 
 from vae.config.errors import DataError, UserError
 from vae.data.decoding import decode_image
-from vae.data.folder import list_images, split_names
+from vae.data.folder import check_images, list_images, split_names
 from vae.data.formats import BadImageError
 from vae.data.manifest import read_lines
 from vae.files import sha256_of_file
+from vae.prepare.split.grouping import find_manifest
 
 
 def touch(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
+
+
+def test_dataset_of_shards_is_refused_without_its_password(tmp_path):
+    """The commands that read folders only; one of them looks for a manifest."""
+    (tmp_path / "dataset.json").write_text("{}")
+    with pytest.raises(DataError, match=r"--input_dir .*dataset\.json .*shards.* give a folder"):
+        check_images(tmp_path / "dataset.json", flag="--input_dir")
+    address = "https://me:5ecret@host/dataset.json?a=5ecret"
+    for refuse in (check_images, find_manifest):
+        with pytest.raises(DataError, match=r"https://host/dataset\.json") as caught:
+            refuse(address)
+        assert "5ecret" not in str(caught.value)
 
 
 def test_list_is_sorted_and_recursive(tmp_path):

@@ -184,6 +184,32 @@ def test_pins_and_downloads_of_a_killed_process_end_with_it(web, cache):
     assert not left.exists()
 
 
+@pytest.mark.parametrize("indexes", [0, 2])
+def test_indexes_count_for_the_limit(web, cache, root, indexes):
+    """A limit with room for so many indexes is never exceeded, and all images can be read."""
+    size = max(path.stat().st_size for path in root.glob("*.npy"))
+    few = ShardCache(cache.folder, indexes * size / GIB)
+    images = remote(web, few)
+    for number in range(40):
+        assert images.read(number) == local(root).read(number)
+        kept = [path.stat().st_size for path in few.folder.glob("*.*") if path.suffix]
+        assert sum(kept) <= indexes * size
+    assert len(kept) == indexes
+
+
+def test_index_makes_room_for_itself(web, cache):
+    """The shard that was used longest ago goes."""
+    few = room_for(cache, remote(web, cache), 1)
+    images = remote(web, few)
+    images.read(0)
+    filler = few.folder / f"{'0' * 64}.tar"
+    filler.write_bytes(bytes(few.room() - sum(path.stat().st_size for path in few.folder.glob("*.*"))))
+    os.utime(filler, (1, 1))
+    images.key(39)
+    assert not filler.exists()
+    assert len(list(few.folder.glob("*.npy"))) == 2
+
+
 def test_two_readers_of_a_shard_download_it_once(web, cache):
     readers = [remote(web, cache) for _ in range(4)]
     threads = [threading.Thread(target=reader.read, args=(0,)) for reader in readers]

@@ -1,14 +1,19 @@
 """The images that are measured, and how they are cropped: the same for every VAE."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from tests.harness.shards import pack
+from tests.harness.http_store import http_store, hurry
+from tests.harness.shards import pack, write_shards
 from vae.config.errors import DataError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.console import printable
+from vae.data.shards import read_dataset
+from vae.evaluation.compare import _environment, _protocol
 from vae.evaluation.image_set import find_images, square
 
 
@@ -68,6 +73,34 @@ def test_dataset_of_shards_is_measured_like_its_files(folder, tmp_path_factory):
         list(found.batches(32, 2))
     with pytest.raises(DataError, match=r"none of its 4 images.*images-000000\.tar/[0-9a-f]{32}: .*checksum"):
         find_images(config(path, sizes=(32,)))
+
+
+def test_remote_dataset_is_measured_like_a_local_one(tmp_path, monkeypatch):
+    """Whole shards are fetched unless reading a few images one by one needs fewer bytes."""
+    pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
+    hurry(monkeypatch)
+    path = write_shards(tmp_path / "data", 12, 40_000)
+    with http_store(path.parent) as web:
+        cache = str(tmp_path / "cache")
+        few, _ = find_images(config(web.url(), sizes=(32,), max_images=5, cache_dir=cache))
+        assert web.wholes() == []
+        found, _ = find_images(config(web.url(), sizes=(32,), cache_dir=cache))
+        assert len(web.wholes()) == len(set(web.wholes())) == len(read_dataset(path).shards)
+        local, _ = find_images(config(path, sizes=(32,)))
+        assert found.names == local.names
+        for name in found.names:
+            assert torch.equal(found.read(name, 32), local.read(name, 32))
+        assert torch.equal(few.read(few.names[-1], 32), local.read(few.names[-1], 32))
+
+
+def test_address_of_a_measured_dataset_has_no_password(monkeypatch):
+    """Neither in the protocol nor in the recorded command."""
+    address = "https://me:5ecret@host/dataset.json?a=5ecret"
+    monkeypatch.setattr(sys, "argv", ["evaluate_vae.py", "--data_path", address])
+    cpu = torch.device("cpu")
+    recorded = str((_protocol(config(address), 1, (32,), cpu, None), _environment(cpu)))
+    assert recorded.count("https://host/dataset.json") == 2
+    assert "5ecret" not in recorded
 
 
 def test_square_is_the_center():

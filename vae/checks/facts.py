@@ -117,7 +117,7 @@ class Folder:
     path: str
     given: bool  # set on the command line
     exists: bool
-    nearest: str  # the folder itself, or its nearest parent that exists
+    nearest: str  # the folder itself, or its nearest parent that exists; empty on a remote store
     free: int | None = None
     file_system: str | None = None
     problem: str | None = None  # why it cannot be read or written

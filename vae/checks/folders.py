@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from vae.checks.facts import Folder, WeightsFile
+from vae.config.addresses import is_remote, public_address
 from vae.files import nearest_existing
 
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
@@ -15,6 +16,8 @@ VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, th
 
 def gather_folder(purpose: str, flag: str, path: str, given: bool, *, writes: bool) -> Folder:
     """Facts about `path`, or about its nearest existing parent if it does not exist yet."""
+    if is_remote(path):
+        return Folder(purpose, flag, public_address(path), given, False, "")
     problem = None
     try:
         absolute = Path(path).expanduser().absolute()

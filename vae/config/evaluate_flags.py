@@ -6,6 +6,8 @@ from vae.config.errors import UserError
 from vae.config.flags import parse_section
 from vae.config.options import (
     background_option,
+    cache_dir_option,
+    cache_gib_option,
     device_option,
     kernels_option,
     max_pixels_option,
@@ -29,11 +31,16 @@ class EvaluateConfig:
         metavar="PATH",
     )
     data_path: str = option(
-        MISSING, "folder of images, with subfolders, or a dataset of shards (.json)", metavar="PATH"
+        MISSING,
+        "folder of images, with subfolders, or the dataset.json of a dataset of shards, also on a remote "
+        "store (s3://, gs://, https://)",
+        metavar="PATH",
     )
     output_dir: str = option(
         MISSING, "folder for report.html, the tables and sample images; created if missing", metavar="DIR"
     )
+    cache_dir: str | None = cache_dir_option()
+    cache_gib: float = cache_gib_option("; 0: none, images are read one by one over the network")
     overwrite: bool = option(False, "replace the results of an earlier comparison")
     sizes: tuple[int, ...] = option(
         (256,),

@@ -57,6 +57,27 @@ def max_pixels_option(action: str) -> Any:
     return option(MAX_PIXELS, help_text, metavar="N", at_least=64)
 
 
+def cache_dir_option() -> Any:
+    """--cache_dir of every script that reads a dataset on a remote store."""
+    return option(
+        None,
+        "folder on this machine for the shards of remote datasets; default: vae-trainer in the user's cache "
+        "folder",
+        metavar="DIR",
+    )
+
+
+def cache_gib_option(without: str) -> Any:
+    """--cache_gib of every script that reads a dataset on a remote store; `without`: what 0 means."""
+    return option(
+        50,
+        "most GiB of --cache_dir, or less if the disk has less room; the shards used longest ago are removed"
+        + without,
+        metavar="GIB",
+        at_least=0,
+    )
+
+
 def weights_option() -> Any:
     """--weights of every script that reads a trained VAE."""
     help_text = "weights to read from a checkpoint of train_vae.py: EMA weights or raw weights"
@@ -124,19 +145,8 @@ class DataConfig:
         "the same batches",
         at_least=1,
     )
-    cache_dir: str | None = option(
-        None,
-        "folder on this machine for shards of a remote --data_path or --val_path; default: vae-trainer in "
-        "the user's cache folder",
-        metavar="DIR",
-    )
-    cache_gib: float = option(
-        50,
-        "most GiB of --cache_dir, or less if the disk has less room; the shards used longest ago are "
-        "removed; 0: none, images are read one by one over the network",
-        metavar="GIB",
-        at_least=0,
-    )
+    cache_dir: str | None = cache_dir_option()
+    cache_gib: float = cache_gib_option("; 0: none, images are read one by one over the network")
     val_split: float = option(
         0.1,
         "fraction of --data_path used as validation set, chosen by a hash of file name and --split_seed",

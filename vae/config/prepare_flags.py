@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from vae import console
 from vae.config.errors import EXIT_DATA, UsageError, UserError
 from vae.config.flags import parse_section
-from vae.config.options import MAX_PIXELS, background_option, option
+from vae.config.options import MAX_PIXELS, background_option, cache_dir_option, cache_gib_option, option
 from vae.config.parser import OneLineParser, unknown_flag
 from vae.config.values import most_similar
 
@@ -94,6 +94,8 @@ class ValidateConfig(ReadingConfig):
         "dataset of shards that must share no image with the one in --input_dir; none: its validation set",
         metavar="FILE",
     )
+    cache_dir: str | None = cache_dir_option()
+    cache_gib: float = cache_gib_option("; it needs room for the largest shard")
     quarantine_dir: str | None = option(None, "move rejected files to this folder", metavar="DIR")
     undo_quarantine: bool = option(
         False, "move every file in --quarantine_dir back into --input_dir, and do nothing else"

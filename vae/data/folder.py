@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 
 from vae import console
+from vae.config.addresses import is_remote, public_address
 from vae.config.errors import DataError, UserError
 from vae.console import printable
 from vae.data.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
@@ -100,6 +101,11 @@ def walk_images(
 
 def _check_folder(root: str | os.PathLike[str], flag: str) -> None:
     root = os.fspath(root)
+    if is_remote(root) or (root.lower().endswith(".json") and os.path.isfile(root)):
+        raise DataError(
+            f"{flag} {public_address(root)} is no folder: datasets of shards are read by train_vae.py, "
+            "evaluate_vae.py and prepare_data.py --mode validate; give a folder that contains your images"
+        )
     if not os.path.lexists(root):
         raise DataError(f"{flag} {root} does not exist: give the folder that contains your images")
     if not os.path.isdir(root):

@@ -1,23 +1,25 @@
 """The shards of a dataset on a remote store: whole ones in the cache, or single images if it has no room."""
 
 import io
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vae.config.errors import DataError
+from vae.config.errors import DataError, UserError
 from vae.data.formats import BadImageError
 from vae.data.read_ahead import ReadAhead
-from vae.data.shard_cache import Entry, ShardCache
+from vae.data.shard_cache import POLL_SECONDS, Entry, ShardCache
 from vae.data.shard_images import ShardImages
 from vae.data.shards import INDEX, Row, Shard, ShardedDataset, check_bytes, index_path, parse_index
 from vae.data.store import StoreFile, TooLargeError, download, read_file, read_range
-from vae.files import atomic_path
 
+ROOM_SECONDS = 300.0  # until other processes need their shards no more
 REMOVED_TRIES = 3  # another machine may remove a shard before it is opened
 HEADER_BYTES = 4096  # at most, of an index
 
@@ -42,25 +44,25 @@ class RemoteShards:
 
     def index(self, shard: Shard) -> np.ndarray:
         """The index of a shard, which is fetched again once if it is bad."""
-        path = self._cache.folder / f"{shard.sha256}.npy"
         self._cache.touch(_entry(shard))
         try:
-            return parse_index(io.BytesIO(path.read_bytes()), shard)
+            return parse_index(io.BytesIO(self._cache.index_path(_entry(shard)).read_bytes()), shard)
         except (OSError, BadImageError):
             pass
         if shard.sha256 in self._bad_indexes:
             raise self._bad_indexes[shard.sha256]
         try:
-            return self._fetch_index(shard, path)
+            return self.fetch_index(shard)
         except BadImageError:
             pass
         try:
-            return self._fetch_index(shard, path)
+            return self.fetch_index(shard)
         except BadImageError as error:
             self._bad_indexes[shard.sha256] = error
             raise
 
-    def _fetch_index(self, shard: Shard, path: Path) -> np.ndarray:
+    def fetch_index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard from the store; BadImageError if it does not describe this shard."""
         most_bytes = HEADER_BYTES + shard.samples * INDEX.itemsize
         name = index_path(Path(), shard).name
         try:
@@ -69,12 +71,29 @@ class RemoteShards:
             raise BadImageError("bad_index", f"{name} is larger than an index of {shard.name}") from None
         self._counts["remote_bytes"] += len(data)
         rows = parse_index(io.BytesIO(data), shard)
-        try:
-            with atomic_path(path) as temporary:
-                temporary.write_bytes(data)
-        except OSError:  # a full disk: it is fetched again when it is needed again
-            pass
+        self._cache.store_index(_entry(shard), data)
         return rows
+
+    @contextmanager
+    def fetched_anew(self, shard: Shard) -> Iterator[Path]:
+        """The path of a shard, downloaded now even if the cache has it, and kept within this context.
+
+        BadImageError if the store's bytes are not those of dataset.json, UserError if there is no room.
+        """
+        entry = _entry(shard)
+        self._cache.forget_quarantine({shard.sha256})
+        self._cache.remove_if_free(entry)
+        self._cache.pin(entry)
+        try:
+            until = time.monotonic() + ROOM_SECONDS
+            while (path := self._fetch(entry, anew=True)) is None:
+                if time.monotonic() > until:
+                    raise no_room(self._cache, shard)
+                time.sleep(POLL_SECONDS)
+                self._cache.look_again()
+            yield path
+        finally:
+            self._cache.unpin(entry)
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file, which are read again once if they are bad."""
@@ -126,9 +145,9 @@ class RemoteShards:
             file.seek(offset)
             return file.read(size)
 
-    def _fetch(self, entry: Entry) -> Path | None:
+    def _fetch(self, entry: Entry, *, anew: bool = False) -> Path | None:
         with self._cache.one_speaker() as warn:
-            return self._cache.obtain(entry, partial(self._download, entry, warn))
+            return self._cache.obtain(entry, partial(self._download, entry, warn), anew=anew)
 
     def _download(self, entry: Entry, warn: Callable[[str], None], path: Path) -> None:
         download(self._dataset.sibling(entry.name), path, most_bytes=entry.bytes, warn=warn)
@@ -159,6 +178,14 @@ def open_images(dataset: ShardedDataset, num_streams: int, cache: ShardCache | N
     assert cache is not None
     cache.forget_quarantine({shard.sha256 for shard in dataset.shards})
     return ShardImages(dataset, num_streams, RemoteShards(dataset.path, cache))
+
+
+def no_room(cache: ShardCache, shard: Shard) -> UserError:
+    """The error of a shard that does not fit into the cache."""
+    return UserError(
+        f"--cache_dir {cache.folder} has no room for {shard.name} ({shard.bytes / 1e6:.0f} MB): raise "
+        "--cache_gib, free some space, or give a --cache_dir on another disk"
+    )
 
 
 def _no_counts() -> Counter[str]:

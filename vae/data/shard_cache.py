@@ -11,17 +11,18 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae import console
+from vae.config.addresses import is_remote
 from vae.config.errors import UserError
 from vae.data.formats import BadImageError
 from vae.data.lock_file import LockFile, lock_file
 from vae.data.store import DISK_ERRORS, TooLargeError
-from vae.files import sha256_of_file, why_not_writable
+from vae.files import atomic_path, sha256_of_file, why_not_writable
 from vae.host import GIB
 
 LOCK_NAME = ".lock"
@@ -67,8 +68,15 @@ def default_folder() -> Path:
     return Path(os.path.expanduser(root), "vae-trainer")
 
 
+def open_cache(paths: Iterable[str | None], folder: str | None, most_gib: float) -> "ShardCache | None":
+    """The cache of --cache_dir and --cache_gib, if one of these datasets is on a remote store."""
+    if not any(path and is_remote(path) for path in paths):
+        return None
+    return ShardCache(Path(folder) if folder else default_folder(), most_gib)
+
+
 class ShardCache:
-    """At most `most_gib` of shards in `folder`; less if the disk has less room."""
+    """At most `most_gib` of shards and their indexes in `folder`; less if the disk has less room."""
 
     def __init__(self, folder: Path, most_gib: float) -> None:
         """Create the folder; UserError if it cannot be written."""
@@ -97,14 +105,15 @@ class ShardCache:
         except OSError:
             return None
 
-    def obtain(self, entry: Entry, download: Callable[[Path], None]) -> Path | None:
+    def obtain(self, entry: Entry, download: Callable[[Path], None], *, anew: bool = False) -> Path | None:
         """The path of a shard, which `download` writes if it is not here; None if there is no room for it.
 
-        Waits while another process downloads it. BadImageError if its SHA-256 is wrong twice.
+        Waits while another process downloads it. BadImageError if its SHA-256 is wrong twice. `anew`:
+        `download` writes it also if it is here.
         """
         lock = f"download {entry.sha256}"
         while True:
-            if path := self.find(entry):
+            if not anew and (path := self.find(entry)):
                 return path
             self._check_quarantine(entry)
             if time.monotonic() < self._full_until:
@@ -113,7 +122,8 @@ class ShardCache:
                 break
             time.sleep(POLL_SECONDS)
         try:
-            if path := self.find(entry) or self._fill(entry, download):
+            found = None if anew else self.find(entry)
+            if path := found or self._fill(entry, download):
                 return path
             self.warn_once(
                 f"--cache_gib {self._most_bytes / GIB:g}: {self.folder} has no room for all shards that are "
@@ -132,6 +142,18 @@ class ShardCache:
             return None
         finally:
             self._locks.unlock(lock)
+
+    def store_index(self, entry: Entry, data: bytes) -> None:
+        """Keep the index of a shard, if there is room; otherwise it is fetched again when it is needed."""
+        path = self.index_path(entry)
+        with suppress(OSError), self._space():  # a full disk
+            if self._make_room(len(data)):
+                with atomic_path(path) as temporary:
+                    temporary.write_bytes(data)
+
+    def index_path(self, entry: Entry) -> Path:
+        """Where the index of a shard is kept."""
+        return self.folder / f"{entry.sha256}.npy"
 
     def pin(self, entry: Entry) -> None:
         """Keep a shard until this process ends or unpins it; it may have been removed just before."""
@@ -158,6 +180,15 @@ class ShardCache:
                 return False
         path.unlink(missing_ok=True)
         return True
+
+    def remove_if_free(self, entry: Entry) -> None:
+        """Remove a shard, if it is here and no process has pinned it."""
+        if path := self.find(entry):
+            self._remove(_File(0, 0, 0, path))
+
+    def room(self) -> int:
+        """Bytes that the shards of this cache may have now."""
+        return self._limit(self._scan())
 
     def look_again(self) -> None:
         """Forget that the cache was full."""
@@ -222,22 +253,34 @@ class ShardCache:
 
     def _reserve(self, entry: Entry, part: Path) -> bool:
         """Make room for a shard, and create `part`, which counts with its final size; False without room."""
-        while not self._locks.try_lock(_SPACE):
-            time.sleep(POLL_SECONDS)
-        try:
-            files = self._scan()
-            excess = sum(file.bytes for file in files) + entry.bytes - self._limit(files)
-            removable = [file for file in files if not file.is_part and self._is_free(file)]
-            if excess <= sum(file.bytes for file in removable):
-                for file in sorted(removable):
-                    excess -= self._remove(file) if excess > 0 else 0
-            if excess > 0:
+        with self._space():
+            if not self._make_room(entry.bytes):
                 self._full_until = time.monotonic() + FULL_SECONDS
                 return False
             part.touch()
             return True
+
+    @contextmanager
+    def _space(self) -> Iterator[None]:
+        """No other process counts, adds or removes files within this context."""
+        while not self._locks.try_lock(_SPACE):
+            time.sleep(POLL_SECONDS)
+        try:
+            yield
         finally:
             self._locks.unlock(_SPACE)
+
+    def _make_room(self, size: int) -> bool:
+        """Remove files that were used longest ago until `size` bytes fit; whether they do."""
+        files = self._scan()
+        excess = sum(file.bytes for file in files) + size - self._limit(files)
+        if excess <= 0:
+            return True
+        removable = [file for file in files if not file.is_part and self._is_free(file)]
+        if excess <= sum(file.bytes for file in removable):
+            for file in sorted(removable):
+                excess -= self._remove(file) if excess > 0 else 0
+        return excess <= 0
 
     def _remove(self, file: _File) -> int:
         """Remove a shard; returns the bytes that this frees."""

@@ -26,6 +26,7 @@ PAUSES = (10.0, 30.0)
 PAUSES_REFUSED = (1.0, 2.0)  # after 401, 403 or 404, which seldom change
 # Errors of the disk that is written to, and not of the store.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+MISSING = "it does not exist (404)"
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 INSTALL = "pip install -r requirements-remote.txt"
 
@@ -62,6 +63,10 @@ class StoreFile:
 
 class StoreError(DataError):
     """A remote store did not give a file."""
+
+
+class MissingError(StoreError):
+    """A remote store does not have a file."""
 
 
 class TooLargeError(Exception):
@@ -135,7 +140,8 @@ def _with_tries(file: StoreFile, action: _Action[_T], warn: Callable[[str], None
         if refused
         else "check the network and the store"
     )
-    raise StoreError(f"{file.flag} {file}: {reason}, {len(PAUSES) + 1} times: {remedy}")
+    kind = MissingError if reason == MISSING else StoreError
+    raise kind(f"{file.flag} {file}: {reason}, {len(PAUSES) + 1} times: {remedy}")
 
 
 def _attempt(system: Any, path: str, action: _Action[_T]) -> _T:
@@ -176,7 +182,7 @@ def _reason(error: Exception) -> tuple[str, bool]:
     if status is None and str(getattr(error, "code", "")).isdigit():  # of gcsfs
         status = int(error.code)  # type: ignore[attr-defined]
     if isinstance(error, FileNotFoundError) or status == 404:
-        return "it does not exist (404)", True
+        return MISSING, True
     if isinstance(error, PermissionError) or status in (401, 403):
         return f"access is denied ({status or 403})", True
     if isinstance(error, _StalledError | TimeoutError) or "Timeout" in type(error).__name__:

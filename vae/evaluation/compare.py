@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vae import console
+from vae.config.addresses import public_address
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
@@ -275,7 +276,7 @@ def _protocol(
     config: EvaluateConfig, images: int, sizes: tuple[int, ...], device: torch.device, net: str | None
 ) -> Protocol:
     return Protocol(
-        data_path=config.data_path,
+        data_path=public_address(config.data_path),
         images=images,
         sizes=sizes,
         crop="whole images" if sizes == (WHOLE,) else CROPS[config.crop],
@@ -299,7 +300,7 @@ def _environment(device: torch.device) -> dict[str, str]:
     packages = {name: version(name) for name in ("torch", "torchvision", "Pillow", "numpy", "lpips")}
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(Path(word).name if i == 0 else word for i, word in enumerate(sys.argv)),
+        "command": " ".join([Path(sys.argv[0]).name, *map(public_address, sys.argv[1:])]),
         "python": platform.python_version(),
         "system": platform.platform(),
         "device": _device_name(device),

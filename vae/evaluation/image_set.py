@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vae.config.addresses import public_address
 from vae.config.errors import DataError
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.console import printable
 from vae.data.dataset import FolderImages, Images
 from vae.data.folder import list_images
 from vae.data.formats import BadImageError
-from vae.data.shard_images import ShardImages
+from vae.data.remote_shards import open_images
+from vae.data.shard_cache import open_cache
 from vae.data.shards import is_dataset, read_dataset
 from vae.progress import track
 
@@ -82,7 +84,7 @@ class ImageSet:
 
 def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
-    source = _open(config.data_path)
+    source = _open(config)
     count, most = len(source), config.max_images or len(source)
     chosen = [i * count // most for i in range(most)] if most < count else range(count)
     names = [source.name(index) for index in chosen]
@@ -95,18 +97,25 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     if len(unusable) == len(names):
         name, reason = next(iter(unusable.items()))
         raise DataError(
-            f"--data_path {config.data_path}: none of its {len(names)} images can be measured; the first is "
-            f"{printable(name)}: {reason}"
+            f"--data_path {public_address(config.data_path)}: none of its {len(names)} images can be "
+            f"measured; the first is {printable(name)}: {reason}"
         )
     usable = {name: index for name, index in indices.items() if name not in unusable}
     return replace(images, indices=usable), unusable
 
 
-def _open(path: str) -> Images:
-    """The images of a folder or of a dataset of shards."""
-    if is_dataset(path):
-        return ShardImages(read_dataset(path), num_streams=1)
-    return FolderImages(path, list_images(path))
+def _open(config: EvaluateConfig) -> Images:
+    """The images of a folder or of a dataset of shards.
+
+    Whole shards of a remote one are fetched only if that is less than to read each image when it is needed.
+    """
+    path = config.data_path
+    if not is_dataset(path):
+        return FolderImages(path, list_images(path))
+    images = open_images(read_dataset(path), 1, open_cache([path], config.cache_dir, config.cache_gib))
+    readings = 1 + len(config.vae) * len(config.sizes)  # of each measured image, the check included
+    is_cheaper = config.max_images and config.max_images * readings < len(images)
+    return images.scattered() if is_cheaper else images
 
 
 def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vae import console
+from vae.config.addresses import is_remote, public_address
 from vae.config.errors import DataError, UserError
 from vae.config.infer_flags import InferConfig
 from vae.data.decoding import parse_background
@@ -64,6 +65,10 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
     """(name, path) of one --input: the file itself, or each file in the folder that the mode reads."""
     path = Path(given)
     if not path.is_dir():
+        if is_remote(given):
+            raise DataError(
+                f"--input {public_address(given)} is on a remote store: give a file or a folder here"
+            )
         if not path.exists():
             raise DataError(f"--input {given} does not exist: give a file or a folder")
         if not path.is_file():

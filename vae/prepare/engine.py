@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vae import console
+from vae.config.addresses import is_remote
 from vae.config.errors import UserError
 from vae.config.prepare_flags import ReadingConfig
 from vae.prepare.pool import Answer, Failure, Item, Limits, count_workers, run_each
@@ -50,7 +51,8 @@ def _run_on_ray(
 ) -> Generator[tuple[Item, Answer | Failure], None, None]:
     ray = _connect(config.ray_address)
     task = ray.remote(num_cpus=1, max_retries=MOST_RETRIES)(_run_items)
-    folders = [folder for name in ("input_dir", "output_dir") if (folder := getattr(config, name, None))]
+    paths = (getattr(config, name, None) for name in ("input_dir", "output_dir"))
+    folders = [path for path in paths if path and not is_remote(path)]
     seen = [*map(_witness, folders), *([] if all(map(os.path.isabs, folders)) else [os.getcwd()])]
     shared = ray.put((function, limits, os.getcwd(), seen))
     batches = _batches(iter(items), items_per_task)

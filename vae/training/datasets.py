@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vae import console
-from vae.config.addresses import is_remote, public_address
+from vae.config.addresses import public_address
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config, DataConfig
 from vae.data.buckets import BucketOrder, Buckets, assign, bucket_shapes
@@ -27,7 +27,7 @@ from vae.data.image_sizes import (
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.data.remote_shards import open_images
 from vae.data.sampling import Order
-from vae.data.shard_cache import ShardCache, default_folder
+from vae.data.shard_cache import ShardCache, open_cache
 from vae.data.shard_images import ShardImages
 from vae.data.shards import is_dataset, read_dataset
 from vae.model.autoencoder import downsampling
@@ -130,7 +130,7 @@ def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> byte
 def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, ValidationSet | None]:
     """The training set and the validation set; None if nothing is set aside for validation."""
     data = config.data
-    cache = _cache(data)
+    cache = open_cache((data.data_path, data.val_path), data.cache_dir, data.cache_gib)
     if is_dataset(data.data_path):
         train, validation = _images_of_dataset(config, given, cache)
     else:
@@ -167,13 +167,6 @@ def _shard_label(images: ShardImages, index: int) -> str | None:
     except BadImageError:  # the validation reports it
         return None
     return None if label is None else str(label)
-
-
-def _cache(data: DataConfig) -> ShardCache | None:
-    """The cache for shards, if a dataset is on a remote store."""
-    if not any(is_remote(path) for path in (data.data_path, data.val_path or "")):
-        return None
-    return ShardCache(Path(data.cache_dir) if data.cache_dir else default_folder(), data.cache_gib)
 
 
 def _images_of_dataset(

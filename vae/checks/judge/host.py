@@ -7,6 +7,7 @@ from vae.checks import remedies
 from vae.checks.facts import Facts, Folder
 from vae.checks.folders import VGG_FILE
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
+from vae.config.addresses import is_remote
 from vae.config.options import Config
 from vae.config.recipes import RECIPES
 from vae.console import fetch_command
@@ -167,6 +168,8 @@ def _folder(facts: Facts, folder: Folder) -> Check:
     check = "disk." + folder.purpose.split()[-1]
     title = f"Folder of {folder.purpose}"
     expected = "a folder on a local disk, not a synced one"
+    if is_remote(folder.path):
+        return Check(check, title, SKIP, f"{folder.path} is on a remote store", expected)
     if folder.problem:
         other = f", or use another folder: {folder.flag} DIR" if folder.flag else ""
         remedy = f"correct its permissions{other}"

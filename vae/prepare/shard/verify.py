@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +19,13 @@ from vae.config.prepare_flags import ValidateConfig
 from vae.data.decoding import decode_bytes
 from vae.data.formats import BadImageError
 from vae.data.manifest import replace_text
-from vae.data.shard_images import ShardImages
-from vae.data.shards import Shard, ShardedDataset, read_dataset, read_index
+from vae.data.remote_shards import HEADER_BYTES, RemoteShards, no_room, open_images
+from vae.data.shard_cache import ShardCache, open_cache
+from vae.data.shards import INDEX, Shard, ShardedDataset, read_dataset, read_index
+from vae.data.store import MissingError, StoreFile
 from vae.files import sha256_of_file
 from vae.prepare.engine import run_tasks
-from vae.prepare.pool import Failure, Limits
+from vae.prepare.pool import Failure, Limits, count_workers
 from vae.prepare.shard.engines import Entry, indexes
 from vae.prepare.shard.shared import find_shared
 from vae.prepare.shard.write import SHARD_SECONDS
@@ -51,10 +54,11 @@ def run_verify(config: ValidateConfig) -> int:
         )
     began = time.monotonic()
     dataset = read_dataset(config.input_dir, flag="--input_dir")
-    _ = dataset.folder  # a remote one is refused
-    other = config.val_path or (dataset.validation and dataset.folder / dataset.validation)
+    other = config.val_path or (dataset.validation and dataset.beside(dataset.validation))
     validation = read_dataset(other, flag="--val_path") if other else None
-    problems = _verify_all(dataset, config) + (_shared(dataset, validation) if validation else [])
+    cache = open_cache((config.input_dir, config.val_path), config.cache_dir, config.cache_gib)
+    problems = _verify_all(dataset, config, cache)
+    problems += _shared(dataset, validation, cache) if validation else []
     report = {
         "dataset": str(dataset.path),
         "version": dataset.version,
@@ -64,7 +68,7 @@ def run_verify(config: ValidateConfig) -> int:
     }
     replace_text(config.output_file, [json.dumps(report, indent=1) + "\n"])
     lines = [
-        f"{console.printable(config.input_dir)}: {dataset.samples} images in {len(dataset.shards)} shards, "
+        f"{console.printable(str(dataset.path))}: {dataset.samples} images in {len(dataset.shards)} shards, "
         f"{len(problems)} problems ({time.monotonic() - began:.1f} s)",
         *(console.printable(f"  {p.name}: {p.reason} ({p.detail})") for p in problems[:EXAMPLES]),
         f"  report: {console.printable(config.output_file)}",
@@ -77,9 +81,9 @@ def run_verify(config: ValidateConfig) -> int:
     return EXIT_DATA if problems else 0
 
 
-def _shared(dataset: ShardedDataset, validation: ShardedDataset) -> list[Problem]:
+def _shared(dataset: ShardedDataset, validation: ShardedDataset, cache: ShardCache | None) -> list[Problem]:
     """The images of the validation set that the dataset has too, or that look like one of its images."""
-    sides = ShardImages(dataset, 1), ShardImages(validation, 1)
+    sides = open_images(dataset, 1, cache), open_images(validation, 1, cache)
     try:
         found = find_shared(*sides)
     except BadImageError as error:
@@ -92,9 +96,13 @@ def _shared(dataset: ShardedDataset, validation: ShardedDataset) -> list[Problem
     ]
 
 
-def _verify_all(dataset: ShardedDataset, config: ValidateConfig) -> list[Problem]:
+def _verify_all(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCache | None) -> list[Problem]:
     problems: list[Problem] = []
-    verify = partial(verify_shard, dataset, config.max_pixels)
+    if isinstance(dataset.path, StoreFile) and cache is not None:
+        config = _with_room(dataset, config, cache)
+    verify = partial(
+        verify_shard, dataset, config.max_pixels, cache_dir=config.cache_dir, cache_gib=config.cache_gib
+    )
     results = run_tasks(verify, dataset.shards, config, Limits(SHARD_SECONDS))
     with Progress("validate", len(dataset.shards), "shard") as bar, closing(results):
         for shard, found in results:
@@ -103,16 +111,46 @@ def _verify_all(dataset: ShardedDataset, config: ValidateConfig) -> list[Problem
     return sorted(problems)
 
 
-def verify_shard(dataset: ShardedDataset, max_pixels: int, shard: Shard) -> list[Problem]:
-    """The problems of one shard: none if its bytes, its index and all of its images are as written."""
-    path = dataset.folder / shard.name
+def _with_room(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCache) -> ValidateConfig:
+    """The options with at most one process for each shard that fits; UserError if the largest does not."""
+    largest = dataset.shards[int(dataset.shards.bytes.argmax())]
+    fitting = cache.room() // (largest.bytes + largest.samples * INDEX.itemsize + HEADER_BYTES)
+    if fitting < 1:
+        raise no_room(cache, largest)
+    if config.engine == "ray":  # each node has a cache of its own
+        return config
+    return replace(config, num_workers=str(min(fitting, count_workers(config.num_workers))))
+
+
+def verify_shard(
+    dataset: ShardedDataset,
+    max_pixels: int,
+    shard: Shard,
+    *,
+    cache_dir: str | None = None,
+    cache_gib: float = 0.0,
+) -> list[Problem]:
+    """The problems of one shard: none if its bytes, its index and all of its images are as written.
+
+    A remote shard is downloaded into this cache, even if it has a copy: the store's bytes are verified.
+    """
     try:
-        rows = read_index(dataset.folder, shard)
-        if sha256_of_file(path) != shard.sha256:
-            return [Problem(shard.name, "checksum", "its bytes are not those that were written")]
-        return _verify_members(dataset, max_pixels, path, rows)
+        if not isinstance(dataset.path, StoreFile):
+            rows = read_index(dataset.folder, shard)
+            path = dataset.folder / shard.name
+            if sha256_of_file(path) != shard.sha256:
+                return [Problem(shard.name, "checksum", "its bytes are not those that were written")]
+            return _verify_members(dataset, max_pixels, shard, path, rows)
+        cache = open_cache((dataset.path.url,), cache_dir, cache_gib)
+        assert cache is not None, "the dataset is remote"
+        files = RemoteShards(dataset.path, cache)
+        rows = files.fetch_index(shard)
+        with files.fetched_anew(shard) as path:
+            return _verify_members(dataset, max_pixels, shard, path, rows)
     except BadImageError as error:
         return [Problem(shard.name, error.reason, error.detail)]
+    except MissingError:
+        return [Problem(shard.name, "missing", "the store has no such shard, or no index of it")]
     except tarfile.TarError as error:
         return [Problem(shard.name, "damaged", str(error))]
     except OSError as error:
@@ -128,19 +166,21 @@ def _verify_indexes(path: Path, members: Sequence[tarfile.TarInfo], end: int) ->
     return [Problem(file.name, "bad_index", f"it does not describe {path.name}: delete it") for file in wrong]
 
 
-def _verify_members(dataset: ShardedDataset, max_pixels: int, path: Path, rows: np.ndarray) -> list[Problem]:
+def _verify_members(
+    dataset: ShardedDataset, max_pixels: int, shard: Shard, path: Path, rows: np.ndarray
+) -> list[Problem]:
     with tarfile.open(path, "r:") as tar:
         members = list(tar)
         problems = _verify_indexes(path, members, tar.offset)
         images = [member for member in members if not member.name.endswith(".json")]
         found = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
         if found != [(row["key"], row["offset"], row["size"]) for row in rows]:
-            return [Problem(path.name, "bad_index", "the index does not describe this tar file")]
+            return [Problem(shard.name, "bad_index", "the index does not describe this tar file")]
         for member, row in zip(images, rows, strict=True):
             file = tar.extractfile(member)
             assert file is not None, "the index has no special files, because their size is 0"
             data = file.read()
-            name = f"{path.name}/{member.name}"
+            name = f"{shard.name}/{member.name}"
             if zlib.crc32(data) != row["crc32"]:
                 problems.append(Problem(name, "checksum", "its crc32 is not that of the index"))
                 continue

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vae.config.addresses import public_address
 from vae.config.errors import DataError, UserError
 from vae.console import printable
 from vae.data.formats import BadImageError
@@ -137,7 +138,7 @@ def find_manifest(input_dir: str | os.PathLike[str]) -> Path:
         path /= MANIFEST_NAME
     if not path.is_file():
         raise DataError(
-            f"--input_dir {input_dir} contains no {MANIFEST_NAME}: "
+            f"--input_dir {public_address(input_dir)} contains no {MANIFEST_NAME}: "
             "make one with prepare_data.py --mode preprocess"
         )
     return path

@@ -38,6 +38,7 @@ def run_validate(config: ValidateConfig) -> int:
         console.info(f"{config.quarantine_dir}: {moved} files moved back, {left} left")
         return EXIT_DATA if left else 0
     warn_without_simplejpeg()
+    _check_output(config.output_file)
     if is_dataset(config.input_dir):
         return run_verify(config)
     if config.val_path:
@@ -77,13 +78,16 @@ def _validate(config: ValidateConfig) -> Report:
             ledger.close()
 
 
+def _check_output(output_file: str) -> None:
+    folder = Path(output_file).absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"--output_file {output_file}: the folder {folder} is missing: create it")
+    if problem := why_not_writable(folder):
+        raise UserError(f"--output_file {output_file}: {folder} {problem}")
+
+
 def _check_paths(config: ValidateConfig) -> None:
     parse_background(config.background)
-    folder = Path(config.output_file).absolute().parent
-    if not folder.is_dir():
-        raise UserError(f"--output_file {config.output_file}: the folder {folder} is missing: create it")
-    if problem := why_not_writable(folder):
-        raise UserError(f"--output_file {config.output_file}: {folder} {problem}")
     if config.quarantine_dir:
         here, there = (os.path.realpath(path) for path in (config.input_dir, config.quarantine_dir))
         if os.path.commonpath([here, there]) in (here, there):
