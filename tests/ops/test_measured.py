@@ -34,7 +34,7 @@ def test_measured_constants_are_used_on_their_card_only(card):
     assert before == {name: getattr(module, name) for name, module in CONSTANTS.items()}
 
 
-def test_warps_reach_the_launches_and_the_reserve_reaches_the_plan(card):
+def test_warps_reach_the_launches_and_the_reserve_reaches_the_plan(card, monkeypatch):
     pytest.importorskip("triton", reason="Triton has no build for this platform")
     from vae.ops import norm_triton
 
@@ -42,8 +42,10 @@ def test_warps_reach_the_launches_and_the_reserve_reaches_the_plan(card):
     content = {"card": card, "constants": {"NUM_WARPS": 4}, "reserve_mib": 640}
     path.write_text(json.dumps(content), encoding="utf-8")
     use_measured(card)
-    launch = norm_triton.Launch(torch.empty(1, 8, 4, 4), groups=4)
-    assert launch.constants["num_warps"] == 4
+    h, launched = torch.empty(1, 8, 4, 4), []
+    monkeypatch.setattr(norm_triton, "launch", lambda kernel, grid, num_warps, *_: launched.append(num_warps))
+    norm_triton.add_with_bias(h, h, torch.empty(8))
+    assert launched == [4]
     assert reserve_bytes(Config(), is_gpu=True, card=card) == 640 * 2**20
     assert reserve_bytes(Config(), is_gpu=True, card="RTX 5090") == CUDA_RESERVE
 

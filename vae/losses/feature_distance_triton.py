@@ -10,8 +10,6 @@ Import this module only if Triton is installed. With TRITON_INTERPRET=1 it runs 
 # mypy: disallow-incomplete-defs=False
 # ruff: noqa: N803 - constexpr parameters are uppercase, as in Triton's own kernels
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from vae.losses.feature_distance_torch import EPS
 from vae.ops.gpu_blocks import row_tile
-from vae.ops.library import layout_of, on_input_device
+from vae.ops.library import launch, layout_of
 
 
 @triton.jit
@@ -94,32 +92,27 @@ def gradient_kernel(
     tl.store(grad_features + offsets, slope.to(grad_features.dtype.element_ty), mask=inside)
 
 
-@on_input_device
 def distance(features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
     """vae.losses.feature_distance_torch.distance."""
-    grid, shape, constants = _launch(features)
-    sums = linear.new_empty(features.shape[0], grid[0])
+    sums = linear.new_empty(features.shape[0], -(-features[0, 0].numel() // row_tile(features.shape[1]).rows))
     features, target = (t.contiguous(memory_format=layout_of(features)) for t in (features, target))
-    distance_kernel[grid](features, target, linear, sums, 1 / shape[0], EPS, *shape, **constants)
+    _launch(distance_kernel, features, 1, features, target, linear, sums)
     return sums.sum(1)
 
 
-@on_input_device
 def feature_gradient(grad: Tensor, features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
     """vae.losses.feature_distance_torch.feature_gradient."""
-    grid, shape, constants = _launch(features)
     features, target = (t.contiguous(memory_format=layout_of(features)) for t in (features, target))
     grad_features = torch.empty_like(features)
-    tensors = (grad.contiguous(), features, target, linear, grad_features)
-    gradient_kernel[grid](*tensors, 2 / shape[0], EPS, *shape, **constants)
+    _launch(gradient_kernel, features, 2, grad.contiguous(), features, target, linear, grad_features)
     return grad_features
 
 
-def _launch(features: Tensor) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
-    """Grid, sizes with strides, and compile-time constants of both kernels."""
+def _launch(kernel: triton.JITFunction, features: Tensor, factor: int, *tensors: Tensor) -> None:
+    """Run a kernel, whose results have the factor `factor / positions`."""
     batch, channels, height, width = features.shape
     positions, tile = height * width, row_tile(channels)
     strides = (1, positions) if features.is_contiguous() else (channels, 1)  # along positions and channels
-    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.num_warps, "num_stages": 1}
-    sizes = (positions, channels, channels * positions, *strides)
-    return (triton.cdiv(positions, tile.rows), batch), sizes, constants
+    sizes = (positions, channels, channels * positions, *strides, tile.rows, tile.columns)
+    grid = (triton.cdiv(positions, tile.rows), batch)
+    launch(kernel, grid, tile.num_warps, *tensors, factor / positions, EPS, *sizes)

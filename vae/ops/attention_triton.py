@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vae.ops.gpu_blocks import row_tile
-from vae.ops.library import on_input_device
+from vae.ops.library import launch
 
 
 @triton.jit
@@ -87,13 +87,11 @@ def row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: t
     tl.store(out + row, tl.sum(left * right, 1), mask=exists)
 
 
-@on_input_device
 def softmax_step(scores: Tensor, weights: Tensor, row_max: Tensor, row_sum: Tensor, rescale: Tensor) -> None:
     """vae.ops.attention_torch.softmax_step; every tensor is dense."""
     _launch(softmax_kernel, scores.shape, scores, weights, row_max, row_sum, rescale)
 
 
-@on_input_device
 def gradient_step(
     scores: Tensor,
     grad_weights: Tensor,
@@ -108,15 +106,14 @@ def gradient_step(
     _launch(gradient_kernel, scores.shape, *tensors, scale)
 
 
-@on_input_device
 def row_products(a: Tensor, b: Tensor, out: Tensor) -> None:
     """vae.ops.attention_torch.row_products; `out` is dense."""
     _launch(row_products_kernel, a.shape, a.contiguous(), b.contiguous(), out)
 
 
-def _launch(kernel: triton.JITFunction, shape: torch.Size, *arguments: Tensor | float) -> None:
+def _launch(kernel: triton.JITFunction, shape: torch.Size, first: Tensor, *others: Tensor | float) -> None:
     """Run a kernel over the rows of dense tensors of this shape."""
     rows, columns = shape[0] * shape[1], shape[2]
     tile = row_tile(columns)
-    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.num_warps, "num_stages": 1}
-    kernel[(triton.cdiv(rows, tile.rows),)](*arguments, rows, columns, **constants)
+    numbers = (rows, columns, tile.rows, tile.columns)
+    launch(kernel, (triton.cdiv(rows, tile.rows),), tile.num_warps, first, *others, *numbers)

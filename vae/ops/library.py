@@ -17,7 +17,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -48,8 +48,8 @@ KERNEL_KEYS = tuple(
 )
 REPLACED: set[KernelKey] = set()  # by PyTorch operations, in this process: vae.kernel_check decides
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
+MAX_COMPILED_KERNELS = 10_000  # entries of about 1 KiB
+_compiled_kernels: dict[tuple[Any, ...], Any] = {}  # of `launch`
 
 
 @cache
@@ -71,17 +71,28 @@ def uses_triton(operation: str, h: torch.Tensor) -> bool:
     return not REPLACED or KernelKey(operation, h.dtype, channels_last) not in REPLACED
 
 
-def on_input_device(
-    function: Callable[Concatenate[torch.Tensor, Parameters], Result],
-) -> Callable[Concatenate[torch.Tensor, Parameters], Result]:
-    """Make the device of the first argument current while `function` runs: Triton launches kernels there."""
+def launch(kernel: Any, grid: tuple[int, ...], num_warps: int, *arguments: Any) -> None:
+    """Run a Triton kernel on the device of its first argument; `arguments` include its constants.
 
-    @wraps(function)
-    def run(first: torch.Tensor, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with torch.cuda.device_of(first):  # does nothing for a CPU tensor
-            return function(first, *args, **kwargs)
-
-    return run
+    What was compiled for equal arguments is launched directly, as in Triton's tutorial "Fused Softmax":
+    kernel[grid](...) examines each argument again. The code depends on the values of numbers, on the types of
+    pointers, and on which pointers are multiples of 16.
+    """
+    device = arguments[0].device
+    if device.type == "cpu":  # the interpreter
+        return kernel[grid](*arguments, num_warps=num_warps)
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, grid, num_warps, *arguments)
+    seen = [(a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, torch.Tensor) else a for a in arguments]
+    key = (kernel.fn, device.index, num_warps, *seen)
+    compiled = _compiled_kernels.get(key)
+    if compiled is None:
+        if len(_compiled_kernels) == MAX_COMPILED_KERNELS:  # images of ever new sizes
+            _compiled_kernels.clear()
+        compiled = kernel.warmup(*arguments, grid=grid, num_warps=num_warps)
+        _compiled_kernels[key] = compiled
+    return compiled[(*grid, 1, 1)[:3]](*arguments)
 
 
 def has_no_data(tensor: torch.Tensor) -> bool:
