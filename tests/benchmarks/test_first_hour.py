@@ -19,6 +19,7 @@ from benchmarks.first_hour.record import DONE, FAILED, NOT_REACHED, OtherMachine
 from benchmarks.first_hour.run_part import run_part
 from benchmarks.first_hour.summary import BEGIN, DOCS, END, between_markers
 from tests.harness.runs import ROOT, run_script
+from tests.harness.waiting import wait_until
 from tests.null_gpu.build import environment, why_not
 from vae.ops import attention
 
@@ -171,12 +172,7 @@ def test_interrupted_part_continues_on_the_null_gpu(tmp_path):
     words = [sys.executable, "benchmarks/first_hour.py", "--out", str(tmp_path), "--quick", "--parts", "6"]
     child = {**environment(sm=90), "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen(words, cwd=ROOT, env=child, stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        record = Record.read(tmp_path, 6)
-        if record and record.cases and record.running:
-            break
-        time.sleep(0.05)
+    wait_until(lambda: (record := Record.read(tmp_path, 6)) and record.cases and record.running, first)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     before = Record.read(tmp_path, 6)

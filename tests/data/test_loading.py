@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 
 from tests.harness.runs import ROOT, run_script
+from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.errors import DataError, UserError
-from vae.data import probing
+from vae.data import loading, probing
 from vae.data.dataset import CropDataset, FolderImages, Rejection, collate
 from vae.data.folder import list_images
 from vae.data.loading import TrainLoader, load_validation
@@ -243,7 +244,7 @@ class HangingDataset(CropDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers):
+def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers, monkeypatch):
     """An exception of `while_waiting` ends the wait at once, and the processes, even if they are stopped."""
     crops, calls = HangingDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32), []
 
@@ -254,6 +255,7 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers):
                 os.kill(process.pid, getattr(signal, "SIGSTOP", signal.SIGTERM))
             raise InterruptedError
 
+    monkeypatch.setattr(loading, "END_SECONDS", 60.0)
     started = time.monotonic()
     with (
         TrainLoader(crops, local_batch=2, num_workers=workers, while_waiting=while_waiting) as loader,
@@ -261,7 +263,7 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers):
     ):
         list(loader.batches(0))
     assert len(calls) == 3
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # it waits neither for END_SECONDS nor for an image
     assert multiprocessing.active_children() == []
 
 
@@ -394,10 +396,8 @@ def test_workers_end_if_main_process_is_killed(image_folder):
     assert len(workers) == 2
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30  # DataLoader's processes check their parent every 5 s
-    while any(os.path.exists(f"/proc/{worker}") for worker in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    # DataLoader's processes check their parent every 5 s
+    wait_until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
 
 
 PAGE_FAULTS = """

@@ -98,7 +98,7 @@ def test_closed_pipe_ends_without_traceback(project):
         )
         shell.stdout.close()  # like `| head`
         assert shell.stderr.read() == b""
-        assert shell.wait(timeout=30) == 141
+        assert shell.wait(timeout=60) == 141
 
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "de_DE.ISO-8859-1"])

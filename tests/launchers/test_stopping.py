@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from launchers import command
+from tests.harness.waiting import is_running, wait_until
 
 if sys.platform != "linux":
     pytest.skip("these tests read /proc", allow_module_level=True)
@@ -28,21 +28,6 @@ echo "$$ $! $TMPDIR" > pids.tmp
 mv pids.tmp pids
 wait
 """
-
-
-def running(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -81,15 +66,15 @@ def test_signal_ends_pip_and_its_children(project, fake_pip, script, arguments, 
         *numbers, temporary = fake_pip.read_text().split()
         pids = [int(number) for number in numbers]
         try:
-            assert all(map(running, pids))
+            assert all(map(is_running, pids))
             if sent == signal.SIGINT:  # Ctrl-C reaches the whole group
                 os.killpg(process.pid, sent)
             else:
                 process.send_signal(sent)
             errors = process.communicate(timeout=30)[1]
-            wait_until(lambda: not any(map(running, pids)), seconds=5)
+            wait_until(lambda: not any(map(is_running, pids)), seconds=20)  # the stand-in sleeps for 30 s
         finally:
-            for pid in filter(running, [process.pid, *pids]):
+            for pid in filter(is_running, [process.pid, *pids]):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
     assert process.returncode == 128 + sent
@@ -115,7 +100,7 @@ def test_command_that_ignores_signals_is_killed(monkeypatch, tmp_path):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
-    wait_until(lambda: not any(map(running, pids)), seconds=5)
+    wait_until(lambda: not any(map(is_running, pids)), seconds=20)  # the stand-in sleeps for 30 s
 
 
 def test_command_returns_its_exit_code():

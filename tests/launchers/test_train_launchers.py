@@ -102,7 +102,7 @@ def test_signal_while_drawing_deletes_the_images(project, sent):
     with launcher:
         assert launcher.stdout.readline() == b"waiting\n"
         launcher.send_signal(sent)
-        assert launcher.wait(timeout=10) == 128 + sent
+        assert launcher.wait(timeout=60) == 128 + sent
         assert b"Traceback" not in launcher.stderr.read()
     assert not (project.folder / "data/demo").exists()
     assert [call[0] for call in project.calls()] == ["prepare_data.py"]
@@ -136,7 +136,7 @@ def test_signal_reaches_the_trainer(project, sent, code):
     with launcher:
         assert launcher.stdout.readline() == b"waiting\n"
         launcher.send_signal(sent)
-        assert launcher.wait(timeout=10) == code
+        assert launcher.wait(timeout=60) == code
 
 
 @pytest.mark.parametrize(

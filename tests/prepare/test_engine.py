@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.runs import ROOT, run_script
+from tests.harness.waiting import wait_until
 from vae.config.errors import UsageError, UserError
 from vae.config.prepare_flags import parse_prepare_flags
 from vae.prepare import engine
@@ -124,14 +124,6 @@ def check_equal(root, output, *flags):
     assert contents(root / output) == contents(expected)
 
 
-def wait_for(folder, pattern, process):
-    deadline = time.monotonic() + 120
-    while not any(folder.glob(pattern)):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_preprocess_and_validate_on_a_cluster_give_the_same(cluster, source):
     done = run_script(*command(source, "converted", *PREPROCESS, *on(cluster)))
     assert done.returncode == 0, done.stderr
@@ -151,7 +143,7 @@ def test_preprocess_and_validate_on_a_cluster_give_the_same(cluster, source):
 def test_killed_command_continues_on_the_cluster(cluster, source):
     words = command(source, "continued", *SHARD, *on(cluster))
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
-    wait_for(source / "continued", "images-*.tar", process)
+    wait_until(lambda: any((source / "continued").glob("images-*.tar")), process)
     process.kill()
     process.wait()
     before = {
@@ -167,7 +159,7 @@ def test_killed_command_continues_on_the_cluster(cluster, source):
 def test_killed_node_loses_nothing(cluster, source):
     words = command(source, "sharded", *SHARD, *on(cluster))
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
-    wait_for(source / "sharded", "images-*.tar", process)
+    wait_until(lambda: any((source / "sharded").glob("images-*.tar")), process)
     cluster.remove_node(cluster.workers.pop(), allow_graceful=False)
     assert process.wait(timeout=300) == 0
     check_equal(source, "sharded", *SHARD)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.waiting import is_running, wait_until
 from vae.config.errors import UserError
 from vae.prepare.pool import Failure, Limits, count_workers, run_each
 
-LIMITS = Limits(seconds=1.0, memory_gib=0.5)
+LIMITS = Limits(seconds=2.0, memory_gib=0.5)
 
 
 def work(item):
@@ -49,15 +50,13 @@ def test_dead_hung_and_oversized_items_cost_one_item_each():
         ("exit", 3): "crashed",
         ("die", signal.SIGKILL): "out_of_memory",
         ("eat", 2**30): "out_of_memory",
-        ("sleep", 30): "hung",
+        ("sleep", 600): "hung",
     }
     good = [("double", number) for number in range(40)]
     items = good[:10]
     for index, item in enumerate(trouble):
         items += [item, *good[10 + 5 * index : 15 + 5 * index]]
-    began = time.monotonic()
     found = outcomes(items + good[35:])
-    assert time.monotonic() - began < 25
     assert {item: found[item] for item in good} == {item: item[1] * 2 for item in good}
     assert {item: found[item].reason for item in trouble} == trouble
     assert all(isinstance(found[item], Failure) and found[item].detail for item in trouble)
@@ -97,17 +96,7 @@ def test_processes_end_if_their_parent_is_killed():
     assert len(children) >= 2
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 15
-    while any(_is_alive(child) for child in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def _is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: not any(map(is_running, children)))
 
 
 def test_number_of_workers():

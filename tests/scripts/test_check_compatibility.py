@@ -11,6 +11,7 @@ import pytest
 
 from tests.harness.check_runs import POSIX, SCRIPT, checks_of, run_check
 from tests.harness.runs import ROOT, run_script
+from tests.harness.waiting import wait_until
 
 # --- without packages -----------------------------------------------------------------------------------
 
@@ -202,8 +203,7 @@ def test_ctrl_c_while_waiting_for_nvidia_smi(bare, tmp_path):
     process = subprocess.Popen(
         [bare, SCRIPT], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    while not (tmp_path / "begun").exists():
-        assert process.poll() is None
+    wait_until((tmp_path / "begun").exists, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, b"", b"stopped\n")

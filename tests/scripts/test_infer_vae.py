@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import infer_vae
 from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import ROOT, run_script
 from tests.harness.small_vae import write_vae
+from tests.harness.waiting import wait_until
 from vae.script import exit_code
 
 
@@ -128,9 +128,8 @@ def test_sigterm_leaves_only_complete_images(flags, image_folder, tmp_path):
         large.save(folder / f"{number}.bmp")
     words = [sys.executable, "infer_vae.py", *map(str, flat({**flags, "--input": folder}))]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, patience = tmp_path / "out", time.monotonic() + 120
-    while time.monotonic() < patience and not (out.is_dir() and len(list(out.glob("*.png"))) >= 2):
-        time.sleep(0.05)
+    out = tmp_path / "out"
+    wait_until(lambda: len(list(out.glob("*.png"))) >= 2, process)
     process.terminate()
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130, errors

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.harness.faults import child_processes
 from tests.harness.runs import ROOT
 from tests.harness.sharded_runs import VARIABLE, samples_in_order, samples_of_steps
 from tests.harness.shards import write_shards
+from tests.harness.waiting import wait_until
 from vae.config.flags import command_words
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
@@ -56,9 +56,7 @@ def test_lost_node_that_comes_back_continues_with_the_same_samples(tiny, tmp_pat
         port = free.getsockname()[1]
     nodes = [start_node(given, port, is_first, samples, log) for is_first in (True, False)]
     try:
-        deadline = time.monotonic() + 120
-        while not list(run.glob("checkpoint_step_*.pt")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: list(run.glob("checkpoint_step_*.pt")))
         kill_node(nodes[1])
         nodes[1] = start_node(given, port, False, samples, log)
         codes = [node.wait(timeout=180) for node in nodes]

@@ -6,7 +6,6 @@ import math
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 import train_vae
 from tests.harness.runs import ROOT, TINY, run_script
 from tests.harness.training_runs import SHORT, last_checkpoint
+from tests.harness.waiting import wait_until
 from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.config.flags import command_words
 from vae.data.manifest import write_manifest
@@ -62,9 +62,7 @@ def test_stopped_folds_are_resumed_by_the_same_command_and_give_one_table(given,
     command = [sys.executable, "train_vae.py", *words(given), "--folds", "1", "3"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     folder = Path(given["output_dir"])
-    deadline = time.monotonic() + 100
-    while not list(folder.glob("fold_1/checkpoint_*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: list(folder.glob("fold_1/checkpoint_*")), process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=100)
     assert process.returncode == EXIT_SAVED_RESUMABLE

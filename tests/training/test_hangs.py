@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
 
@@ -13,6 +14,7 @@ import torch
 from tests.harness.faults import Fault, run_forked, start_forked
 from tests.harness.runs import TINY
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records
+from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
 from vae.training import loop, run, signals, watchdog
@@ -74,17 +76,15 @@ def test_workers_killed_three_times_save_and_exit_with_77(given, undisturbed, tm
 def test_stop_signal_acts_while_images_do_not_arrive(given, undisturbed, tmp_path, workers, fault):
     log = tmp_path / "log"
     (process,) = start_forked({**given, "num_workers": workers}, fault, log=log)
-    last, deadline = -1, time.monotonic() + 60
+    last = -1
     while last < 4 or last != steps(tmp_path / "run"):
-        assert time.monotonic() < deadline
+        assert process.is_alive()
         last = steps(tmp_path / "run")
         time.sleep(0.7)
     os.kill(process.pid, signal.SIGTERM)
-    started = time.monotonic()
-    process.join(30)
+    process.join(120)  # the images would take 600 s
     assert process.exitcode == EXIT_SAVED_RESUMABLE, log.read_text()
-    assert time.monotonic() - started < 10
-    assert last_checkpoint(tmp_path / "run")["position"]["step"] == last
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] == steps(tmp_path / "run") >= 4
     if workers == "2":
         assert train({**given, "resume_from": "latest"}) == 0
         assert_same_result(tmp_path / "run", undisturbed)
@@ -107,7 +107,7 @@ def steps(folder: Path) -> int:
 def test_hang_writes_stacks_saves_and_exits(given, undisturbed, tmp_path, fault, stack):
     started = time.monotonic()
     assert run_forked({**given, **HANG}, fault, log=tmp_path / "log") == [EXIT_FAILED]
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300  # the fault lasts 600 s
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("train_vae.py:")]
@@ -156,9 +156,14 @@ def test_progress_is_no_hang(tmp_path, monkeypatch):
             watched.check()
             time.sleep(0.05)
         assert not list(tmp_path.iterdir())
-        deadline = time.monotonic() + 20
-        while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.5)
+        wait_until(lambda: list(tmp_path.iterdir()))
+
+        def has_failed() -> bool:
+            with suppress(HangError):
+                watched.check()
+                return False
+            return True
+
+        wait_until(has_failed)
         with pytest.raises(HangError, match="hang_stacks_0"):
             watched.check()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import assert_same, last_checkpoint
+from tests.harness.waiting import wait_until
 from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint
@@ -141,11 +142,10 @@ class Trainer:
 
     def wait_for(self, condition) -> None:
         """Wait until `condition()` is true; the process must not end before."""
-        deadline = time.monotonic() + TIMEOUT
-        while not condition():
-            assert self.process.poll() is None, self.console.read_text()
-            assert time.monotonic() < deadline, self.console.read_text()
-            time.sleep(0.005)
+        try:
+            wait_until(condition, self.process)
+        except AssertionError as error:
+            raise AssertionError(self.console.read_text()) from error
 
     def wait(self) -> int:
         return self.process.wait(TIMEOUT)

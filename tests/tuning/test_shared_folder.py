@@ -2,12 +2,12 @@
 
 import signal
 import sys
-import time
 
 import pytest
 from PIL import Image
 
 from tests.harness.stub_trainer import STEPS, rows_of, start_search, starts_of
+from tests.harness.waiting import wait_until
 from vae.config.errors import UserError
 
 SPACE = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}}
@@ -20,13 +20,6 @@ def words(tune, base, tmp_path) -> list[str]:
     tune(SPACE, "--trials", "1", "--pruner", "none")
     space = str(tmp_path / "space.json")
     return ["--config", str(base), "--space", space, "--output_dir", str(tmp_path / "search")]
-
-
-def wait_until(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @posix
