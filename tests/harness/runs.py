@@ -1,9 +1,14 @@
 """Runs that take seconds: options of a tiny training run, and scripts in their own processes."""
 
+import importlib
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+
+from vae.script import exit_code
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -34,3 +39,12 @@ def run_script(*words: str, env: dict | None = None, cwd: Path = ROOT) -> subpro
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
         timeout=300,
     )
+
+
+def run_here(script: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """As run_script, but in this process, which has imported everything: for tests of results."""
+    main, texts = importlib.import_module(script.removesuffix(".py")).main, [str(word) for word in words]
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = exit_code(script, main, texts)
+    return subprocess.CompletedProcess([script, *texts], code, out.getvalue(), err.getvalue())

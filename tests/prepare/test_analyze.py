@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from tests.harness.preparing import without_workers
 from tests.harness.runs import ROOT, run_script
 from vae.config.errors import DataError, UserError
 from vae.config.prepare_flags import AnalyzeConfig, ReadingConfig
@@ -47,7 +48,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def analysis(folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("out") / "dataset_stats.json"
-    stats = analyze(config(folder, output))
+    with without_workers():
+        stats = analyze(config(folder, output))
     assert json.loads(output.read_text()) == stats
     return stats, output.with_suffix(".html").read_text(encoding="utf-8")
 
@@ -167,7 +169,8 @@ def test_hashes_are_stored_only_beside_a_manifest(folder, tmp_path):
     (tmp_path / "one.png").write_bytes((folder / "one.png").read_bytes())
     write_manifest(tmp_path / "manifest.jsonl", [])
     for _ in range(2):
-        analyze(config(tmp_path, tmp_path / "s.json"))
+        with without_workers():
+            analyze(config(tmp_path, tmp_path / "s.json"))
         assert (tmp_path / FILE_NAME).read_text().startswith(sha256_of_file(tmp_path / "one.png"))
         assert len((tmp_path / FILE_NAME).read_text().splitlines()) == 1
 
@@ -190,7 +193,7 @@ def test_mistakes_are_errors(folder, tmp_path):
             "output_file": str(tmp_path / "s.json"),
             "num_workers": "1",
         } | options
-        with pytest.raises(kind, match=word):
+        with pytest.raises(kind, match=word), without_workers():
             analyze(AnalyzeConfig(**given))
     assert not (tmp_path / "s.json").exists()
 

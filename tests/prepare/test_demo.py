@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.harness.runs import run_here
+from tests.harness.waiting import wait_until
 from vae.data.decoding import decode_image
 from vae.data.folder import list_images
 from vae.prepare.demo.draw import draw_image
@@ -75,11 +76,11 @@ def test_script_draws_only_missing_images(tmp_path):
     (tmp_path / "demo" / names[1]).unlink()
     before = {name: (tmp_path / "demo" / name).stat().st_mtime_ns for name in names if name != names[1]}
     assert "3 images, 1 of them drawn now" in prepare(*line).stdout
-    assert "3 images, 0 of them drawn now" in prepare(*line).stdout
+    assert "3 images, 0 of them drawn now" in run_here("prepare_data.py", *line).stdout
     assert before == {name: (tmp_path / "demo" / name).stat().st_mtime_ns for name in before}
     assert np.array_equal(decode_image(tmp_path / "demo" / names[1]), draw_image(64, 0, 1))
 
-    other = prepare(*line, "--seed", 1)
+    other = run_here("prepare_data.py", *line, "--seed", 1)
     assert other.returncode == 78
     assert "--seed 0" in other.stderr
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == sorted(
@@ -108,9 +109,10 @@ def test_parallel_workers_and_jpeg(tmp_path):
         (["--mode", "demo", "--output_dir", "taken.txt"], 78, "--output_dir taken.txt"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, arguments, code, word):
+def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, code, word):
     (tmp_path / "taken.txt").write_text("a file")
-    done = prepare(*arguments, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = run_here("prepare_data.py", *arguments)
     assert done.returncode == code
     assert word in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -128,11 +130,7 @@ def test_signals_leave_only_complete_images(tmp_path, workers, number):
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("demo_*.png")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob("demo_*.png")), process)
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,9 @@ from PIL import Image
 
 from tests.harness.image_bytes import adobe_rgb_profile, cmyk_profile
 from tests.harness.image_kinds import detailed, encoded, write_all
+from tests.harness.preparing import prepare
 from tests.harness.runs import ROOT, run_script
+from tests.harness.waiting import wait_until
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.decoding import decode_image
 from vae.data.formats import BadImageError
@@ -39,7 +40,7 @@ def settings(**given):
 
 
 def preprocess(source, output, *flags, code=0):
-    done = run_script(*command(source, output, *flags))
+    done = prepare(*command(source, output, *flags)[1:])
     assert done.returncode == code, done.stderr
     return done
 
@@ -355,13 +356,14 @@ def test_colours_match_the_standards(tmp_path):
         (["--input_dir", "raw"], 2, "--output_dir"),
     ],
 )
-def test_mistakes_are_one_line(raw, tmp_path, flags, code, word):
+def test_mistakes_are_one_line(raw, tmp_path, monkeypatch, flags, code, word):
     (tmp_path / "empty").mkdir()
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "mine.jpg").write_bytes(b"an image of mine")
     (tmp_path / "taken.txt").write_text("a file")
     before = tree(tmp_path)
-    done = run_script(str(ROOT / "prepare_data.py"), "--mode", "preprocess", *flags, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = prepare("--mode", "preprocess", *flags)
     assert done.returncode == code, done.stderr
     assert word in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -424,10 +426,8 @@ def kill_when(moment, line, number=signal.SIGKILL):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
-    while process.poll() is None and not moment():
-        time.sleep(0.01)
-    if process.poll() is None:
-        process.send_signal(number)
+    wait_until(moment, process)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     return process.returncode, err
 
@@ -498,4 +498,4 @@ def test_full_disk_is_an_error_of_one_line(tmp_path):
     assert done.stderr.strip().splitlines()[-1].startswith("prepare_data.py: --output_dir")
     assert "the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
-    assert run_script(*line).returncode == 0
+    assert prepare(*line[1:]).returncode == 0

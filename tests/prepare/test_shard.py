@@ -10,26 +10,22 @@ import numpy as np
 import pytest
 
 from tests.harness.image_kinds import detailed, encoded
+from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
+from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
 from vae.data.shard_images import ShardImages
 from vae.data.shards import INDEX, Shard, dataset_content, index_path, read_dataset
 from vae.files import sha256_of_file
-from vae.prepare.shard import write
+from vae.prepare.shard import run, write
 
 
 def shard(source, output, *flags):
-    return run_script(
-        *("prepare_data.py", "--mode", "shard", "--input_dir", str(source), "--output_dir", str(output)),
-        *("--num_workers", "1", *flags),
-    )
+    return prepare("--mode", "shard", "--input_dir", source, "--output_dir", output, *flags)
 
 
 def validate(dataset, report):
-    return run_script(
-        *("prepare_data.py", "--mode", "validate", "--input_dir", str(dataset)),
-        *("--output_file", str(report), "--num_workers", "1"),
-    )
+    return prepare("--mode", "validate", "--input_dir", dataset, "--output_file", report)
 
 
 @pytest.fixture
@@ -59,7 +55,10 @@ def members(folder):
 
 
 def test_shards_have_the_original_bytes_and_the_metadata(source, tmp_path):
-    done = shard(source, tmp_path / "set", "--shard_mb", "1", "--val_split", "0.1")
+    words = ("--mode", "shard", "--input_dir", str(source), "--output_dir", str(tmp_path / "set"))
+    done = run_script(
+        "prepare_data.py", *words, "--shard_mb", "1", "--val_split", "0.1", "--num_workers", "1"
+    )
     assert done.returncode == 0, done.stderr
     assert "27 images for training and 3 for validation" in done.stdout
     assert "1 exact duplicate" in done.stdout
@@ -77,27 +76,21 @@ def test_shards_have_the_original_bytes_and_the_metadata(source, tmp_path):
 
 def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tmp_path, monkeypatch):
     """Shards of at most 20 kB; the second run stops after its second shard and continues."""
-    from vae.config.prepare_flags import ShardConfig
-    from vae.prepare.shard import run
-
-    monkeypatch.setattr(run, "MEGABYTE", 20_000)
     write_all, results = run._write_all, {}
     for name in ("one", "two"):
-        config = ShardConfig(
-            input_dir=str(source), output_dir=str(tmp_path / name), shard_mb=1, num_workers="1"
-        )
+        folder = tmp_path / name
         if name == "two":
             monkeypatch.setattr(
                 run, "_write_all", lambda root, plans, *rest: write_all(root, islice(plans, 2), *rest)
             )
-            run.run_shard(config)
-            (tmp_path / name / "dataset.json").unlink()  # as if it had stopped before its end
-            (tmp_path / name / ".images-000001.tar.node.7.tmp").write_bytes(b"half a shard")
-            stamps = {p.name: p.stat().st_mtime_ns for p in (tmp_path / name).glob("*.tar")}
+            pack(source, folder, 20_000, val_split=0.05)
+            (folder / "dataset.json").unlink()  # as if it had stopped before its end
+            (folder / ".images-000001.tar.node.7.tmp").write_bytes(b"half a shard")
+            stamps = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.tar")}
             assert len(stamps) >= 2
             monkeypatch.setattr(run, "_write_all", write_all)
-        assert run.run_shard(config) == 0
-        results[name] = files(tmp_path / name)
+        pack(source, folder, 20_000, val_split=0.05)
+        results[name] = files(folder)
     assert results["one"] == results["two"]
     assert len(results["one"]) > 6
     assert not list((tmp_path / "two").glob(".*.tmp"))

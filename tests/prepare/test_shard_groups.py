@@ -8,7 +8,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.harness.image_kinds import encoded
-from tests.harness.runs import TINY, run_script
+from tests.harness.preparing import prepare
+from tests.harness.runs import TINY
 from tests.prepare.test_shard import shard
 from vae.config.errors import DataError
 from vae.data.shard_images import ShardImages
@@ -176,9 +177,9 @@ def two(source, tmp_path_factory):
     ("other", "reason"), [("alike", "looks_alike"), ("equal", "is_in_training"), ("other", None)]
 )
 def test_validation_names_images_that_two_datasets_share(two, tmp_path, other, reason):
-    done = run_script(
-        *("prepare_data.py", "--mode", "validate", "--input_dir", str(two["train"]), "--num_workers", "1"),
-        *("--val_path", str(two[other]), "--output_file", str(tmp_path / "report.json")),
+    done = prepare(
+        *("--mode", "validate", "--input_dir", two["train"], "--val_path", two[other]),
+        *("--output_file", tmp_path / "report.json"),
     )
     problems = json.loads((tmp_path / "report.json").read_text())["problems"]
     assert [problem["reason"] for problem in problems] == ([reason] if reason else [])

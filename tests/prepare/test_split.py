@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.harness.runs import ROOT, run_script
+from tests.harness.preparing import prepare, without_workers
+from tests.harness.runs import run_script
 from vae.config.errors import DataError, UserError
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows, write_manifest
@@ -50,7 +51,8 @@ def make_rows(count, *, seed=0, groups=True, labels=0, first=0):
 
 def split(folder, **options) -> SplitReport:
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return split_manifest(SplitConfig(input_dir=str(folder), num_workers="1", **given))
+    with without_workers():
+        return split_manifest(SplitConfig(input_dir=str(folder), **given))
 
 
 def sides_of(folder):
@@ -315,9 +317,8 @@ def test_overlapping_crops_are_on_one_side(tmp_path):
 
 
 def test_command_line(twins):
-    script = str(ROOT / "prepare_data.py")
-    common = [script, "--mode", "split", "--input_dir", str(twins), "--num_workers", "1"]
-    done = run_script(*common, "--val_split", "0.25")
+    common = ["--mode", "split", "--input_dir", str(twins), "--num_workers", "1"]
+    done = run_script("prepare_data.py", *common, "--val_split", "0.25")
     assert done.returncode == 0, done.stderr
     assert "12 images in 8 groups by near_duplicates" in done.stdout
     for words, code, expected in (
@@ -325,7 +326,7 @@ def test_command_line(twins):
         (["--num_folds", "1"], 78, "--num_folds 1"),
         (["--input_dir", str(twins / "none")], 77, "contains no manifest.jsonl"),
     ):
-        done = run_script(*common, *words)
+        done = prepare(*common, *words)
         assert done.returncode == code
         assert len(done.stderr.splitlines()) == 1
         assert expected in done.stderr

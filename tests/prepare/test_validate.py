@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.harness.image_kinds import SKIPPED, detailed, encoded, write_all
+from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
 from vae.config.errors import DataError, UsageError
 from vae.data.decoding import decode_image, read_image
@@ -24,16 +25,7 @@ RULES = ("--max_pixels", "1000000", "--min_size", "16", "--max_aspect", "8", "--
 
 
 def validate(folder, output, *flags):
-    return run_script(
-        "prepare_data.py",
-        "--mode",
-        "validate",
-        "--input_dir",
-        str(folder),
-        "--output_file",
-        str(output),
-        *flags,
-    )
+    return prepare("--mode", "validate", "--input_dir", folder, "--output_file", output, *flags)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +33,8 @@ def validated(tmp_path_factory):
     """All kinds, validated once: (folder, expected results, finished process, folder of the reports)."""
     root = tmp_path_factory.mktemp("kinds")
     expected = write_all(root / "raw")
-    done = validate(root / "raw", root / "report.json", *RULES)
+    words = ("--mode", "validate", "--input_dir", str(root / "raw"))
+    done = run_script("prepare_data.py", *words, "--output_file", str(root / "report.json"), *RULES)
     assert done.returncode == 0, done.stderr
     return root / "raw", expected, done, root
 
@@ -143,23 +136,15 @@ def test_quarantine_moves_rejected_files_and_undo_moves_them_back(mixed, tmp_pat
     assert set(files_below(tmp_path / "aside")) == {"bad.png", "sub/bad.jpg", "quarantine.jsonl"}
     assert validate(mixed, tmp_path / "r.json", "--strict").returncode == 0
     (mixed / "bad.png").write_bytes(b"another file")  # it has the original path of a moved file
-    undo = (
-        "prepare_data.py",
-        "--mode",
-        "validate",
-        "--undo_quarantine",
-        "--quarantine_dir",
-        str(tmp_path / "aside"),
-        "--input_dir",
-        str(mixed),
-    )
-    done = run_script(*undo)
+    undo = ["--mode", "validate", "--undo_quarantine", "--quarantine_dir", tmp_path / "aside"]
+    undo += ["--input_dir", mixed]
+    done = prepare(*undo)
     assert done.returncode == 77
     assert "1 files moved back, 1 left" in done.stdout
     (mixed / "bad.png").unlink()
-    assert run_script(*undo).returncode == 0
+    assert prepare(*undo).returncode == 0
     assert files_below(mixed) == before
-    assert run_script(*undo).returncode == 77  # the record no longer exists
+    assert prepare(*undo).returncode == 77  # the record no longer exists
 
 
 @pytest.mark.parametrize("change", ["from", "to", "parent", "link", "damaged", "deep"])
@@ -219,10 +204,7 @@ def test_without_quarantine_no_file_changes(mixed, tmp_path):
 def test_files_are_compared_with_their_manifest(mixed, tmp_path):
     out = tmp_path / "out"
     flags = ("--output_dir", str(out), "--target_size", "32", "--format", "png")
-    assert (
-        run_script("prepare_data.py", "--mode", "preprocess", "--input_dir", str(mixed), *flags).returncode
-        == 0
-    )
+    assert prepare("--mode", "preprocess", "--input_dir", mixed, *flags).returncode == 0
     assert validate(out, tmp_path / "r.json", "--strict").returncode == 0
     (out / "good.png").unlink()
     Image.new("RGB", (32, 32), "red").save(out / "sub" / "good.png")
@@ -251,11 +233,11 @@ def test_files_are_compared_with_their_manifest(mixed, tmp_path):
         ([], 2, "--input_dir"),
     ],
 )
-def test_mistakes_are_one_line(mixed, tmp_path, flags, code, word):
+def test_mistakes_are_one_line(mixed, tmp_path, monkeypatch, flags, code, word):
     (tmp_path / "empty").mkdir()
     before = files_below(tmp_path)
-    script = os.path.join(os.path.dirname(__file__), "..", "..", "prepare_data.py")
-    done = run_script(script, "--mode", "validate", *flags, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = prepare("--mode", "validate", *flags)
     assert done.returncode == code, done.stderr
     assert word in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,31 @@
+"""prepare_data.py in this process and without worker processes, which tests/prepare/test_pool.py tests."""
+
+import subprocess
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from tests.harness.runs import run_here
+from vae.prepare import engine
+from vae.prepare.split import grouping
+
+
+@contextmanager
+def without_workers() -> Iterator[None]:
+    """Within this context, items of prepare_data.py are worked on here, one after another."""
+    with patch.object(engine, "run_each", _each_here), patch.object(grouping, "run_each", _each_here):
+        yield
+
+
+def _each_here(
+    function: Callable[[Any], Any], items: Iterable[Any], **_limits: Any
+) -> Generator[tuple[Any, Any], None, None]:
+    for item in items:
+        yield item, function(item)
+
+
+def prepare(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run prepare_data.py with these words; the output is text."""
+    with without_workers():
+        return run_here("prepare_data.py", *words)
