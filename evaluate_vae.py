@@ -11,6 +11,11 @@ def main(argv: list[str]) -> int:
     from vae.evaluation.precheck import check_command
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
+    if config.probe_profile is not None:
+        from vae.classifier.run import run_profile
+
+        run_profile(config)
+        return 0
     if config.probe is not None:
         from vae.evaluation.probe.run import run_probe
 

@@ -22,7 +22,7 @@ LINES = [
     {"step", "inference"},
     {"memory", "evaluation", "prepare"},
     {"training"},
-    {"api", "tuning"},
+    {"api", "classifier", "tuning"},
     {"checks"},
 ]
 LINE_OF = {room: line for line, rooms in enumerate(LINES) for room in rooms}

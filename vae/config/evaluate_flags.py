@@ -1,9 +1,10 @@
 """The options of evaluate_vae.py, each declared once."""
 
 from dataclasses import MISSING, dataclass
+from typing import Any
 
 from vae.config.errors import UserError
-from vae.config.flags import parse_section
+from vae.config.flags import parse_values
 from vae.config.options import (
     background_option,
     cache_dir_option,
@@ -19,6 +20,16 @@ from vae.config.values import unknown_choice
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
 PROBE_HEADS = ("linear", "mlp", "convnext", "resnet")
 WHOLE = 0  # as a size: whole images, not cropped
+# The rate, decay and EMA of ConvNeXt (Liu et al. 2022), whose rate of 4e-3 is for 4096 images per step; 90
+# epochs with 5 of warm-up (Goyal et al. 2017).
+PROBE_PROFILES: dict[str, dict[str, Any]] = {
+    "probe-imagenet": {
+        "probe_heads": ("convnext",),
+        "probe_epochs": 90,
+        "probe_learning_rate": 1e-3,
+        "batch_size": 16,
+    }
+}
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,54 @@ class EvaluateConfig:
         "convnext_22k that is in PyTorch's cache, otherwise none; none: the small heads of --probe_heads",
         choices=("auto", "none", "resnet50", "convnext_22k"),
     )
+    probe_profile: str | None = option(
+        None,
+        "instead of the comparison: train one large classifier on the latents of a training set, and measure "
+        "it on a validation set; labels are in --probe, or in the shards",
+        choices=tuple(PROBE_PROFILES),
+    )
+    val_path: str | None = option(
+        None,
+        "validation images of --probe_profile; none: the validation.json of the dataset of shards",
+        metavar="PATH",
+    )
+    probe_cache: str | None = option(
+        None,
+        "folder for the latents of --probe_profile, which are encoded once; none: latents in --output_dir",
+        metavar="DIR",
+    )
+    probe_views: int = option(
+        2,
+        "latents of each training image: the square, its mirror image, then random regions of the image",
+        metavar="N",
+        at_least=1,
+        at_most=100,
+    )
+    probe_batch_size: int = option(
+        1024, "images of an optimizer step of --probe_profile", metavar="N", at_least=2
+    )
+    probe_micro_batch_size: str = option(
+        "auto",
+        "images of a pass; auto: the most that fit into the memory",
+        metavar="N",
+        auto=True,
+        at_least=1,
+    )
+    probe_widths: tuple[int, ...] = option(
+        (96, 192, 384, 768), "channels of each stage of the classifier", metavar="N", at_least=8
+    )
+    probe_depths: tuple[int, ...] = option(
+        (3, 3, 9, 3), "blocks of each stage of the classifier", metavar="N", at_least=1
+    )
+    probe_warmup_epochs: float = option(5.0, "epochs of linear warm-up", metavar="N", at_least=0)
+    probe_weight_decay: float = option(0.05, "weight decay of AdamW", at_least=0)
+    probe_label_smoothing: float = option(
+        0.1, "share of the label that all classes get", at_least=0, at_most=0.9
+    )
+    probe_ema_decay: float = option(
+        0.9999, "decay of the EMA weights, which are measured; 0: no EMA", at_least=0, at_most=0.99999
+    )
+    probe_compile: bool | None = option(None, "compile the classifier of --probe_profile; auto: on a GPU")
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
@@ -142,15 +201,57 @@ An image that cannot be used is reported and left out for every VAE. Open report
 
 def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     """The options of one command. Raises UserError if they contradict each other."""
-    config = parse_section(
+    given = parse_values(
         EvaluateConfig,
         "evaluate_vae.py",
         "Measure one or more VAEs on a folder of images and compare them under one protocol.",
         EPILOG,
         argv,
     )
+    profile = PROBE_PROFILES.get(given.get("probe_profile", ""), {})
+    config = EvaluateConfig(**{**profile, **given})
     _check_together(config)
+    _check_profile(config, given)
     return config
+
+
+# Flags that only one of the two commands reads.
+_ONLY_PROFILE = (
+    "val_path", "probe_cache", "probe_views", "probe_batch_size", "probe_micro_batch_size", "probe_widths",
+    "probe_depths", "probe_warmup_epochs", "probe_weight_decay", "probe_label_smoothing", "probe_ema_decay",
+    "probe_compile",
+)  # fmt: skip
+_NOT_PROFILE = (
+    "posterior", "max_images", "perceptual_net", "rfid", "ensemble", "probe_folds", "probe_reference", "codecs", "probe_images",
+    "samples",
+)  # fmt: skip
+
+
+def _check_profile(config: EvaluateConfig, given: dict[str, Any]) -> None:
+    """Raise UserError for flags that have no effect, or that do not fit together."""
+    name = config.probe_profile
+    useless = next((flag for flag in (_NOT_PROFILE if name else _ONLY_PROFILE) if flag in given), None)
+    if useless is not None:
+        which = f"with --probe_profile {name}" if name else "without --probe_profile"
+        raise UserError(f"--{useless} has no effect {which}: remove it")
+    if name is None:
+        return
+    if len(config.sizes) > 1 or WHOLE in config.sizes:
+        shown = " ".join(map(str, config.sizes))
+        raise UserError(f"--sizes {shown}: --probe_profile needs one size of squares, such as --sizes 256")
+    if len(config.probe_heads) > 1:
+        shown = " ".join(config.probe_heads)
+        raise UserError(f"--probe_heads {shown}: --probe_profile trains one classifier: give one of them")
+    if len(config.probe_widths) != len(config.probe_depths):
+        raise UserError(
+            f"--probe_widths has {len(config.probe_widths)} stages, and --probe_depths "
+            f"{len(config.probe_depths)}: give one number for each stage in both"
+        )
+    odd = next((width for width in config.probe_widths if width % 8), None)
+    if odd is not None:
+        raise UserError(
+            f"--probe_widths {odd} is not a multiple of 8: try {odd // 8 * 8} or {odd // 8 * 8 + 8}"
+        )
 
 
 def _check_together(config: EvaluateConfig) -> None:

@@ -63,8 +63,15 @@ def default_text(item: Field[Any]) -> str:
 def parse_section(section: type, prog: str, description: str, epilog: str, argv: list[str]) -> Any:
     """Parse the command line of the script `prog` into `section`, a dataclass of options.
 
-    An option with the default MISSING is required. Raises UsageError if the command line cannot be parsed and
-    UserError if a value is outside its limits.
+    Raises the errors of `parse_values`.
+    """
+    return section(**parse_values(section, prog, description, epilog, argv))
+
+
+def parse_values(section: type, prog: str, description: str, epilog: str, argv: list[str]) -> dict[str, Any]:
+    """The values of the flags that were given; an option with the default MISSING is required.
+
+    Raises UsageError if the command line cannot be parsed and UserError if a value is outside its limits.
     """
     parser = OneLineParser(
         prog=prog,
@@ -82,7 +89,7 @@ def parse_section(section: type, prog: str, description: str, epilog: str, argv:
             check(item, values[item.name])
             if is_list(item):
                 values[item.name] = tuple(values[item.name])
-    return section(**values)
+    return values
 
 
 def _help_format(prog: str) -> argparse.HelpFormatter:

@@ -28,13 +28,19 @@ def check_command(config: EvaluateConfig) -> None:
     if config.rfid:
         check_rfid_packages()
     if config.probe is not None:
-        _check_probe(config.probe)
+        _check_labels(config.probe)
+    if config.probe is not None or config.probe_profile is not None:
+        _check_sklearn()
 
 
-def _check_probe(labels: str) -> None:
-    """Raise UserError if the labels do not exist, or the package that divides them is missing."""
+def _check_labels(labels: str) -> None:
+    """Raise UserError if the file with the labels does not exist."""
     if not Path(labels).is_file():
         raise UserError(f"--probe {labels} is no file: give a CSV file with the columns path and label")
+
+
+def _check_sklearn() -> None:
+    """Raise UserError if the package that scores a probe is missing."""
     if not importlib.util.find_spec("sklearn"):
         raise UserError("--probe needs scikit-learn: run python -m pip install scikit-learn")
 

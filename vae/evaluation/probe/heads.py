@@ -15,7 +15,7 @@ POOLED = 8  # side of the map that linear heads and MLPs see: larger ones would 
 WIDTH = 48  # channels of the convolutional heads: small, because a probe must not learn what latents lack
 
 
-class _ConvNeXtBlock(nn.Module):
+class ConvNeXtBlock(nn.Module):
     """Liu et al. 2022: depthwise 7x7, norm, 1x1 to four times the width, GELU, 1x1 back."""
 
     def __init__(self, width: int):
@@ -28,7 +28,7 @@ class _ConvNeXtBlock(nn.Module):
         return x + self.narrow(F.gelu(self.wide(self.norm(self.depthwise(x)))))
 
 
-class _ResidualBlock(nn.Module):
+class ResidualBlock(nn.Module):
     """He et al. 2016, pre-activation, with GroupNorm: batches of a probe are small."""
 
     def __init__(self, width: int):
@@ -73,12 +73,14 @@ def _convolutional(block: Callable[[int], nn.Module]) -> Callable[[int, int, int
     return build
 
 
+# Functions of the width.
+BLOCKS: dict[str, Callable[[int], nn.Module]] = {"convnext": ConvNeXtBlock, "resnet": ResidualBlock}
 # Functions of channels, side of the map, and classes.
 HEADS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "linear": _linear,
     "mlp": _mlp,
-    "convnext": _convolutional(_ConvNeXtBlock),
-    "resnet": _convolutional(_ResidualBlock),
+    "convnext": _convolutional(BLOCKS["convnext"]),
+    "resnet": _convolutional(BLOCKS["resnet"]),
 }
 
 

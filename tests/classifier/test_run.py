@@ -1,0 +1,235 @@
+"""`--probe_profile` as a command: its files, a stopped run that continues, and one line for each mistake."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+import evaluate_vae
+from tests.harness.labelled_shards import CLASSES, write_labelled
+from tests.harness.runs import ROOT
+from tests.harness.small_vae import SMALL, write_vae
+from vae.classifier import latent_cache
+from vae.classifier import run as recipe_run
+from vae.data.formats import BadImageError
+from vae.data.shard_images import ShardImages
+from vae.data.shards import read_dataset
+from vae.files import read_json
+from vae.script import exit_code
+
+TINY_VAE = replace(SMALL, channels=(8, 8, 8), norm_groups=4, z_channels=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A VAE, 96 labelled images to train on, and 24 for the validation."""
+    folder = tmp_path_factory.mktemp("classifier")
+    write_vae(folder / "vae", 0, TINY_VAE)
+    write_labelled(folder / "train", 96)
+    write_labelled(folder / "val", 24, first=1000)
+    return folder
+
+
+def words(folder: Path, out: Path, **flags: object) -> list[str]:
+    """A command that takes a second; a value None leaves a flag out."""
+    given: dict[str, object] = {
+        "vae": folder / "vae",
+        "data_path": folder / "train" / "dataset.json",
+        "val_path": folder / "val" / "dataset.json",
+        "output_dir": out,
+        "probe_profile": "probe-imagenet",
+        "sizes": 32,
+        "device": "cpu",
+        "probe_widths": (8, 16),
+        "probe_depths": (1, 1),
+        "probe_epochs": 2,
+        "probe_batch_size": 32,
+        "probe_learning_rate": 0.01,
+    }
+    found: list[str] = []
+    for name, value in (given | flags).items():
+        if value is not None:
+            found += [f"--{name}", *map(str, value if isinstance(value, tuple) else (value,))]
+    return found
+
+
+def run(*args: object, **flags: object) -> int:
+    return exit_code("evaluate_vae.py", evaluate_vae.main, words(*args, **flags))
+
+
+def images_of(folder: Path, side: str) -> ShardImages:
+    return ShardImages(read_dataset(folder / side / "dataset.json"), num_streams=1)
+
+
+def results(out: Path) -> tuple[dict, str]:
+    return read_json(out / "probe.json"), (out / "probe_0.csv").read_text()
+
+
+def test_a_whole_recipe_writes_scores_and_probabilities(folder, tmp_path, capsys):
+    assert run(folder, tmp_path / "out", probe_views=3) == 0
+    assert "96 training and 24 validation images, 4 classes" in capsys.readouterr().out
+    content, text = results(tmp_path / "out")
+    (found,) = content["sets"].values()
+    assert content["classes"] == list(CLASSES)
+    assert [record["epoch"] for record in found["epochs"]] == [1, 2]
+    assert found["epochs"][1]["loss"] < found["epochs"][0]["loss"]
+    assert found["epochs"][1]["learning_rate"] < 0.01  # cosine: nearly 0 at the end
+    rows = list(csv.DictReader(text.splitlines()))
+    images = images_of(folder, "val")
+    truth = [images.metadata(index)["label"] for index in range(24)]
+    assert [row["id"] for row in rows] == [images.name(index) for index in range(24)]
+    values = np.array([[float(row[name]) for name in CLASSES] for row in rows])
+    assert values.sum(1) == pytest.approx(np.ones(24), abs=4e-6)
+    scores = found["scores"]["convnext"]
+    assert scores["top1"] == metrics.accuracy_score(truth, np.array(CLASSES)[values.argmax(1)])
+    assert scores["log_loss"] == pytest.approx(
+        metrics.log_loss(truth, values / values.sum(1, keepdims=True)), abs=1e-4
+    )
+    assert not list((tmp_path / "out").glob("*.pt"))
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_same_numbers(folder, tmp_path):
+    flags = {"probe_epochs": 3, "probe_heads": "mlp", "probe_micro_batch_size": 16}
+    assert run(folder, tmp_path / "whole", **flags) == 0
+    command = [sys.executable, str(ROOT / "evaluate_vae.py"), *words(folder, tmp_path / "killed", **flags)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    ) as process:
+        assert process.stdout is not None
+        assert any("epoch 1 of 3" in line for line in process.stdout)
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "killed" / "probe.json").exists()
+    assert run(folder, tmp_path / "killed", **flags) == 0
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+def test_a_stopped_run_continues_and_refuses_other_settings(folder, tmp_path, capsys, monkeypatch):
+    def stop(*args: object) -> None:
+        save(*args)
+        raise KeyboardInterrupt
+
+    save = recipe_run.save_state
+    monkeypatch.setattr(recipe_run, "save_state", stop)
+    assert run(folder, tmp_path / "out") == 130
+    monkeypatch.setattr(recipe_run, "save_state", save)
+    capsys.readouterr()
+    assert run(folder, tmp_path / "out", probe_learning_rate=0.02) == 78
+    error = capsys.readouterr().err.strip()
+    assert all(token in error for token in ("learning_rate 0.01", "0.02", "--overwrite"))
+    (tmp_path / "out" / "probe_state_0.pt").write_bytes(b"torn")
+    assert run(folder, tmp_path / "out") == 78
+    assert "probe_state_0.pt is damaged" in capsys.readouterr().err
+    flags = words(folder, tmp_path / "out")
+    assert exit_code("evaluate_vae.py", evaluate_vae.main, [*flags, "--overwrite"]) == 0
+    assert run(folder, tmp_path / "whole") == 0
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
+
+
+def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):
+    sources = {side: images_of(folder, side) for side in ("train", "val")}
+    rows = [
+        f"{images.name(index)},{images.metadata(index)['label']}"
+        for side, images in sources.items()
+        for index in range(len(images) - (side == "train"))
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,kind", *rows]))
+    flags = {"probe_epochs": 1, "probe_cache": tmp_path / "cache"}
+    assert run(folder, tmp_path / "a", probe=tmp_path / "labels.csv", probe_column="kind", **flags) == 0
+    assert "1 of 96 images have no label" in capsys.readouterr().out
+    assert run(folder, tmp_path / "b", probe_column="folder", **flags) == 0
+    assert read_json(tmp_path / "a" / "probe.json")["classes"] == list(CLASSES)
+    assert read_json(tmp_path / "b" / "probe.json")["classes"] == list(CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"),
+    [
+        ({"val_path": None}, ("--probe_profile", "--data_path", "add --val_path")),
+        ({"data_path": "UNLABELLED"}, ("--data_path", "no labels", "images-000000.tar/", "--probe_column")),
+        ({"data_path": "CIRCLES"}, ("only the class circle", "two classes")),
+        ({"val_path": "STRANGE"}, ("--val_path", "4 classes", "not_circle")),
+        ({"val_path": "TRAIN"}, ("--val_path", "is --data_path")),
+        ({"probe_folds": 4}, ("--probe_folds", "no effect", "--probe_profile")),
+        ({"probe_profile": None, "probe": "x.csv"}, ("--val_path", "no effect", "without --probe_profile")),
+        ({"sizes": (32, 64)}, ("--sizes 32 64", "one size")),
+        ({"probe_heads": ("mlp", "linear")}, ("--probe_heads mlp linear", "one classifier")),
+        ({"probe_widths": 8}, ("--probe_widths has 1", "--probe_depths 2")),
+        ({"probe_widths": (8, 12)}, ("--probe_widths 12", "multiple of 8")),
+        (
+            {"probe_widths": (8, 8, 8, 8, 8), "probe_depths": (1, 1, 1, 1, 1)},
+            ("--probe_widths", "5 stages", "8 x 8", "--sizes"),
+        ),
+        ({"probe_micro_batch_size": "many"}, ("--probe_micro_batch_size many", "auto")),
+        ({"probe_learning_rate": 1e30}, ("--probe_learning_rate 1e+30", "smaller")),
+    ],
+)
+def test_mistakes_are_one_line(folder, tmp_path, capsys, flags, tokens):
+    made = {
+        "UNLABELLED": lambda: write_labelled(tmp_path / "set", 8, labels=lambda _kind: None),
+        "CIRCLES": lambda: write_labelled(tmp_path / "set", 8, labels=lambda _kind: "circle"),
+        "STRANGE": lambda: write_labelled(tmp_path / "set", 8, labels=lambda kind: f"not_{kind}"),
+        "TRAIN": lambda: folder / "train" / "dataset.json",
+    }
+    flags = {
+        name: made.get(value, lambda value=value: value)() if isinstance(value, str) else value
+        for name, value in flags.items()
+    }
+    assert run(folder, tmp_path / "out", **flags) not in (0, 1)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluate_vae.py: ")]
+    assert all(token in line for token in tokens), line
+    assert not (tmp_path / "out" / "probe.json").exists()
+
+
+def test_an_interrupted_encoding_continues_where_it_was(folder, tmp_path, monkeypatch):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    monkeypatch.setattr(latent_cache, "IMAGES_PER_SAVE", 8)
+    flags = {"probe_epochs": 1, "probe_views": 3, "batch_size": 4}
+    assert run(folder, tmp_path / "a", probe_cache=whole, **flags) == 0
+    decode, seen = ShardImages.decode, []
+
+    def counted(images, index, **settings):
+        seen.append(index)
+        if len(seen) == 60:
+            raise KeyboardInterrupt
+        return decode(images, index, **settings)
+
+    monkeypatch.setattr(ShardImages, "decode", counted)
+    assert run(folder, tmp_path / "b", probe_cache=stopped, **flags) == 130
+    before = len(seen)
+    done = [read_json(path)["done"] for path in stopped.glob("*.json")]
+    assert [0 < count < 60 for count in done] == [True]
+    assert run(folder, tmp_path / "b", probe_cache=stopped, **flags) == 0
+    assert len(seen) - before == 96 - done[0] + 24  # nothing is encoded twice
+    names = sorted(path.name for path in whole.glob("*.f16"))
+    assert names == sorted(path.name for path in stopped.glob("*.f16"))
+    assert all((whole / name).read_bytes() == (stopped / name).read_bytes() for name in names)
+    seen.clear()
+    assert run(folder, tmp_path / "c", probe_cache=stopped, **flags) == 0
+    assert seen == []  # another run reads the cache
+    assert json.dumps(results(tmp_path / "c")) == json.dumps(results(tmp_path / "a"))
+
+
+def test_damaged_images_are_left_out_and_named(folder, tmp_path, capsys, monkeypatch):
+    decode = ShardImages.decode
+
+    def damaged(images, index, **settings):
+        if index in (3, 7):
+            raise BadImageError("truncated", "the file ends early")
+        return decode(images, index, **settings)
+
+    monkeypatch.setattr(ShardImages, "decode", damaged)
+    assert run(folder, tmp_path / "out", probe_epochs=1) == 0
+    assert "--data_path: 2 images are left out" in capsys.readouterr().out
+    assert read_json(tmp_path / "out" / "probe.json")["images"] == 22
+    monkeypatch.setattr(latent_cache, "MOST_UNUSABLE", 0.01)
+    assert run(folder, tmp_path / "other", probe_views=1) == 77
+    assert "2 of 96 images cannot be used" in capsys.readouterr().err
