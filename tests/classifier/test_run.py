@@ -3,6 +3,9 @@
 import csv
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +17,7 @@ import pytest
 from sklearn import metrics
 
 import evaluate_vae
+from tests.harness.http_store import http_store, hurry
 from tests.harness.labelled_shards import CLASSES, write_labelled
 from tests.harness.runs import ROOT
 from tests.harness.small_vae import SMALL, write_vae
@@ -21,8 +25,8 @@ from vae.classifier import latent_cache
 from vae.classifier import run as recipe_run
 from vae.data.formats import BadImageError
 from vae.data.shard_images import ShardImages
-from vae.data.shards import read_dataset
-from vae.files import read_json
+from vae.data.shards import Shard, dataset_content, read_dataset
+from vae.files import read_json, write_json
 from vae.script import exit_code
 
 TINY_VAE = replace(SMALL, channels=(8, 8, 8), norm_groups=4, z_channels=4)
@@ -132,6 +136,54 @@ def test_a_stopped_run_continues_and_refuses_other_settings(folder, tmp_path, ca
     assert exit_code("evaluate_vae.py", evaluate_vae.main, [*flags, "--overwrite"]) == 0
     assert run(folder, tmp_path / "whole") == 0
     assert results(tmp_path / "out") == results(tmp_path / "whole")
+
+
+def test_the_command_in_the_documentation_runs(folder, tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
+    (block,) = [
+        block for block in re.findall(r"^```bash\n(.*?)^```", text, re.S | re.M) if "profile" in block
+    ]
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "vae", "outputs/first/vae")
+    for side, name in (("train", "imagenet"), ("val", "imagenet_val")):
+        shutil.copytree(folder / side, Path("data", name))
+    _, script, *given = shlex.split(block.replace("\\\n", " "))
+    assert script == "evaluate_vae.py"
+    quick = [
+        "--sizes",
+        "32",
+        "--device",
+        "cpu",
+        "--probe_widths",
+        "8",
+        "--probe_depths",
+        "1",
+        "--probe_epochs",
+        "1",
+    ]
+    assert evaluate_vae.main([*given, *quick]) == 0
+    assert read_json(Path("results/imagenet/probe.json"))["classes"] == list(CLASSES)
+
+
+def test_remote_datasets_give_the_numbers_of_local_ones(folder, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
+    hurry(monkeypatch)
+    (tmp_path / "all").mkdir()  # a dataset that names its validation.json
+    for side, prefix, name, val in (
+        ("val", "validation", "validation.json", None),
+        ("train", "images", "dataset.json", "validation.json"),
+    ):
+        for path in (folder / side).glob("images-*"):
+            shutil.copy(path, tmp_path / "all" / path.name.replace("images", prefix))
+        shards = [Shard(**shard) for shard in read_json(folder / side / "dataset.json")["shards"]]
+        renamed = [shard._replace(name=shard.name.replace("images", prefix)) for shard in shards]
+        write_json(tmp_path / "all" / name, dataset_content(renamed, {}, val))
+    flags = {"val_path": None, "probe_epochs": 1, "cache_dir": tmp_path / "shards"}
+    with http_store(tmp_path / "all") as web:
+        assert run(folder, tmp_path / "remote", data_path=web.url(), **flags) == 0
+    local = tmp_path / "all" / "dataset.json"
+    assert run(folder, tmp_path / "local", data_path=local, **flags) == 0
+    assert results(tmp_path / "remote") == results(tmp_path / "local")
 
 
 def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):

@@ -47,7 +47,7 @@ def workplace(vaes, image_folder, tmp_path, monkeypatch) -> Path:
 
 
 def test_every_command_runs(workplace, capsys):
-    (block,) = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
+    block, _ = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
     lines = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
     assert len(lines) == 2
     for _, _, *words in lines:

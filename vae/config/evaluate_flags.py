@@ -222,8 +222,8 @@ _ONLY_PROFILE = (
     "probe_compile",
 )  # fmt: skip
 _NOT_PROFILE = (
-    "posterior", "max_images", "perceptual_net", "rfid", "ensemble", "probe_folds", "probe_reference", "codecs", "probe_images",
-    "samples",
+    "posterior", "max_images", "perceptual_net", "rfid", "ensemble", "probe_folds", "probe_reference",
+    "codecs", "probe_images", "samples",
 )  # fmt: skip
 
 
