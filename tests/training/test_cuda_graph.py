@@ -203,10 +203,10 @@ for _ in range(5):
     for network in (networks.autoencoder, networks.discriminator):
         network.zero_grad(set_to_none=True)
 print(json.dumps(counts), flush=True)
-# The interpreter would end less than 1 ms after the last backward pass. PyTorch's thread for the device may then
-# still release that pass's Python objects. Python ends a thread that asks for its lock while the interpreter
-# ends, and C++ answers with "terminate called without an active exception". A run of train_vae.py reads losses
-# and writes files after its last backward pass, which gives the thread the lock.
+# The interpreter would end less than 1 ms after the last backward pass. PyTorch's thread for the device may
+# then still release that pass's Python objects. Python ends a thread that asks for its lock while the
+# interpreter ends, and C++ answers with "terminate called without an active exception". A run of train_vae.py
+# reads losses and writes files after its last backward pass, which gives the thread the lock.
 os._exit(0)
 """
 
