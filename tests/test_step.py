@@ -24,6 +24,7 @@ from vae.step import (
     UpdateState,
     apply_update,
     compute_gradients,
+    forward_losses,
     micro_batch_sizes,
     network_input,
 )
@@ -78,6 +79,16 @@ def test_sums_are_over_images():
     assert float(sums["reconstruction"]) == pytest.approx(4 * float((recon - images).abs().mean()), rel=1e-12)
     assert float(sums["mse"]) == pytest.approx(4 * float((recon - images).square().mean()), rel=1e-12)
     assert float(sums["kl"]) == pytest.approx(float(kl), rel=1e-9)
+
+
+def test_losses_without_a_backward_pass_are_the_same_bit_for_bit():
+    nets, inputs = toy_networks(), toy_inputs(4)
+    found = forward_losses(nets, inputs, [3, 1], ALL_LOSSES)
+    assert gradients(nets.autoencoder) == {}
+    with_backward = compute_gradients(nets, inputs, [3, 1], ALL_LOSSES)
+    assert set(found) == {"reconstruction", "mse", "perceptual", "kl"}
+    for name, value in found.items():
+        assert torch.equal(value, with_backward[name]), name
 
 
 def test_squared_norms_of_micro_batches_add_up():

@@ -129,6 +129,26 @@ def autoencoder_gradients(
     return sums, recons
 
 
+@torch.no_grad()
+def forward_losses(
+    networks: Networks,
+    inputs: StepInputs,
+    sizes: list[int],
+    loss: LossConfig,
+    shared_pass: SharedPass = nullcontext,
+) -> dict[str, torch.Tensor]:
+    """The sums of `compute_gradients`, except adversarial ones, without a backward pass."""
+    sums: dict[str, torch.Tensor] = {}
+    image_parts, noise_parts = inputs.images.split(sizes), inputs.noise.split(sizes)
+    for index, (part, noise) in enumerate(zip(image_parts, noise_parts, strict=True)):
+        with _one_pass(networks.autoencoder, index == len(sizes) - 1, shared_pass) as autoencoder:
+            images = to_float(part)
+            recon, mean, logvar = autoencoder(network_input(images, networks), noise)
+        _, terms = _reconstruction_terms(networks, recon, images, loss)
+        _accumulate(sums, terms | {"kl": kl_divergence(mean, logvar)})
+    return sums
+
+
 def reconstruction_gradient(
     networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs, loss: LossConfig
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -137,15 +157,7 @@ def reconstruction_gradient(
     `recon` (b, 3, H, W) is detached. Returns the gradient and the terms: (b,), or () for norms.
     """
     recon.requires_grad_()
-    pixel = reconstruction_loss(recon, images, loss.reconstruction_loss)
-    total = loss.reconstruction_weight * pixel
-    terms = {"reconstruction": pixel.detach()}
-    with torch.no_grad():
-        terms["mse"] = reconstruction_loss(recon, images, "mse")
-    if networks.perceptual is not None:
-        perceptual = networks.perceptual(recon, images)
-        total = total + loss.perceptual_weight * perceptual
-        terms["perceptual"] = perceptual.detach()
+    total, terms = _reconstruction_terms(networks, recon, images, loss)
     scale = inputs.image_share * inputs.loss_scale
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
@@ -158,6 +170,22 @@ def reconstruction_gradient(
     terms["reconstruction_sq_norm"] = squared_norm(grad)
     terms["adversarial_sq_norm"] = squared_norm(adversarial_grad)
     return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), terms
+
+
+def _reconstruction_terms(
+    networks: Networks, recon: torch.Tensor, images: torch.Tensor, loss: LossConfig
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The weighted sum of the losses that compare images, and each of them, detached: (b,)."""
+    pixel = reconstruction_loss(recon, images, loss.reconstruction_loss)
+    total = loss.reconstruction_weight * pixel
+    terms = {"reconstruction": pixel.detach()}
+    with torch.no_grad():
+        terms["mse"] = reconstruction_loss(recon, images, "mse")
+    if networks.perceptual is not None:
+        perceptual = networks.perceptual(recon, images)
+        total = total + loss.perceptual_weight * perceptual
+        terms["perceptual"] = perceptual.detach()
+    return total, terms
 
 
 def discriminator_gradients(

@@ -55,11 +55,13 @@ def test_every_command_runs(workplace, capsys):
     out = capsys.readouterr().out
     assert "resnet50-11ad3fa6.pth and convnext_tiny_22k_224.pth are not in" in out
     assert "95 % interval" in out
+    assert "each where the loss falls fastest" in out
     found = read_json(Path("results/probes/probe.json"))
     assert list(found["sets"]) == [
         *("pixels", "first/vae latents", "first/vae recon"),
         *("second/vae latents", "second/vae recon"),
     ]
+    assert all(0 < rate < 1 for one in found["sets"].values() for rate in one["learning_rates"].values())
     with Path("results/probes/probe_1.csv").open(encoding="utf-8") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["id", "a", "b"]
@@ -75,13 +77,15 @@ def test_reference_sees_pixels_and_reconstructions(workplace, monkeypatch):
     torch.save({"model": convnext_weights()}, source.path)
     words = ["--vae", "outputs/first/vae", "--data_path", "data/test", "--probe", "labels.csv"]
     words += ["--output_dir", "out", "--probe_heads", "mlp", *QUICK]
+    rate = ["--probe_learning_rate", "0.002"]
     rows = Path("labels.csv").read_text().splitlines()
     Path("labels.csv").write_text("\n".join(rows[:9]) + "\n")
-    assert evaluate_vae.main([*words, "--probe_reference", "convnext_22k"]) == 0
+    assert evaluate_vae.main([*words, "--probe_reference", "convnext_22k", *rate]) == 0
     found = read_json(Path("out/probe.json"))
     assert found["reference"] == "convnext_22k"
-    heads = {name: list(one["weights"]) for name, one in found["sets"].items()}
-    assert heads == {"pixels": ["linear"], "first/vae latents": ["mlp"], "first/vae recon": ["linear"]}
+    rates = {name: one["learning_rates"] for name, one in found["sets"].items()}
+    linear, mlp = {"linear": 0.002}, {"mlp": 0.002}
+    assert rates == {"pixels": linear, "first/vae latents": mlp, "first/vae recon": linear}
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 import copy
 import json
-import math
 import shlex
 
-import numpy as np
 import pytest
 
 from tests.harness.runs import run_script
@@ -13,35 +11,9 @@ from tests.harness.training_runs import assert_same
 from vae.config.flags import parse_flags
 from vae.training import find_lr
 from vae.training import run as run_module
-from vae.training.find_lr import NAME, Curve, Spread, suggest
+from vae.training.find_lr import NAME, Spread
 from vae.training.run import train
 from vae.training.state import checkpoint_content
-
-
-def curve_of(ratio, scale: float = 1.0) -> Curve:
-    """A curve whose loss is ratio(log10 of the rate) times that of the unchanged weights."""
-    rates = np.geomspace(1e-7, 1, 200).tolist()
-    unchanged = [scale * (1 + 0.5 * math.sin(7 * step)) for step in range(200)]  # batches differ
-    losses = [before * ratio(math.log10(rate)) for before, rate in zip(unchanged, rates, strict=True)]
-    return Curve(0, rates, losses, unchanged)
-
-
-def valley(exponent: float) -> float:
-    """Falls around 1e-4, is lowest at about 1e-2, and rises from there."""
-    return 1 - 0.4 / (1 + math.exp(-4 * (exponent + 4))) + math.exp(6 * exponent)
-
-
-def test_suggestions_lie_where_the_loss_falls_and_below_its_minimum():
-    found = suggest(curve_of(valley))
-    assert 0.8e-4 < found.steepest < 4e-4  # the mean over steps is late by up to a third of a decade
-    assert 1e-3 < 10 * found.tenth < 1e-1
-
-
-def test_differences_between_batches_cancel():
-    """The unchanged weights' own losses vary by a factor of three here."""
-    smoothed = curve_of(lambda _: 1.0).smoothed()
-    np.testing.assert_allclose(smoothed, 1.0, rtol=1e-12)
-    assert suggest(curve_of(valley)) == pytest.approx(suggest(curve_of(valley, scale=100.0)))
 
 
 def test_spread_is_the_median_and_the_range():
@@ -66,6 +38,7 @@ def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, c
     assert train(options) == 0
     orders = [[indices for seed, indices in seen if seed == one] for one in (0, 1)]
     assert orders[0][:3] != orders[1][:3]
+    assert max(map(len, orders)) <= 50  # the unchanged weights need no steps
     folder = tmp_path / "run"
     assert sorted(path.name for path in folder.iterdir()) == [f"{NAME}.json", f"{NAME}.png"]
     content = json.loads((folder / f"{NAME}.json").read_text())

@@ -108,7 +108,11 @@ class EvaluateConfig:
         5, "folds of --probe: one is measured, one stops training, the others train", at_least=3
     )
     probe_epochs: int = option(30, "most epochs of a classifier", metavar="N", at_least=1)
-    probe_learning_rate: float = option(3e-3, "peak of the classifiers' one-cycle schedule", at_least=1e-6)
+    probe_learning_rate: float | None = option(
+        None,
+        "peak of the classifiers' one-cycle schedule; none: found for each by a learning rate range test",
+        at_least=1e-6,
+    )
     probe_reference: str = option(
         "auto",
         "pretrained network of --probe for pixels and reconstructions; auto: the first of resnet50 and "

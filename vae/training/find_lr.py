@@ -1,8 +1,6 @@
-"""--find_lr: the learning rate range test of Smith (2017), with real steps on a copy of everything.
+"""--find_lr: a learning rate range test with real steps on a copy of everything (`vae/lr_range.py`).
 
-The rate rises geometrically, and the loss of each batch is measured before its step. Batches differ more than
-the loss falls, so each loss is divided by that of the unchanged weights for the same images, crops and noise.
-Two rates are common choices: where this ratio falls fastest, and a tenth of the rate at which it is lowest.
+The unchanged weights are measured on the same images, crops and noise.
 """
 
 import itertools
@@ -14,40 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
+from torch import Tensor
 
 from vae import console
 from vae.config.flags import command_words
 from vae.files import atomic_path, write_json
+from vae.lr_range import HIGHEST, LOWEST, Curve, has_diverged, rising_rates, suggest
 from vae.training.context import RunContext, StageContext
-from vae.training.loop import update_weights
+from vae.training.loop import measure_losses, update_weights
 from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart
 from vae.training.state import TrainingState
 from vae.training.step_log import RunningMetrics, loss_record
 from vae.training.trial_steps import trial_steps
 
-LOWEST, HIGHEST = 1e-7, 1.0
-SMOOTHING = 0.9  # decay of the mean over steps
-DIVERGED = 4.0  # the loss is so many times that of the unchanged weights
 NAME = "find_lr"
 WIDTH, HEIGHT = 1280, 800  # px, of the chart
 COLOURS = (BLUE, ORANGE, GREEN, GREY)
-
-
-class Curve(NamedTuple):
-    """The loss of each batch before the step with its learning rate; it ends where training diverges."""
-
-    seed: int
-    rates: list[float]
-    losses: list[float]
-    unchanged: list[float]  # losses of the same batches with the weights before the first step
-
-    def smoothed(self) -> np.ndarray:
-        """loss / unchanged: its geometric mean up to each step, with exponentially falling weights (S,)."""
-        mean, found = 0.0, []
-        for step, (loss, unchanged) in enumerate(zip(self.losses, self.unchanged, strict=True), 1):
-            mean = SMOOTHING * mean + (1 - SMOOTHING) * math.log(loss / unchanged)
-            found.append(mean / (1 - SMOOTHING**step))
-        return np.exp(found)
 
 
 class Spread(NamedTuple):
@@ -66,24 +46,17 @@ class Spread(NamedTuple):
         return f"{self.middle:.2g} ({self.least:.2g} to {self.most:.2g})"
 
 
-class Suggestion(NamedTuple):
-    """Two usual choices of a learning rate."""
-
-    steepest: float  # where the smoothed loss falls fastest
-    tenth: float  # of the rate at which the smoothed loss is lowest
-
-
 def find_learning_rate(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     """Measure a curve per seed, draw and print them; nothing else changes. `ctx` records nothing."""
     options = run.config.run
-    rates, curves = np.geomspace(LOWEST, HIGHEST, options.find_lr_steps).tolist(), []
+    rates, curves = rising_rates(options.find_lr_steps), []
     for seed in range(options.seed, options.seed + options.find_lr_seeds):
         seeded = replace(
             run,
             config=replace(run.config, run=replace(options, seed=seed)),
             training_set=replace(run.training_set, order=run.training_set.images.order(seed)),
         )
-        unchanged = _losses(seeded, ctx, state, [0.0] * len(rates), [])
+        unchanged = _unchanged_losses(seeded, ctx, state, len(rates))
         losses = _losses(seeded, ctx, state, rates, unchanged)
         curve = Curve(seed, rates[: len(losses)], losses, unchanged[: len(losses)])
         found = suggest(curve)
@@ -95,30 +68,40 @@ def find_learning_rate(run: RunContext, ctx: StageContext, state: TrainingState)
     _report(run, curves)
 
 
-def suggest(curve: Curve) -> Suggestion:
-    """The rates that a curve suggests."""
-    smoothed, rates = curve.smoothed(), np.array(curve.rates)
-    lowest = max(1, int(smoothed.argmin()))
-    slopes = np.gradient(np.log(smoothed[: lowest + 1]))
-    return Suggestion(float(rates[slopes.argmin()]), float(rates[lowest] / 10))
+def _unchanged_losses(run: RunContext, ctx: StageContext, state: TrainingState, steps: int) -> list[float]:
+    """The losses of the first batches with the present weights."""
+    with trial_steps(run, ctx, state) as batches:
+        return [
+            _loss(run, ctx, measure_losses(run, ctx, state, batch, images), images)
+            for _, (batch, images) in zip(range(steps), batches, strict=False)
+        ]
 
 
 def _losses(
-    run: RunContext, ctx: StageContext, state: TrainingState, rates: Sequence[float], limits: Sequence[float]
+    run: RunContext,
+    ctx: StageContext,
+    state: TrainingState,
+    rates: Sequence[float],
+    unchanged: Sequence[float],
 ) -> list[float]:
-    """The losses before the steps with these learning rates, up to where they diverge from `limits`."""
+    """The losses before the steps with these learning rates, up to where they diverge."""
     found: list[float] = []
     with trial_steps(run, ctx, state) as batches:
-        for rate, (batch, images) in zip(rates, batches, strict=False):
-            metrics = RunningMetrics()
-            sums, norms = update_weights(run, ctx, state, batch, images, learning_rate=rate)
-            metrics.add(sums, images, norms)
-            ctx.watchdog.beat()
-            loss = loss_record(metrics.all_reduced_means(run.dist), run.config.loss)["loss"]
-            if limits and not loss < DIVERGED * limits[len(found)]:  # NaN included
+        for rate, before, (batch, images) in zip(rates, unchanged, batches, strict=False):
+            sums, _ = update_weights(run, ctx, state, batch, images, learning_rate=rate)
+            loss = _loss(run, ctx, sums, images)
+            if has_diverged(loss, before):
                 break
             found.append(loss)
     return found
+
+
+def _loss(run: RunContext, ctx: StageContext, sums: dict[str, Tensor], images: int) -> float:
+    """The loss of a batch from sums over its images."""
+    metrics = RunningMetrics()
+    metrics.add(sums, images, [])
+    ctx.watchdog.beat()
+    return loss_record(metrics.all_reduced_means(run.dist), run.config.loss)["loss"]
 
 
 def _report(run: RunContext, curves: Sequence[Curve]) -> None:

@@ -108,11 +108,7 @@ def update_weights(
     """
     position, update = state.position, state.update
     inputs = _step_inputs(run, ctx, state, batch, total_images)
-    sums = gradients_with_oom_retry(
-        run.networks, inputs, run.config.loss, ctx.settings, run.dist, run.resume_command
-    )
-    if len(batch.images) == 0:  # the placeholder image of a process without images is not measured
-        sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+    sums = _sums(run, ctx, batch, inputs)
     state.is_changing = True
     _set_learning_rates(run, ctx, state)
     if learning_rate is not None:
@@ -126,6 +122,28 @@ def update_weights(
     if total_images:
         state.update_ema(ema_decay(run.config.optim.ema_decay, position.step))
     return sums, norms
+
+
+def measure_losses(
+    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch, total_images: int
+) -> dict[str, torch.Tensor]:
+    """Sums of the losses over the images of a batch, without adversarial ones; nothing changes."""
+    return _sums(run, ctx, batch, _step_inputs(run, ctx, state, batch, total_images), backward=False)
+
+
+def _sums(
+    run: RunContext,
+    ctx: StageContext,
+    batch: Batch,
+    inputs: StepInputs,
+    backward: bool = True,
+) -> dict[str, torch.Tensor]:
+    sums = gradients_with_oom_retry(
+        run.networks, inputs, run.config.loss, ctx.settings, run.dist, run.resume_command, backward
+    )
+    if len(batch.images) == 0:  # the placeholder image of a process without images is not measured
+        sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+    return sums
 
 
 def _sync_ranks(

@@ -17,6 +17,7 @@ from vae.step import (
     StepInputs,
     clear_gradients,
     compute_gradients,
+    forward_losses,
     micro_batch_sizes,
     unwrapped,
 )
@@ -59,8 +60,12 @@ def gradients_with_oom_retry(
     settings: StepSettings,
     dist: Distributed,
     resume_command: str,
+    backward: bool = True,
 ) -> dict[str, torch.Tensor]:
-    """Compute the step's gradients; if memory runs out, all processes repeat the step with less."""
+    """Compute the step's gradients; if memory runs out, all processes repeat the step with less.
+
+    Without `backward`, the losses alone are measured.
+    """
     while True:
         in_shared_pass = False
 
@@ -77,6 +82,8 @@ def gradients_with_oom_retry(
         sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch, dist.world_size > 1)
         message = ""
         try:
+            if not backward:
+                return forward_losses(networks, inputs, sizes, loss, shared_pass)
             if settings.graph:
                 return settings.graph.gradients(networks, inputs, sizes, loss)
             return compute_gradients(networks, inputs, sizes, loss, shared_pass)

@@ -46,7 +46,7 @@ def probed(groups):
     folds = assign_folds(targets, groups, 4)
     labels = Labels([str(n) for n in range(200)], ["a", "b"], targets, groups, folds, 4)
     one = Probed("latents", looks, ("mlp",))
-    _measure(one, labels, Schedule(epochs=40), torch.device("cpu"))
+    _measure(one, labels, Schedule(epochs=40), 3e-3, torch.device("cpu"))
     assert one.probabilities["mlp"].sum(1) == pytest.approx(np.ones(200), abs=1e-5)
     return one.scores["mlp"]["top1"]
 

@@ -96,6 +96,24 @@ class Schedule:
     seed: int = 0
 
 
+def new_head(head: str, features: Tensor, train: Tensor, num_classes: int) -> nn.Module:
+    """A head with random weights, for features standardized by the statistics of the images at `train`."""
+    build = HEADS[head](features.shape[1], features.shape[2], num_classes)
+    return nn.Sequential(_Standardize(features[train]), build).to(features.device)
+
+
+def new_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """The optimizer of a head."""
+    return torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.05)
+
+
+def loss_of(model: nn.Module, features: Tensor, targets: Tensor, schedule: Schedule) -> Tensor:
+    """The training loss of a batch: ()."""
+    with torch.autocast(features.device.type, torch.bfloat16, enabled=features.is_cuda):
+        logits = model(features)
+    return F.cross_entropy(logits.float(), targets, label_smoothing=schedule.label_smoothing)
+
+
 def train_head(
     head: str,
     features: Tensor,
@@ -111,11 +129,9 @@ def train_head(
     """
     with torch.random.fork_rng():
         torch.manual_seed(schedule.seed)
-        build = HEADS[head](features.shape[1], features.shape[2], num_classes)
-        model = nn.Sequential(_Standardize(features[train]), build)
-        model.to(features.device)
+        model = new_head(head, features, train, num_classes)
         steps = -(-len(train) // schedule.batch_size)
-        optimizer = torch.optim.AdamW(model.parameters(), schedule.learning_rate, weight_decay=0.05)
+        optimizer = new_optimizer(model, schedule.learning_rate)
         cycle = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, schedule.learning_rate, total_steps=steps * schedule.epochs
         )
@@ -123,11 +139,7 @@ def train_head(
         for _ in range(schedule.epochs):
             model.train()
             for chosen in train[torch.randperm(len(train))].split(schedule.batch_size):
-                with torch.autocast(features.device.type, torch.bfloat16, enabled=features.is_cuda):
-                    logits = model(features[chosen])
-                loss = F.cross_entropy(
-                    logits.float(), targets[chosen], label_smoothing=schedule.label_smoothing
-                )
+                loss = loss_of(model, features[chosen], targets[chosen], schedule)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -4,7 +4,7 @@ Shapes: N images, K classes.
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from vae.evaluation.precheck import check_command
 from vae.evaluation.probe.features import maps_of_pixels, maps_of_vae
 from vae.evaluation.probe.heads import Schedule, predict, train_head
 from vae.evaluation.probe.labels import Labels, read_labels
+from vae.evaluation.probe.learning_rate import find_learning_rate
 from vae.evaluation.probe.reference import choose_reference, describe, load_reference
 from vae.evaluation.probe.scores import ensemble_weights, paired_bootstrap, scores
 from vae.files import atomic_path, csv_cell, write_json
@@ -37,6 +38,7 @@ class Probed:
     features: torch.Tensor  # (N, C, h, w)
     heads: tuple[str, ...]
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # head -> (N, K)
+    rates: dict[str, float] = field(default_factory=dict)  # head -> peak of its one-cycle schedule
     losses: dict[str, float] = field(default_factory=dict)  # head -> mean log loss on the stopping folds
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
@@ -64,25 +66,27 @@ def run_probe(config: EvaluateConfig) -> None:
         latents, recon = maps_of_vae(vae, image_set, config, pretrained, device)
         probed.append(Probed(f"{name} latents", latents, config.probe_heads))
         probed.append(Probed(f"{name} recon", recon, pixel_heads))
-    schedule = Schedule(
-        epochs=config.probe_epochs, learning_rate=config.probe_learning_rate, seed=config.seed
-    )
+    schedule = Schedule(epochs=config.probe_epochs, seed=config.seed)
     for one in track(probed, "probe", len(probed), "set", keep=False):
-        _measure(one, labels, schedule, device)
+        _measure(one, labels, schedule, config.probe_learning_rate, device)
     _write(Path(config.output_dir), config, labels, probed, names, reference)
 
 
-def _measure(one: Probed, labels: Labels, schedule: Schedule, device: torch.device) -> None:
+def _measure(
+    one: Probed, labels: Labels, schedule: Schedule, learning_rate: float | None, device: torch.device
+) -> None:
     """Train every head on every fold, and score the out-of-fold probabilities."""
     features, targets = one.features.to(device), torch.from_numpy(labels.targets).to(device)
     classes = len(labels.classes)
     for head in one.heads:
         found, losses = np.zeros((len(labels.names), classes)), []
-        for fold in range(labels.num_folds):
-            stopping = (fold + 1) % labels.num_folds  # neither trained on nor measured
-            test, stop = (torch.from_numpy(np.flatnonzero(labels.folds == f)) for f in (fold, stopping))
-            train = torch.from_numpy(np.flatnonzero(~np.isin(labels.folds, (fold, stopping))))
-            model, loss = train_head(head, features, targets, train, stop, classes, schedule)
+        for fold, (train, stop, test) in enumerate(_parts(labels)):
+            if fold == 0:  # one rate for all folds
+                one.rates[head] = learning_rate or find_learning_rate(
+                    head, features, targets, train, classes, schedule
+                )
+            with_rate = replace(schedule, learning_rate=one.rates[head])
+            model, loss = train_head(head, features, targets, train, stop, classes, with_rate)
             found[test.numpy()] = predict(model, features[test]).double().cpu().numpy()
             losses.append(loss)
         one.probabilities[head], one.losses[head] = found, float(np.mean(losses))
@@ -91,6 +95,15 @@ def _measure(one: Probed, labels: Labels, schedule: Schedule, device: torch.devi
     parts = [one.probabilities[head] for head in one.heads]
     one.probabilities["ensemble"] = np.einsum("h,hnk->nk", weights, np.stack(parts))
     one.scores = {head: scores(labels.targets, values) for head, values in one.probabilities.items()}
+
+
+def _parts(labels: Labels) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """For each fold: the images that train, that stop training, and that are measured, by position."""
+    for fold in range(labels.num_folds):
+        stopping = (fold + 1) % labels.num_folds
+        chosen = (~np.isin(labels.folds, (fold, stopping)), labels.folds == stopping, labels.folds == fold)
+        train, stop, test = (torch.from_numpy(np.flatnonzero(part)) for part in chosen)
+        yield train, stop, test
 
 
 def _write(
@@ -111,7 +124,12 @@ def _write(
         "folds": labels.num_folds,
         "reference": reference,
         "sets": {
-            one.name: {"scores": one.scores, "weights": one.weights, "stopping_log_loss": one.losses}
+            one.name: {
+                "scores": one.scores,
+                "weights": one.weights,
+                "stopping_log_loss": one.losses,
+                "learning_rates": one.rates,
+            }
             for one in probed
         },
         "pairs": pairs,
@@ -120,7 +138,7 @@ def _write(
         path, found = folder / f"probe_{number}.csv", one.probabilities["ensemble"]
         write_probabilities(path, labels.names, labels.classes, found)
     write_json(folder / "probe.json", content, indent=1)
-    console.info("\n".join(_lines(labels, probed, pairs)))
+    console.info("\n".join(_lines(labels, probed, pairs, config.probe_learning_rate is not None)))
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
 
 
@@ -152,7 +170,7 @@ def _pairs(labels: Labels, probed: list[Probed], names: list[str]) -> list[dict[
     ]
 
 
-def _lines(labels: Labels, probed: list[Probed], pairs: list[dict[str, Any]]) -> list[str]:
+def _lines(labels: Labels, probed: list[Probed], pairs: list[dict[str, Any]], given_rate: bool) -> list[str]:
     groups = len(set(labels.groups.tolist()))
     lines = [
         f"{len(labels.names)} images in {groups} groups, {len(labels.classes)} classes, "
@@ -161,6 +179,10 @@ def _lines(labels: Labels, probed: list[Probed], pairs: list[dict[str, Any]]) ->
     ]
     lines += score_table(labels.classes, {one.name: one.scores for one in probed})
     lines += map(pair_line, pairs)
+    lines += ["", f"learning rates, {'as given' if given_rate else 'each where the loss falls fastest'}:"]
+    for one in probed:
+        rates = "  ".join(f"{head} {rate:.2g}" for head, rate in one.rates.items())
+        lines.append(f"{console.printable(one.name)}: {rates}")
     return lines
 
 
