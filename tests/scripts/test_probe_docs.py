@@ -14,7 +14,7 @@ import evaluate_vae
 from tests.harness.convnext_file import convnext_weights
 from tests.harness.runs import ROOT
 from tests.harness.small_vae import SMALL, write_vae
-from vae.evaluation.probe import reference
+from vae.evaluation.probe import learning_rate, reference
 from vae.files import read_json
 from vae.script import exit_code
 
@@ -38,6 +38,7 @@ def workplace(vaes, image_folder, tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("urllib.request._opener", None)  # urllib reads the proxies only once
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # refused immediately
+    monkeypatch.setattr(learning_rate, "STEPS", 12)  # faster
     shutil.copytree(image_folder, "data/test")
     shutil.copytree(vaes, "outputs")
     names = sorted(path.relative_to("data/test").as_posix() for path in Path("data/test").rglob("*.png"))
