@@ -1,19 +1,19 @@
 """Aspect buckets: shapes, batches of one shape for any number of processes, crops that cover it."""
 
 import math
-import time
-from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vae.data.buckets import BucketOrder, assign, bucket_shapes
+from vae.data.buckets import BucketOrder, aspects, assign, bucket_shapes
 from vae.data.dataset import CropDataset, FolderImages
 from vae.data.decoding import decode_image
-from vae.data.image_sizes import aspects, image_sizes, load_aspects, save_aspects
+from vae.data.image_sizes import image_sizes, load_aspects, save_aspects
 from vae.data.loading import TrainLoader
 from vae.data.sampling import ShuffledOrder, StepSampler
+from vae.data.stream_buckets import StreamBuckets
 from vae.data.streams import StreamOrder
 
 COUNT, BATCH = 5000, 16
@@ -39,8 +39,9 @@ def test_each_image_has_the_nearest_shape_and_rare_shapes_are_left_out():
     buckets = assign(aspects(sizes), shapes, 4)
     assert set(buckets.shapes) < set(shapes)
     assert np.bincount(buckets.codes).min() >= 4
-    assert buckets.shape_of(0) == shapes[-1]
-    assert buckets.shape_of(len(sizes) - 1) == (96, 96)  # unknown
+    assert buckets.shapes[buckets.codes[0]] == shapes[-1]
+    assert buckets.shapes[buckets.codes[-1]] == (96, 96)  # unknown
+    assert np.array_equal(buckets.nearest(sizes), buckets.codes)
     used = [math.log(width / height) for height, width in buckets.shapes]
     for index in (0, 40, 90, 99):
         log_aspect = math.log(sizes[index][0] / sizes[index][1])
@@ -50,85 +51,120 @@ def test_each_image_has_the_nearest_shape_and_rare_shapes_are_left_out():
 
 
 @pytest.fixture(scope="module")
-def codes():
-    drawn = np.random.default_rng(0).normal(0.1, 0.35, COUNT).astype(np.float32)
-    return assign(drawn, bucket_shapes(256, 8, 5), BATCH).codes
+def drawn():
+    """Width and height of COUNT images."""
+    wide = np.exp(np.random.default_rng(0).normal(0.1, 0.35, COUNT))
+    return np.stack([1000 * wide, np.full(COUNT, 1000)], axis=1).astype(np.int64)
 
 
-def streams() -> StreamOrder:
-    return StreamOrder([50] * 100, 8, seed=3)
+@pytest.fixture(scope="module")
+def buckets(drawn):
+    return assign(aspects(drawn), bucket_shapes(256, 8, 5), BATCH)
 
 
-def step_of_all(order, step: int, processes: int, epoch: int = 1) -> list[int]:
-    """The images of a global step, as these processes read them."""
-    found = []
-    for rank in range(processes):
-        sampler = StepSampler(order, BATCH // processes, rank, processes)
-        sampler.start_at(epoch, step)
-        found += [index for _, index in next(iter(sampler))]
-    return sorted(found)
+def of_folder(drawn, buckets, batch=BATCH) -> BucketOrder:
+    return BucketOrder(ShuffledOrder(COUNT, 3), buckets, batch)
 
 
-@pytest.mark.parametrize("base", [lambda: ShuffledOrder(COUNT, 3), streams])
-def test_any_number_of_processes_sees_the_same_batches_of_one_shape(codes, base):
-    order = BucketOrder(base(), codes, BATCH)
-    steps = len(order) // BATCH
-    assert steps == sum(np.bincount(codes) // BATCH)
-    for step in (0, 7, steps - 1):
-        expected = step_of_all(order, step, 1)
-        assert len(set(codes[expected])) == 1
-        for processes in (2, 4, 8):
-            assert step_of_all(BucketOrder(base(), codes, BATCH), step, processes) == expected
-    whole = order.whole(1).reshape(-1, BATCH)
-    assert all(len(set(codes[batch])) == 1 for batch in whole)
-    assert not np.array_equal(order.whole(1), order.whole(2))
-    changes = np.mean(codes[whole[1:, 0]] != codes[whole[:-1, 0]])
-    assert changes > 0.5  # shapes alternate
+def of_streams(drawn, buckets, batch=BATCH, images_of_a_shard=50, num_streams=8) -> StreamBuckets:
+    """With 50 images in a shard, an epoch has four blocks."""
+    base = StreamOrder([images_of_a_shard] * (COUNT // images_of_a_shard), num_streams, seed=3)
+    return StreamBuckets(base, lambda images: drawn[images], buckets, batch)
 
 
-def test_folder_repeats_no_image_and_leaves_out_less_than_a_batch_of_each_shape(codes):
-    order = BucketOrder(ShuffledOrder(COUNT, 3), codes, BATCH)
+def keys_of(order, processes: int, rank: int, epoch: int, step: int = 0) -> list:
+    """The keys of each further step of a process."""
+    sampler = StepSampler(order, BATCH // processes, rank, processes)
+    sampler.start_at(epoch, step)
+    return list(sampler)
+
+
+@pytest.mark.parametrize("make", [of_folder, of_streams])
+def test_any_number_of_processes_sees_the_same_batches_of_one_shape(drawn, buckets, make):
+    """Also from the middle of an epoch on; each process computes them itself."""
+    whole = keys_of(make(drawn, buckets), 1, 0, 1)
+    assert len(whole) == sum(np.bincount(buckets.codes) // BATCH)
+    assert all(len({shape for _, _, shape in batch}) == 1 for batch in whole)
+    for processes in (2, 4, 8):
+        ranks = [keys_of(make(drawn, buckets), processes, rank, 1) for rank in range(processes)]
+        assert [sorted(chain(*one)) for one in zip(*ranks, strict=True)] == list(map(sorted, whole))
+    for step in (7, len(whole) // 2, len(whole) - 1):
+        assert keys_of(make(drawn, buckets), 1, 0, 1, step) == whole[step:]
+    assert keys_of(make(drawn, buckets), 1, 0, 2) != whole
+    changes = [one[0][2] != other[0][2] for one, other in pairwise(whole)]
+    assert np.mean(changes) > 0.5  # shapes alternate
+
+
+@pytest.mark.parametrize(("make", "least"), [(of_folder, 1), (of_streams, 0.998)])
+def test_batches_have_the_nearest_shape_of_their_images(drawn, buckets, make, least):
+    """The last windows of streams are short, and some lack a shape."""
+    keys = chain(*keys_of(make(drawn, buckets), 1, 0, 0))
+    assert np.mean([shape == buckets.shapes[buckets.codes[index]] for _, index, shape in keys]) >= least
+
+
+def test_folder_repeats_no_image_and_leaves_out_less_than_a_batch_of_each_shape(drawn, buckets):
+    order = of_folder(drawn, buckets)
     one, other = order.whole(0), order.whole(1)
     assert len(np.unique(one)) == len(one) > COUNT - 5 * BATCH
     left_out = [set(range(COUNT)) - set(images) for images in (one, other)]
     assert left_out[0] != left_out[1]
 
 
-def test_a_process_reads_its_own_streams_only(codes):
-    base = streams()
-    order = BucketOrder(base, codes, BATCH)
-    place = {int(image): position for position, image in enumerate(base.whole(2))}
-    sampler = StepSampler(order, BATCH // 4, 3, 4)
-    sampler.start_at(2, 0)
-    read = [index for batch in sampler for _, index in batch]
-    own = [place[index] % 4 == 3 for index in read if index in place]
-    assert np.mean(own) == 1.0
-    assert len(set(read)) > 0.9 * len(read)  # of each shape as many as on average: some are repeated
-    positions = [order.base_position(2, position) for position in range(0, len(order), BATCH)]
-    assert positions == sorted(positions)
+def test_order_of_a_folder_is_the_same_in_every_version(drawn, buckets):
+    assert of_folder(drawn, buckets).samples(1, 0, 6) == [2355, 2465, 4340, 3790, 1300, 2445]
 
 
-def test_threads_may_ask_at_the_same_time(codes, monkeypatch):
-    """The other order keeps a few windows only, which threads would remove from each other."""
-    entered, whole = [], ShuffledOrder.whole
-
-    def slow(self, epoch):
-        entered.append(epoch)
-        time.sleep(0.02)
-        assert entered[-1] == epoch, "another thread has entered"
-        return whole(self, epoch)
-
-    monkeypatch.setattr(ShuffledOrder, "whole", slow)
-    order = BucketOrder(ShuffledOrder(COUNT, 3), codes, BATCH)
-    with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(order.whole, (1, 2, 1, 2)))
-    assert np.array_equal(found[0], found[2])
-    assert sorted(entered) == [1, 2]
+@pytest.mark.parametrize(("images_of_a_shard", "least"), [(50, 0.9), (1250, 0.95)])
+def test_streams_repeat_few_images(drawn, buckets, images_of_a_shard, least):
+    """The more images a window has, the fewer: 800 in a class here, or all 2500 of two streams."""
+    order = of_streams(drawn, buckets, images_of_a_shard=images_of_a_shard)
+    found = order.samples(2, 0, len(order))
+    assert len(set(found)) > least * COUNT
+    assert set(found) != set(order.samples(3, 0, len(order)))
 
 
-def test_whole_is_the_order_of_the_samples():
-    for order in (ShuffledOrder(100, 1), StreamOrder([7, 60, 33], 4, 1)):
-        assert order.whole(5).tolist() == order.samples(5, 0, len(order))
+def test_a_process_reads_its_own_streams_and_open_windows_only(drawn, buckets):
+    order = of_streams(drawn, buckets)
+    base = order.base
+    in_order = base.samples(2, 0, len(base))
+    place = {image: position for position, image in enumerate(in_order)}
+    opened: list[int] = []
+
+    def sizes(images):
+        opened.extend(images.tolist())
+        return drawn[images]
+
+    order._sizes = sizes
+    block = base.window_length * base.num_streams
+    positions = list(range(3, len(order), BATCH))  # of rank 3 of 4
+    for position in positions:
+        for index in order.samples(2, position, 4, 4):
+            assert place[index] % 4 == 3
+            assert place[index] // block == order.base_position(position) // block
+    announced = [order.base_position(position) for position in positions]
+    assert announced == sorted(announced)
+    assert sorted(opened) == sorted(in_order[3::4])  # each size once
+    assert sum(len(part) for _, parts in order._images.values() for part in parts) <= 2 * block / 4
+
+
+def test_sample_of_a_large_dataset_is_enough(drawn, buckets):
+    """The shares of the shapes come from every fifth image: batches are of all images all the same."""
+    some = assign(aspects(drawn[::5]), bucket_shapes(256, 8, 5), BATCH / 5)
+    assert some.shapes == buckets.shapes
+    order, exact = of_streams(drawn, some), of_streams(drawn, buckets)
+    assert abs(len(order) - len(exact)) <= 5 * BATCH
+    assert len(set(order.samples(0, 0, len(order)))) > 0.85 * COUNT
+
+
+def test_shape_that_a_window_lacks_is_cut_from_the_nearest(drawn, buckets):
+    """Each shard has images of one shape only."""
+    sorted_sizes = drawn[np.argsort(buckets.codes, kind="stable")]
+    of_all = assign(aspects(sorted_sizes), buckets.shapes, 1)
+    order = of_streams(sorted_sizes, of_all, images_of_a_shard=25, num_streams=2)
+    keys = keys_of(order, 1, 0, 0)
+    assert len(keys) == sum(np.bincount(of_all.codes) // BATCH)
+    others = [shape != of_all.shapes[of_all.codes[index]] for batch in keys for _, index, shape in batch]
+    assert 0 < np.mean(others) < 0.9
 
 
 # ---- crops -------------------------------------------------------------------------------------------------
@@ -149,16 +185,16 @@ def wide_and_high(tmp_path) -> FolderImages:
 
 
 def crops_of(images: FolderImages, size: int, **options) -> CropDataset:
-    sizes = image_sizes(images, range(len(images)))
+    sizes = image_sizes(images, np.arange(len(images)))
     assert sizes.tolist() == [[120, 60], [60, 120], [64, 64], [0, 0]]
     buckets = assign(aspects(sizes), bucket_shapes(size, 8, 3), 1)
     return CropDataset(images, image_size=size, buckets=buckets, **options)
 
 
 def test_sizes_are_those_of_decoded_images(wide_and_high):
-    for index, (width, height) in enumerate(image_sizes(wide_and_high, range(3)).tolist()):
+    for index, (width, height) in enumerate(image_sizes(wide_and_high, np.arange(3)).tolist()):
         assert decode_image(wide_and_high.root / wide_and_high.names[index]).shape == (height, width, 3)
-    assert image_sizes(wide_and_high, range(1, 2), {"turned.jpg": (5, 6)}).tolist() == [[5, 6]]
+    assert image_sizes(wide_and_high, np.arange(1, 2), {"turned.jpg": (5, 6)}).tolist() == [[5, 6]]
 
 
 def test_stored_aspects_are_those_of_the_same_images(tmp_path):
@@ -198,9 +234,9 @@ def test_small_images_need_upscale(wide_and_high):
 def test_loaded_batches_have_one_shape(wide_and_high):
     crops = crops_of(wide_and_high, 48)
     images = FolderImages(wide_and_high.root, ["wide.png", "turned.jpg", "square.png"] * 4)
-    buckets = assign(aspects(image_sizes(images, range(12))), bucket_shapes(48, 8, 3), 2)
+    buckets = assign(aspects(image_sizes(images, np.arange(12))), bucket_shapes(48, 8, 3), 2)
     crops = CropDataset(images, image_size=48, buckets=buckets)
-    order = BucketOrder(images.order(0), buckets.codes, 2)
+    order = BucketOrder(images.order(0), buckets, 2)
     with TrainLoader(crops, local_batch=2, order=order) as loader:
         shapes = [tuple(batch.images.shape) for batch in loader.batches(0)]
         later = [batch.images for batch in loader.batches(0, first_step=3)]

@@ -32,7 +32,7 @@ def test_ranks_partition_the_global_batch(world_size):
     for step, parts in enumerate(zip(*ranks, strict=True)):
         joined = [key for turn in zip(*parts, strict=True) for key in turn]  # each rank in turn
         size = 4 * world_size
-        assert joined == [(4, index) for index in order.samples(4, step * size, size)]
+        assert joined == [(4, index, None) for index in order.samples(4, step * size, size)]
 
 
 def test_resuming_within_an_epoch_gives_its_remaining_batches():

@@ -195,6 +195,25 @@ def test_many_shards_need_little_memory_and_are_read_once(tmp_path):
     assert list(read_dataset(path).shards) == shards[:10]
 
 
+def test_sizes_and_a_sample_come_from_few_indexes(tmp_path):
+    """Of whole shards that are spread over the dataset; those of a bad index are unknown."""
+    path = write_shards(tmp_path, count=12, shard_bytes=30_000)
+    images, shards = ShardImages(read_dataset(path), 1), read_dataset(path).shards
+    assert len(shards) > 4
+    assert images.spread(12).tolist() == images.spread(10**9).tolist() == list(range(12))
+    some = images.spread(4)
+    assert 4 <= len(some) < 12
+    for number, shard in enumerate(shards):
+        own = [n for n in range(12) if images.locate(n)[0] == number]
+        assert len(set(own) & set(some.tolist())) in (0, shard.samples)
+    assert some[-1] - some[0] > 6
+    (path.parent / "images-000001.npy").unlink()
+    bad = [n for n in range(12) if images.locate(n)[0] == 1]
+    wanted = np.array([11, bad[0], 0])
+    assert images.sizes(wanted).tolist() == [[64, 64], [0, 0], [64, 64]]
+    assert images.sizes(wanted[:0]).shape == (0, 2)
+
+
 def test_indexes_of_open_windows_are_read_once(tmp_path, monkeypatch):
     """More shards than files that are kept open: 64 streams of one process have 320 shards open."""
     dataset = write_shards(tmp_path, count=12, shard_bytes=30_000)

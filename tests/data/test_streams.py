@@ -53,7 +53,7 @@ def test_process_reads_only_its_own_streams(world_size):
     whole = epoch(0)
     own = {sample for stream in range(1, STREAMS, world_size) for sample in whole[stream::STREAMS]}
     sampler = StepSampler(StreamOrder(SHARDS, STREAMS, 3), 4, 1, world_size)
-    assert {index for batch in sampler for _, index in batch} <= own
+    assert {index for batch in sampler for _, index, _ in batch} <= own
 
 
 def test_resuming_reads_nothing_before_its_position():

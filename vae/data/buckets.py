@@ -1,17 +1,16 @@
-"""Aspect buckets: a few shapes of about S x S pixels, and an order whose batches have one shape each.
+"""Aspect buckets: a few shapes of about S x S pixels, and an order of a folder in batches of one shape.
 
 Shapes are (height, width) in px. Aspects are the logarithms of width / height; NaN if a size is unknown.
 """
 
 import math
-import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from vae.data.sampling import Order
+from vae.data.sampling import ShuffledOrder
 
 MAX_ASPECT = 2.0  # 1:2 to 2:1; images beyond it are cropped
 
@@ -19,14 +18,17 @@ Shape = tuple[int, int]
 
 
 class Buckets(NamedTuple):
-    """The shapes of a stage, from narrow to wide, and the number of the shape of each image: uint8 (N,)."""
+    """The shapes of a stage, from narrow to wide, and the number of the shape of some images: uint8 (N,).
+
+    Of all images of a folder; of a sample of a dataset of shards.
+    """
 
     shapes: tuple[Shape, ...]
     codes: np.ndarray
 
-    def shape_of(self, index: int) -> Shape:
-        """The shape of the crops of an image."""
-        return self.shapes[self.codes[index]]
+    def nearest(self, sizes: np.ndarray) -> np.ndarray:
+        """The number of the nearest shape for each width and height (N, 2): uint8 (N,)."""
+        return _nearest(aspects(sizes), self.shapes)
 
 
 def bucket_shapes(image_size: int, factor: int, count: int) -> list[Shape]:
@@ -44,13 +46,24 @@ def bucket_shapes(image_size: int, factor: int, count: int) -> list[Shape]:
     return list(dict.fromkeys(found))
 
 
-def assign(aspects: np.ndarray, shapes: Sequence[Shape], least: int) -> Buckets:
+def aspects(sizes: np.ndarray) -> np.ndarray:
+    """The logarithm of width / height: float32 (N,); NaN for unknown sizes."""
+    wide = sizes.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log(wide[:, 0] / wide[:, 1])
+    return np.where(np.isfinite(ratio), ratio, np.nan).astype(np.float32)
+
+
+def _nearest(aspects: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:
+    centres = np.array([math.log(width / height) for height, width in shapes])
+    return np.searchsorted((centres[1:] + centres[:-1]) / 2, np.nan_to_num(aspects)).astype(np.uint8)
+
+
+def assign(aspects: np.ndarray, shapes: Sequence[Shape], least: float) -> Buckets:
     """The nearest shape of each image. One with fewer than `least` images is left out."""
     shapes = list(shapes)
     while True:
-        centres = np.array([math.log(width / height) for height, width in shapes])
-        between = (centres[1:] + centres[:-1]) / 2
-        codes = np.searchsorted(between, np.nan_to_num(aspects)).astype(np.uint8)
+        codes = _nearest(aspects, shapes)
         counts = np.bincount(codes, minlength=len(shapes))
         rarest = int(counts.argmin())
         if counts[rarest] >= least or len(shapes) == 1:
@@ -59,64 +72,37 @@ def assign(aspects: np.ndarray, shapes: Sequence[Shape], least: int) -> Buckets:
 
 
 class BucketOrder:
-    """Another order in global batches of one shape, as a function of (seed, epoch, step).
+    """The order of a folder in global batches of one shape, as a function of (seed, epoch, step).
 
     Every shape has as many batches in each epoch as its images fill. Batches come in the order in which
-    their last image comes in the other order. With streams, the image at place j of a batch is of a stream
-    that is j modulo every possible number of processes, so a process still reads its own streams only; a
-    stream that has too few images of a shape in an epoch repeats some of them. The few images that the other
-    order leaves out come last.
+    their last image comes in the order without shapes. It needs memory for an epoch.
     """
 
-    def __init__(self, order: Order, codes: np.ndarray, global_batch: int):
-        """`codes`: the number of the shape of each image."""
-        self.num_streams = order.num_streams
-        self.base = order
-        self._codes = codes
-        self._batch = global_batch
-        self._batches = np.bincount(codes) // global_batch  # of each shape
-        self._classes = math.gcd(order.num_streams, global_batch) if order.num_streams else 1
-        self._computed = lru_cache(maxsize=2)(self._whole)
-        self._lock = threading.Lock()  # a thread loads batches while another one asks where they are
+    num_streams: int | None = None
+
+    def __init__(self, order: ShuffledOrder, buckets: Buckets, global_batch: int):
+        """`buckets`: of all images."""
+        self._order, self._buckets, self._batch = order, buckets, global_batch
+        self._batches = np.bincount(buckets.codes) // global_batch  # of each shape
+        self.whole = lru_cache(maxsize=1)(self._whole)  # all images of an epoch, int64
 
     def __len__(self) -> int:
         return int(self._batches.sum()) * self._batch
 
     def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
         """The images at the positions first, first + step, ... of an epoch."""
-        return self._samples(epoch)[0][first : first + step * count : step].tolist()
+        return self.whole(epoch)[first : first + step * count : step].tolist()
 
-    def whole(self, epoch: int) -> np.ndarray:
-        """All images of an epoch, int64."""
-        return self._samples(epoch)[0]
+    def shape(self, epoch: int, position: int) -> Shape:
+        """The shape of the batch at a position."""
+        return self._buckets.shapes[self._buckets.codes[self.whole(epoch)[position]]]
 
-    def base_position(self, epoch: int, position: int) -> int:
-        """The position in the other order of the last image of the batch at this position."""
-        last = self._samples(epoch)[1]
-        return min(int(last[min(position // self._batch, len(last) - 1)]), len(self.base) - 1)
-
-    def _samples(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        with self._lock:
-            return self._computed(epoch)
-
-    def _whole(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        images = self.base.whole(epoch)
-        is_left_out = np.ones(len(self._codes), bool)
-        is_left_out[images] = False
-        images = np.concatenate([images, np.flatnonzero(is_left_out)])
-        codes = self._codes[images]
-        shapes = [number for number, batches in enumerate(self._batches) if batches]
-        parts = [self._batches_of(np.flatnonzero(codes == number), number) for number in shapes]
-        places = np.concatenate(parts)  # (batches, images of a batch) in the other order
-        last = places.max(axis=1)
-        in_order = np.argsort(last, kind="stable")
-        return images[places[in_order]].reshape(-1), last[in_order]
-
-    def _batches_of(self, places: np.ndarray, number: int) -> np.ndarray:
-        """The batches of a shape, whose images are at these places of the other order."""
-        batches, classes = int(self._batches[number]), self._classes
-        columns = []
-        for residue in range(classes):
-            own = places[places % classes == residue]
-            columns.append(np.resize(own if len(own) else places, batches * self._batch // classes))
-        return np.stack(columns, axis=1).reshape(batches, self._batch)
+    def _whole(self, epoch: int) -> np.ndarray:
+        images = self._order.whole(epoch)
+        codes = self._buckets.codes[images]
+        parts = [
+            np.flatnonzero(codes == number)[: batches * self._batch].reshape(-1, self._batch)
+            for number, batches in enumerate(self._batches)
+        ]
+        places = np.concatenate(parts)  # (batches, images of a batch) in the order without shapes
+        return images[places[np.argsort(places.max(axis=1), kind="stable")]].reshape(-1)

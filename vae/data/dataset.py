@@ -21,10 +21,10 @@ from torch.utils.data import Dataset
 from vae.config.options import MAX_PIXELS, NO_JITTER
 from vae.console import printable
 from vae.data.augment import color_jitter, cover_crop, resized_crop
-from vae.data.buckets import Buckets
+from vae.data.buckets import Buckets, Shape
 from vae.data.decoding import decode_image, parse_background
 from vae.data.formats import BadImageError
-from vae.data.sampling import Order, ShuffledOrder
+from vae.data.sampling import Key, Order, ShuffledOrder
 
 
 class Rejection(NamedTuple):
@@ -188,7 +188,7 @@ class CropDataset(Dataset[Sample]):
         seed: int = 0,
         buckets: Buckets | None = None,
     ):
-        """`buckets`: crops have the shape of their image, which is scaled to cover it."""
+        """`buckets`: crops have the shape of their key, and images are scaled to cover it."""
         assert crop in ("random", "center", "resized")
         parse_background(background)  # a wrong colour fails here, not in a worker
         self.images = images
@@ -213,13 +213,14 @@ class CropDataset(Dataset[Sample]):
         dataset.images = self.images.scattered()
         return dataset
 
-    def __getitem__(self, key: tuple[int, int]) -> Sample:
-        epoch, index = key
+    def __getitem__(self, key: tuple[int, int] | Key) -> Sample:
+        """The crop of a key; without a shape, it is a square or the nearest bucket of the image."""
+        epoch, index, *given = key
         try:
             pixels = self.images.decode(index, max_pixels=self.max_pixels, background=self.background)
             if self.buckets is None:
                 pixels = self._ensure_crop_fits(pixels)
-            crop = self._crop(pixels, epoch, index)  # (S, S, 3), or of the image's bucket
+            crop = self._crop(pixels, epoch, index, given[0] if given else None)
         except BadImageError as error:
             return Sample(epoch, index, None, Rejection(self.images.name(index), error.reason, error.detail))
         image = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)))  # (3, S, S)
@@ -244,12 +245,13 @@ class CropDataset(Dataset[Sample]):
             )
         return np.asarray(Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS))
 
-    def _crop(self, pixels: np.ndarray, epoch: int, index: int) -> np.ndarray:
-        """Make (S, S, 3) of (H, W, 3); everything random is a function of (seed, epoch, index)."""
+    def _crop(self, pixels: np.ndarray, epoch: int, index: int, shape: Shape | None) -> np.ndarray:
+        """Make (S, S, 3), or one of the shape; everything random is a function of (seed, epoch, index)."""
         size = self.image_size
         words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(12).tolist()
         if self.buckets is not None:
-            shape = self.buckets.shape_of(index)
+            size_of_image = np.array([[pixels.shape[1], pixels.shape[0]]])
+            shape = shape or self.buckets.shapes[self.buckets.nearest(size_of_image)[0]]
             crop = cover_crop(pixels, words[:2] if self.crop == "random" else None, shape, self.upscale)
         elif self.crop == "resized":
             crop = resized_crop(pixels, words[3:7], size, self.crop_scale, self.crop_ratio, self.upscale)

@@ -15,9 +15,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from vae import console
 from vae.config.errors import DataError
 from vae.config.options import MAX_PIXELS
-from vae.data.buckets import BucketOrder
 from vae.data.dataset import Batch, CropDataset, Images, Sample, collate
-from vae.data.sampling import Order, StepSampler
+from vae.data.sampling import Key, Order, StepSampler
+from vae.data.stream_buckets import StreamBuckets
 from vae.data.workers import blocked_signals, start_worker
 from vae.device import is_out_of_memory
 
@@ -81,10 +81,10 @@ class TrainLoader:
         """Let the images of this step, and of later ones, be fetched."""
         sampler = self._sampler
         position = step * sampler.local_batch * sampler.world_size + sampler.rank
-        order = sampler.order
-        if isinstance(order, BucketOrder):
-            last = order.base_position(epoch, position)
-            order, position = order.base, last - last % sampler.world_size + sampler.rank
+        order: Order = sampler.order
+        if isinstance(order, StreamBuckets):
+            position = order.base_position(position) + sampler.rank
+            order = order.base
         self._images.expect(order, epoch, position, sampler.world_size)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class _Announced:
     def __init__(self, sampler: StepSampler, announce: Callable[[int, int], None]) -> None:
         self._sampler, self._announce = sampler, announce
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         self._announce(self._sampler.epoch, self._sampler.first_step)
         yield from self._sampler
 
@@ -316,7 +316,7 @@ class _CropBatches(Dataset[Sample]):
         self._crops = crops
         crops.images.counts()  # without what was read before
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | DataError:
+    def __getitems__(self, keys: Sequence[tuple[int, int] | Key]) -> Batch | DataError:
         started, cpu_started = time.perf_counter(), time.thread_time()
         try:
             batch = collate([self._crops[key] for key in keys], image_size=self._crops.image_size)
@@ -338,7 +338,7 @@ def _as_is(batch: Any) -> Any:
 
 def _open_loader(
     dataset: CropDataset,
-    batches: Iterable[list[tuple[int, int]]],
+    batches: Iterable[list[Any]],
     num_workers: int,
     *,
     pin_memory: bool,

@@ -21,9 +21,12 @@ class Order(Protocol):
         """The images at the positions first, first + step, ... of an epoch."""
         ...
 
-    def whole(self, epoch: int) -> np.ndarray:
-        """The images at all positions of an epoch, int64."""
+    def shape(self, epoch: int, position: int) -> tuple[int, int] | None:
+        """Height and width of the crops of the batch at a position; None: squares of --image_size."""
         ...
+
+
+Key = tuple[int, int, tuple[int, int] | None]  # of a crop: epoch, image, and its shape (None: a square)
 
 
 def permutation(count: int, entropy: list[int]) -> np.ndarray:
@@ -56,6 +59,9 @@ class ShuffledOrder:
         """The images at all positions of an epoch, int64."""
         return self._permutation(epoch)
 
+    def shape(self, _epoch: int, _position: int) -> None:
+        """Crops are squares."""
+
 
 def steps_per_epoch(num_images: int, local_batch: int, world_size: int = 1) -> int:
     """Number of full batches in one epoch; the remaining images are not used in that epoch."""
@@ -63,7 +69,7 @@ def steps_per_epoch(num_images: int, local_batch: int, world_size: int = 1) -> i
 
 
 class StepSampler:
-    """Batches of (epoch, index) keys for one rank, from any step of an epoch to its end.
+    """Batches of keys (epoch, image, shape) for one rank, from any step of an epoch to its end.
 
     Step s of an epoch has the positions s * G to (s + 1) * G of the order, with G = local_batch * world_size.
     Rank r gets every world_size-th of them, from the r-th on. `local_batch` counts the images per device and
@@ -92,10 +98,11 @@ class StepSampler:
     def __len__(self) -> int:
         return self.steps_per_epoch - self.first_step
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         epoch, first_step, steps = self.epoch, self.first_step, len(self)
         global_batch = self.local_batch * self.world_size
         for step in range(first_step, first_step + steps):
             first = step * global_batch + self.rank
             samples = self.order.samples(epoch, first, self.local_batch, self.world_size)
-            yield [(epoch, index) for index in samples]
+            shape = self.order.shape(epoch, first)
+            yield [(epoch, index, shape) for index in samples]

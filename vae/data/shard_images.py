@@ -228,15 +228,25 @@ class ShardImages:
         """The index of each shard: INDEX (samples,). BadImageError for a bad one."""
         return map(self._files.index, self.dataset.shards)
 
-    def sizes(self, indices: range) -> np.ndarray:
-        """Width and height of consecutive images: int64 (n, 2). BadImageError for a bad index."""
-        if not indices:
-            return np.zeros((0, 2), np.int64)
-        (first, begin), (last, _) = self.locate(indices[0]), self.locate(indices[-1])
-        shards = self.dataset.shards
-        rows = [self._files.index(shards[number]) for number in range(first, last + 1)]
-        sizes = np.concatenate([np.stack([part["width"], part["height"]], axis=1) for part in rows])
-        return sizes.astype(np.int64)[begin : begin + len(indices)]
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        """Width and height of images: int64 (n, 2); 0 for those of a bad index, which reading names."""
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        sizes = np.zeros((len(indices), 2), np.int64)
+        order = np.argsort(numbers, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            with suppress(BadImageError, IndexError):  # no images at all
+                number = int(numbers[places[0]])
+                first = self._ends[number] - self.dataset.shards.samples[number]
+                rows = self._index(number)[indices[places] - first]
+                sizes[places] = np.stack([rows["width"], rows["height"]], axis=1)
+        return sizes
+
+    def spread(self, least: int) -> np.ndarray:
+        """The images of some shards, spread over the dataset, at least so many; or all images."""
+        samples = self.dataset.shards.samples
+        count = min(len(samples), -(-least * len(samples) // len(self)))
+        numbers = np.arange(count) * len(samples) // count
+        return np.concatenate([np.arange(self._ends[n] - samples[n], self._ends[n]) for n in numbers])
 
     def read(self, index: int) -> bytes:
         """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""

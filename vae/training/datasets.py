@@ -12,24 +12,26 @@ from vae import console
 from vae.config.addresses import public_address
 from vae.config.errors import DataError, UserError
 from vae.config.options import Config, DataConfig
-from vae.data.buckets import BucketOrder, Buckets, assign, bucket_shapes
+from vae.data.buckets import BucketOrder, Buckets, aspects, assign, bucket_shapes
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.folder import list_images, split_names
 from vae.data.formats import BadImageError
 from vae.data.image_sizes import (
     ASPECTS_NAME,
-    aspects,
     image_sizes,
     load_aspects,
     manifest_sizes,
+    sampled,
     save_aspects,
 )
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.data.remote_shards import open_images
-from vae.data.sampling import Order
+from vae.data.sampling import Order, ShuffledOrder
 from vae.data.shard_cache import ShardCache, open_cache
 from vae.data.shard_images import ShardImages
 from vae.data.shards import is_dataset, read_dataset
+from vae.data.stream_buckets import StreamBuckets
+from vae.data.streams import StreamOrder
 from vae.model.autoencoder import downsampling
 from vae.prepare.shard.shared import find_shared
 from vae.training.distributed import Distributed
@@ -45,7 +47,7 @@ class TrainingSet:
 
     images: Images
     order: Order
-    aspects: np.ndarray | None = None  # of all images, for --buckets
+    aspects: np.ndarray | None = None  # for --buckets: of all images, or of a sample (image_sizes.sampled)
 
     @property
     def num_images(self) -> int:
@@ -61,12 +63,17 @@ class TrainingSet:
         if self.aspects is None:
             return None
         shapes = bucket_shapes(image_size, downsampling(config.model), config.data.buckets)
-        return assign(self.aspects, shapes, global_batch)
+        return assign(self.aspects, shapes, global_batch * len(self.aspects) / len(self.images))
 
     def order_of(self, config: Config, image_size: int, global_batch: int) -> Order:
         """The order of a stage with global batches of this size."""
         buckets = self.buckets(config, image_size, global_batch)
-        return BucketOrder(self.order, buckets.codes, global_batch) if buckets else self.order
+        if buckets is None:
+            return self.order
+        if isinstance(self.order, StreamOrder):
+            return StreamBuckets(self.order, partial(image_sizes, self.images), buckets, global_batch)
+        assert isinstance(self.order, ShuffledOrder)
+        return BucketOrder(self.order, buckets, global_batch)
 
     def crops(self, config: Config, image_size: int, global_batch: int = 0) -> CropDataset:
         """The dataset of training crops of `image_size` px, or of the buckets of this size."""
@@ -116,9 +123,9 @@ def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> byte
     known, failure = {}, None
     if isinstance(images, FolderImages) and is_manifest(data_path):
         known = manifest_sizes(data_path, images.names)
-    ends = [rank * len(images) // dist.world_size for rank in range(dist.world_size + 1)]
+    indices = np.array_split(sampled(images), dist.world_size)[dist.rank]
     try:
-        own = aspects(image_sizes(images, range(ends[dist.rank], ends[dist.rank + 1]), known)).tobytes()
+        own = aspects(image_sizes(images, indices, known)).tobytes()
     except DataError as error:
         own, failure = b"", error
     if dist.all_reduce_scalars(failure is not None)[0]:
