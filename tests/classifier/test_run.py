@@ -1,6 +1,7 @@
 """`--probe_profile` as a command: its files, a stopped run that continues, and one line for each mistake."""
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from sklearn import metrics
 
 import evaluate_vae
 from tests.harness.http_store import http_store, hurry
-from tests.harness.labelled_shards import CLASSES, write_labelled
+from tests.harness.labelled_shards import CLASSES, drawn, write_labelled
 from tests.harness.runs import ROOT
 from tests.harness.small_vae import SMALL, write_vae
 from vae.classifier import latent_cache
@@ -198,8 +199,22 @@ def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):
     assert run(folder, tmp_path / "a", probe=tmp_path / "labels.csv", probe_column="kind", **flags) == 0
     assert "1 of 96 images have no label" in capsys.readouterr().out
     assert run(folder, tmp_path / "b", probe_column="folder", **flags) == 0
-    assert read_json(tmp_path / "a" / "probe.json")["classes"] == list(CLASSES)
-    assert read_json(tmp_path / "b" / "probe.json")["classes"] == list(CLASSES)
+    sides = {"data_path": tmp_path / "train", "val_path": tmp_path / "val"}
+    for number, (kind, path) in enumerate(itertools.product(CLASSES, sides.values())):
+        (path / kind).mkdir(parents=True)
+        for seed in (number, number + 100):
+            drawn(kind, seed).save(path / kind / f"{seed}.png")
+    assert run(folder, tmp_path / "c", probe_column="folder", **sides, **flags) == 0
+    for name in ("a", "b", "c"):
+        assert read_json(tmp_path / name / "probe.json")["classes"] == list(CLASSES)
+    shutil.copy(tmp_path / "train/circle/0.png", tmp_path / "val/circle/0.png")
+    for row, message in (
+        ("square/0.png,b", "1 of its 2 images are neither in --data_path nor in --val_path"),
+        ("circle/100.png,b", "circle/0.png is in --data_path and in --val_path"),
+    ):
+        (tmp_path / "labels.csv").write_text(f"path,label\ncircle/0.png,a\n{row}\n")
+        assert run(folder, tmp_path / "d", probe=tmp_path / "labels.csv", **sides, **flags) == 77
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

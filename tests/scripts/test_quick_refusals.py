@@ -38,7 +38,11 @@ EXPORT = {"--vae": "F/a.safetensors", "--output": "F/out"}
 VALIDATE = {"--mode": "validate", "--input_dir": "F/data"}
 
 # script, its flags, changed flags, exit code, words of the line; F is the folder
+PROFILE = {**EVALUATE, "--probe_profile": "probe-imagenet"}
 REFUSALS = [
+    ("evaluate_vae.py", PROFILE, {}, 78, ["--probe_profile", "--data_path F/data", "add --val_path"]),
+    ("evaluate_vae.py", PROFILE, {"--val_path": "F/none"}, 77, ["--val_path F/none", "does not exist"]),
+    ("evaluate_vae.py", PROFILE, {"--val_path": "F/data"}, 78, ["--val_path F/data", "is --data_path"]),
     ("train_vae.py", TRAIN, {"--profile": "standrd"}, 78, ["--profile standrd", "standard"]),
     ("train_vae.py", TRAIN, {"--progressive": "32:x"}, 78, ["--progressive 32:x", "SIZE:EPOCHS:BATCH"]),
     ("train_vae.py", TRAIN, {"--progressive": "33:1:1"}, 78, ["33", "32 or 40"]),

@@ -13,7 +13,7 @@ from torch import Tensor
 from vae.data.sampling import permutation
 from vae.evaluation.image_set import in_threads
 
-STATISTICS_IMAGES = 4096  # for the mean and the standard deviation of each channel
+STATISTICS_IMAGES = 1024  # for the mean and the standard deviation of each channel
 VIEW_WORD = 1  # tells the random words for views from those for the order
 
 

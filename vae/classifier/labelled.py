@@ -4,26 +4,25 @@ Shapes: N labelled images, K classes.
 """
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 
 from vae import console
-from vae.config.addresses import public_address
-from vae.config.errors import DataError, UserError
+from vae.config.errors import DataError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.console import printable
 from vae.data.dataset import FolderImages, Images
-from vae.data.folder import check_images, list_images
+from vae.data.folder import list_images
 from vae.data.formats import BadImageError
 from vae.data.remote_shards import open_images
 from vae.data.shard_cache import ShardCache, open_cache
 from vae.data.shard_images import ShardImages
 from vae.data.shards import is_dataset, read_dataset
 from vae.data.store import StoreFile
+from vae.evaluation.precheck import validation_path
 from vae.evaluation.probe.labels import label_rows
 from vae.progress import track
 
@@ -46,33 +45,6 @@ class LabelledSet:
         return hashlib.sha256(self.images.fingerprint().encode() + self.indices.tobytes()).hexdigest()
 
 
-def validation_path(config: EvaluateConfig) -> str | StoreFile:
-    """--val_path, or the validation images of the dataset of shards; UserError if there are none."""
-    if config.val_path is not None:
-        return config.val_path
-    if is_dataset(config.data_path):
-        dataset = read_dataset(config.data_path)
-        if dataset.validation is not None:
-            beside = dataset.beside(dataset.validation)
-            return str(beside) if isinstance(beside, Path) else beside
-    raise UserError(
-        f"--probe_profile needs validation images, and --data_path {public_address(config.data_path)} names "
-        "none: add --val_path"
-    )
-
-
-def check_paths(config: EvaluateConfig) -> None:
-    """Raise UserError for validation images that do not exist, or that are the training images."""
-    path = validation_path(config)
-    if isinstance(path, str) and os.path.realpath(path) == os.path.realpath(config.data_path):
-        shown = public_address(path)
-        raise UserError(f"--val_path {shown} is --data_path: give other images for the validation")
-    if isinstance(path, StoreFile) or is_dataset(path):
-        read_dataset(path, flag="--val_path")
-    else:
-        check_images(path, flag="--val_path")
-
-
 def read_sets(config: EvaluateConfig) -> tuple[list[str], LabelledSet, LabelledSet]:
     """The sorted classes, the training set and the validation set.
 
@@ -82,9 +54,9 @@ def read_sets(config: EvaluateConfig) -> tuple[list[str], LabelledSet, LabelledS
     cache = open_cache((config.data_path, config.val_path), config.cache_dir, config.cache_gib)
     sources = {flag: _open(path, flag, cache) for flag, path in paths.items()}
     listed = _listed_labels(config)
-    texts = {flag: _texts(flag, images, config, listed) for flag, images in sources.items()}
     if listed is not None:
         _check_listed(config, listed, sources)
+    texts = {flag: _texts(flag, images, config, listed) for flag, images in sources.items()}
     classes = _classes(
         {f"{flag} {sources[flag].location}": set(found.values()) for flag, found in texts.items()}
     )
@@ -138,13 +110,21 @@ def _listed_labels(config: EvaluateConfig) -> dict[str, str] | None:
 
 
 def _check_listed(config: EvaluateConfig, listed: dict[str, str], sources: dict[str, Images]) -> None:
-    """Raise DataError if --probe names images that do not exist."""
-    known = {images.name(index) for images in sources.values() for index in range(len(images))}
-    unknown = sorted(listed.keys() - known)
+    """Raise DataError if --probe names images that do not exist, or that are in both sets."""
+    train, val = (
+        {name for name in map(images.name, range(len(images))) if name in listed}
+        for images in sources.values()
+    )
+    unknown, twice = sorted(listed.keys() - train - val), sorted(train & val)
     if unknown:
         raise DataError(
             f"--probe {config.probe}: {len(unknown)} of its {len(listed)} images are neither in --data_path "
             f"nor in --val_path, for example {printable(unknown[0])}: remove these rows, or give their folder"
+        )
+    if twice:
+        raise DataError(
+            f"--probe {config.probe}: {printable(twice[0])} is in --data_path and in --val_path, so its "
+            "label is not clear: rename one of them"
         )
 
 
@@ -164,6 +144,8 @@ def _texts(
     except BadImageError as error:
         raise DataError(f"{flag} {images.location}: the labels cannot be read: {error}") from error
     remedy = f"name a column with --probe_column ({config.probe_column}), or give --probe labels.csv"
+    if listed is not None:
+        remedy = f"add rows for them to --probe {config.probe}"
     if not found:
         raise DataError(f"{flag} {images.location} has no labels, for example {printable(missing)}: {remedy}")
     if missing:

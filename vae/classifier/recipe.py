@@ -70,7 +70,11 @@ def forward_of(model: LatentClassifier, dtype: torch.dtype, is_compiled: bool = 
         weights = {name: weight.to(dtype) for name, weight in model.named_parameters()}
         return functional_call(model, weights, (latents, dtype))
 
-    return torch.compile(forward, dynamic=False) if is_compiled else forward
+    if not is_compiled:
+        return forward
+    # Each VAE needs code for its weights and its EMA weights, at two sizes of a pass: PyTorch's limit is 8.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(forward, dynamic=False)
 
 
 def add_gradients(

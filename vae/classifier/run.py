@@ -4,6 +4,8 @@ Shapes: N validation images, K classes.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 
 from vae import console
 from vae.classifier.batches import CachedSet, channel_statistics
-from vae.classifier.labelled import LabelledSet, check_paths, read_sets
+from vae.classifier.labelled import LabelledSet, read_sets
 from vae.classifier.latent_cache import LatentCache, encode_set, identity
 from vae.classifier.memory import ClassifierMemory, ClassifierSpec, choose_micro_batch
 from vae.classifier.network import LatentClassifier, NetworkShape, check_shape
@@ -70,7 +72,6 @@ class Measured:
 def run_profile(config: EvaluateConfig) -> None:
     """Train a classifier on the latents of each VAE, and print and write the results."""
     check_command(config)
-    check_paths(config)
     device = pick_device(config.device)
     choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
     vaes = [load_vae(Path(path), flag="--vae", weights=config.weights) for path in config.vae]
@@ -142,8 +143,9 @@ def _plan(setup: Setup, shape: NetworkShape) -> ClassifierMemory:
     available = available_bytes(setup.device)
     memory = choose_micro_batch(spec, available, setup.config.probe_micro_batch_size)
     passes = -(-spec.batch // memory.micro_batch)
+    parts = "one pass" if passes == 1 else f"{passes} passes of up to {memory.micro_batch}"
     console.info(
-        f"{shape.head}: {spec.batch} images per step in {passes} passes of up to {memory.micro_batch}; "
+        f"{shape.head}: {spec.batch} images per step in {parts}; "
         f"planned {memory.total / GIB:.1f} of {available / GIB:.1f} GiB"
     )
     return memory
@@ -161,12 +163,13 @@ def _measure(
     shape = _shape(config, vae, len(setup.classes))
     memory = _plan(setup, shape)
     cache = Path(config.probe_cache) if config.probe_cache else folder / "latents"
-    model = vae.autoencoder.to(setup.device)
-    sets = [
-        _cached(labelled, encode_set(labelled, model, config, views, cache))
-        for labelled, views in ((train, config.probe_views), (val, 1))
-    ]
-    vae.autoencoder.cpu()
+    model = vae.autoencoder.to(setup.device).to(memory_format=torch.channels_last)
+    with _memory_flag("--batch_size", config.batch_size):
+        sets = [
+            _cached(labelled, encode_set(labelled, model, config, views, cache))
+            for labelled, views in ((train, config.probe_views), (val, 1))
+        ]
+    model.cpu()
     if setup.device.type == "cuda":
         torch.cuda.empty_cache()
     made = identity_of(
@@ -177,15 +180,19 @@ def _measure(
         dtype=str(setup.dtype),
         micro_batch=config.probe_micro_batch_size,
     )
-    try:
+    with _memory_flag("--probe_micro_batch_size", memory.micro_batch):
         return _train(setup, name, shape, memory, sets[0], sets[1], _state_path(folder, number), made)
-    except RuntimeError as error:
+
+
+@contextmanager
+def _memory_flag(flag: str, value: int) -> Iterator[None]:
+    """Name the flag to lower if the memory runs out."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
-            f"--probe_micro_batch_size {memory.micro_batch}: out of memory: try "
-            f"--probe_micro_batch_size {max(1, memory.micro_batch // 2)}"
-        ) from error
+        raise UserError(f"{flag} {value}: out of memory: try {flag} {max(1, value // 2)}") from None
 
 
 def _cached(labelled: LabelledSet, cache: LatentCache) -> CachedSet:

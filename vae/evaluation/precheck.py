@@ -1,13 +1,16 @@
 """Checks of a command of evaluate_vae.py that need no PyTorch, so that mistakes are reported at once."""
 
 import importlib.util
+import os
 from pathlib import Path
 
+from vae.config.addresses import public_address
 from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.decoding import parse_background
 from vae.data.folder import check_images
 from vae.data.shards import is_dataset, read_dataset
+from vae.data.store import StoreFile
 from vae.files import why_not_writable
 from vae.interop.vae_path import locate_vae
 
@@ -29,8 +32,37 @@ def check_command(config: EvaluateConfig) -> None:
         check_rfid_packages()
     if config.probe is not None:
         _check_labels(config.probe)
+    if config.probe_profile is not None:
+        _check_validation(config)
     if config.probe is not None or config.probe_profile is not None:
         _check_sklearn()
+
+
+def validation_path(config: EvaluateConfig) -> str | StoreFile:
+    """--val_path, or the validation images of the dataset of shards; UserError if there are none."""
+    if config.val_path is not None:
+        return config.val_path
+    if is_dataset(config.data_path):
+        dataset = read_dataset(config.data_path)
+        if dataset.validation is not None:
+            beside = dataset.beside(dataset.validation)
+            return str(beside) if isinstance(beside, Path) else beside
+    raise UserError(
+        f"--probe_profile needs validation images, and --data_path {public_address(config.data_path)} names "
+        "none: add --val_path"
+    )
+
+
+def _check_validation(config: EvaluateConfig) -> None:
+    """Raise UserError for validation images that do not exist, or that are the training images."""
+    path = validation_path(config)
+    if isinstance(path, str) and os.path.realpath(path) == os.path.realpath(config.data_path):
+        shown = public_address(path)
+        raise UserError(f"--val_path {shown} is --data_path: give other images for the validation")
+    if isinstance(path, StoreFile) or is_dataset(path):
+        read_dataset(path, flag="--val_path")
+    else:
+        check_images(path, flag="--val_path")
 
 
 def _check_labels(labels: str) -> None:
