@@ -103,6 +103,7 @@ def run_profile(config: EvaluateConfig) -> None:
 
 
 def _recipe(config: EvaluateConfig, images: int) -> Recipe:
+    assert config.probe_learning_rate is not None  # the profile has one
     return Recipe(
         epochs=config.probe_epochs,
         learning_rate=config.probe_learning_rate,
