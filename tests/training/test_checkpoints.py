@@ -11,6 +11,7 @@ import vae.files
 from tests.harness.checkpoints import checkpoint
 from vae.config.errors import UserError
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
+from vae.training.checkpoints import store
 from vae.training.checkpoints.lineage import Lineage
 from vae.training.checkpoints.store import (
     list_checkpoints,
@@ -51,6 +52,17 @@ def test_newest_checkpoint_has_the_most_steps(three, tmp_path, capsys):
     assert list_checkpoints(tmp_path) == three[::-1]
     assert load_newest(tmp_path)[0] == three[2]
     assert capsys.readouterr().out == ""
+
+
+def test_saved_checkpoint_is_not_read_until_its_file_changes(tmp_path, monkeypatch):
+    """Pruning asks for the step of every checkpoint, after every save."""
+    path, reads = tmp_path / "checkpoint_step_7.pt", []
+    read = store.read_unverified
+    monkeypatch.setattr(store, "read_unverified", lambda *args, **kw: reads.append(1) or read(*args, **kw))
+    assert store.save_verified(path, checkpoint(7) | {"run": LINE.plain()}) is None
+    assert (saved_step(path), store.is_on_line(path, LINE), len(reads)) == (7, True, 0)
+    put(tmp_path, path.name, 8)
+    assert (saved_step(path), len(reads)) == (8, 1)
 
 
 def test_damaged_newest_checkpoint_is_skipped_and_reported(three, tmp_path, capsys):

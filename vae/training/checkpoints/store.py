@@ -1,6 +1,5 @@
 """The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ def save_verified(path: Path, content: dict[str, Any]) -> str | None:
     try:
         save_checkpoint(path, content)
         verify_checkpoint(path)
+        _origins[path] = _version(path), _origin_of(content)
     except (OSError, UserError) as error:
         return str(error)
     return None
@@ -52,16 +52,25 @@ def is_on_line(path: Path, line: Lineage | None) -> bool:
 def _origin(path: Path) -> tuple[str, int]:
     """The id of the run that saved a checkpoint, and its step; -1 if it cannot be opened."""
     try:
-        found = path.stat()
-        return _read_origin(path, found.st_ino, found.st_size, found.st_mtime_ns)
+        version, origin = _version(path), _origins.get(path)
+        if origin is None or origin[0] != version:
+            origin = version, _origin_of(read_unverified(path, mmap=True))
+            _origins[path] = origin
+        return origin[1]
     except Exception:  # damage raises many types; load_checkpoint reports it
         return "", -1
 
 
-@lru_cache(maxsize=1000)
-def _read_origin(path: Path, *_version: int) -> tuple[str, int]:
-    """Cached for a version of the file: pruning asks after every save."""
-    content = read_unverified(path, mmap=True)
+# By path, for a version of the file: pruning asks after every save, and need not read what was just written.
+_origins: dict[Path, tuple[tuple[int, ...], tuple[str, int]]] = {}
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _origin_of(content: dict[str, Any]) -> tuple[str, int]:
     return saved_lineage(content).id, int(content["position"]["step"])
 
 
