@@ -49,7 +49,7 @@ def draw_results(records: Iterable[Record]) -> Image.Image:
         box = Box(left + gap, top + gap, left + image.width / 2 - gap, top + image.height / 2 - gap)
         size = 14 * SCALE
         draw_chart(draw, box, title, lines, last_x=last, marks=marks, quantile=quantile, font_size=size)
-    return image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
+    return image.reduce(SCALE)
 
 
 def points(records: list[Record], name: str) -> list[Point]:
