@@ -1,5 +1,6 @@
 """Scripts in a process without third-party libraries, or without PyTorch alone."""
 
+import json
 import subprocess
 import sys
 
@@ -16,7 +17,18 @@ block = Block()
 sys.meta_path.insert(0, block)
 block.packages = sys.argv[1].split()
 sys.argv = sys.argv[2:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+ONE_SCRIPT = "runpy.run_path(sys.argv[0], run_name='__main__')"
+EACH_COMMAND = """
+import contextlib, importlib, io, json
+from vae.script import exit_code
+found = []
+for script, *words in json.load(sys.stdin):
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+        code = exit_code(script, importlib.import_module(script.removesuffix(".py")).main, words)
+    found.append((code, error.getvalue()))
+print(json.dumps(found))
 """
 
 
@@ -30,9 +42,22 @@ def without_pytorch(*words: str) -> subprocess.CompletedProcess[str]:
     return _without(("torch", "torchvision"), words)
 
 
+def each_without_pytorch(commands: list[list[str]]) -> list[tuple[int, str]]:
+    """The exit code and stderr of each command, in one process that cannot import torch or torchvision."""
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCK_IMPORTS + EACH_COMMAND, "torch torchvision"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        input=json.dumps(commands),
+    )
+    assert done.returncode == 0, done.stderr
+    return [(code, error) for code, error in json.loads(done.stdout)]
+
+
 def _without(packages: tuple[str, ...], words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", BLOCK_IMPORTS, " ".join(packages), *words],
+        [sys.executable, "-c", BLOCK_IMPORTS + ONE_SCRIPT, " ".join(packages), *words],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,5 +1,7 @@
 """Attention in blocks equals the whole-matrix form, forward and backward, without allocating that matrix."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,11 +22,14 @@ def tensors(batch, tokens, channels, dtype=torch.float64):
     ]
 
 
-@pytest.mark.parametrize(("batch", "tokens", "channels"), [(1, 1, 4), (1, 37, 8), (2, 64, 5), (3, 101, 16)])
-@pytest.mark.parametrize("block", [(1, 1), (5, 64), (64, 7), (4096, 2048)])
-def test_blocks_equal_whole_matrix_in_fp64(batch, tokens, channels, block, monkeypatch):
+SHAPES = [(1, 1, 4), (1, 37, 8), (2, 64, 5), (3, 101, 16)]  # images, tokens, channels
+BLOCKS = [*product([(5, 64), (64, 7), (4096, 2048)], SHAPES), *product([(1, 1)], SHAPES[:2])]
+
+
+@pytest.mark.parametrize(("block", "shape"), BLOCKS)
+def test_blocks_equal_whole_matrix_in_fp64(block, shape, monkeypatch):
     monkeypatch.setattr(module, "CPU_BLOCK", block)
-    inputs = tensors(batch, tokens, channels)
+    inputs = tensors(*shape)
     for found, expected in zip(
         with_gradients(attention, inputs), with_gradients(attention_reference, inputs), strict=True
     ):

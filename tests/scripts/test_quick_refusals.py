@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.harness.blocked_imports import without_pytorch
+from tests.harness.blocked_imports import each_without_pytorch, without_pytorch
 from vae.interop.vae_path import WEIGHTS_NAME
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
     """One image, two VAE files without content, folders without images, and earlier outputs in `used`."""
+    tmp_path = tmp_path_factory.mktemp("refusals")
     (tmp_path / "data").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
     for name in ("a.safetensors", "a.ckpt"):
@@ -100,14 +101,23 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "flags", "changed", "code", "words"), REFUSALS)
-def test_mistake_is_reported_without_pytorch(folder, script, flags, changed, code, words):
-    given = [word for pair in {**flags, **changed}.items() for word in pair]
-    found = without_pytorch(script, *(word.replace("F/", f"{folder}/") for word in given))
-    assert found.returncode == code, found.stderr
-    assert len(found.stderr.splitlines()) == 1, found.stderr
+@pytest.fixture(scope="module")
+def answers(folder) -> list[tuple[int, str]]:
+    """The exit code and stderr of each refusal; starting Python for each one would take seconds."""
+    commands = []
+    for script, flags, changed, *_expected in REFUSALS:
+        given = [word for pair in {**flags, **changed}.items() for word in pair]
+        commands.append([script, *(word.replace("F/", f"{folder}/") for word in given)])
+    return each_without_pytorch(commands)
+
+
+@pytest.mark.parametrize("number", range(len(REFUSALS)), ids=[f"{case[0]} {case[2]}" for case in REFUSALS])
+def test_mistake_is_reported_without_pytorch(folder, answers, number):
+    (found, error), (*_command, code, words) = answers[number], REFUSALS[number]
+    assert found == code, error
+    assert len(error.splitlines()) == 1, error
     for word in words:
-        assert word.replace("F/", f"{folder}/") in found.stderr
+        assert word.replace("F/", f"{folder}/") in error
     assert not (folder / "out").exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train_vae
-from tests.harness.runs import ROOT, run_script
+from tests.harness.runs import ROOT
 from tests.harness.training_runs import train_short
 from vae.config.errors import UserError
 from vae.config.flags import command_words, parse_flags
@@ -69,8 +69,7 @@ def test_saved_file_trains_as_the_flags_do(tiny, tmp_path):
     words = [*command_words({**tiny, "max_steps": 1})]
     saved(words, tmp_path / "saved.json")
     assert not Path(tiny["output_dir"]).exists()
-    found = run_script("train_vae.py", "--config", str(tmp_path / "saved.json"))
-    assert found.returncode == 0, found.stderr
+    assert train_vae.main(["--config", str(tmp_path / "saved.json")]) == 0
     assert (Path(tiny["output_dir"]) / "vae" / "config.json").exists()
 
 
