@@ -22,7 +22,7 @@ from vae.script import SETUP, activation_hint
 MODEL = "--channels 8 16 16 --layers_per_block 1 --norm_groups 4"
 SIZES = "--image_size 32 --batch_size 2"
 MACHINE = "--device cpu --num_workers 0 --save_samples_freq 0"
-SMALL = f"{MODEL} {SIZES} {MACHINE} --perceptual_weight 0 --no-use_torch_compile --max_steps 1"
+SMALL = f"{MODEL} {SIZES} {MACHINE} --init default --perceptual_weight 0 --no-use_torch_compile --max_steps 1"
 
 FAST = """python train_vae.py --data_path ./data/train --image_size 1024 --batch_size 16 --mixed_precision \\
     --use_torch_compile --use_bf16 --enable_tf32 --channels_last --persistent_workers"""

@@ -7,6 +7,7 @@ from tests.harness.runs import ROOT, run_script
 from tests.harness.small_vae import write_vae
 
 
+@pytest.mark.slow
 def test_strip_has_a_column_per_image(tmp_path):
     images = tmp_path / "images"
     images.mkdir()

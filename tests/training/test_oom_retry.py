@@ -58,6 +58,7 @@ def test_other_errors_of_the_device_are_not_retried(tiny, monkeypatch):
     assert sizes == [4]
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_the_discriminator_repeats_the_step(tiny, tmp_path, monkeypatch):
     expected = train_short(tiny, tmp_path / "expected", **ADVERSARIAL)
     compute, calls = vae.step.discriminator_gradients, []

@@ -76,6 +76,7 @@ def losses(given: dict, folder, **changes) -> list[float]:
     return [record["loss"] for record in records(folder, "train")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_native_bf16")
 def test_bf16_losses_are_near_fp32_losses(tiny, tmp_path):
     expected = losses(tiny, tmp_path / "fp32")
@@ -85,6 +86,7 @@ def test_bf16_losses_are_near_fp32_losses(tiny, tmp_path):
         assert found != expected
 
 
+@pytest.mark.slow
 def test_memory_layout_changes_only_rounding(tiny, tmp_path):
     found = train_short(tiny, tmp_path / "on", channels_last=True)
     assert_weights_close(found, train_short(tiny, tmp_path / "off", channels_last=False))

@@ -52,6 +52,7 @@ def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_p
     assert not any(secret in content for content in kept for secret in (b"5ecret", b"pa55word"))
 
 
+@pytest.mark.slow
 def test_store_that_fails_ends_a_run_that_is_saved_and_resumes(given, web, tmp_path):
     given = {
         **given,

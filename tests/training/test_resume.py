@@ -131,6 +131,7 @@ def test_run_with_many_stops_equals_the_uninterrupted_run(recipe, uninterrupted,
     assert_same_run(tmp_path / "run", uninterrupted, stops)
 
 
+@pytest.mark.slow
 def test_records_after_the_resumed_step_are_removed(recipe, uninterrupted, tmp_path):
     shutil.copytree(uninterrupted, tmp_path / "run")
     given = {**recipe, "output_dir": str(tmp_path / "run")}

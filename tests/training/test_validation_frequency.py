@@ -16,8 +16,8 @@ def validated_epochs(folder) -> list[int]:
     ("val_freq", "checkpoint_freq", "validated", "saved"),
     [
         (2, 1, [0, 2, 4, 5], [1, 2, 3, 4, 5]),
-        (1, 3, [0, 1, 2, 3, 4, 5], [3, 5]),
-        (9, 2, [0, 5], [2, 4, 5]),
+        pytest.param(1, 3, [0, 1, 2, 3, 4, 5], [3, 5], marks=pytest.mark.slow),
+        pytest.param(9, 2, [0, 5], [2, 4, 5], marks=pytest.mark.slow),
     ],
 )
 def test_epochs_that_are_validated_and_saved(tiny, tmp_path, val_freq, checkpoint_freq, validated, saved):
