@@ -217,7 +217,7 @@ def test_training_goes_on_with_one_flipped_sign(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_flipped_sign_of_attention_is_found(tmp_path):
-    """Only a second block of keys shows this sign."""
+    """Only a second tile of keys shows this sign."""
     script = tmp_path / "tests_of_kernels.py"
     script.write_text(
         "import torch\nfrom vae import kernel_check\n"
@@ -225,7 +225,7 @@ def test_flipped_sign_of_attention_is_found(tmp_path):
         "outcomes = kernel_check.run_tests(torch.device('cpu'), [torch.float16])\n"
         "print(*(outcome.kernel for outcome in outcomes if outcome.is_broken))\n"
     )
-    change = ("attention_triton", "softmax_kernel", "old_max - new_max", "old_max + new_max")
+    change = ("attention_triton", "softmax_kernel", "maxima - larger", "maxima + larger")
     done = interpreted(change, str(script))
     assert done.stdout.split() == ["softmax_step"], done.stderr
 

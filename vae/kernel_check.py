@@ -31,7 +31,7 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 # a program of a reduction processes several of them (vae.ops.gpu_blocks).
 NORM_SHAPE = (1, 128, 192, 256)
 GROUPS, EPS = 32, 1e-6
-SCORES_SHAPE = (1, 16, 2048)  # (images, queries, keys), with as many keys as a whole block
+SCORES_SHAPE = (1, 16, 5000)  # (images, queries, keys): a row of keys has several tiles, and a remainder
 WIDTH = 512  # of the model's attention
 FEATURES_SHAPE = (2, 64, 24, 24)  # (B, C, h, w)
 
@@ -191,12 +191,11 @@ def _attention_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str
     draw = _draw(device)
     scores, others = draw(*SCORES_SHAPE), draw(*SCORES_SHAPE)
     weights, products = (torch.empty(SCORES_SHAPE, dtype=key.dtype, device=device) for _ in range(2))
-    rows = [torch.full(SCORES_SHAPE[:2], value, device=device) for value in (-math.inf, 0.0, 0.0)]
+    log_sums, deltas = scores.logsumexp(-1), draw(*SCORES_SHAPE[:2])
 
-    def softmax_steps(ops: ModuleType, first: Tensor, second: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        ops.softmax_step(first, *state)
-        ops.softmax_step(second, *state)
-        return state
+    def softmax_step(ops: ModuleType, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ops.softmax_step(*tensors)
+        return tensors[1:]
 
     def gradient_step(ops: ModuleType, *tensors: Tensor) -> tuple[Tensor, ...]:
         ops.gradient_step(*tensors, WIDTH**-0.5)
@@ -206,11 +205,10 @@ def _attention_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str
         ops.row_products(a, b, out)
         return (out,)
 
-    yield "softmax_step", softmax_steps, [scores, others + 1, weights, *rows]
-    log_sums, deltas = scores.logsumexp(-1), draw(*SCORES_SHAPE[:2])
+    yield "softmax_step", softmax_step, [scores, weights, torch.empty_like(log_sums)]
     yield "gradient_step", gradient_step, [scores, others, weights, products, log_sums, deltas]
     a, b = (draw(*SCORES_SHAPE[:2], WIDTH).to(key.dtype) for _ in range(2))
-    yield "row_products", row_products, [a, b, rows[1]]
+    yield "row_products", row_products, [a, b, torch.empty_like(deltas)]
 
 
 def _distance_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Call, list[Tensor]]]:

@@ -15,7 +15,7 @@ def choose(records: dict[int, Record]) -> dict[str, Any]:
     """`constants` that were faster than those in the code, and the reserve that the plan needs."""
     results = {number: record.results() for number, record in records.items()}
     operations = results.get(6, {})
-    constants = {**norm_constants(operations), **attention_block(operations)}
+    constants = {**norm_constants(operations), **attention_queries(operations)}
     found: dict[str, Any] = {"constants": {name: constants[name] for name in CONSTANTS if name in constants}}
     reserve = reserve_mib(results.get(1, {}), results.get(4, {}))
     return found | ({"reserve_mib": reserve} if reserve is not None else {})
@@ -33,8 +33,8 @@ def norm_constants(operations: dict[str, dict[str, Any]]) -> dict[str, int]:
     return {name: value for name, value in found["best"].items() if value != found["start"][name]}
 
 
-def attention_block(operations: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
-    """The block with the shortest time of forward and backward, summed over the numbers of tokens."""
+def attention_queries(operations: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """The queries with the shortest time of forward and backward, summed over the numbers of tokens."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for name, found in operations.items():
@@ -51,11 +51,11 @@ def attention_block(operations: dict[str, dict[str, Any]]) -> dict[str, list[int
     }
     if not blocks:
         return {}
-    queries, keys = CONSTANTS["GPU_BLOCK"].GPU_BLOCK
-    current, best = blocks.get(f"{queries} x {keys}", math.inf), min(blocks, key=lambda kind: blocks[kind])
+    name = f"{CONSTANTS['QUERIES_PER_CHANNEL'].QUERIES_PER_CHANNEL} queries per channel"
+    current, best = blocks.get(name, math.inf), min(blocks, key=lambda kind: blocks[kind])
     if blocks[best] > current * (1 - LEAST_GAIN):
         return {}
-    return {"GPU_BLOCK": [int(side) for side in best.split(" x ")]}
+    return {"QUERIES_PER_CHANNEL": int(best.split()[0])}
 
 
 def reserve_mib(context: dict[str, dict[str, Any]], memory: dict[str, dict[str, Any]]) -> int | None:

@@ -50,7 +50,7 @@ NORM_CONSTANTS = {
     "REDUCTION_PROGRAMS": (256, 512, 1024),
     "NHWC_COLUMNS": (64, 128, 256),
 }
-ATTENTION_BLOCKS = [(2048, 2048), (2048, 8192), (4096, 4096), (4096, 8192), (8192, 8192)]
+ATTENTION_QUERIES = (2, 4, 8, 16)  # at a time, for each channel
 
 
 def cases(settings: Settings) -> list[Case]:
@@ -204,14 +204,13 @@ def _try(candidate: dict[str, int], shapes: list[tuple[int, int]]) -> dict[str, 
 
 
 def _attention(settings: Settings, tokens: int) -> dict[str, Any]:
-    """Ours by block size, and PyTorch's, forward and backward of one head of 512 channels."""
+    """Ours by queries at a time, and PyTorch's, forward and backward of one head of 512 channels."""
     q, k, v = (_random(1, tokens, WIDTH).requires_grad_() for _ in range(3))
     found: dict[str, Any] = {}
-    blocks = dict.fromkeys((min(a, tokens), min(b, tokens)) for a, b in ATTENTION_BLOCKS)
-    for block in blocks:
-        with constants({(attention_module, "GPU_BLOCK"): block}):
+    for queries in ATTENTION_QUERIES:
+        with constants({(attention_module, "QUERIES_PER_CHANNEL"): queries}):
             torch.cuda.reset_peak_memory_stats()
-            found[f"{block[0]} x {block[1]}"] = {
+            found[f"{queries} queries per channel"] = {
                 **_both_directions(lambda: attention(q, k, v), [q, k, v]),
                 "peak_gib": rounded(torch.cuda.max_memory_allocated() / GIB),
             }

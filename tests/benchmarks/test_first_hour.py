@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.first_hour import case as first_hour_case
 from benchmarks.first_hour.case import Settings, computes
-from benchmarks.first_hour.choose import attention_block, choose, norm_constants, reserve_mib
+from benchmarks.first_hour.choose import attention_queries, choose, norm_constants, reserve_mib
 from benchmarks.first_hour.parts import PARTS
 from benchmarks.first_hour.record import DONE, FAILED, NOT_REACHED, OtherMachineError, Record
 from benchmarks.first_hour.run_part import run_part
@@ -115,17 +115,16 @@ def test_launch_shapes_are_chosen_only_if_they_are_faster():
     assert norm_constants({}) == {}
 
 
-def test_attention_block_is_the_fastest_over_large_images():
-    queries, keys = attention.GPU_BLOCK
-    current = f"{queries} x {keys}"
+def test_queries_of_attention_are_the_fastest_over_large_images():
+    current, other = f"{attention.QUERIES_PER_CHANNEL} queries per channel", "3 queries per channel"
     results = {
-        "attention, 1024 tokens": {"1024 x 1024": {"both_ms": 1.0}, "PyTorch": {"both_ms": 0.1}},
-        "attention, 16384 tokens": {current: {"both_ms": 5.0}, "64 x 32": {"both_ms": 5.1}},
-        "attention, 65536 tokens": {current: {"both_ms": 90.0}, "64 x 32": {"both_ms": 60.0}},
+        "attention, 1024 tokens": {"1 queries per channel": {"both_ms": 1.0}, "PyTorch": {"both_ms": 0.1}},
+        "attention, 16384 tokens": {current: {"both_ms": 5.0}, other: {"both_ms": 5.1}},
+        "attention, 65536 tokens": {current: {"both_ms": 90.0}, other: {"both_ms": 60.0}},
     }
-    assert attention_block(results) == {"GPU_BLOCK": [64, 32]}
-    results["attention, 65536 tokens"]["64 x 32"]["both_ms"] = 89.0
-    assert attention_block(results) == {}
+    assert attention_queries(results) == {"QUERIES_PER_CHANNEL": 3}
+    results["attention, 65536 tokens"][other]["both_ms"] = 89.0
+    assert attention_queries(results) == {}
 
 
 def test_reserve_covers_gaps_and_late_libraries():

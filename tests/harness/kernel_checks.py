@@ -37,12 +37,12 @@ NORM_CASES = [
     ((1, 384, 2, 3), 32, 1024),
     ((1, 768, 3, 3), 32, 1024),
 ]
-# (B, N, C), queries and keys of a block
+# (B, N, C), images and queries of a block, scores of a tile
 ATTENTION_CASES = [
-    ((1, 2, 4), (16, 24)),
-    ((2, 37, 8), (16, 24)),
-    ((3, 50, 40), (64, 16)),
-    ((1, 65, 3), (32, 100)),
+    ((1, 2, 4), (1, 2), 2048),
+    ((2, 37, 8), (1, 16), 16),
+    ((3, 50, 40), (2, 50), 2048),
+    ((1, 65, 3), (1, 32), 64),
 ]
 # (B, C, h, w) of feature maps: short and long rows of channels, several programs with a remainder
 FEATURE_CASES = [(1, 3, 1, 2), (2, 64, 9, 11), (3, 200, 3, 5), (1, 512, 7, 3)]
@@ -144,7 +144,7 @@ def triton_backends() -> Iterator[None]:
 
 
 def check_attention(
-    device: str, shape: tuple[int, int, int], block: tuple[int, int], dtype: torch.dtype
+    device: str, shape: tuple[int, int, int], block: tuple[int, int], tile: int, dtype: torch.dtype
 ) -> None:
     """Compare forward and backward of one case with the reference in fp64; matrix products are PyTorch's."""
     generator = torch.Generator().manual_seed(0)
@@ -152,15 +152,15 @@ def check_attention(
     exact = [t.detach().double().requires_grad_() for t in inputs]
     reference = attention_module.attention_reference(*exact)
     expected = [reference.detach(), *torch.autograd.grad(reference, exact, grad.double())]
-    before = attention_module.CPU_BLOCK, attention_module.GPU_BLOCK
-    attention_module.CPU_BLOCK = attention_module.GPU_BLOCK = block
+    before = attention_module.attention_blocks, gpu_blocks.ROW_TILE_ELEMENTS
+    attention_module.attention_blocks, gpu_blocks.ROW_TILE_ELEMENTS = lambda *_: block, tile
     try:
         with triton_backends():
             inputs = [t.requires_grad_() for t in inputs]
             out = attention_module.attention(*inputs)
             results = [out.detach(), *torch.autograd.grad(out, inputs, grad)]
     finally:
-        attention_module.CPU_BLOCK, attention_module.GPU_BLOCK = before
+        attention_module.attention_blocks, gpu_blocks.ROW_TILE_ELEMENTS = before
     compare(results, expected, dtype, f"attention {shape} {block} {dtype}")
 
 

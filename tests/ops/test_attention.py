@@ -1,7 +1,5 @@
 """Attention in blocks equals the whole-matrix form, forward and backward, without allocating that matrix."""
 
-from itertools import product
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,12 +21,18 @@ def tensors(batch, tokens, channels, dtype=torch.float64):
 
 
 SHAPES = [(1, 1, 4), (1, 37, 8), (2, 64, 5), (3, 101, 16)]  # images, tokens, channels
-BLOCKS = [*product([(5, 64), (64, 7), (4096, 2048)], SHAPES), *product([(1, 1)], SHAPES[:2])]
 
 
-@pytest.mark.parametrize(("block", "shape"), BLOCKS)
-def test_blocks_equal_whole_matrix_in_fp64(block, shape, monkeypatch):
-    monkeypatch.setattr(module, "CPU_BLOCK", block)
+def use_queries(monkeypatch, queries):
+    """Blocks of so many queries, and of as many images as they suffice for."""
+    monkeypatch.setattr(module, "CPU_SCORES", 0)
+    monkeypatch.setattr(module, "CPU_QUERIES", queries)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("queries", [1, 5, 64, 4096])
+def test_blocks_equal_whole_matrix_in_fp64(queries, shape, monkeypatch):
+    use_queries(monkeypatch, queries)
     inputs = tensors(*shape)
     for found, expected in zip(
         with_gradients(attention, inputs), with_gradients(attention_reference, inputs), strict=True
@@ -38,8 +42,8 @@ def test_blocks_equal_whole_matrix_in_fp64(block, shape, monkeypatch):
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_batched_images_do_not_mix(at_once, monkeypatch):
-    monkeypatch.setattr(module, "CPU_BLOCK", (37, 37 * at_once + 5))
-    assert attention_blocks(3, 37, "cpu").images == at_once
+    use_queries(monkeypatch, 37 * at_once + 5)
+    assert attention_blocks(3, 37, 8, "cpu") == (at_once, 37)
     together = with_gradients(attention, tensors(3, 37, 8))
     for image in range(3):
         alone = [value.detach()[image : image + 1].requires_grad_() for value in tensors(3, 37, 8)]
@@ -80,7 +84,7 @@ def test_reference_is_pytorch_attention():
     ("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 4e-2), (torch.float16, 5e-3)]
 )
 def test_lower_precision(dtype, tolerance, monkeypatch):
-    monkeypatch.setattr(module, "CPU_BLOCK", (20, 32))
+    use_queries(monkeypatch, 20)
     exact = tensors(2, 97, 16)
     low = [value.detach().to(dtype).requires_grad_() for value in exact]
     found, expected = with_gradients(attention, low), with_gradients(attention_reference, exact)
@@ -99,7 +103,7 @@ def error(found, exact):
 
 
 def test_bf16_is_as_exact_as_plain_bf16(monkeypatch):
-    monkeypatch.setattr(module, "CPU_BLOCK", (32, 64))
+    use_queries(monkeypatch, 32)
     low = [value.detach().bfloat16().requires_grad_() for value in tensors(2, 200, 32)]
     exact = with_gradients(attention_reference, [value.detach().double().requires_grad_() for value in low])
     plain, found = with_gradients(attention_reference, low), with_gradients(attention, low)
@@ -107,19 +111,18 @@ def test_bf16_is_as_exact_as_plain_bf16(monkeypatch):
         assert error(mine, reference) < 1.1 * error(theirs, reference)
 
 
-@pytest.mark.parametrize("tokens", [16_384, 65_536, 102_400])
-def test_scratch_is_bounded_for_any_number_of_tokens(tokens):
-    channels = 64
-    inputs = [
-        torch.empty(1, tokens, channels, device="meta", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(3)
-    ]
+@pytest.mark.parametrize(
+    ("tokens", "channels", "queries"), [(16_384, 64, 512), (65_536, 512, 4096), (2**20, 512, 512)]
+)
+def test_scratch_is_bounded_by_the_size_of_the_inputs_and_by_2_to_the_29_scores(tokens, channels, queries):
+    assert attention_blocks(3, tokens, channels, "cuda") == (1, queries)
+    shape = (1, tokens, channels)
+    inputs = [torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     with LiveBytes() as counter:
         attention(*inputs).sum().backward()
-    # output, gradients of k and v, q's in fp32; per query: log-sum, delta
-    linear = tokens * (5 * channels * 2 + 2 * 4)
-    scratch = 2 * 4096 * 8192 * (4 + 2)  # the scores and their gradients, in fp32 and in bf16
-    scratch += 2 * 8192 * channels * 4  # sums of the gradients of k and v
+    # output and q's gradient, those of k and v in fp32; per query: log-sum, delta
+    linear = tokens * (channels * (2 + 2 + 2 * 4) + 2 * 4)
+    scratch = 2 * queries * tokens * (4 + 2)  # the scores and their gradients, in fp32 and in bf16
     assert linear + scratch <= counter.peak < linear + scratch + 2**10
 
 
@@ -127,8 +130,8 @@ def test_scratch_in_fp32():
     inputs = [torch.empty(1, 8192, 64, device="meta", requires_grad=True) for _ in range(3)]
     with LiveBytes() as counter:
         attention(*inputs).sum().backward()
-    results_and_sums = 8192 * (4 * 64 + 2) * 4  # output, three gradients; per query: log-sum, delta
-    assert counter.peak == results_and_sums + 2 * 4096 * 8192 * 4 + 2 * 8192 * 64 * 4 + 2 * 4
+    results = 8192 * (4 * 64 + 2) * 4  # output, three gradients; per query: log-sum, delta
+    assert counter.peak == results + 2 * 512 * 8192 * 4 + 2 * 4
 
 
 @pytest.mark.parametrize("tokens", [100, 5000])

@@ -17,7 +17,10 @@ from vae.ops.measured import CONSTANTS, use_measured
 def card(tmp_path, monkeypatch):
     """A card with measured values; afterwards the defaults are used again."""
     monkeypatch.setattr(gpus, "MEASURED", tmp_path)
-    content = {"card": "NVIDIA H100", "constants": {"TILE_ELEMENTS": 8192, "GPU_BLOCK": [64, 128], "OLD": 1}}
+    content = {
+        "card": "NVIDIA H100",
+        "constants": {"TILE_ELEMENTS": 8192, "QUERIES_PER_CHANNEL": 2, "OLD": 1},
+    }
     (tmp_path / "h100.json").write_text(json.dumps(content), encoding="utf-8")
     yield "NVIDIA H100"
     use_measured("")
@@ -27,8 +30,7 @@ def test_measured_constants_are_used_on_their_card_only(card):
     before = {name: getattr(module, name) for name, module in CONSTANTS.items()}
     use_measured(card)
     assert gpu_blocks.TILE_ELEMENTS == 8192
-    assert attention.GPU_BLOCK == (64, 128)
-    assert attention.attention_blocks(1, 1000, "cuda")[1:] == (64, 128)
+    assert attention.attention_blocks(1, 1000, 64, "cuda") == (1, 128)
     assert before["REDUCTION_PROGRAMS"] == gpu_blocks.REDUCTION_PROGRAMS
     use_measured("NVIDIA H100 PCIe")  # another card
     assert before == {name: getattr(module, name) for name, module in CONSTANTS.items()}

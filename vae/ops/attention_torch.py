@@ -1,24 +1,20 @@
-"""The steps between the matrix products of blocked attention, from PyTorch operations.
+"""The steps between the matrix products of attention, from PyTorch operations.
 
-Scores and their gradients are (images, queries, keys) in fp32 or fp64. `weights` and `grad_scores` are in the
-dtype of the products, and may use the same memory as the scores and `grad_weights`.
+Scores and their gradients are (images, queries, keys) in fp32 or fp64; the keys are all of an image.
+`weights` and `grad_scores` are in the dtype of the products, and may use the same memory as the scores and
+`grad_weights`.
 """
 
 import torch
 from torch import Tensor
 
 
-def softmax_step(scores: Tensor, weights: Tensor, row_max: Tensor, row_sum: Tensor, rescale: Tensor) -> None:
-    """Raise `row_max` (images, queries) to this block's maximum; weights = exp(scores - row_max).
-
-    `row_sum` becomes the sum of all weights so far. `rescale` becomes the factor for results of earlier
-    blocks. `scores` is overwritten.
-    """
-    new_max = torch.maximum(row_max, scores.amax(-1))
-    torch.sub(row_max, new_max, out=rescale).exp_()
-    row_max.copy_(new_max)
-    scores.sub_(new_max[..., None]).exp_()
-    row_sum.mul_(rescale).add_(scores.sum(-1))
+def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor) -> None:
+    """weights = softmax(scores), log_sums (images, queries) = logsumexp(scores); `scores` is overwritten."""
+    maxima = scores.amax(-1)
+    sums = scores.sub_(maxima[..., None]).exp_().sum(-1)
+    torch.add(maxima, sums.log(), out=log_sums)
+    torch.div(scores, sums[..., None], out=scores)
     if weights.data_ptr() != scores.data_ptr():
         weights.copy_(scores)
 

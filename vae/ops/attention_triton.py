@@ -1,7 +1,8 @@
-"""The steps of vae.ops.attention_torch as Triton kernels: each reads its block once and writes it once.
+"""The steps of vae.ops.attention_torch as Triton kernels.
 
-A program processes whole rows of a block, so the maximum and sum of a row need no second pass. All three
-kernels are bound by memory bandwidth. Arithmetic is fp32. Their speed is not measured yet.
+A program processes whole rows of scores, several columns at a time. Sums and maxima of a row are kept per
+column of a tile, and reduced once. Only the softmax reads its block twice. All three kernels are bound by
+memory bandwidth. Arithmetic is fp32. Their speed is not measured yet.
 
 Import this module only if Triton is installed. With TRITON_INTERPRET=1 it runs on CPU tensors.
 """
@@ -15,43 +16,52 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vae.ops.gpu_blocks import row_tile
+from vae.ops import gpu_blocks
 from vae.ops.library import launch
+
+STAGES = tl.constexpr(3)  # two tiles of each matrix in flight: 32 KiB for two matrices
+LOWEST = tl.constexpr(-3.4e38)  # finite, so that differences are numbers
 
 
 @triton.jit
-def _tile(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """This program's rows, their offsets in a dense matrix, and which elements and rows exist."""
+def _rows(rows, ROWS: tl.constexpr):
+    """This program's rows, and which of them exist."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    return row, row[:, None] * columns + column[None, :], inside, row < rows
+    return row, row < rows
+
+
+@triton.jit
+def _tile(row, rows, columns, start, COLUMNS: tl.constexpr):
+    """Offsets of some columns of these rows in a dense matrix, and which elements exist."""
+    column = start + tl.arange(0, COLUMNS)
+    return row[:, None] * columns + column[None, :], (row < rows)[:, None] & (column < columns)[None, :]
 
 
 @triton.jit
 def softmax_kernel(
     scores,
     weights,
-    row_max,
-    row_sum,
-    rescale,
+    log_sums,
     rows,
     columns,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row, offsets, inside, exists = _tile(rows, columns, ROWS, COLUMNS)
-    s = tl.load(scores + offsets, mask=inside, other=-float("inf"))
-    old_max = tl.load(row_max + row, mask=exists, other=0.0)
-    new_max = tl.maximum(old_max, tl.max(s, 1))
-    w = tl.where(inside, tl.exp(s - new_max[:, None]), 0.0)
-    factor = tl.exp(old_max - new_max)
-    tl.store(weights + offsets, w.to(weights.dtype.element_ty), mask=inside)
-    tl.store(
-        row_sum + row, tl.load(row_sum + row, mask=exists, other=0.0) * factor + tl.sum(w, 1), mask=exists
-    )
-    tl.store(row_max + row, new_max, mask=exists)
-    tl.store(rescale + row, factor, mask=exists)
+    row, exists = _rows(rows, ROWS)
+    maxima, sums = tl.full([ROWS, COLUMNS], LOWEST, tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
+        offsets, inside = _tile(row, rows, columns, start, COLUMNS)
+        s = tl.load(scores + offsets, mask=inside, other=-float("inf"))
+        larger = tl.maximum(maxima, s)
+        sums = sums * tl.exp(maxima - larger) + tl.exp(s - larger)
+        maxima = larger
+    maximum = tl.max(maxima, 1)
+    log_sum = maximum + tl.log(tl.sum(sums * tl.exp(maxima - maximum[:, None]), 1))
+    tl.store(log_sums + row, log_sum, mask=exists)
+    for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
+        offsets, inside = _tile(row, rows, columns, start, COLUMNS)
+        w = tl.exp(tl.load(scores + offsets, mask=inside, other=0.0) - log_sum[:, None])
+        tl.store(weights + offsets, w.to(weights.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -68,28 +78,32 @@ def gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row, offsets, inside, exists = _tile(rows, columns, ROWS, COLUMNS)
+    row, exists = _rows(rows, ROWS)
     log_sum = tl.load(log_sums + row, mask=exists, other=0.0)
     delta = tl.load(deltas + row, mask=exists, other=0.0)
-    s = tl.load(scores + offsets, mask=inside, other=-float("inf"))
-    grad = tl.load(grad_weights + offsets, mask=inside, other=0.0)
-    w = tl.exp(s - log_sum[:, None])
-    grad = w * (grad - delta[:, None]) * scale
-    tl.store(weights + offsets, w.to(weights.dtype.element_ty), mask=inside)
-    tl.store(grad_scores + offsets, grad.to(grad_scores.dtype.element_ty), mask=inside)
+    for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
+        offsets, inside = _tile(row, rows, columns, start, COLUMNS)
+        w = tl.exp(tl.load(scores + offsets, mask=inside, other=0.0) - log_sum[:, None])
+        grad = tl.load(grad_weights + offsets, mask=inside, other=0.0)
+        grad = w * (grad - delta[:, None]) * scale
+        tl.store(weights + offsets, w.to(weights.dtype.element_ty), mask=inside)
+        tl.store(grad_scores + offsets, grad.to(grad_scores.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, offsets, inside, exists = _tile(rows, columns, ROWS, COLUMNS)
-    left = tl.load(a + offsets, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(b + offsets, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row, tl.sum(left * right, 1), mask=exists)
+    row, exists = _rows(rows, ROWS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
+        offsets, inside = _tile(row, rows, columns, start, COLUMNS)
+        left = tl.load(a + offsets, mask=inside, other=0.0).to(tl.float32)
+        total += left * tl.load(b + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(total, 1), mask=exists)
 
 
-def softmax_step(scores: Tensor, weights: Tensor, row_max: Tensor, row_sum: Tensor, rescale: Tensor) -> None:
+def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor) -> None:
     """vae.ops.attention_torch.softmax_step; every tensor is dense."""
-    _launch(softmax_kernel, scores.shape, scores, weights, row_max, row_sum, rescale)
+    _launch(softmax_kernel, scores.shape, scores, weights, log_sums)
 
 
 def gradient_step(
@@ -114,6 +128,6 @@ def row_products(a: Tensor, b: Tensor, out: Tensor) -> None:
 def _launch(kernel: triton.JITFunction, shape: torch.Size, first: Tensor, *others: Tensor | float) -> None:
     """Run a kernel over the rows of dense tensors of this shape."""
     rows, columns = shape[0] * shape[1], shape[2]
-    tile = row_tile(columns)
+    tile = gpu_blocks.row_tile(min(columns, gpu_blocks.ROW_TILE_ELEMENTS))
     numbers = (rows, columns, tile.rows, tile.columns)
     launch(kernel, (triton.cdiv(rows, tile.rows),), tile.num_warps, first, *others, *numbers)

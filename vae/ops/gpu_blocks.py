@@ -24,7 +24,7 @@ REDUCTION_PROGRAMS = 512
 NHWC_COLUMNS = 128
 NCHW_COLUMNS = 8  # in contiguous layout a tile is long in pixels
 
-# One row of an attention block of 2048 keys on 4 warps.
+# At least a part of a row of attention scores: 2048 of them on 4 warps.
 ROW_TILE_ELEMENTS = 2048
 
 

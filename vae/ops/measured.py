@@ -8,7 +8,7 @@ CONSTANTS = {
     "NUM_WARPS": gpu_blocks,
     "REDUCTION_PROGRAMS": gpu_blocks,
     "NHWC_COLUMNS": gpu_blocks,
-    "GPU_BLOCK": attention,
+    "QUERIES_PER_CHANNEL": attention,
 }
 _DEFAULTS = {name: getattr(module, name) for name, module in CONSTANTS.items()}
 
@@ -17,5 +17,4 @@ def use_measured(device_name: str) -> None:
     """Use what was measured on the card that drivers call `device_name`; without a file, the defaults."""
     found = measured_values(device_name).get("constants", {})
     for name, module in CONSTANTS.items():
-        value = found.get(name, _DEFAULTS[name])
-        setattr(module, name, tuple(value) if isinstance(value, list) else value)
+        setattr(module, name, found.get(name, _DEFAULTS[name]))
