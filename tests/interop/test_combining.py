@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.harness.small_vae import SMALL, write_vae
 from vae.config.errors import UserError
@@ -14,7 +15,8 @@ from vae.config.export_flags import parse_export_flags
 from vae.interop.averaging import greedy_soup, hash_of_weights
 from vae.interop.combining import ENCODER, combine
 from vae.interop.exporting import export
-from vae.interop.vae_files import load_vae
+from vae.interop.safetensors_file import write_safetensors
+from vae.interop.vae_files import START_KEY, load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 
 ONE, OTHER = "1" * 64, "2" * 64
@@ -78,6 +80,36 @@ def test_unknown_start_is_a_warning(tmp_path, capsys):
     shape = replace(SMALL, channels=(16,))
     combined(write_vae(tmp_path / "one", 3, shape, start=ONE), write_vae(tmp_path / "foreign", 3, shape))
     assert "does not say from which weights" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("options", ["", "--format single --dtype bf16"])
+def test_exports_and_averages_keep_their_start(tmp_path, image_folder, capsys, options):
+    written = write_vae(tmp_path / "written", 3, replace(SMALL, channels=(16,)), start=ONE)
+
+    def exported(name, *paths):
+        output = tmp_path / (f"{name}_out.safetensors" if "single" in options else f"{name}_out")
+        export(parse_export_flags(["--vae", *map(str, paths), "--output", str(output), *options.split()]))
+        return output
+
+    def exported_with(start, name):
+        source = shutil.copytree(written, tmp_path / name)
+        weights = load_file(source / WEIGHTS_NAME)
+        write_safetensors(source / WEIGHTS_NAME, weights, {START_KEY: start} if start else {})
+        return exported(name, source)
+
+    one, two = exported("one", written), exported("two", written)
+    other, foreign = exported_with(OTHER, "other"), exported_with("", "foreign")
+    capsys.readouterr()
+    mean = exported("mean", one, two)
+    assert "does not say" not in "".join(capsys.readouterr())
+    assert load_vae(mean).file.start == ONE
+    with pytest.raises(UserError, match="different weights"):
+        exported("refused", mean, other)
+    unsure = exported("unsure", one, foreign)
+    assert "does not say" in "".join(capsys.readouterr())
+    assert load_vae(unsure).file.start == ""
+    options += f" --fold_scaling sd --data_path {image_folder} --image_size 32 --device cpu"
+    assert load_vae(exported("folded", written)).file.start == ""  # its channels have scales of their own
 
 
 def test_soup_on_held_out_images_is_at_least_as_good_as_the_best(folds, image_folder, capsys):

@@ -40,6 +40,8 @@ def combine(vaes: Sequence[LoadedVae], config: ExportConfig) -> LoadedVae:
     _report_latents(first, [vaes[number] for number in used])
     mean = average([parts[number] for number in used], [weights[number] for number in used])
     first.autoencoder.load_state_dict(mean)
+    if not all(vaes[number].file.start for number in used):
+        first.file.start = ""  # one of them may have another start
     return first
 
 

@@ -26,7 +26,7 @@ from vae.interop.latent_statistics import (
 )
 from vae.interop.precheck import check_command
 from vae.interop.safetensors_file import stored_weights, write_safetensors
-from vae.interop.vae_files import CONFIG_KEY, LoadedVae, load_vae
+from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae
 from vae.kernel_check import choose_kernels
 from vae.model.autoencoder import AutoencoderKL
 from vae.progress import track
@@ -162,6 +162,8 @@ def _write(
     scaling, shift = findings.scaling or (1.0, 0.0)
     content = diffusers_config(model.config, size, scaling, shift, force_upcast)
     metadata = {}
+    if loaded.file.start and config.fold_scaling is None:  # folded weights have a basis of their own
+        metadata[START_KEY] = loaded.file.start
     if findings.statistics is not None:
         numbers = {"mean": findings.statistics.mean.tolist(), "std": findings.statistics.std.tolist()}
         metadata["latent_statistics"] = json.dumps(numbers)
