@@ -67,6 +67,7 @@ def test_passes_give_the_gradients_of_the_whole_batch():
         torch.testing.assert_close(whole, passes, rtol=1e-5, atol=1e-7)  # logits and loss are fp32
 
 
+@pytest.mark.slow
 def test_the_compiled_network_gives_the_same_logits(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model, latents = network(), torch.randn(4, 3, 8, 8).half()

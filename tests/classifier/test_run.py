@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn import metrics
 
 import evaluate_vae
@@ -187,6 +188,19 @@ def test_remote_datasets_give_the_numbers_of_local_ones(folder, tmp_path, monkey
     assert results(tmp_path / "remote") == results(tmp_path / "local")
 
 
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [("train_epoch", "--probe_micro_batch_size 16: out of memory: try"), ("encode_set", "--batch_size 4")],
+)
+def test_too_little_memory_names_the_flag(folder, tmp_path, capsys, monkeypatch, function, words):
+    def fail(*_args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(recipe_run, function, fail)
+    assert run(folder, tmp_path / "out", probe_micro_batch_size=16, batch_size=4) == 78
+    assert words in capsys.readouterr().err
+
+
 def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):
     sources = {side: images_of(folder, side) for side in ("train", "val")}
     rows = [
@@ -258,7 +272,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, flags, tokens):
 
 def test_an_interrupted_encoding_continues_where_it_was(folder, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    monkeypatch.setattr(latent_cache, "IMAGES_PER_SAVE", 8)
+    monkeypatch.setattr(latent_cache, "IMAGES_PER_SAVE", 32)
     flags = {"probe_epochs": 1, "probe_views": 3, "batch_size": 4}
     assert run(folder, tmp_path / "a", probe_cache=whole, **flags) == 0
     decode, seen = ShardImages.decode, []

@@ -73,6 +73,8 @@ def run_profile(config: EvaluateConfig) -> None:
     """Train a classifier on the latents of each VAE, and print and write the results."""
     check_command(config)
     device = pick_device(config.device)
+    torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
+    torch.backends.cudnn.benchmark = True  # shapes are constant
     choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
     vaes = [load_vae(Path(path), flag="--vae", weights=config.weights) for path in config.vae]
     for vae in vaes:
