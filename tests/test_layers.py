@@ -15,7 +15,7 @@ LINES = [
     {"console", "files", "record_locks"},
     {"config"},
     {"gpus", "host", "html", "progress", "script"},
-    {"ops", "device", "lr_range", "noise", "pixels", "shapes"},
+    {"ops", "device", "lr_range", "noise", "pixels", "psnr", "shapes"},
     {"losses", "data", "model"},
     {"kernel_check"},
     {"interop"},

@@ -8,7 +8,8 @@ import torch
 from scipy import ndimage
 
 from vae.config.errors import UserError
-from vae.evaluation.metrics import psnr, ssim
+from vae.evaluation.metrics import ssim
+from vae.psnr import psnr
 
 
 def image_pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from vae.evaluation.baselines import bicubic_baseline, mean_colour
-from vae.evaluation.metrics import psnr, ssim
-from vae.evaluation.sums import MAX_PSNR_DB, add_sums, baseline_sums, means, reconstruction_sums
+from vae.evaluation.metrics import ssim
+from vae.evaluation.sums import add_sums, baseline_sums, means, reconstruction_sums
+from vae.psnr import MAX_PSNR_DB, psnr
 
 
 def images(count: int) -> torch.Tensor:

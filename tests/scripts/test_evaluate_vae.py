@@ -17,10 +17,11 @@ from tests.harness.blocked_imports import without_libraries
 from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.compare import read_curves, short_names
-from vae.evaluation.metrics import psnr, ssim
+from vae.evaluation.metrics import ssim
 from vae.inference.codec import reconstruct
 from vae.interop.vae_files import load_vae
 from vae.pixels import to_float, to_uint8
+from vae.psnr import psnr
 from vae.script import exit_code
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}

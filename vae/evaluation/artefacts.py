@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.nn import functional as F
 
-from vae.evaluation.metrics import PEAK, psnr
 from vae.evaluation.results import Equivariance, GridArtefact
-from vae.evaluation.sums import MAX_PSNR_DB
 from vae.inference.codec import decode_latents, encode_images
 from vae.model.autoencoder import AutoencoderKL
+from vae.psnr import MAX_PSNR_DB, PEAK, psnr
 
 TURNS = {"turn_90": 1, "turn_180": 2, "turn_270": 3}  # number of quarter turns
 SCALES = {"scale_0.75": 0.75, "scale_0.5": 0.5}

@@ -1,4 +1,4 @@
-"""Metrics of reconstructions over 8-bit values, as images are displayed; one number per image.
+"""Structural similarity of reconstructions over 8-bit values, as images are displayed; one number per image.
 
 Shapes: B images of H x W px, three channels, floats in [-1, 1].
 """
@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vae.config.errors import UserError
+from vae.psnr import PEAK, to_8_bit
 
-PEAK = 255.0
 SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian with standard deviation 1.5
 SSIM_SIGMA = 1.5
 SSIM_C1 = (0.01 * PEAK) ** 2
@@ -17,14 +17,6 @@ SSIM_C2 = (0.03 * PEAK) ** 2
 # Wang, Simoncelli & Bovik 2003, from the full size to the smallest scale
 MS_SSIM_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 MS_SSIM_MIN_SIDE = SSIM_WINDOW * 2 ** (len(MS_SSIM_WEIGHTS) - 1)  # px: one window at the smallest scale
-
-
-def psnr(recon: Tensor, images: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image in dB over 8-bit values: -> (B,) fp64; inf if equal."""
-    assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
-    error = to_8_bit(recon) - to_8_bit(images)
-    mse = error.square().flatten(1).mean(1, dtype=torch.float64)
-    return 10 * torch.log10(PEAK**2 / mse)
 
 
 def ssim(recon: Tensor, images: Tensor) -> Tensor:
@@ -68,12 +60,6 @@ def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
         if not last:
             x, y = F.avg_pool2d(x, 2), F.avg_pool2d(y, 2)
     return product.mean(1)
-
-
-def to_8_bit(images: Tensor) -> Tensor:
-    """Images in [-1, 1] as the values 0..255 of a saved image, clamped and rounded, in fp32 or wider."""
-    wide = images.to(torch.promote_types(images.dtype, torch.float32))
-    return ((wide.clamp(-1, 1) + 1) * (PEAK / 2)).round()
 
 
 def _ssim_of_channel(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from vae.evaluation.baselines import bicubic_baseline, mean_colour
-from vae.evaluation.metrics import psnr, ssim
+from vae.evaluation.metrics import ssim
+from vae.psnr import MAX_PSNR_DB, psnr
 
 Sums = dict[str, tuple[float, int]]  # metric -> (sum over images, number of images)
 Perceptual = Callable[[Tensor, Tensor], Tensor]
-
-# PSNR of an image of 33 megapixels with one 8-bit value off by one. Exact copies count as this value, not as
-# infinity, so that means stay finite.
-MAX_PSNR_DB = 128.0
 
 
 def reconstruction_sums(

@@ -20,6 +20,7 @@ from vae.interop.averaging import average, greedy_soup, recorded_score, softmax_
 from vae.interop.crops import Crops
 from vae.interop.vae_files import LoadedVae
 from vae.model.autoencoder import AutoencoderKL
+from vae.psnr import MAX_PSNR_DB, psnr
 
 ENCODER = ("encoder.", "quant_conv.", "bn.")  # first parts of the names that decide the latents
 
@@ -144,14 +145,8 @@ def _held_out_psnr(first: LoadedVae, config: ExportConfig) -> Callable[[Autoenco
     def measure(model: AutoencoderKL) -> float:
         model.to(device)
         batches = (images.to(device) for images in crops.batches())
-        values = [_psnr(model(images)[0].clamp(-1, 1), images) for images in batches]
+        values = [psnr(model(images)[0], images).clamp(max=MAX_PSNR_DB) for images in batches]
         model.cpu()
-        return sum(values) / len(values)
+        return torch.cat(values).mean().item()
 
     return measure
-
-
-def _psnr(recon: torch.Tensor, images: torch.Tensor) -> float:
-    """PSNR in dB of values in [-1, 1]."""
-    error = (recon - images).square().mean().clamp(min=1e-12)
-    return float(10 * torch.log10(4 / error))
