@@ -107,7 +107,14 @@ def psnr_warnings(given: dict, capsys) -> list[str]:
 
 @pytest.mark.slow
 def test_run_with_falling_psnr_warns_once(tiny, tmp_path, capsys):
-    given = {**tiny, "learning_rate": 0.01, "warmup_epochs": 0.0, "num_epochs": 3, "max_steps": 8}
+    given = {
+        **tiny,
+        "init": "warm",
+        "learning_rate": 0.01,
+        "warmup_epochs": 0.0,
+        "num_epochs": 3,
+        "max_steps": 8,
+    }
     (warning,) = psnr_warnings(given, capsys)
     found = records(tmp_path / "run", "validation")
     worse = next(record for record in found if record["psnr"] < found[0]["psnr"])

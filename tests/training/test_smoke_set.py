@@ -69,7 +69,14 @@ def test_smoke_set_is_measured_beside_the_holdout_and_changes_nothing(tiny, tmp_
 @pytest.mark.parametrize("val_freq", [1, 2])
 def test_a_fall_validates_all_images_at_once(tiny, tmp_path, capsys, val_freq):
     """3 steps per epoch; the steps are too large, so PSNR falls."""
-    given = {**tiny, "learning_rate": 0.03, "warmup_epochs": 0.0, "smoke_steps": 1, "guard_psnr": 0.1}
+    given = {
+        **tiny,
+        "init": "warm",
+        "learning_rate": 0.03,
+        "warmup_epochs": 0.0,
+        "smoke_steps": 1,
+        "guard_psnr": 0.1,
+    }
     assert train({**given, "val_freq": val_freq}) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "--guard_psnr 0.1" in line]
     assert len(lines) == 1

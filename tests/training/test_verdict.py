@@ -127,7 +127,7 @@ def test_profiles_start_well():
 @pytest.mark.slow
 def test_run_reports_a_bad_warm_start_once(tiny, tmp_path, capsys):
     assert TINY["norm_groups"] == 4
-    assert train({**tiny, "max_steps": 1}) == 0
+    assert train({**tiny, "init": "warm", "max_steps": 1}) == 0
     assert "WARNING: --norm_groups 4" in capsys.readouterr().out
     assert train({"output_dir": tiny["output_dir"], "resume_from": "latest", "device": "cpu"}) == 0
     assert "--norm_groups" not in capsys.readouterr().out
