@@ -159,12 +159,15 @@ def test_close_ends_all_processes(image_folder, persistent):
 
 
 @pytest.mark.slow
-def test_workers_can_be_spawned_as_on_windows(image_folder):
+@pytest.mark.parametrize("start_method", sorted({*multiprocessing.get_all_start_methods()} - {"fork"}))
+def test_workers_can_be_started_as_on_windows_and_as_in_newer_python(image_folder, start_method):
     crops = dataset(image_folder)
     with TrainLoader(crops, local_batch=4) as alone:
         reference = list(alone.batches(0))
-    with TrainLoader(crops, local_batch=4, num_workers=1, start_method="spawn") as spawned:
-        assert all(map(same, spawned.batches(0), reference))
+    with TrainLoader(crops, local_batch=4, num_workers=1, start_method=start_method) as started:
+        assert all(map(same, started.batches(0), reference))
+        (process,) = multiprocessing.active_children()
+    assert process.exitcode == 0  # its end was noticed
 
 
 @pytest.fixture

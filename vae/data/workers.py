@@ -46,16 +46,30 @@ def blocked_signals(start_method: str | None = None) -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    if (start_method or multiprocessing.get_start_method()) != "fork":
+    method = start_method or multiprocessing.get_start_method()
+    if method != "fork":
         resource_tracker.ensure_running()  # starting it unblocks the signals, so start it first
     of_children = signal.getsignal(signal.SIGCHLD)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
+        if method == "forkserver":
+            _start_fork_server()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         yield
     finally:
         if signal.getsignal(signal.SIGCHLD) is not of_children:
             signal.signal(signal.SIGCHLD, of_children)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_fork_server() -> None:
+    """Start the process that starts the others. It keeps the signals that are blocked now blocked.
+
+    It needs SIGCHLD: without it, it would not notice that a process has ended, and this process would wait.
+    """
+    from multiprocessing import forkserver  # not on Windows
+
+    forkserver.ensure_running()
 
 
 def start_worker(_worker_id: int) -> None:
