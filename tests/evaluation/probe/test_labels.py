@@ -35,6 +35,31 @@ def test_manifest_columns_and_its_folds_are_used(tmp_path):
     assert labels.folds.tolist() == [n % 4 for n in range(24)]
 
 
+def test_some_folds_are_replaced_by_new_ones_and_reported(tmp_path, capsys):
+    rows = [f"{name},{'ab'[n % 2]},{n % 3 if n else ''}" for n, name in enumerate(NAMES)]
+    labels = read_labels(write(tmp_path / "l.csv", rows, "path,label,fold"), NAMES, "label", 4)
+    assert labels.num_folds == 4
+    assert "23 of 24 images have a fold" in capsys.readouterr().out
+
+
+def test_equal_images_of_a_manifest_are_one_group(tmp_path):
+    """Also if the number of a group is 0."""
+    rows = [
+        {"path": name, "sha256": str(n // 2), "label": "ab"[n % 2], "group": 0 if n > 21 else None}
+        for n, name in enumerate(NAMES)
+    ]
+    write_manifest(tmp_path / "m.jsonl", rows)
+    labels = read_labels(str(tmp_path / "m.jsonl"), NAMES, "label", 3)
+    assert (labels.groups[::2] == labels.groups[1::2]).all()
+    assert len(set(labels.groups.tolist())) == 12
+
+
+def test_too_few_images_of_a_class_lower_the_folds_if_that_helps(tmp_path):
+    rows = [f"{name},{'a' if n < 4 else 'b'}" for n, name in enumerate(NAMES)]
+    with pytest.raises(DataError, match="lower --probe_folds to 4"):
+        read_labels(write(tmp_path / "l.csv", rows), NAMES, "label", 5)
+
+
 def test_images_without_label_are_left_out(tmp_path):
     rows = [f"{name},{'ab'[n % 2]}" for n, name in enumerate(NAMES[:12])] + ["20.png,"]
     assert read_labels(write(tmp_path / "l.csv", rows), NAMES, "label", 3).names == NAMES[:12]
@@ -51,7 +76,7 @@ def test_images_without_label_are_left_out(tmp_path):
         (
             [f"{n},{'a' if i < 2 else 'b'}" for i, n in enumerate(NAMES)],
             "path,label",
-            ("class a", "2 groups", "--probe_folds 3"),
+            ("class a", "2 groups", "--probe_folds 3", "remove the class"),
         ),
         (
             [f"{n},{'ab'[i % 2]},g,{i % 3}" for i, n in enumerate(NAMES)],
@@ -63,6 +88,13 @@ def test_images_without_label_are_left_out(tmp_path):
             "path,label,group,fold",
             ("2 folds", "at least 3"),
         ),
+        (
+            [f"{n},{'a' if i % 4 == 0 else 'b'},{i},{i % 4}" for i, n in enumerate(NAMES)],
+            "path,label,group,fold",
+            ("class a", "1 of 4", "add images"),
+        ),
+        (["00.png,a", ",b"], "path,label", ("line 3", "no path")),
+        (["a,00.png", "b"], "label,path", ("line 3", "no path")),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, rows, header, tokens):

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from vae import console
 from vae.config.errors import DataError, UserError
 from vae.console import printable
-from vae.data.manifest import is_manifest, read_rows
+from vae.data.manifest import group_key, is_manifest, read_rows
 
 NAME_COLUMNS = ("path", "image", "filepath", "filename", "id")
 MIN_FOLDS = 3  # one to measure, one to stop early and to weight heads, the others to train
@@ -55,11 +56,14 @@ def read_labels(path: str, known: Sequence[str], column: str, num_folds: int) ->
         folds = _numbers(given)
         num_folds = int(folds.max()) + 1
         _check_groups(path, names, groups, folds)
+        _check_folds(path, classes, targets, folds, num_folds)
     else:
+        if known_folds := sum(fold is not None for fold in given):
+            console.info(
+                f"--probe {path}: {known_folds} of {len(given)} images have a fold: all get a new one"
+            )
         _check_counts(path, classes, targets, groups, num_folds)
         folds = assign_folds(targets, groups, num_folds)
-    if num_folds < MIN_FOLDS:
-        raise UserError(f"--probe {path} has {num_folds} folds: at least {MIN_FOLDS} are needed")
     return Labels(names, classes, targets, groups, folds, num_folds)
 
 
@@ -68,7 +72,7 @@ def label_rows(path: str, column: str) -> Iterator[tuple[Any, Any, Any, Any]]:
     if is_manifest(path):
         for row in read_rows(path, flag="--probe"):
             if row.get(column) is not None:
-                yield row["path"], row[column], row.get("group"), row.get("fold")
+                yield row["path"], row[column], group_key(row), row.get("fold")
         return
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
@@ -81,6 +85,10 @@ def label_rows(path: str, column: str) -> Iterator[tuple[Any, Any, Any, Any]]:
                     f"has {', '.join(map(printable, columns)) or 'none'}: rename them, or use --probe_column"
                 )
             for row in reader:
+                if row[column] and not row[name]:
+                    raise DataError(
+                        f"--probe {path}: line {reader.line_num} has a label and no {name}: add it"
+                    )
                 if row[column]:
                     yield row[name], row[column], row.get("group") or None, row.get("fold") or None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -99,11 +107,32 @@ def _check_counts(
     counts = Counter(target for target, _ in set(zip(targets.tolist(), groups.tolist(), strict=True)))
     rarest = min(counts, key=lambda target: counts[target])
     if counts[rarest] < num_folds:
+        enough = counts[rarest] >= MIN_FOLDS
         raise DataError(
             f"--probe {path}: the class {printable(classes[rarest])} has images of {counts[rarest]} groups, "
-            f"fewer than --probe_folds {num_folds}: add images, remove the class, or lower --probe_folds to "
-            f"{max(MIN_FOLDS, counts[rarest])}"
+            f"fewer than --probe_folds {num_folds}: add images, or "
+            f"{f'lower --probe_folds to {counts[rarest]}' if enough else 'remove the class'}"
         )
+
+
+def _check_folds(
+    path: str, classes: Sequence[str], targets: np.ndarray, folds: np.ndarray, num_folds: int
+) -> None:
+    """Raise an error if the folds are too few, or if a class is measured by heads that never saw it."""
+    if num_folds < MIN_FOLDS:
+        raise UserError(f"--probe {path} has {num_folds} folds: at least {MIN_FOLDS} are needed")
+    for target, name in enumerate(classes):
+        present = set(folds[targets == target].tolist())
+        if any(not present - {fold, stopping_fold(fold, num_folds)} for fold in present):
+            raise DataError(
+                f"--probe {path}: the class {printable(name)} is in {len(present)} of {num_folds} folds, too "
+                "few to train and to measure it: add images, remove the class, or remove the column fold"
+            )
+
+
+def stopping_fold(fold: int, num_folds: int) -> int:
+    """The fold that decides when training stops, if `fold` is measured; the others train."""
+    return (fold + 1) % num_folds
 
 
 def _check_groups(path: str, names: Sequence[str], groups: np.ndarray, folds: np.ndarray) -> None:

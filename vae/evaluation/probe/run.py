@@ -20,7 +20,7 @@ from vae.evaluation.image_set import find_images
 from vae.evaluation.precheck import check_command
 from vae.evaluation.probe.features import maps_of_pixels, maps_of_vae
 from vae.evaluation.probe.heads import Schedule, predict, train_head
-from vae.evaluation.probe.labels import Labels, read_labels
+from vae.evaluation.probe.labels import Labels, read_labels, stopping_fold
 from vae.evaluation.probe.learning_rate import find_learning_rate
 from vae.evaluation.probe.reference import choose_reference, describe, load_reference
 from vae.evaluation.probe.scores import ensemble_weights, paired_bootstrap, scores
@@ -100,7 +100,7 @@ def _measure(
 def _parts(labels: Labels) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """For each fold: the images that train, that stop training, and that are measured, by position."""
     for fold in range(labels.num_folds):
-        stopping = (fold + 1) % labels.num_folds
+        stopping = stopping_fold(fold, labels.num_folds)
         chosen = (~np.isin(labels.folds, (fold, stopping)), labels.folds == stopping, labels.folds == fold)
         train, stop, test = (torch.from_numpy(np.flatnonzero(part)) for part in chosen)
         yield train, stop, test
