@@ -57,7 +57,7 @@ def kernels(monkeypatch):
 def flip_bias(module):
     """One wrong sign in `normalize`."""
     right = module.normalize
-    module.normalize = lambda *given: right(*given[:3], given[3]._replace(bias=-given[3].bias))
+    module.normalize = lambda *given: right(*given[:2], given[2]._replace(bias=-given[2].bias))
 
 
 def interpreted(change: tuple[str, ...], *words: str) -> subprocess.CompletedProcess:

@@ -165,24 +165,27 @@ def _norm_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Cal
     h, grad = (draw(*NORM_SHAPE).to(key.dtype).contiguous(memory_format=layout) for _ in range(2))
     weight, bias = draw(NORM_SHAPE[1]), draw(NORM_SHAPE[1])
     variance, mean = torch.var_mean(h.float().unflatten(1, (GROUPS, -1)), dim=(2, 3, 4), correction=0)
-    rstd, h_bias = (variance + EPS).rsqrt(), draw(NORM_SHAPE[1])
+    statistics, h_bias = torch.stack((mean, (variance + EPS).rsqrt())), draw(NORM_SHAPE[1])
 
     def norm(*biases: Tensor, silu: bool) -> Norm:  # weight and bias, and h_bias or not
         weight, bias, *before = biases
         return Norm(weight, bias, GROUPS, EPS, silu, *before)
 
+    def statistics_of(ops: ModuleType, h: Tensor, *biases: Tensor) -> tuple[Tensor, ...]:
+        return tuple(ops.norm_statistics(h, norm(*biases, silu=True)))  # mean and rstd
+
     plain, biased = [weight, bias], [weight, bias, h_bias]
-    yield "norm_statistics", lambda ops, h, *b: ops.norm_statistics(h, norm(*b, silu=True)), [h, *biased]
+    yield "norm_statistics", statistics_of, [h, *biased]
     for silu, given in ((True, biased), (False, plain)):
 
         def normalize(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
-            return (ops.normalize(*t[:3], norm(*t[3:], silu=silu)),)
+            return (ops.normalize(*t[:2], norm(*t[2:], silu=silu)),)
 
         def backward(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
-            return ops.normalize_backward(*t[:4], norm(*t[4:], silu=silu))[: len(t) - 3]
+            return ops.normalize_backward(*t[:3], norm(*t[3:], silu=silu))[: len(t) - 2]
 
-        yield "normalize", normalize, [h, mean, rstd, *given]
-        yield "normalize_backward", backward, [grad, h, mean, rstd, *given]
+        yield "normalize", normalize, [h, statistics, *given]
+        yield "normalize_backward", backward, [grad, h, statistics, *given]
     yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, h_bias]
 
 

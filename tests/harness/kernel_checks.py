@@ -83,8 +83,8 @@ def check_norm(
     gpu_blocks.REDUCTION_PROGRAMS, before = programs, gpu_blocks.REDUCTION_PROGRAMS
     try:
         norm = Norm(weight, bias, groups, EPS, silu, *with_bias)
-        mean, rstd = norm_triton.norm_statistics(h, norm)
-        arguments = (h, mean, rstd, norm)
+        statistics = norm_triton.norm_statistics(h, norm)
+        arguments = (h, statistics, norm)
         out, gradients = norm_triton.normalize(*arguments), norm_triton.normalize_backward(grad, *arguments)
         results = [out, *gradients[: 3 + len(with_bias)]]
         in_place, *_ = norm_triton.normalize_backward(grad, *arguments, in_place=True)
@@ -94,7 +94,7 @@ def check_norm(
     finally:
         gpu_blocks.REDUCTION_PROGRAMS = before
     assert results[0].stride() == results[1].stride() == h.stride()
-    assert {t.dtype for t in (*results[2:], mean, rstd)} == {torch.float32}
+    assert {t.dtype for t in (*results[2:], statistics)} == {torch.float32}
     assert added.dtype == results[0].dtype == results[1].dtype == dtype
     total = h.double() + out.double() + h_bias.double()[:, None, None]
     assert largest_error(added, total) < TOLERANCE[dtype]

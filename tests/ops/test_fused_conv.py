@@ -56,10 +56,10 @@ def test_flop_formulas_count_the_convolutions_within():
     h, gamma, beta, weight, bias = (t.detach() for t in inputs)
     forward, backward = torch.ops.vae.same_conv.default, torch.ops.vae.same_conv_backward.default
     arguments = (h, weight, bias, gamma, beta, GROUPS, EPS)
-    out, mean, rstd = forward(*arguments)
+    out, statistics = forward(*arguments)
     for op, given in (
         (forward, arguments),
-        (backward, (out, h, mean, rstd, weight, gamma, beta, GROUPS, True, True)),
+        (backward, (out, h, statistics, weight, gamma, beta, GROUPS, True, True)),
     ):
         with LiveBytes() as within:
             IMPLEMENTATIONS[op](*given)

@@ -52,25 +52,21 @@ def norm_launches():
     """(kernel, types, constants, warps) of the norm: 128 channels in bf16 and fp32, 384, both layouts."""
     from vae.ops import norm_kernels as kernels
 
-    fp32 = ("moments", "mean", "rstd", "weight", "bias", "channel_sums", "group_sums", "grad_weight")
-    numbers = ("programs", "tiles", "pixels", "channels", "groups", "tiles_per_program")
-    common = dict.fromkeys((*fp32, "grad_bias", "h_bias", "h_sums"), "*fp32") | dict.fromkeys(numbers, "i32")
-    common |= {"eps": "fp32", "stride_b": "i64"}
+    fp32 = ("moments", "statistics", "weight", "bias", "sums", "grad_weight", "grad_bias", "h_bias")
+    numbers = ("pixels", "channels", "groups", "tiles_per_program")
+    common = dict.fromkeys(fp32, "*fp32") | dict.fromkeys(numbers, "i32") | {"eps": "fp32"}
     none = {"h_bias": None}
     whole = [(kernels.moments_kernel, {}), (kernels.sums_kernel, {"SILU": True}), (kernels.add_kernel, {})]
-    whole += [(kernels.normalize_kernel, {"SILU": True, "MERGE": True})]
-    whole += [(kernels.normalize_kernel, {"SILU": True, "MERGE": False} | none)]
-    whole += [
-        (kernels.input_gradient_kernel, {"SILU": True} | given) for given in ({}, none | {"h_sums": None})
-    ]
+    whole += [(kernels.normalize_kernel, {"SILU": True} | given) for given in ({}, none | {"moments": None})]
+    whole += [(kernels.input_gradient_kernel, {"SILU": True} | given) for given in ({}, none)]
     cases = [("*bf16", 128, True), ("*bf16", 128, False), ("*fp32", 128, True), ("*bf16", 384, True)]
     for (kernel, switches), (element, channels, channels_last) in itertools.product(whole, cases):
         blocks = norm_blocks(1, channels, 1024**2, 32, channels_last)
-        other, one = ("stride_p", "stride_c") if channels_last else ("stride_c", "stride_p")
-        known = common | {other: "i32"} | dict.fromkeys(("h", "x", "out", "grad_out", "grad_h"), element)
+        known = common | dict.fromkeys(("h", "x", "out", "grad_out", "grad_h"), element)
         types = {name: known[name] for name in kernel.arg_names if name in known and name not in switches}
         constants = {"BLOCK": blocks.channels, "ROWS": blocks.rows, "COLUMNS": blocks.columns}
-        yield kernel, types, constants | switches | {"GROUPS": blocks.groups, one: 1}, NUM_WARPS
+        constants |= {"GROUPS": blocks.groups, "CHANNELS_LAST": channels_last}
+        yield kernel, types, constants | switches, NUM_WARPS
 
 
 def attention_launches():

@@ -54,16 +54,15 @@ def same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class NormActivation:
     """A norm with given statistics: the activation in front of a convolution."""
 
-    mean: Tensor  # (B, groups), like rstd
-    rstd: Tensor
+    statistics: Tensor  # (2, B, groups)
     norm: Norm
 
     def __call__(self, h: Tensor, images: slice = slice(None)) -> Tensor:
-        return normalize(h, self.mean[images], self.rstd[images], self.norm)
+        return normalize(h, self.statistics[:, images], self.norm)
 
     def backward(self, grad: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gradients of h (written over `grad`), and of weight, bias and h_bias of the norm."""
-        return normalize_backward(grad, h, self.mean, self.rstd, self.norm, in_place=True)
+        return normalize_backward(grad, h, self.statistics, self.norm, in_place=True)
 
 
 def conv(
@@ -94,13 +93,13 @@ def conv(
 
 def normalized_conv(
     h: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None, keep: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The result, mean and rstd of the norm, and with `keep` the activation in front of the convolution."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The result, the norm's statistics, and with `keep` the activation in front of the convolution."""
     if not keep and bands(h.shape[0], h.shape[2], h.shape, (h.shape[0], len(weight), *h.shape[2:])):
-        mean, rstd = norm_statistics(h, norm)
-        return conv(h, weight, bias, NormActivation(mean, rstd, norm)), mean, rstd, None
-    activated, mean, rstd = normalize_with_statistics(h, norm)
-    return conv(activated, weight, bias), mean, rstd, activated if keep else None
+        statistics = norm_statistics(h, norm)
+        return conv(h, weight, bias, NormActivation(statistics, norm)), statistics, None
+    activated, statistics = normalize_with_statistics(h, norm)
+    return conv(activated, weight, bias), statistics, activated if keep else None
 
 
 def conv_flops(pixels: int, weight_shape: torch.Size) -> int:
@@ -116,18 +115,17 @@ def _same_conv(
     norm_bias: Tensor | None,
     groups: int,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, and mean and rstd of the norm; empty without a norm."""
+) -> tuple[Tensor, Tensor]:
+    """The result, and the statistics of the norm; empty without a norm."""
     if norm_weight is None or norm_bias is None:
-        return conv(h, weight, bias), h.new_empty(0), h.new_empty(0)
-    return normalized_conv(h, Norm(norm_weight, norm_bias, groups, eps), weight, bias)[:3]
+        return conv(h, weight, bias), h.new_empty(0)
+    return normalized_conv(h, Norm(norm_weight, norm_bias, groups, eps), weight, bias)[:2]
 
 
 def _same_conv_backward(
     grad_out: Tensor,
     h: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
+    statistics: Tensor,
     weight: Tensor,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
@@ -139,7 +137,7 @@ def _same_conv_backward(
     grad_h, grad_weight, grad_bias, *norm_grads = (weight.new_empty(0) for _ in range(5))
     activation = None
     if norm_weight is not None and norm_bias is not None:
-        activation = NormActivation(mean, rstd, Norm(norm_weight, norm_bias, groups, eps=0.0))
+        activation = NormActivation(statistics, Norm(norm_weight, norm_bias, groups, eps=0.0))
     if of_parameters:
         grads = same_conv_parameter_gradients(grad_out, h, weight, activation)
         grad_weight, grad_bias = cast_parameter_gradients(grads, weight)
@@ -155,7 +153,7 @@ def _flops(h: torch.Size, weight: torch.Size, *_: object, **__: object) -> int:
 
 
 def _backward_flops(grad_out: torch.Size, h: torch.Size, *others: Any, **_: object) -> int:
-    _, _, weight, norm_weight, _, _, of_input, of_parameters = others
+    _, weight, norm_weight, _, _, of_input, of_parameters = others
     return (bool(of_input or norm_weight) + of_parameters) * _flops(h, weight)
 
 

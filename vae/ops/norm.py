@@ -14,7 +14,7 @@ from torch import Tensor
 from vae.ops import norm_torch
 from vae.ops.gpu_blocks import norm_blocks
 from vae.ops.library import accumulation_dtype, define_op, has_no_data, layout_of, uses_triton
-from vae.ops.norm_torch import Norm
+from vae.ops.norm_torch import Norm, sums_width
 
 
 def group_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
@@ -30,48 +30,46 @@ def group_norm_silu(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: f
     return _norm_op(h, weight, bias, groups, eps, True)[0]
 
 
-def norm_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Mean and 1/sqrt(variance + eps) of each group of each image: (B, G) each, fp32 (fp64 if h is fp64)."""
+def norm_statistics(h: Tensor, norm: Norm) -> Tensor:
+    """Mean and 1/sqrt(variance + eps) of each group of each image: (2, B, G), fp32 (fp64 if h is fp64)."""
     h = _dense(h)
     if has_no_data(h):
         partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
-        mean, rstd = (h.new_empty(len(h), norm.groups, dtype=accumulation_dtype(h)) for _ in range(2))
-        return mean, rstd
+        return h.new_empty(2, len(h), norm.groups, dtype=accumulation_dtype(h))
     return backend(h).norm_statistics(h, norm)
 
 
-def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalized h, mean and rstd: norm_statistics and normalize, with fewer launches on a GPU."""
+def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The normalized h, and norm_statistics; with fewer launches on a GPU than one after the other."""
     h = _dense(h)
     if has_no_data(h):
-        return torch.empty_like(h), *norm_statistics(h, norm)
+        return torch.empty_like(h), norm_statistics(h, norm)
     return backend(h).normalize_with_statistics(h, norm)
 
 
-def normalize(h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm) -> Tensor:
+def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
     """(h + h_bias - mean) * rstd * weight + bias, then SiLU if requested, in h's dtype and memory layout."""
     h = _dense(h)
-    return torch.empty_like(h) if has_no_data(h) else backend(h).normalize(h, mean, rstd, norm)
+    return torch.empty_like(h) if has_no_data(h) else backend(h).normalize(h, statistics, norm)
 
 
 def normalize_backward(
-    grad_out: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm, in_place: bool = False
+    grad_out: Tensor, h: Tensor, statistics: Tensor, norm: Norm, in_place: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of h (in its dtype and layout), weight, bias and h_bias (in their dtypes, from sums in fp32).
 
-    The gradient of h includes the paths through `mean` and `rstd`, the statistics of h. With `in_place` it
-    overwrites grad_out, and the caller must not use grad_out again.
+    The gradient of h includes the paths through the statistics. With `in_place` it overwrites grad_out, and
+    the caller must not use grad_out again.
     """
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=layout_of(h))
     if has_no_data(h):
-        columns = 2 * norm.groups + (2 if norm.h_bias is None else 3) * h.shape[1]
-        partial = _partial_results(h, norm, columns)  # noqa: F841 - counted until this function returns
+        partial = _partial_results(h, norm, sums_width(h, norm))  # noqa: F841 - counted until this function returns
         grad_h = grad_out if in_place else torch.empty_like(h)
         weight, bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
         h_bias = None if norm.h_bias is None else torch.empty_like(bias)
     else:
-        grad_h, weight, bias, h_bias = backend(h).normalize_backward(grad_out, h, mean, rstd, norm, in_place)
+        grad_h, weight, bias, h_bias = backend(h).normalize_backward(grad_out, h, statistics, norm, in_place)
     dtype = norm.weight.dtype
     return grad_h, weight.to(dtype), bias.to(dtype), None if h_bias is None else h_bias.to(dtype)
 
@@ -115,30 +113,29 @@ def _partial_results(h: Tensor, norm: Norm, columns: int) -> Tensor | None:
 
 def _norm(
     h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     return normalize_with_statistics(h, Norm(weight, bias, groups, eps, silu))
 
 
 def _norm_backward(
     grad_out: Tensor,
     h: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
+    statistics: Tensor,
     weight: Tensor,
     bias: Tensor,
     groups: int,
     eps: float,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return normalize_backward(grad_out, h, mean, rstd, Norm(weight, bias, groups, eps, silu))[:3]
+    return normalize_backward(grad_out, h, statistics, Norm(weight, bias, groups, eps, silu))[:3]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     h, weight, bias, *ctx.numbers = inputs
-    ctx.save_for_backward(h, output[1], output[2], weight, bias)
+    ctx.save_for_backward(h, output[1], weight, bias)
 
 
-def _gradients(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     return *_norm_backward_op(grad_out, *ctx.saved_tensors, *ctx.numbers), None, None, None
 
 

@@ -50,18 +50,21 @@ def _centers(group_mean, h_bias, c, has_c, member):
 
 
 @triton.jit
-def _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS: tl.constexpr):
+def _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr):
     """Offsets of a tile, and which elements exist."""
     p = tile * ROWS + tl.arange(0, ROWS)
-    offsets = p.to(tl.int64)[:, None] * stride_p + c.to(tl.int64)[None, :] * stride_c
-    return image * stride_b + offsets, (p < pixels)[:, None] & has_c[None, :]
+    if CHANNELS_LAST:
+        offsets = p.to(tl.int64)[:, None] * channels + c[None, :]
+    else:
+        offsets = c.to(tl.int64)[None, :] * pixels + p[:, None]
+    return image * channels * pixels + offsets, (p < pixels)[:, None] & has_c[None, :]
 
 
 @triton.jit
-def _load_statistics(mean, rstd, image, groups, g, has_g):
+def _load_statistics(statistics, image, groups, g, has_g):
     """Mean and rstd of groups of an image."""
-    group_mean = tl.load(mean + image * groups + g, mask=has_g, other=0.0)
-    return group_mean, tl.load(rstd + image * groups + g, mask=has_g, other=0.0)
+    mean, rstd = statistics + image * groups + g, statistics + (tl.num_programs(2) + image) * groups + g
+    return tl.load(mean, mask=has_g, other=0.0), tl.load(rstd, mask=has_g, other=0.0)
 
 
 @triton.jit
@@ -85,13 +88,22 @@ def _load_unit_and_gradient(h, grad_out, offsets, inside, center, rstd, w, b, SI
 
 
 @triton.jit
-def _column_sums(matrix, first, rows, width, column, has, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums of columns over `rows` rows, from row `first`, of a matrix of this width."""
+def _width(h_bias, channels, groups):
+    """Columns of the matrix of sums: sums_kernel and input_gradient_kernel."""
+    width = 2 * (channels + groups)
+    if h_bias is not None:
+        width += channels
+    return width
+
+
+@triton.jit
+def _column_sums(matrix, rows, width, column, has, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of columns over the first rows of a matrix of this width."""
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, rows, ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & has[None, :]
-        total += tl.load(matrix + (first + row)[:, None] * width + column[None, :], mask=inside, other=0.0)
+        total += tl.load(matrix + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=0.0)
     return tl.sum(total, 0)
 
 
@@ -103,10 +115,8 @@ def moments_kernel(
     pixels,
     channels,
     groups,
-    stride_b,
-    stride_p,
-    stride_c,
     tiles_per_program,
+    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -123,7 +133,7 @@ def moments_kernel(
     square = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
         x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
         delta = tl.where(inside, x - mean, 0.0)  # only after the last pixel of an image is an element missing
         mean += delta * (1.0 / (index + 1))
@@ -151,7 +161,6 @@ def _merged_moments(
     pixels,
     channels,
     groups,
-    programs,
     rows,
     g,
     has_g,
@@ -159,6 +168,7 @@ def _merged_moments(
     GROUPS: tl.constexpr,
 ):
     """Mean and variance of groups, from the moments of parts of `rows` pixels (Chan et al.)."""
+    programs = tl.num_programs(0)
     squares = moments + tl.num_programs(2).to(tl.int64) * programs * groups
     count = tl.zeros([PARTS], tl.float32)
     mean, square = tl.zeros([PARTS, GROUPS], tl.float32), tl.zeros([PARTS, GROUPS], tl.float32)
@@ -185,51 +195,45 @@ def normalize_kernel(
     h_bias,
     out,
     moments,
-    mean,
-    rstd,
+    statistics,
     weight,
     bias,
     eps,
-    programs,
-    tiles,
     pixels,
     channels,
     groups,
-    stride_b,
-    stride_p,
-    stride_c,
     tiles_per_program,
+    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
-    MERGE: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    """out = unit * weight + bias, then SiLU, in the first `tiles` tiles of each program.
+    """out = unit * weight + bias, then SiLU; not computed if `out` is None.
 
-    With MERGE, mean and rstd are results: the moments of all programs of moments_kernel, merged.
+    With `moments`, of all programs of moments_kernel, mean and rstd are results: their merged values.
     """
-    program = tl.program_id(0)
-    image = tl.program_id(2).to(tl.int64)
+    program, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
     c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
-    if MERGE:
+    if moments is not None:
         PARTS: tl.constexpr = ROWS * COLUMNS // GROUPS // 4
         rows = tiles_per_program * ROWS
         group_mean, variance = _merged_moments(
-            moments, image, pixels, channels, groups, programs, rows, g, has_g, PARTS, GROUPS
+            moments, image, pixels, channels, groups, rows, g, has_g, PARTS, GROUPS
         )
         group_rstd = 1.0 / tl.sqrt(variance + eps)
         if program == 0:
-            tl.store(mean + image * groups + g, group_mean, mask=has_g)
-            tl.store(rstd + image * groups + g, group_rstd, mask=has_g)
+            tl.store(statistics + image * groups + g, group_mean, mask=has_g)
+            tl.store(statistics + (tl.num_programs(2) + image) * groups + g, group_rstd, mask=has_g)
     else:
-        group_mean, group_rstd = _load_statistics(mean, rstd, image, groups, g, has_g)
+        group_mean, group_rstd = _load_statistics(statistics, image, groups, g, has_g)
     center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
     w, b = _load_weight_and_bias(weight, bias, c, has_c)
+    tiles = tiles_per_program if out is not None else 0
     for index in tl.range(0, tiles, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
         x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
         unit = (x - center[None, :]) * channel_rstd[None, :]
         affine = unit * w[None, :] + b[None, :]
@@ -243,47 +247,44 @@ def sums_kernel(
     grad_out,
     h,
     h_bias,
-    mean,
-    rstd,
+    statistics,
     weight,
     bias,
-    channel_sums,
-    group_sums,
+    sums,
     pixels,
     channels,
     groups,
-    stride_b,
-    stride_p,
-    stride_c,
     tiles_per_program,
+    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    """Sums of grad * unit and of grad over this program's pixels: per channel, and times weight per group."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    image, batch = tl.program_id(2).to(tl.int64), tl.num_programs(2)
+    """Sums of grad * unit and of grad over this program's pixels: per channel, and times weight per group.
+
+    They are columns of this program's row of `sums`, which also has columns for the sums of grad_h.
+    """
+    program, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
     c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
-    group_mean, group_rstd = _load_statistics(mean, rstd, image, groups, g, has_g)
+    group_mean, group_rstd = _load_statistics(statistics, image, groups, g, has_g)
     center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
     w, b = _load_weight_and_bias(weight, bias, c, has_c)
     unit_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     grad_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
         unit, grad = _load_unit_and_gradient(h, grad_out, offsets, inside, center, channel_rstd, w, b, SILU)
         unit_sum += grad * unit
         grad_sum += grad
     channel_unit, channel_grad = tl.sum(unit_sum, 0), tl.sum(grad_sum, 0)
-    row = image * programs + program
-    second = batch * programs + row
-    tl.store(channel_sums + row * channels + c, channel_unit, mask=has_c)
-    tl.store(channel_sums + second * channels + c, channel_grad, mask=has_c)
-    tl.store(group_sums + row * groups + g, _group_sums(channel_unit * w, member), mask=has_g)
-    tl.store(group_sums + second * groups + g, _group_sums(channel_grad * w, member), mask=has_g)
+    own = sums + (image * tl.num_programs(0) + program) * _width(h_bias, channels, groups)
+    tl.store(own + c, channel_unit, mask=has_c)
+    tl.store(own + channels + c, channel_grad, mask=has_c)
+    tl.store(own + 2 * channels + g, _group_sums(channel_unit * w, member), mask=has_g)
+    tl.store(own + 2 * channels + groups + g, _group_sums(channel_grad * w, member), mask=has_g)
 
 
 @triton.jit
@@ -292,22 +293,17 @@ def input_gradient_kernel(
     h,
     h_bias,
     grad_h,
-    mean,
-    rstd,
+    statistics,
     weight,
     bias,
-    channel_sums,
-    group_sums,
+    sums,
     grad_weight,
     grad_bias,
-    h_sums,
     pixels,
     channels,
     groups,
-    stride_b,
-    stride_p,
-    stride_c,
     tiles_per_program,
+    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -320,32 +316,33 @@ def input_gradient_kernel(
     program writes its sums of grad_h.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
-    image, all_programs = tl.program_id(2).to(tl.int64), tl.num_programs(2) * programs
+    image, width = tl.program_id(2).to(tl.int64), _width(h_bias, channels, groups)
     c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
     if (program == 0) & (tl.program_id(2) == 0):
-        first = _column_sums(channel_sums, 0, all_programs, channels, c, has_c, ROWS, COLUMNS)
-        second = _column_sums(channel_sums, all_programs, all_programs, channels, c, has_c, ROWS, COLUMNS)
+        rows = tl.num_programs(2) * programs
+        first = _column_sums(sums, rows, width, c, has_c, ROWS, COLUMNS)
+        second = _column_sums(sums + channels, rows, width, c, has_c, ROWS, COLUMNS)
         tl.store(grad_weight + c, first, mask=has_c)
         tl.store(grad_bias + c, second, mask=has_c)
     PARTS: tl.constexpr = ROWS * COLUMNS // GROUPS // 2
-    own, count = image * programs, 1.0 * pixels * (channels // groups)
-    unit_sum = _column_sums(group_sums, own, programs, groups, g, has_g, PARTS, GROUPS)
-    grad_sum = _column_sums(group_sums, all_programs + own, programs, groups, g, has_g, PARTS, GROUPS)
+    own, count = sums + image * programs * width, 1.0 * pixels * (channels // groups)
+    unit_sum = _column_sums(own + 2 * channels, programs, width, g, has_g, PARTS, GROUPS)
+    grad_sum = _column_sums(own + 2 * channels + groups, programs, width, g, has_g, PARTS, GROUPS)
     unit_mean, grad_mean = _per_channel(unit_sum / count, member), _per_channel(grad_sum / count, member)
-    group_mean, group_rstd = _load_statistics(mean, rstd, image, groups, g, has_g)
+    group_mean, group_rstd = _load_statistics(statistics, image, groups, g, has_g)
     center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
     w, b = _load_weight_and_bias(weight, bias, c, has_c)
     h_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
         unit, grad = _load_unit_and_gradient(h, grad_out, offsets, inside, center, channel_rstd, w, b, SILU)
         result = (grad * w[None, :] - grad_mean[None, :] - unit * unit_mean[None, :]) * channel_rstd[None, :]
         tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)
         if h_bias is not None:
             h_sum += tl.where(inside, result, 0.0)
     if h_bias is not None:
-        tl.store(h_sums + (own + program) * channels + c, tl.sum(h_sum, 0), mask=has_c)
+        tl.store(own + program * width + 2 * (channels + groups) + c, tl.sum(h_sum, 0), mask=has_c)
 
 
 @triton.jit
@@ -356,10 +353,8 @@ def add_kernel(
     pixels,
     channels,
     groups,
-    stride_b,
-    stride_p,
-    stride_c,
     tiles_per_program,
+    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -371,7 +366,7 @@ def add_kernel(
     b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = tl.program_id(0) * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, c, has_c, image, stride_b, stride_p, stride_c, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
         total = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32) + b[None, :]
         total += tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(h + offsets, total.to(h.dtype.element_ty), mask=inside)

@@ -32,13 +32,18 @@ class Norm(NamedTuple):
     h_bias: Tensor | None = None  # added to h where h is read: the bias of the convolution before the norm
 
 
-def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+def sums_width(h: Tensor, norm: Norm) -> int:
+    """Sums of each program in a kernel's backward: two per group, two or three per channel."""
+    return 2 * norm.groups + (2 if norm.h_bias is None else 3) * h.shape[1]
+
+
+def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Implements vae.ops.norm.normalize_with_statistics."""
-    mean, rstd = norm_statistics(h, norm)
-    return normalize(h, mean, rstd, norm), mean, rstd
+    statistics = norm_statistics(h, norm)
+    return normalize(h, statistics, norm), statistics
 
 
-def norm_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+def norm_statistics(h: Tensor, norm: Norm) -> Tensor:
     """Implements vae.ops.norm.norm_statistics; the mean is subtracted before squares are summed."""
     dtype, groups, count = accumulation_dtype(h), norm.groups, h[0].numel() // norm.groups
     sums, squares = h.new_zeros(2, *h.shape[:2], dtype=torch.float64)  # (B, C)
@@ -51,12 +56,12 @@ def norm_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     for part in _parts(h):
         squares[part[0]] += (h[part] - center[part[0]]).square_().sum((2, 3))
     variance = squares.unflatten(1, (groups, -1)).sum(-1) / count
-    return mean, (variance + norm.eps).rsqrt().to(dtype)
+    return torch.stack((mean, (variance + norm.eps).rsqrt().to(dtype)))
 
 
-def normalize(h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm) -> Tensor:
+def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
     """Implements vae.ops.norm.normalize."""
-    out = torch.empty_like(h)
+    out, (mean, rstd) = torch.empty_like(h), statistics
     scale = _per_channel(rstd, h) * norm.weight[:, None, None]
     shift = norm.bias[:, None, None] - _centers(mean, h, norm) * scale
     for part in _parts(h):
@@ -66,10 +71,11 @@ def normalize(h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm) -> Tensor:
 
 
 def normalize_backward(
-    grad_out: Tensor, h: Tensor, mean: Tensor, rstd: Tensor, norm: Norm, in_place: bool = False
+    grad_out: Tensor, h: Tensor, statistics: Tensor, norm: Norm, in_place: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Implements vae.ops.norm.normalize_backward; grad_out has h's layout."""
     grad_h = grad_out if in_place else torch.empty_like(h)  # each part is read before it is written
+    mean, rstd = statistics
     weights, biases = (p.to(mean.dtype)[:, None, None] for p in (norm.weight, norm.bias))
     rstds, centers = _per_channel(rstd, h), _centers(mean, h, norm)
     unit_shift = -centers * rstds

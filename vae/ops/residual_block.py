@@ -63,13 +63,13 @@ def _residual_block(
     groups: int,
     eps: float,
     recompute: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The output, mean and rstd of both norms, h and both activations; empty if they are not stored."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The output, the statistics of both norms, h and both activations; empty if they are not stored."""
     keep = recompute == "none"
     cast1, cast2, *cast3 = cast_together([w for w in (weight1, weight2, weight3) if w is not None], x.dtype)
     norm1, norm2 = Norm(gamma1, beta1, groups, eps), Norm(gamma2, beta2, groups, eps, h_bias=bias1)
-    h, mean1, rstd1, activated1 = normalized_conv(x, norm1, cast1, keep=keep)
-    out, mean2, rstd2, activated2 = normalized_conv(h, norm2, cast2, keep=keep)
+    h, statistics1, activated1 = normalized_conv(x, norm1, cast1, keep=keep)
+    out, statistics2, activated2 = normalized_conv(h, norm2, cast2, keep=keep)
     if recompute == "block":
         h = x.new_empty(0)
     if cast3 and bias3 is not None:
@@ -77,18 +77,18 @@ def _residual_block(
     else:
         add_with_bias(out, x, bias2)
     activated1, activated2 = (x.new_empty(0) if t is None else t for t in (activated1, activated2))
-    return out, mean1, rstd1, mean2, rstd2, h, activated1, activated2
+    return out, statistics1, statistics2, h, activated1, activated2
 
 
 def _residual_block_backward(
     grad_out: Tensor, x: Tensor, stored: Sequence[Tensor], parameters: Sequence[Tensor], groups: int
 ) -> list[Tensor]:
     """Gradients of x and of `parameters`, in their order."""
-    mean1, rstd1, mean2, rstd2, h, activated1, activated2 = stored
+    statistics1, statistics2, h, activated1, activated2 = stored
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, _, *shortcut = parameters
     cast1, cast2, *cast3 = cast_together([weight1, weight2, *shortcut[:1]], x.dtype)
-    norm1 = NormActivation(mean1, rstd1, Norm(gamma1, beta1, groups, eps=0.0))
-    norm2 = NormActivation(mean2, rstd2, Norm(gamma2, beta2, groups, eps=0.0, h_bias=bias1))
+    norm1 = NormActivation(statistics1, Norm(gamma1, beta1, groups, eps=0.0))
+    norm2 = NormActivation(statistics2, Norm(gamma2, beta2, groups, eps=0.0, h_bias=bias1))
     buffer, buffer_head, buffer_tail = (None, None, None) if h.numel() else _shared_buffer(x, grad_out)
     if not h.numel():
         h = conv(x, cast1, None, norm1, out=buffer_head)
@@ -156,7 +156,7 @@ def _backward_flops(
     *_: object,
     **__: object,
 ) -> int:
-    recomputed = 0 if stored[4].numel() else conv_flops(x[0] * x[2] * x[3], parameters[2])
+    recomputed = 0 if stored[2].numel() else conv_flops(x[0] * x[2] * x[3], parameters[2])
     return 2 * _flops(x, *parameters) + recomputed
 
 
@@ -167,7 +167,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tenso
 
 def _gradients(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     x, *saved = ctx.saved_tensors
-    grads = _backward_op(grad_out, x, saved[:7], saved[7:], ctx.groups)
+    grads = _backward_op(grad_out, x, saved[:5], saved[5:], ctx.groups)
     return *grads, *(14 - len(grads)) * (None,)
 
 
