@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--probe_profile probe-imagenet, made small: drawn pictures of known classes, and VAEs without training."""
+"""--probe_profile probe-imagenet, made small: drawn pictures of known classes, three VAEs."""
 
 import argparse
 import subprocess
@@ -21,6 +21,10 @@ from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.model.initialization import initialize  # noqa: E402
 
 SHAPE = ModelConfig(channels=(16, 32, 64), layers_per_block=1, norm_groups=8, z_channels=8)
+TRAINING = (
+    "--channels 16 32 64 --layers_per_block 1 --norm_groups 8 --z_channels 8 --image_size 32 --batch_size 16 "
+    "--max_steps 300 --perceptual_weight 0 --learning_rate 1e-3 --num_workers 0 --crop center"
+)
 FLAGS = (
     "--probe_profile probe-imagenet --sizes 32 --device cpu --probe_widths 32 64 --probe_depths 2 2 "
     "--probe_epochs 12 --probe_batch_size 64 --probe_learning_rate 4e-3 --probe_ema_decay 0.99"
@@ -51,25 +55,23 @@ def time_labels(dataset: str) -> float:
 
 
 def main() -> None:
-    """Run the command with one view of each image, with two, and with four."""
+    """Train a VAE, and run the command for it and for two that are not trained."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--images", type=int, default=1024, help="training images; a quarter more to validate"
+        "--images", type=int, default=1024, help="training images; the validation has a quarter"
     )
-    count = parser.parse_args().images
+    parser.add_argument("--views", nargs="+", default=["1", "2", "4"], help="values of --probe_views")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = write_data(folder, count)
-        print(f"labels: {time_labels(data[1]):.0f} us per image")
-        for views in ("1", "2", "4"):
-            command = [
-                sys.executable,
-                "evaluate_vae.py",
-                "--vae",
-                str(folder / "default"),
-                str(folder / "warm"),
-            ]
-            command += [*data, *FLAGS.split(), "--probe_views", views, "--output_dir", str(folder / views)]
+        data = write_data(folder, args.images)
+        print(f"labels: {time_labels(data[1]):.0f} us per image", flush=True)
+        training = ["train_vae.py", *data[:2], "--output_dir", str(folder / "run"), *TRAINING.split()]
+        subprocess.run([sys.executable, *training], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        vaes = [str(folder / name) for name in ("default", "warm", "run/vae")]
+        for views in args.views:
+            command = [sys.executable, "evaluate_vae.py", "--vae", *vaes, *data, *FLAGS.split()]
+            command += ["--probe_views", views, "--output_dir", str(folder / views)]
             began = time.perf_counter()
             subprocess.run(command, cwd=ROOT, check=True)
             print(f"{views} views: {time.perf_counter() - began:.1f} s", flush=True)

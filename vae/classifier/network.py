@@ -88,7 +88,7 @@ def _initialize(network: nn.Module) -> None:
     """Small weights, as in ConvNeXt: each block begins near the identity."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.02)
+            nn.init.normal_(module.weight, std=0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
