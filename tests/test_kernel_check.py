@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.harness.runs import ROOT
-from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
+from tests.harness.training_runs import ONE_PROCESS, records, train_short, train_under_torchrun
 from vae import kernel_check
 from vae.config.errors import UserError
 from vae.config.flags import command_words
@@ -242,7 +242,7 @@ def test_all_processes_replace_a_kernel_that_fails_on_one(tiny):
         kernel_check.run_tests = lambda *_: iter(wrong if os.environ["RANK"] == "1" else [])
         atexit.register(lambda: sys.stderr.write(f"REPLACED {len(library.REPLACED)}\\n"))
     """
-    done = train_on_two_processes({**tiny, "max_steps": 1}, before)
+    done = train_under_torchrun({**tiny, "max_steps": 1}, before)
     assert done.stderr.count(f"REPLACED {len(KERNEL_KEYS)}") == 2
     assert done.stdout.count("the Triton kernels of norm fail") == 1  # the main process prints
     assert ONE_PROCESS.all_gather_set({NHWC}) == {NHWC}

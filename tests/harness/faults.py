@@ -244,12 +244,18 @@ def run_forked(
 
 
 def start_forked(
-    given: dict[str, Any], *faults: Fault, processes: int = 1, log: Path | None = None
+    given: dict[str, Any],
+    *faults: Fault,
+    processes: int = 1,
+    log: Path | None = None,
+    error_log: Path | None = None,
+    before: str = "",
 ) -> list[Any]:
-    """Start training in forked processes; the result is for `wait_for`."""
+    """Start training in forked processes, which run the code `before` first; the result is for `wait_for`."""
     context, port = multiprocessing.get_context("fork"), _free_port()
     environs = [{"RANK": str(r), "WORLD_SIZE": str(processes), "MASTER_PORT": port} for r in range(processes)]
-    started = [context.Process(target=train_forked, args=(given, faults, e, log)) for e in environs]
+    rest = (log, error_log, before)
+    started = [context.Process(target=train_forked, args=(given, faults, e, *rest)) for e in environs]
     for process in started:
         process.start()
     return started
@@ -268,15 +274,20 @@ def wait_for(started: list[Any]) -> list[int]:
 
 
 def train_forked(
-    given: dict[str, Any], faults: tuple[Fault, ...], environ: dict[str, str], log: Path | None
+    given: dict[str, Any],
+    faults: tuple[Fault, ...],
+    environ: dict[str, str],
+    log: Path | None,
+    error_log: Path | None = None,
+    before: str = "",
 ) -> None:
     """Train in this process, which is a fork, as one of several; then end it."""
     os.environ |= {**environ, "MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"]}
-    handle = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
+    for stream, path in ((1, log), (2, error_log or log)):
+        os.dup2(os.open(path or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has replaced them
     torch.set_num_threads(1)
+    exec(before, {})
     with injected(*faults):
         code = exit_code("train_vae.py", lambda _: train(given), [])
     sys.stdout.flush()

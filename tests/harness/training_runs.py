@@ -4,13 +4,15 @@ import json
 import subprocess
 import textwrap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from tests.harness.faults import start_forked, wait_for
 from tests.harness.runs import ROOT, run_script
 from tests.harness.toy_networks import relative_difference
-from vae.config.flags import command_words
+from vae.config.flags import command_words, parse_flags
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training.checkpoints.store import list_checkpoints
@@ -36,7 +38,23 @@ def train_short(given: dict[str, Any], folder: Path, **changes: Any) -> dict[str
 def train_on_two_processes(
     given: dict[str, Any], before: str = "", fails: bool = False
 ) -> subprocess.CompletedProcess:
-    """A run of two gloo processes under torchrun; each process runs the Python code `before` first."""
+    """A run of two gloo processes, which are forks; each process runs the Python code `before` first."""
+    given = parse_flags(command_words(given))
+    with TemporaryDirectory() as folder:
+        logs = [Path(folder) / "out", Path(folder) / "err"]
+        options = {"log": logs[0], "error_log": logs[1], "before": textwrap.dedent(before)}
+        codes = wait_for(start_forked(given, processes=2, **options))
+        found = subprocess.CompletedProcess(
+            ["train"], max(map(abs, codes)), *(log.read_text() for log in logs)
+        )
+    assert (found.returncode != 0) == fails, found.stderr[-3000:]
+    return found
+
+
+def train_under_torchrun(
+    given: dict[str, Any], before: str = "", fails: bool = False
+) -> subprocess.CompletedProcess:
+    """As train_on_two_processes, as a user starts it: three processes import PyTorch."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     if not before:
         found = run_script(*words, "train_vae.py", *command_words(given))

@@ -14,6 +14,7 @@ from tests.harness.training_runs import (
     first_moments,
     records,
     train_on_two_processes,
+    train_under_torchrun,
 )
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training.run import train
@@ -69,7 +70,7 @@ def test_two_processes_train_like_one_with_the_whole_batch(two_and_one, accumula
     lpips = {"perceptual_weight": 1.0, "perceptual_net": "random"} if accumulation_steps == 2 else {}
     two, one = two_and_one(2, **lpips)
     two |= {"batch_size": 2 // accumulation_steps, "accumulation_steps": accumulation_steps}
-    found = train_on_two_processes(two)
+    found = (train_under_torchrun if accumulation_steps == 2 else train_on_two_processes)(two)
     assert train(one) == 0
     assert_same_training(two, one)
     assert found.stdout.count("done: 2 epochs") == 1  # only the main process prints
@@ -181,7 +182,7 @@ def test_out_of_memory_in_the_discriminator_of_one_process_lowers_the_micro_batc
 def test_two_compiled_processes_have_the_same_losses(tiny, tmp_path):
     compiled = {**tiny, "batch_size": 2, "max_steps": 2, "use_torch_compile": True}
     plain = {**compiled, "use_torch_compile": False, "output_dir": str(tmp_path / "plain")}
-    train_on_two_processes(compiled)
+    train_under_torchrun(compiled)
     train_on_two_processes(plain)
     assert train_values(compiled, "loss") == pytest.approx(train_values(plain, "loss"), rel=1e-4)
 
@@ -238,7 +239,7 @@ def test_both_processes_have_the_same_weights_at_the_end(two_and_one):
 
 @pytest.mark.slow
 def test_mistake_under_torchrun_is_printed_without_a_traceback_of_ours(tiny):
-    found = train_on_two_processes({**tiny, "data_path": "/nowhere"}, fails=True)
+    found = train_under_torchrun({**tiny, "data_path": "/nowhere"}, fails=True)
     lines = [line for line in found.stderr.splitlines() if "/nowhere" in line]
     assert 1 <= len(lines) <= 2
     assert str(ROOT / "vae") not in found.stderr  # torchrun prints a traceback about its child processes
