@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,15 @@ from PIL import Image
 import evaluate_vae
 import export_vae
 import train_vae
-from tests.harness.runs import ROOT, TINY
+from tests.harness.pages import check_table_of_flags, commands, page_text
+from tests.harness.runs import TINY
 from tests.harness.small_vae import write_vae
 from vae.config.evaluate_flags import EPILOG, EvaluateConfig
-from vae.config.flags import command_words, default_text
+from vae.config.flags import command_words
 from vae.evaluation.results import METRICS
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
-TEXT = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
+TEXT = page_text("evaluate.md")
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,9 @@ def in_workplace(workplace, monkeypatch) -> None:
     monkeypatch.setattr("vae.losses.trunk_weights.URLS", {"vgg": "http://127.0.0.1:9/vgg16-397923af.pth"})
 
 
-def commands_in(text: str) -> list[list[str]]:
-    joined = text.replace("\\\n", " ")
-    return [shlex.split(line) for line in joined.splitlines() if "evaluate_vae.py" in line]
-
-
 @pytest.mark.slow
 def test_every_command_runs(in_workplace):
-    (block,) = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
-    lines = commands_in(block)
+    lines = commands(TEXT)
     assert len(lines) == 4
     for python, script, *words in lines:
         assert (python, script) == ("python", "evaluate_vae.py")
@@ -68,7 +62,8 @@ def test_every_command_runs(in_workplace):
 
 @pytest.mark.slow
 def test_commands_in_the_help_run(in_workplace):
-    lines = commands_in(EPILOG)
+    joined = EPILOG.replace("\\\n", " ").splitlines()
+    lines = [shlex.split(line) for line in joined if "evaluate_vae.py" in line]
     assert len(lines) == 3
     for _, *words in lines:
         assert evaluate_vae.main([*words, "--device", "cpu", "--overwrite"]) == 0, words
@@ -81,9 +76,4 @@ def test_table_defines_every_metric():
 
 
 def test_table_lists_every_flag_with_its_default():
-    table = TEXT.partition("\n## Flags\n")[2]
-    rows = dict(re.findall(r"^\| `--(\w+).*?` \|.*\| (.*?) \|$", table, re.M))
-    assert list(rows) == [item.name for item in fields(EvaluateConfig)]
-    for item in fields(EvaluateConfig):
-        expected = "required" if item.default is MISSING else default_text(item)
-        assert rows[item.name] == expected, item.name
+    check_table_of_flags(TEXT, EvaluateConfig)

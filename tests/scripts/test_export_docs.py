@@ -1,6 +1,5 @@
 """Every command of docs/export.md runs unchanged."""
 
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -10,24 +9,15 @@ import torch
 
 import export_vae
 import train_vae
-from tests.harness.runs import ROOT, TINY
+from tests.harness.pages import code_blocks, commands, page_text
+from tests.harness.runs import TINY
 from tests.harness.vae_families import SMALL, research_model
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.interop.vae_files import load_vae
 from vae.training.run import train
 
-TEXT = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+TEXT = page_text("export.md")
 TINY_FLAGS = "--image_size 32 --batch_size 2 --device cpu --num_workers 0 --perceptual_weight 0 --max_steps 1"
-
-
-def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.S | re.M)
-
-
-def commands() -> list[list[str]]:
-    """The words of every command, without comments."""
-    text = "\n".join(code_blocks("bash")).replace("\\\n", " ")
-    return [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
 
 
 @pytest.fixture
@@ -45,8 +35,8 @@ def run_folder(image_folder, tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.slow
 def test_every_command_runs(run_folder):
-    assert len(commands()) == 10
-    for python, script, *words in commands():
+    assert len(commands(TEXT)) == 10
+    for python, script, *words in commands(TEXT):
         assert python == "python"
         if script == "train_vae.py":
             assert train_vae.main([*words, *shlex.split(TINY_FLAGS)]) == 0, words
@@ -62,7 +52,7 @@ def test_conversion_of_a_pickle(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     theirs = research_model("sd", *SMALL)
     torch.save({"state_dict": theirs.state_dict(), "epoch": 3}, "model.ckpt")
-    (code,) = code_blocks("python")
+    (code,) = code_blocks(TEXT, "python")
     exec(compile(code, "docs/export.md", "exec"), {})
     loaded = load_vae(Path("model.safetensors"))
     assert torch.equal(loaded.autoencoder.decoder.conv_in.weight, theirs.decoder.conv_in.weight)

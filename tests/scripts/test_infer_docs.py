@@ -1,25 +1,18 @@
 """Every command in docs/infer.md runs, and its table lists every flag with its default."""
 
-import re
 import shlex
 import shutil
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import infer_vae
-from tests.harness.runs import ROOT
+from tests.harness.pages import check_table_of_flags, code_blocks, commands, page_text
 from tests.harness.small_vae import write_vae
-from vae.config.flags import default_text
 from vae.config.infer_flags import EPILOG, MODES, InferConfig
 
-TEXT = (ROOT / "docs" / "infer.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.S | re.M)
+TEXT = page_text("infer.md")
 
 
 @pytest.fixture
@@ -37,15 +30,14 @@ def workplace(image_folder, tmp_path, monkeypatch) -> Path:
 
 
 def test_every_command_runs(workplace):
-    text = "\n".join(blocks("bash")).replace("\\\n", " ")
-    lines = [shlex.split(line) for line in text.splitlines() if line and not line.startswith("#")]
+    lines = commands(TEXT)
     assert {words[words.index("--mode") + 1] for words in lines} == set(MODES)
     for python, script, *words in lines:
         assert (python, script) == ("python", "infer_vae.py")
         assert infer_vae.main(words) == 0, words
         assert any(Path(words[words.index("--output_dir") + 1]).iterdir())
     assert len(list(Path("results/series").iterdir())) == 16
-    (code,) = blocks("python")
+    (code,) = code_blocks(TEXT, "python")
     names: dict = {}
     exec(compile(code, "docs/infer.md", "exec"), names)
     assert names["model_input"].shape == (16, 10, 12)
@@ -59,9 +51,4 @@ def test_examples_in_the_help_run(workplace):
 
 
 def test_table_lists_every_flag_with_its_default():
-    table = TEXT.partition("\n## Flags\n")[2]
-    rows = dict(re.findall(r"^\| `--(\w+).*?` \|.*\| (.*?) \|$", table, re.M))
-    assert list(rows) == [item.name for item in fields(InferConfig)]
-    for item in fields(InferConfig):
-        expected = "required" if item.default is MISSING else default_text(item)
-        assert rows[item.name] == expected, item.name
+    check_table_of_flags(TEXT, InferConfig)

@@ -2,9 +2,8 @@
 
 import json
 import re
-import shlex
 import shutil
-from dataclasses import MISSING, fields
+from dataclasses import fields
 
 import pytest
 
@@ -13,13 +12,12 @@ pytest.importorskip("matplotlib", reason="the page needs matplotlib: pip install
 
 import train_vae
 import tune_vae
-from tests.harness.runs import ROOT
+from tests.harness.pages import check_table_of_flags, code_blocks, commands, page_text
 from tests.harness.stub_trainer import rows_of, write_stub
-from vae.config.flags import default_text
 from vae.config.tune_flags import EPILOG, TuneConfig
 from vae.tuning import page, training_process
 
-TEXT = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
+TEXT = page_text("tune.md")
 QUICK = ["--num_epochs", "1", "--val_freq", "1", "--device", "cpu", "--num_workers", "0"]
 
 
@@ -27,7 +25,7 @@ QUICK = ["--num_epochs", "1", "--val_freq", "1", "--device", "cpu", "--num_worke
 def workplace(image_folder, tmp_path, monkeypatch):
     """A folder with the images and the space of the page; trials are those of the stand-in."""
     shutil.copytree(image_folder, tmp_path / "data" / "train")
-    (space,) = re.findall(r"^```json\n(.*?)^```", TEXT, re.S | re.M)
+    (space,) = code_blocks(TEXT, "json")
     (tmp_path / "space.json").write_text(space)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training_process, "ROOT", write_stub(tmp_path / "stub"))
@@ -36,15 +34,9 @@ def workplace(image_folder, tmp_path, monkeypatch):
     return tmp_path
 
 
-def commands() -> list[list[str]]:
-    blocks = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.startswith("python")]
-
-
 @pytest.mark.slow
 def test_every_command_runs(workplace):
-    found = commands()
+    found = [words for words in commands(TEXT) if words[0] == "python"]
     assert [words[1] for words in found].count("tune_vae.py") == 4
     for python, script, *words in found:
         assert python == "python"
@@ -71,9 +63,4 @@ def test_commands_in_the_help_are_those_of_the_page():
 
 
 def test_table_lists_every_flag_with_its_default():
-    table = TEXT.partition("\n## Flags\n")[2]
-    rows = dict(re.findall(r"^\| `--(\w+).*?` \|.*\| (.*?) \|$", table, re.M))
-    assert list(rows) == [item.name for item in fields(TuneConfig)]
-    for item in fields(TuneConfig):
-        expected = "required" if item.default is MISSING else default_text(item)
-        assert rows[item.name] == expected, item.name
+    check_table_of_flags(TEXT, TuneConfig)
