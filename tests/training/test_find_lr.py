@@ -20,10 +20,13 @@ def test_spread_is_the_median_and_the_range():
     assert Spread.of([1e-3, 1e-5, 1e-4]) == pytest.approx((1e-4, 1e-5, 1e-3))
 
 
+ONE_LEVEL = {"channels": [8], "image_size": 16}
+
+
 @pytest.fixture
 def options(tiny) -> dict:
-    """Options of a quick search."""
-    return {**tiny, "find_lr": True, "find_lr_steps": 50, "find_lr_seeds": 2}
+    """Options of a quick search, with the smallest network."""
+    return {**tiny, **ONE_LEVEL, "find_lr": True, "find_lr_steps": 50, "find_lr_seeds": 2}
 
 
 @pytest.mark.slow
@@ -53,7 +56,8 @@ def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, c
 
 @pytest.mark.slow
 def test_search_leaves_weights_moments_and_position_as_they_were(options, tiny, tmp_path, monkeypatch):
-    assert train({**tiny, "adversarial_weight": 0.5, "disc_channels": 16}) == 0
+    small = {**tiny, **ONE_LEVEL, "disc_channels": 8, "disc_layers": 1}
+    assert train({**small, "adversarial_weight": 0.5}) == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
     find, states = run_module.find_learning_rate, []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train_vae
-from tests.harness.runs import ROOT, TINY, run_script
+from tests.harness.runs import ROOT, TINY
 from tests.harness.training_runs import SHORT, last_checkpoint
 from tests.harness.waiting import wait_until
 from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
@@ -57,8 +57,8 @@ def words(given):
 
 
 @pytest.mark.slow
-def test_stopped_folds_are_resumed_by_the_same_command_and_give_one_table(given, manifest):
-    given |= {"max_steps": 30, "num_epochs": 30}
+def test_stopped_folds_are_resumed_by_the_same_command_and_give_one_table(given, manifest, capfd):
+    given |= {"max_steps": 30, "num_epochs": 30, "val_freq": 30}
     command = [sys.executable, "train_vae.py", *words(given), "--folds", "1", "3"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     folder = Path(given["output_dir"])
@@ -69,9 +69,9 @@ def test_stopped_folds_are_resumed_by_the_same_command_and_give_one_table(given,
     assert not (folder / "fold_3").exists()
     assert 0 < last_checkpoint(folder / "fold_1")["position"]["step"] < 30
 
-    found = run_script("train_vae.py", *words(given), "--folds", "1", "3")
-    assert found.returncode == 0, found.stderr
-    assert "exact" in found.stdout
+    assert train_vae.main([*words(given), "--folds", "1", "3"]) == 0
+    printed = capfd.readouterr().out
+    assert "exact" in printed
     names = {path.name for path in folder.iterdir()}
     assert names == {"fold_1", "fold_3", "folds.csv", "folds.json"}
     last = [last_checkpoint(folder / f"fold_{fold}") for fold in (1, 3)]
@@ -79,7 +79,7 @@ def test_stopped_folds_are_resumed_by_the_same_command_and_give_one_table(given,
     starts = {content["run"]["start"] for content in last}
     assert len(starts) == 1  # so that export_vae.py may average them
     assert len(starts.pop()) == 64
-    check_table(folder, manifest, found.stdout)
+    check_table(folder, manifest, printed)
 
 
 def check_table(folder, manifest, out):
