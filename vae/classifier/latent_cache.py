@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from vae.pixels import to_float
 from vae.progress import Progress
 
 FORMAT = 1  # changes with the meaning of the files
-IMAGES_PER_SAVE = 1024  # an interrupted command encodes at most so many again
+SECONDS_PER_SAVE = 30.0  # a command that is stopped loses at most so much
 MOST_UNUSABLE = 0.1  # share of images: above it, the data set is wrong
 # Of RandomResizedCrop (Szegedy et al. 2015; torchvision's defaults).
 REGION_SCALE, REGION_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -158,7 +159,7 @@ def _encode(
     """Encode from the first missing image on; the record follows the latents to the disk."""
     file.truncate(record["done"] * _row_bytes(shape))
     file.seek(0, os.SEEK_END)
-    images, done, saved = len(labelled.indices), record["done"], record["done"]
+    images, done, saved_at = len(labelled.indices), record["done"], time.monotonic()
     starts = range(done, images, config.batch_size)
     load = partial(_load, labelled, config, shape[1])
     with Progress(f"encoding {labelled.flag}", images, "image", done=done) as bar:
@@ -166,12 +167,12 @@ def _encode(
             file.write(_latents(model, pixels, config).reshape(len(pixels), *shape[1:]).tobytes())
             record["unusable"] |= unusable
             done = start + len(pixels)
-            if done - saved >= IMAGES_PER_SAVE or done == images:
+            if time.monotonic() - saved_at >= SECONDS_PER_SAVE or done == images:
                 file.flush()
                 os.fsync(file.fileno())
                 _check_unusable(labelled, record["unusable"], done)
                 write_json(record_path, record | {"done": done})
-                saved = done
+                saved_at = time.monotonic()
             bar.update(len(pixels))
 
 
