@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,6 +158,7 @@ def test_pinned_shards_stay_and_others_are_read_by_range(web, cache, root, capsy
 HOLDER = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from vae.data.shard_cache import Entry, ShardCache
 cache = ShardCache(Path(sys.argv[1]), 1)
 cache.pin(Entry("x", 1, sys.argv[2]))
@@ -312,7 +314,9 @@ def test_connection_that_ends_within_a_shard_is_tried_again(web, cache, root):
     [(403, "403"), (404, "404"), (500, "500"), (503, "503"), (HANG, "no answer for 0.4 s")],
 )
 @pytest.mark.parametrize("name", ["dataset.json", "images-000000.npy", "images-000000.tar"])
-def test_store_that_fails_three_times_is_one_line(web, cache, capsys, name, answer, words):
+def test_store_that_fails_three_times_is_one_line(web, cache, capsys, monkeypatch, name, answer, words):
+    if answer == HANG:
+        monkeypatch.setattr(store, "STALL_SECONDS", 0.4)
     web.answers[name] = [answer]
     with pytest.raises(DataError) as caught:
         remote(web, cache).read(0)
@@ -327,18 +331,18 @@ def test_store_that_fails_three_times_is_one_line(web, cache, capsys, name, answ
     assert "trying again" in printed[0]
 
 
-def test_store_that_comes_back_in_time_is_waited_for(web, cache, root, capsys):
+def test_store_that_comes_back_in_time_is_waited_for(web, cache, root, capsys, monkeypatch):
     images = remote(web, cache)
     for answer in (500, HANG):
+        monkeypatch.setattr(store, "STALL_SECONDS", 0.4 if answer == HANG else 30)
         web.answers["images-000000.tar"] = [answer, answer, 200]
         assert images.read(0) == local(root).read(0)
         cache.find(entries(images)[0]).unlink()
     assert capsys.readouterr().out.count("trying again") == 2
     web.stop()
-    timer = threading.Timer(0.1, web.start)
-    timer.start()
+    monkeypatch.setattr(store, "STALL_SECONDS", 30)
+    monkeypatch.setattr(store, "time", SimpleNamespace(sleep=lambda _seconds: web.start()))
     assert images.read(0) == local(root).read(0)
-    timer.join()
 
 
 def test_pauses_outlast_a_store_that_is_away_for_30_seconds():

@@ -24,7 +24,8 @@ def start_node(given: dict, port: int, is_first: bool, samples: Path, log: Path)
     """One of two nodes with a process each."""
     words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
     words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "--rdzv_id", "first"]
-    words += ["--rdzv_conf", f"is_host={int(is_first)}", "--max_restarts", "3"]  # both have one address here
+    # Both have one address here. A node that is lost is noticed after 6 s instead of 15.
+    words += ["--rdzv_conf", f"is_host={int(is_first)},keep_alive_interval=2", "--max_restarts", "3"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     environ |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", VARIABLE: str(samples)}
     with log.open("a") as output:

@@ -204,6 +204,7 @@ def test_run_with_a_spike_ends_within_a_fifth_of_a_decibel_of_one_without(tiny, 
     assert results["with"] > results["without"] - 0.2
 
 
+@pytest.mark.slow
 def test_checkpoint_of_a_jump_is_not_saved_and_not_the_best(given, tmp_path, capsys):
     given |= {"val_split": 0.25, "num_epochs": 12, "rollbacks": 0}
     with (
