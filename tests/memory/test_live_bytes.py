@@ -124,8 +124,8 @@ def _empty(*tensors: Tensor) -> Tensor:
     return torch.empty_like(tensors[0])
 
 
-_inner_op = define_op(_test_product, _empty, flops=lambda *_, **__: 2 * 16**3)
-_outer_op = define_op(_test_sum_with_scratch, _empty, flops=lambda *_, **__: 2 * 16**3)
+_inner_op = define_op(_test_product, fake=_empty, flops=lambda *_, **__: 2 * 16**3)
+_outer_op = define_op(_test_sum_with_scratch, fake=_empty, flops=lambda *_, **__: 2 * 16**3)
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])

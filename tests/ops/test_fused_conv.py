@@ -59,7 +59,7 @@ def test_flop_formulas_count_the_convolutions_within():
     out, statistics = forward(*arguments)
     for op, given in (
         (forward, arguments),
-        (backward, (out, h, statistics, weight, gamma, beta, GROUPS, True, True)),
+        (backward, (out, [h, statistics, weight, gamma, beta], GROUPS, True, True)),
     ):
         with LiveBytes() as within:
             IMPLEMENTATIONS[op](*given)

@@ -117,7 +117,7 @@ def test_flop_formulas_count_the_convolutions_within(shape, level):
     forward, backward = torch.ops.vae.residual_block.default, torch.ops.vae.residual_block_backward.default
     arguments = (x, *parameters, *(None,) * (10 - len(parameters)), GROUPS, EPS, level)
     out, *stored = forward(*arguments)
-    for op, given in ((forward, arguments), (backward, (out, x, stored, parameters, GROUPS))):
+    for op, given in ((forward, arguments), (backward, (out, [x, *stored, *parameters], GROUPS))):
         with LiveBytes() as within:
             IMPLEMENTATIONS[op](*given)
         with FlopCounterMode(display=False) as formula:

@@ -93,8 +93,8 @@ def test_compiler_gets_the_layouts_that_meta_promises(name, layout, weight_layou
     def gradients(device):
         grad, image, kernel = (t.detach().to(device) for t in (out, h, weight))
         if name != "same_conv":
-            return backward(grad, image, kernel)
-        return backward(grad, image, image.new_empty(0), kernel, None, None, 1, True, True)
+            return backward(grad, [image, kernel])
+        return backward(grad, [image, image.new_empty(0), kernel], 1, True, True)
 
     real, promised = gradients("cpu"), gradients("meta")
     assert [t.stride() for t in real] == [t.stride() for t in promised]

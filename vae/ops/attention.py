@@ -7,7 +7,7 @@ library. The step between them is one Triton kernel if Triton is available.
 
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -68,30 +68,22 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, log_sums
 
 
-def _attention_backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_backward(grad_out: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
+    q = saved[0]
     grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.is_meta and has_no_data(q):  # torch.compile is tracing; on meta, the scratch is counted below
         return grad_q, torch.empty_like(grad_q), torch.empty_like(grad_q)
     # fp32 (or fp64): gradients of k and v are sums over the blocks of queries
     grad_k, grad_v = (torch.empty_like(grad_q, dtype=accumulation_dtype(q)) for _ in range(2))
-    _write_gradients(grad_out, q, k, v, out, log_sums, grad_q, grad_k, grad_v)
+    _write_gradients(grad_out, saved, grad_q, grad_k, grad_v)
     return grad_q, grad_k.to(q.dtype), grad_v.to(q.dtype)
 
 
 def _write_gradients(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    log_sums: Tensor,
-    grad_q: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
+    grad_out: Tensor, saved: Sequence[Tensor], grad_q: Tensor, grad_k: Tensor, grad_v: Tensor
 ) -> None:
+    q, k, v, out, log_sums = saved
     deltas = torch.empty_like(log_sums)  # sums of grad_out * out: D of Dao et al.
     if not q.is_meta:
         backend(q).row_products(grad_out, out, deltas)
@@ -139,12 +131,8 @@ def _scale(q: Tensor) -> float:
     return 1 / math.sqrt(q.shape[-1])
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs, *output)
-
-
-def _gradients(ctx: Any, grad_out: Tensor, grad_log_sums: Tensor) -> tuple[Tensor, ...]:
-    return _backward_op(grad_out, *ctx.saved_tensors)
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> Any:
+    return (*inputs, *output), ()
 
 
 def _flops(q: torch.Size, *_: object, **__: object) -> int:
@@ -157,5 +145,4 @@ def _backward_flops(grad_out: torch.Size, *_: object, **__: object) -> int:
     return 5 * 2 * batch * tokens**2 * channels  # the scores again, and four gradients
 
 
-_backward_op = define_op(_attention_backward, _attention_backward, flops=_backward_flops)
-_op = define_op(_attention, _attention, _gradients, _save_for_backward, flops=_flops)
+_op = define_op(_attention, _attention_backward, _save, _flops, _backward_flops)

@@ -6,6 +6,7 @@ are cast to the input's dtype within the operation. Large images are processed i
 (vae.ops.bands), each with its own activation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,21 +124,12 @@ def _same_conv(
 
 
 def _same_conv_backward(
-    grad_out: Tensor,
-    h: Tensor,
-    statistics: Tensor,
-    weight: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    groups: int,
-    of_input: bool,
-    of_parameters: bool,
+    grad_out: Tensor, saved: Sequence[Tensor], groups: int, of_input: bool, of_parameters: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of h, weight, bias, and the norm's weight and bias; empty ones for those not wanted."""
+    h, statistics, weight, *norm = saved
     grad_h, grad_weight, grad_bias, *norm_grads = (weight.new_empty(0) for _ in range(5))
-    activation = None
-    if norm_weight is not None and norm_bias is not None:
-        activation = NormActivation(statistics, Norm(norm_weight, norm_bias, groups, eps=0.0))
+    activation = NormActivation(statistics, Norm(norm[0], norm[1], groups, eps=0.0)) if norm else None
     if of_parameters:
         grads = same_conv_parameter_gradients(grad_out, h, weight, activation)
         grad_weight, grad_bias = cast_parameter_gradients(grads, weight)
@@ -152,22 +144,23 @@ def _flops(h: torch.Size, weight: torch.Size, *_: object, **__: object) -> int:
     return conv_flops(h[0] * h[2] * h[3], weight)
 
 
-def _backward_flops(grad_out: torch.Size, h: torch.Size, *others: Any, **_: object) -> int:
-    _, weight, norm_weight, _, _, of_input, of_parameters = others
-    return (bool(of_input or norm_weight) + of_parameters) * _flops(h, weight)
+def _backward_flops(
+    grad_out: torch.Size,
+    saved: Sequence[torch.Size],
+    groups: int,
+    of_input: bool,
+    of_parameters: bool,
+    **__: object,
+) -> int:
+    h, _, weight, *norm = saved
+    return (bool(of_input or norm) + of_parameters) * _flops(h, weight)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    h, weight, _, norm_weight, norm_bias, ctx.groups, _ = inputs
-    ctx.save_for_backward(h, *output[1:], weight, norm_weight, norm_bias)
-
-
-def _gradients(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> Any:
+    h, weight, _, *norm, groups, _ = inputs
     of_input, *of_parameters = ctx.needs_input_grad  # network inputs and frozen weights need no gradient
-    grads = _backward_op(grad_out, *ctx.saved_tensors, ctx.groups, of_input, any(of_parameters[:2]))
-    grads = (*grads, None, None)
-    return tuple(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad, strict=True))
+    numbers = (groups, of_input, any(of_parameters[:2]))
+    return (h, output[1], weight, *(parameter for parameter in norm if parameter is not None)), numbers
 
 
-_backward_op = define_op(_same_conv_backward, _same_conv_backward, flops=_backward_flops)
-_op = define_op(_same_conv, _same_conv, _gradients, _save_for_backward, _flops)
+_op = define_op(_same_conv, _same_conv_backward, _save, _flops, _backward_flops)

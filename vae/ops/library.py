@@ -148,29 +148,32 @@ def compile_cache_tag() -> str:
 
 def define_op(
     implementation: Callable[..., Any],
-    fake: Callable[..., Any],
     backward: Callable[..., Any] | None = None,
-    setup_context: Callable[..., Any] | None = None,
+    save: Callable[..., tuple[Sequence[torch.Tensor], Sequence[Any]]] | None = None,
     flops: Callable[..., int] | None = None,
+    backward_flops: Callable[..., int] | None = None,
+    fake: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Register `implementation` as the operator vae::<its name without leading underscores>; return it.
 
     implementation  annotated with types of torch.library.custom_op; mutates no argument and returns new
                     tensors; has no gradient if `backward` is None
-    fake            takes the same arguments; returns empty results of the right shape, dtype and layout
-    backward        takes (ctx, *gradients of the results); returns the gradients of all arguments
-    setup_context   takes (ctx, inputs, output); saves tensors for backward
+    backward        an implementation, too: takes (gradient of the first result, saved tensors, *numbers);
+                    returns the gradients of the first arguments; the others have none
+    save            takes (ctx, inputs, output); returns the tensors and the numbers that backward takes
     flops           takes (*shapes and numbers of the arguments, out_shape=..., **_); returns floating-point
                     operations; required for operations with a matrix product or a convolution
+    fake            takes the same arguments; returns empty results of the right shape, dtype and layout
+                    (default: what the implementation does with tensors without data)
     """
     name = implementation.__name__.lstrip("_")
     op = torch.library.custom_op(f"vae::{name}", implementation, mutates_args=())
-    op.register_fake(fake)
+    op.register_fake(fake or implementation)
     eager = implementation
-    if backward is not None and setup_context is not None:
-        save, gradients = _without_zeros(backward, setup_context)
-        op.register_autograd(gradients, setup_context=save)
-        eager = _eager_function(name, implementation, gradients, save)
+    if backward is not None and save is not None:
+        setup_context, gradients = _with_context(save, define_op(backward, flops=backward_flops))
+        op.register_autograd(gradients, setup_context=setup_context)
+        eager = _eager_function(name, implementation, gradients, setup_context)
     packet = getattr(torch.ops.vae, name)
     if flops is not None:
         register_flop_formula(packet)(flops)
@@ -184,22 +187,24 @@ def define_op(
     return run
 
 
-def _without_zeros(
-    backward: Callable[..., Any], setup_context: Callable[..., Any]
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`setup_context` and `backward`, which gets None for results without a gradient, instead of zeros.
+def _with_context(
+    save: Callable[..., Any], backward: Callable[..., Any]
+) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """What autograd calls after forward and in backward."""
 
-    A result like the statistics of a norm has none. Without a gradient of the first result there are none.
-    """
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)  # None for results without a gradient, like the statistics of a norm
+        saved, ctx.numbers = save(ctx, inputs, output)
+        ctx.save_for_backward(*saved)
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.set_materialize_grads(False)
-        setup_context(ctx, inputs, output)
+    def gradients(ctx: Any, grad_out: torch.Tensor | None, *_: torch.Tensor | None) -> Any:
+        wanted = ctx.needs_input_grad
+        if grad_out is None:
+            return (None,) * len(wanted)
+        grads = [*backward(grad_out, list(ctx.saved_tensors), *ctx.numbers), *(None,) * len(wanted)]
+        return tuple(grad if want else None for grad, want in zip(grads, wanted, strict=False))
 
-    def gradients(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        return backward(ctx, *grads) if grads[0] is not None else (None,) * len(ctx.needs_input_grad)
-
-    return save, gradients
+    return setup_context, gradients
 
 
 def _eager_function(

@@ -5,6 +5,7 @@ G: groups of channels.
 """
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -118,26 +119,15 @@ def _norm(
 
 
 def _norm_backward(
-    grad_out: Tensor,
-    h: Tensor,
-    statistics: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    groups: int,
-    eps: float,
-    silu: bool,
+    grad_out: Tensor, saved: Sequence[Tensor], groups: int, eps: float, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    h, statistics, weight, bias = saved
     return normalize_backward(grad_out, h, statistics, Norm(weight, bias, groups, eps, silu))[:3]
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    h, weight, bias, *ctx.numbers = inputs
-    ctx.save_for_backward(h, output[1], weight, bias)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> Any:
+    h, weight, bias, *numbers = inputs
+    return (h, output[1], weight, bias), numbers
 
 
-def _gradients(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_norm_backward_op(grad_out, *ctx.saved_tensors, *ctx.numbers), None, None, None
-
-
-_norm_backward_op = define_op(_norm_backward, _norm_backward)
-_norm_op = define_op(_norm, _norm, _gradients, _save_for_backward)
+_norm_op = define_op(_norm, _norm_backward, _save)

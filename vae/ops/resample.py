@@ -4,6 +4,7 @@ Weights are cast to the input's dtype (and folded) within the operation, in both
 stored. Large images are processed in bands of rows (vae.ops.bands).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ def _downsample_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-def _downsample_conv_backward(grad_out: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _downsample_conv_backward(grad_out: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    h, weight = saved
     if bands(h.shape[0], grad_out.shape[2], h.shape):
         return _downsample_conv_backward_in_bands(grad_out, h, weight)
     grad = empty_in_layout_of((*grad_out.shape[:2], *_padded_sides(h)), h).zero_()
@@ -113,7 +115,8 @@ def _upsample_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-def _upsample_conv_backward(grad_out: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _upsample_conv_backward(grad_out: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    h, weight = saved
     folded = _folded(weight, h)
     parts = bands(h.shape[0], h.shape[2], h.shape, grad_out.shape)
     if not parts:
@@ -145,16 +148,8 @@ def _unfolded(grad: Tensor, weight: Tensor) -> Tensor:
     return F.avg_pool2d(grad, 2, stride=1, divisor_override=1).flip(2, 3)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _down_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor, ...]:
-    return _down_backward_op(grad_out, *ctx.saved_tensors)
-
-
-def _up_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor, ...]:
-    return _up_backward_op(grad_out, *ctx.saved_tensors)
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Any:
+    return inputs[:2], ()
 
 
 def _down_flops(h: torch.Size, weight: torch.Size, *_: object, **__: object) -> int:
@@ -167,19 +162,13 @@ def _up_flops(h: torch.Size, weight: torch.Size, *_: object, **__: object) -> in
     return 2 * h.numel() * weight[0] * 16
 
 
-def _down_backward_flops(_: torch.Size, h: torch.Size, weight: torch.Size, **__: object) -> int:
-    return 2 * _down_flops(h, weight)
+def _down_backward_flops(_: torch.Size, saved: Sequence[torch.Size], **__: object) -> int:
+    return 2 * _down_flops(*saved)
 
 
-def _up_backward_flops(_: torch.Size, h: torch.Size, weight: torch.Size, **__: object) -> int:
-    return 2 * _up_flops(h, weight)
+def _up_backward_flops(_: torch.Size, saved: Sequence[torch.Size], **__: object) -> int:
+    return 2 * _up_flops(*saved)
 
 
-_down_backward_op = define_op(
-    _downsample_conv_backward, _downsample_conv_backward, flops=_down_backward_flops
-)
-_down_op = define_op(
-    _downsample_conv, _downsample_conv, _down_gradients, _save_for_backward, flops=_down_flops
-)
-_up_backward_op = define_op(_upsample_conv_backward, _upsample_conv_backward, flops=_up_backward_flops)
-_up_op = define_op(_upsample_conv, _upsample_conv, _up_gradients, _save_for_backward, flops=_up_flops)
+_down_op = define_op(_downsample_conv, _downsample_conv_backward, _save, _down_flops, _down_backward_flops)
+_up_op = define_op(_upsample_conv, _upsample_conv_backward, _save, _up_flops, _up_backward_flops)

@@ -80,11 +80,9 @@ def _residual_block(
     return out, statistics1, statistics2, h, activated1, activated2
 
 
-def _residual_block_backward(
-    grad_out: Tensor, x: Tensor, stored: Sequence[Tensor], parameters: Sequence[Tensor], groups: int
-) -> list[Tensor]:
-    """Gradients of x and of `parameters`, in their order."""
-    statistics1, statistics2, h, activated1, activated2 = stored
+def _residual_block_backward(grad_out: Tensor, saved: Sequence[Tensor], groups: int) -> list[Tensor]:
+    """Gradients of x and of the parameters, in their order."""
+    x, statistics1, statistics2, h, activated1, activated2, *parameters = saved
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, _, *shortcut = parameters
     cast1, cast2, *cast3 = cast_together([weight1, weight2, *shortcut[:1]], x.dtype)
     norm1 = NormActivation(statistics1, Norm(gamma1, beta1, groups, eps=0.0))
@@ -148,28 +146,15 @@ def _flops(x: torch.Size, *shapes: Any, **_: object) -> int:
     )
 
 
-def _backward_flops(
-    grad_out: torch.Size,
-    x: torch.Size,
-    stored: Sequence[torch.Size],
-    parameters: Sequence[torch.Size],
-    *_: object,
-    **__: object,
-) -> int:
-    recomputed = 0 if stored[2].numel() else conv_flops(x[0] * x[2] * x[3], parameters[2])
+def _backward_flops(_: torch.Size, saved: Sequence[torch.Size], *__: object, **___: object) -> int:
+    x, _, _, h, _, _, *parameters = saved
+    recomputed = 0 if h.numel() else conv_flops(x[0] * x[2] * x[3], parameters[2])
     return 2 * _flops(x, *parameters) + recomputed
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
-    x, *parameters, ctx.groups, _, _ = inputs
-    ctx.save_for_backward(x, *output[1:], *(p for p in parameters if p is not None))
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> Any:
+    x, *parameters, groups, _, _ = inputs
+    return (x, *output[1:], *(p for p in parameters if p is not None)), (groups,)
 
 
-def _gradients(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    x, *saved = ctx.saved_tensors
-    grads = _backward_op(grad_out, x, saved[:5], saved[5:], ctx.groups)
-    return *grads, *(14 - len(grads)) * (None,)
-
-
-_backward_op = define_op(_residual_block_backward, _residual_block_backward, flops=_backward_flops)
-_op = define_op(_residual_block, _residual_block, _gradients, _save_for_backward, _flops)
+_op = define_op(_residual_block, _residual_block_backward, _save, _flops, _backward_flops)
