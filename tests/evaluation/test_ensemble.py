@@ -18,7 +18,9 @@ FLAGS = ["--data_path", "images", "--output_dir", "out"]
 
 def test_weighted_mean_of_reconstructions(tmp_path):
     shapes = (SMALL, replace(SMALL, channels=(16, 32), z_channels=4))
-    vaes = [load_vae(write_vae(tmp_path / str(n), n, shape)) for n, shape in enumerate(shapes)]
+    vaes = [
+        load_vae(write_vae(tmp_path / str(n), n, shape, init="default")) for n, shape in enumerate(shapes)
+    ]
     images = torch.randint(0, 256, (2, 3, 20, 24), dtype=torch.uint8)
     found = ensemble(vaes, (3.0, 1.0), CPU, torch.float32, None)(images, range(2))
     single = [VaeCodec(vae.autoencoder, torch.float32, None)(images, range(2)) for vae in vaes]
@@ -27,7 +29,7 @@ def test_weighted_mean_of_reconstructions(tmp_path):
 
 
 def test_image_without_reconstruction_has_none(tmp_path):
-    vaes = [load_vae(write_vae(tmp_path / str(seed), seed)) for seed in (0, 1)]
+    vaes = [load_vae(write_vae(tmp_path / str(seed), seed, init="default")) for seed in (0, 1)]
     vaes[1].autoencoder.decoder.conv_out.bias.data.fill_(float("nan"))
     images = torch.zeros((1, 3, 16, 16), dtype=torch.uint8)
     assert ensemble(vaes, (1.0, 1.0), CPU, torch.float32, None)(images, range(1)) == [None]

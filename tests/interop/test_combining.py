@@ -62,8 +62,8 @@ def test_hash_depends_on_values_and_names_and_not_on_layout():
 
 def test_different_starts_are_refused_with_the_reason(tmp_path):
     shape = replace(SMALL, channels=(16,))
-    folds = [write_vae(tmp_path / "one", 3, shape, start=ONE)]
-    other = write_vae(tmp_path / "other", 3, shape, start=OTHER)
+    folds = [write_vae(tmp_path / "one", 3, shape, start=ONE, init="default")]
+    other = write_vae(tmp_path / "other", 3, shape, start=OTHER, init="default")
     with pytest.raises(UserError) as caught:
         combined(folds[0], other)
     message = str(caught.value)
@@ -80,7 +80,10 @@ def test_different_starts_are_refused_with_the_reason(tmp_path):
 
 def test_unknown_start_is_a_warning(tmp_path, capsys):
     shape = replace(SMALL, channels=(16,))
-    combined(write_vae(tmp_path / "one", 3, shape, start=ONE), write_vae(tmp_path / "foreign", 3, shape))
+    combined(
+        write_vae(tmp_path / "one", 3, shape, start=ONE, init="default"),
+        write_vae(tmp_path / "foreign", 3, shape, init="default"),
+    )
     assert "does not say from which weights" in "".join(capsys.readouterr())
 
 
@@ -142,7 +145,8 @@ def test_scores_of_different_validation_images_are_refused(tmp_path):
     paths = []
     for number, start in enumerate((ONE, ONE)):
         folder = tmp_path / str(number)
-        paths.append(write_vae(folder / "vae", number, replace(SMALL, channels=(16,)), start=start))
+        shape = replace(SMALL, channels=(16,))
+        paths.append(write_vae(folder / "vae", number, shape, start=start, init="default"))
         record = {"contract": {"validation": {"version": str(number)}}}
         (folder / "config.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"different images.*--held_out.*--scores"):

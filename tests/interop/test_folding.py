@@ -16,6 +16,12 @@ from vae.interop.vae_files import load_vae
 SIZE = 32  # px of the measured crops; the images are 48 x 40
 
 
+@pytest.fixture(scope="module")
+def few_images(image_folder):
+    """8 images."""
+    return image_folder / "inner"
+
+
 def folded(theirs, tmp_path, images, **options):
     theirs.save_pretrained(tmp_path / "theirs")
     export(
@@ -46,12 +52,12 @@ def scaled_latents(model, images, scaling, shift):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", PUBLISHED_SCALING)
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_latents_have_std_1_under_fixed_constants(family, target, tmp_path, image_folder):
+def test_latents_have_std_1_under_fixed_constants(family, target, tmp_path, few_images):
     theirs = diffusers_model(family, *SMALL)
-    model = folded(theirs, tmp_path, image_folder, fold_scaling=target)
+    model = folded(theirs, tmp_path, few_images, fold_scaling=target)
     scaling, shift = PUBLISHED_SCALING[target]
     assert (model.config.scaling_factor, model.config.shift_factor) == (scaling, shift)
-    found = scaled_latents(model, image_folder, scaling, shift)
+    found = scaled_latents(model, few_images, scaling, shift)
     assert 1 / found.scaling == pytest.approx(1, abs=1e-5)
     if FAMILIES[family][1]:
         assert found.shift == pytest.approx(0, abs=1e-5)
@@ -59,9 +65,9 @@ def test_latents_have_std_1_under_fixed_constants(family, target, tmp_path, imag
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_folding_does_not_change_images(family, per_channel, tmp_path, image_folder):
+def test_folding_does_not_change_images(family, per_channel, tmp_path, few_images):
     theirs = diffusers_model(family, *SMALL)
-    model = folded(theirs, tmp_path, image_folder, fold_scaling="flux", per_channel=per_channel)
+    model = folded(theirs, tmp_path, few_images, fold_scaling="flux", per_channel=per_channel)
     expected = theirs(image()).sample
     assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
     # a program with these constants: encode, scale, unscale, decode
@@ -71,29 +77,27 @@ def test_folding_does_not_change_images(family, per_channel, tmp_path, image_fol
     assert (again - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_per_channel_gives_each_channel_std_1(tmp_path, image_folder):
-    model = folded(
-        diffusers_model("sdxl", *SMALL), tmp_path, image_folder, fold_scaling="sd", per_channel=True
-    )
-    found = scaled_latents(model, image_folder, *PUBLISHED_SCALING["sd"])
+def test_per_channel_gives_each_channel_std_1(tmp_path, few_images):
+    model = folded(diffusers_model("sdxl", *SMALL), tmp_path, few_images, fold_scaling="sd", per_channel=True)
+    found = scaled_latents(model, few_images, *PUBLISHED_SCALING["sd"])
     assert torch.allclose(found.std, torch.ones_like(found.std), atol=1e-5)
     assert found.mean.abs().max() < 1e-5
 
 
-def test_shift_is_folded_into_added_quant_convolutions(tmp_path, image_folder):
+def test_shift_is_folded_into_added_quant_convolutions(tmp_path, few_images):
     theirs = diffusers_model("flux", *SMALL)
-    model = folded(theirs, tmp_path, image_folder, fold_scaling="flux", add_quant_conv=True)
+    model = folded(theirs, tmp_path, few_images, fold_scaling="flux", add_quant_conv=True)
     assert model.config.use_quant_conv
     assert model.config.use_post_quant_conv
-    found = scaled_latents(model, image_folder, *PUBLISHED_SCALING["flux"])
+    found = scaled_latents(model, few_images, *PUBLISHED_SCALING["flux"])
     assert found.shift == pytest.approx(0, abs=1e-5)
     expected = theirs(image()).sample
     assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_posterior_std_scales_with_the_mean(tmp_path, image_folder):
+def test_posterior_std_scales_with_the_mean(tmp_path, few_images):
     theirs = diffusers_model("sdxl", *SMALL)
-    model = folded(theirs, tmp_path, image_folder, fold_scaling="flux")
+    model = folded(theirs, tmp_path, few_images, fold_scaling="flux")
     before, after = theirs.encode(image()).latent_dist, model.encode(image()).latent_dist
     ratio = after.std / before.std
     assert torch.allclose(ratio, ratio.flatten()[0].expand_as(ratio), rtol=1e-4)
@@ -101,25 +105,25 @@ def test_posterior_std_scales_with_the_mean(tmp_path, image_folder):
     assert torch.allclose(ratio.flatten()[0], factor.median(), rtol=1e-4)
 
 
-def test_vae_with_latent_norm_is_not_folded(tmp_path, image_folder):
+def test_vae_with_latent_norm_is_not_folded(tmp_path, few_images):
     with pytest.raises(UserError, match=r"--fold_scaling: .* statistics of its latents"):
-        folded(diffusers_model("flux2", *SMALL), tmp_path, image_folder, fold_scaling="flux")
+        folded(diffusers_model("flux2", *SMALL), tmp_path, few_images, fold_scaling="flux")
 
 
-def test_second_pair_of_quant_convolutions_is_refused(tmp_path, image_folder):
+def test_second_pair_of_quant_convolutions_is_refused(tmp_path, few_images):
     with pytest.raises(UserError, match=r"--add_quant_conv: .*already has quant convolutions"):
-        folded(diffusers_model("sdxl", *SMALL), tmp_path, image_folder, add_quant_conv=True)
+        folded(diffusers_model("sdxl", *SMALL), tmp_path, few_images, add_quant_conv=True)
 
 
-def test_measuring_changes_no_weight(tmp_path, image_folder):
+def test_measuring_changes_no_weight(tmp_path, few_images):
     theirs = diffusers_model("sdxl", *SMALL)
-    model = folded(theirs, tmp_path, image_folder)
+    model = folded(theirs, tmp_path, few_images)
     assert model.config.scaling_factor == 0.13025  # from the file, because other programs rely on it
     for name, value in theirs.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
 
 
-def test_unmeasured_latent_norm_is_measured(tmp_path, image_folder):
+def test_unmeasured_latent_norm_is_measured(tmp_path, few_images):
     theirs = diffusers_model("flux2", *SMALL)
     theirs.bn.running_mean.zero_()
     theirs.bn.running_var.fill_(1)
@@ -128,14 +132,14 @@ def test_unmeasured_latent_norm_is_measured(tmp_path, image_folder):
         ExportConfig(
             vae=(str(tmp_path / "theirs"),),
             output=str(tmp_path / "out"),
-            data_path=str(image_folder),
+            data_path=str(few_images),
             image_size=SIZE,
         )
     )
     ours = load_vae(tmp_path / "out").autoencoder
     assert ours.bn.running_mean.abs().min() > 0
     sums = LatentSums()
-    for path in sorted(image_folder.rglob("*.png")):
+    for path in sorted(few_images.rglob("*.png")):
         pixels = np.array(Image.open(path))[4:36, 8:40]
         crop = torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 127.5 - 1
         posterior = ours.encode(crop)
