@@ -138,6 +138,8 @@ def test_the_plan_counts_what_a_step_allocates():
 def test_too_little_memory_is_one_line():
     spec = ClassifierSpec(SMALL, 8, torch.float32, True, 0)
     assert choose_micro_batch(spec, GIB, "3").micro_batch == 3
+    single = classifier_memory(spec, 1).total
+    assert choose_micro_batch(spec, single, "auto").micro_batch == 1
     with pytest.raises(
         UserError, match=r"--probe_widths 8 16 needs .* GiB for a single image.*smaller widths"
     ):

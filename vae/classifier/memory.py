@@ -10,7 +10,7 @@ from vae.classifier.recipe import add_gradients, forward_of
 from vae.config.errors import UserError
 from vae.host import GIB
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import ADAM_COPIES, META, largest_count
+from vae.memory.plan import ADAM_COPIES, META
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,17 @@ def classifier_memory(spec: ClassifierSpec, micro_batch: int) -> ClassifierMemor
 
 
 def choose_micro_batch(spec: ClassifierSpec, available: int, requested: str) -> ClassifierMemory:
-    """The step at the requested micro-batch, or for "auto" at the fewest passes of equal size that fit.
+    """The step at the requested micro-batch; for "auto" with as few passes as fit, a power of 2 of them.
 
     UserError if a single image does not fit with "auto".
     """
     if requested != "auto":
         return classifier_memory(spec, min(int(requested), spec.batch))
-    if classifier_memory(spec, 1).total > available:
-        needed = classifier_memory(spec, 1).total / GIB
-        raise UserError(
-            f"--probe_widths {' '.join(map(str, spec.shape.widths))} needs {needed:.1f} GiB for a single "
-            f"image, and {available / GIB:.1f} GiB may be used: give smaller widths"
-        )
-    whole = classifier_memory(spec, spec.batch)
-    if whole.total <= available:
-        return whole
-    most = largest_count(lambda count: classifier_memory(spec, count).total, available, spec.batch)
-    passes = -(-spec.batch // most)
-    return classifier_memory(spec, -(-spec.batch // passes))
+    for power in range(spec.batch.bit_length() + 1):
+        memory = classifier_memory(spec, -(-spec.batch // 2**power))
+        if memory.total <= available:
+            return memory
+    raise UserError(
+        f"--probe_widths {' '.join(map(str, spec.shape.widths))} needs {memory.total / GIB:.1f} GiB for a "
+        f"single image, and {available / GIB:.1f} GiB may be used: give smaller widths"
+    )
