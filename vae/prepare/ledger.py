@@ -297,6 +297,11 @@ class Ledger:
         row = self._db.execute("SELECT value FROM notes WHERE key = ?", (os.fsencode(key),)).fetchone()
         return None if row is None else row[0]
 
+    def forget_notes(self, prefix: str) -> None:
+        """Remove all texts whose key begins like this."""
+        first = os.fsencode(prefix)
+        self._db.execute("DELETE FROM notes WHERE key >= ? AND key < ?", (first, first + b"\xff"))
+
     def load(self, results: Iterable[Result]) -> None:
         """Store many results, all of them or none."""
         with self.transaction():

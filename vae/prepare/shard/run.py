@@ -95,6 +95,7 @@ def _check_output(root: Path) -> None:
 def _check_all(ledger: Ledger, config: ShardConfig) -> None:
     """Check the files that have no result, or have changed since."""
     manifest = Path(config.input_dir) / MANIFEST_NAME
+    ledger.forget_notes(ROW)  # of a manifest that has changed, or is gone
     if manifest.is_file():
         for row in read_rows(manifest, flag="--input_dir"):
             ledger.note(ROW + row["path"], json.dumps(row))
