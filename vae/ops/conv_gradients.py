@@ -26,19 +26,9 @@ def conv_backward(
 
     `padding`: rows and columns. Only the weight's shape matters if the gradient of h is not selected.
     """
-    grads: Sequence[Tensor | None] = torch.ops.aten.convolution_backward(
-        grad_out,
-        h,
-        weight,
-        [grad_out.shape[1]],
-        [stride, stride],
-        list(padding),
-        [1, 1],
-        transposed,
-        [0, 0],
-        1,
-        list(output_mask),
-    )
+    dilation, output_padding, groups = [1, 1], [0, 0], 1
+    rest = ([stride, stride], list(padding), dilation, transposed, output_padding, groups, list(output_mask))
+    grads = torch.ops.aten.convolution_backward(grad_out, h, weight, [grad_out.shape[1]], *rest)
     return tuple(grad for grad in grads if grad is not None)
 
 
@@ -94,7 +84,8 @@ def same_conv_parameter_gradients(
     `wanted`: PARAMETERS or WEIGHT. They have h's dtype; gradients of bands are summed in at least fp32.
     """
     parts, padding = bands(h.shape[0], h.shape[2], grad_out.shape, h.shape), weight.shape[2] // 2
-    like = torch.empty_like(weight, dtype=h.dtype)  # gives shape and layout; its values are not read
+    # gives shape and layout; its values are not read
+    like = weight if weight.dtype == h.dtype else torch.empty_like(weight, dtype=h.dtype)
     if not parts:
         part = h if activation is None else activation(h, slice(None))
         return conv_backward(grad_out, part, like, 1, (padding, padding), wanted)

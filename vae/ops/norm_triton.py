@@ -34,8 +34,8 @@ def norm_statistics(h: Tensor, norm: Norm) -> Tensor:
 def _forward(h: Tensor, norm: Norm, out: Tensor | None) -> Tensor:
     """The statistics; `out` gets the normalized h if it is given."""
     run = Launch(h, norm.groups)
-    moments = h.new_empty(2, len(h), run.programs, norm.groups, dtype=torch.float32)
-    statistics = h.new_empty(2, len(h), norm.groups, dtype=torch.float32)
+    moments = h.new_empty(2, h.shape[0], run.programs, norm.groups, dtype=torch.float32)
+    statistics = h.new_empty(2, h.shape[0], norm.groups, dtype=torch.float32)
     run(kernels.moments_kernel, h, norm.h_bias, moments)
     tensors = (h, norm.h_bias, out, moments, statistics, norm.weight, norm.bias)
     run(kernels.normalize_kernel, *tensors, norm.eps, silu=norm.silu)
@@ -56,7 +56,7 @@ def normalize_backward(
     """Implements vae.ops.norm.normalize_backward; grad_out has h's strides."""
     run, parameters = Launch(h, norm.groups), (statistics.contiguous(), norm.weight, norm.bias)
     columns = sums_width(h, norm)
-    sums = h.new_empty(len(h) * run.programs, columns, dtype=torch.float32)
+    sums = h.new_empty(h.shape[0] * run.programs, columns, dtype=torch.float32)
     grad_weight, grad_bias = (h.new_empty(h.shape[1], dtype=torch.float32) for _ in range(2))
     grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
     run(kernels.sums_kernel, grad_out, h, norm.h_bias, *parameters, sums, silu=norm.silu)

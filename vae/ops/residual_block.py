@@ -91,27 +91,19 @@ def _residual_block_backward(grad_out: Tensor, saved: Sequence[Tensor], groups: 
     if not h.numel():
         h = conv(x, cast1, None, norm1, out=buffer_head)
     inner = (activated2, None) if activated2.numel() else (h, norm2)
-    grad_weight2, grad_bias2 = same_conv_parameter_gradients(grad_out, inner[0], weight2, inner[1])
+    grad_weight2, grad_bias2 = same_conv_parameter_gradients(grad_out, inner[0], cast2, inner[1])
     del inner
     grad = same_conv_input_gradient(grad_out, h, cast2, out=buffer_tail)
     grad, grad_gamma2, grad_beta2, grad_bias1 = norm2.backward(grad, h)
     assert grad_bias1 is not None
     del h
     inner = (activated1, None) if activated1.numel() else (x, norm1)
-    (grad_weight1,) = same_conv_parameter_gradients(grad, inner[0], weight1, inner[1], WEIGHT)
+    (grad_weight1,) = same_conv_parameter_gradients(grad, inner[0], cast1, inner[1], WEIGHT)
     grad, grad_gamma1, grad_beta1, _ = norm1.backward(same_conv_input_gradient(grad, x, cast1, out=buffer), x)
-    grads = [
-        grad_gamma1,
-        grad_beta1,
-        grad_weight1,
-        grad_bias1,
-        grad_gamma2,
-        grad_beta2,
-        grad_weight2,
-        grad_bias2,
-    ]
+    grads = [grad_gamma1, grad_beta1, grad_weight1, grad_bias1]
+    grads += [grad_gamma2, grad_beta2, grad_weight2, grad_bias2]
     if shortcut:
-        grads += [*same_conv_parameter_gradients(grad_out, x, shortcut[0], None, WEIGHT), grad_bias2.clone()]
+        grads += [*same_conv_parameter_gradients(grad_out, x, cast3[0], None, WEIGHT), grad_bias2.clone()]
         grad = same_conv_input_gradient(grad_out, x, cast3[0], out=grad, accumulate=True)
     else:
         grad += grad_out
