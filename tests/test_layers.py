@@ -92,11 +92,12 @@ def test_scripts_define_little_and_import_no_library():
             assert allowed or not name.startswith("vae"), f"{path} imports {name} before --help could answer"
 
 
-@pytest.mark.parametrize("flag", ["--help", "--list_profiles"])
-def test_the_trainer_answers_without_pytorch(flag):
+@pytest.mark.parametrize(("flag", "word"), [("--help", "--image_size"), ("--list_profiles", "maximum")])
+def test_the_trainer_answers_without_pytorch(flag, word):
     found = without_libraries("train_vae.py", flag)
     assert found.returncode == 0, found.stderr
     assert "batch" in found.stdout
+    assert word in found.stdout
 
 
 def test_a_mistake_is_named_and_a_missing_pytorch_too():

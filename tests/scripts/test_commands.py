@@ -16,7 +16,6 @@ from vae.config.flags import command_words, parse_flags
 from vae.config.options import CONTRACT, flatten
 from vae.config.resolve import resolve
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.script import SETUP, activation_hint
 
 # A later flag overrides an earlier one, so these appended flags reduce any command to seconds.
 MODEL = "--channels 8 16 16 --layers_per_block 1 --norm_groups 4"
@@ -242,15 +241,3 @@ def test_profile_options_are_used_by_a_run(workdir):
     run_line("python train_vae.py --profile maximum")
     options = saved_options("./outputs")
     assert (options["accumulation_steps"], options["mixed_precision"]) == (2, True)
-
-
-def test_help_and_profiles_work_without_pytorch(image_folder, tmp_path):
-    blocked = "import sys; sys.modules['torch'] = None; import train_vae; "
-    for flags in (["--list_profiles"], ["--help"]):
-        done = run_script("-c", f"{blocked}sys.exit(train_vae.main({flags}))")
-        assert done.returncode == 0, done.stderr
-        assert "maximum" in done.stdout or "--image_size" in done.stdout
-    flags = ("--data_path", str(image_folder), "--output_dir", str(tmp_path / "run"))
-    done = run_script("-c", f"{blocked}train_vae.run_script('train_vae.py', train_vae.main)", *flags)
-    assert done.returncode == 1
-    assert done.stderr == f"train_vae.py: torch is not installed: run {SETUP}{activation_hint(ROOT)}\n"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-import evaluate_vae
 from tests.harness.blocked_imports import without_libraries
+from tests.harness.runs import run_here
 from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.compare import read_curves, short_names
@@ -22,18 +22,16 @@ from vae.inference.codec import reconstruct
 from vae.interop.vae_files import load_vae
 from vae.pixels import to_float, to_uint8
 from vae.psnr import psnr
-from vae.script import exit_code
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
 EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a file name cannot contain a slash
 
 
-def run_command(capsys, flags: dict, *more: object) -> tuple[int, str, str]:
+def run_command(flags: dict, *more: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the script."""
-    words = [str(word) for flag, value in flags.items() for word in (flag, *np.atleast_1d(value))]
-    code = exit_code("evaluate_vae.py", evaluate_vae.main, [*words, *map(str, more)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    words = [word for flag, value in flags.items() for word in (flag, *np.atleast_1d(value))]
+    done = run_here("evaluate_vae.py", *words, *more)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +63,8 @@ def flags(folder, tmp_path) -> dict[str, object]:
     }
 
 
-def test_comparison_writes_correct_values_to_every_file(capsys, flags, folder, tmp_path):
-    code, output, errors = run_command(capsys, flags)
+def test_comparison_writes_correct_values_to_every_file(flags, folder, tmp_path):
+    code, output, errors = run_command(flags)
     assert (code, errors) == (0, "")
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == OUTPUTS
@@ -115,22 +113,22 @@ def test_comparison_writes_correct_values_to_every_file(capsys, flags, folder, t
     assert "<script>alert" not in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_samples_of_the_posterior_do_not_depend_on_the_batch(capsys, flags, tmp_path):
+def test_samples_of_the_posterior_do_not_depend_on_the_batch(flags, tmp_path):
     flags.update({"--posterior": "sample", "--vae": flags["--vae"][:1], "--probe_images": 0})
     found = []
     for batch, seed in ((1, 0), (3, 0), (1, 1)):
         flags["--output_dir"] = tmp_path / f"{batch}_{seed}"
-        assert run_command(capsys, flags, "--batch_size", batch, "--seed", seed, "--no-codecs")[0] == 0
+        assert run_command(flags, "--batch_size", batch, "--seed", seed, "--no-codecs")[0] == 0
         results = json.loads((flags["--output_dir"] / "results.json").read_text())
         found.append([row["psnr"] for row in results["vaes"][0]["sizes"][0]["per_image"].values()])
     assert np.allclose(found[0], found[1], atol=0.01)
     assert not np.allclose(found[0], found[2], atol=0.01)
 
 
-def test_one_bicubic_row_for_each_downsampling(capsys, flags, tmp_path):
+def test_one_bicubic_row_for_each_downsampling(flags, tmp_path):
     flags["--vae"].append(str(write_vae(tmp_path / "third", shape=replace(SMALL, channels=(16, 32)))))
     flags.update({"--samples": 0, "--probe_images": 0, "--max_images": 1})
-    assert run_command(capsys, flags)[0] == 0
+    assert run_command(flags)[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     rows = [row for row in results["vaes"] if row["kind"] == "baseline"]
     assert [row["name"] for row in rows] == ["bicubic 2x", "bicubic 4x"]
@@ -138,7 +136,7 @@ def test_one_bicubic_row_for_each_downsampling(capsys, flags, tmp_path):
     assert fine > coarse
 
 
-def test_vae_that_returns_nan_has_no_means_and_a_reason(capsys, flags, folder, tmp_path):
+def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
     broken = tmp_path / "broken"
@@ -148,7 +146,7 @@ def test_vae_that_returns_nan_has_no_means_and_a_reason(capsys, flags, folder, t
     weights["decoder.conv_out.weight"][:] = 3e38  # finite, as files must be, but sums overflow
     save_file(weights, file)
     flags.update({"--vae": [str(broken)], "--probe_images": 0})
-    code, output, _ = run_command(capsys, flags)
+    code, output, _ = run_command(flags)
     assert code == 0
     assert "NaN or infinity for 3 of 3 images" in output
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -196,11 +194,11 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
     }  # fmt: skip
 
 
-def test_mistake_is_one_line_and_nothing_is_written(capsys, flags, folder, tmp_path):
+def test_mistake_is_one_line_and_nothing_is_written(flags, folder, tmp_path):
     for what, (changed, words) in mistakes(folder, tmp_path).items():
         if what == "no GPU" and torch.cuda.is_available():
             continue
-        code, output, errors = run_command(capsys, {**flags, **changed})
+        code, output, errors = run_command({**flags, **changed})
         assert code != 0, what
         assert output == "", what
         assert len(errors.strip().splitlines()) == 1, (what, errors)
@@ -208,13 +206,13 @@ def test_mistake_is_one_line_and_nothing_is_written(capsys, flags, folder, tmp_p
         assert not (tmp_path / "out").exists(), what
 
 
-def test_overwrite_replaces_results_and_old_samples(capsys, flags, tmp_path):
+def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
     (tmp_path / "out" / "samples").mkdir(parents=True)
     old = tmp_path / "out" / "samples" / "07_original.png"
     old.write_bytes(b"old")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     flags.update({"--vae": flags["--vae"][:1], "--probe_images": 0})
-    assert run_command(capsys, flags, "--overwrite", "--no-codecs")[0] == 0
+    assert run_command(flags, "--overwrite", "--no-codecs")[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["kind"] for row in results["vaes"]] == ["diffusers"]
     assert not old.exists()

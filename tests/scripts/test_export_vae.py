@@ -8,21 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import export_vae
 from tests.harness.blocked_imports import without_libraries
-from tests.harness.runs import ROOT, TINY, run_script
+from tests.harness.runs import ROOT, TINY, run_here, run_script
 from tests.harness.vae_families import SMALL, diffusers_model, research_model, save_research
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.script import exit_code
 from vae.training.run import train
 
 
-def run_export(capsys, *words) -> tuple[int, str, str]:
+def run_export(*words: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the script."""
-    code = exit_code("export_vae.py", export_vae.main, [str(word) for word in words])
-    output = capsys.readouterr()
-    return code, output.out, output.err
+    done = run_here("export_vae.py", *words)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +71,7 @@ def test_script_exports_a_checkpoint(run, image_folder, tmp_path):
         assert torch.equal(value, saved["ema"][name]), name
 
 
-def test_checkpoint_gives_the_same_vae_as_the_export_of_the_run(run, image_folder, tmp_path, capsys):
+def test_checkpoint_gives_the_same_vae_as_the_export_of_the_run(run, image_folder, tmp_path):
     words = (
         "--vae",
         run / "checkpoint_epoch_2.pt",
@@ -83,7 +80,7 @@ def test_checkpoint_gives_the_same_vae_as_the_export_of_the_run(run, image_folde
         "--output",
         tmp_path / "out",
     )
-    assert run_export(capsys, *words)[0] == 0
+    assert run_export(*words)[0] == 0
     final, exported = (load_vae(path) for path in (run / "vae", tmp_path / "out"))
     for name, value in final.autoencoder.state_dict().items():
         assert torch.equal(value, exported.autoencoder.state_dict()[name]), name
@@ -91,18 +88,18 @@ def test_checkpoint_gives_the_same_vae_as_the_export_of_the_run(run, image_folde
     assert exported.file.sample_size == 32
 
 
-def test_raw_weights_are_exported_on_request(run, tmp_path, capsys):
+def test_raw_weights_are_exported_on_request(run, tmp_path):
     words = ("--vae", run / "checkpoint_epoch_2.pt", "--weights", "raw", "--scaling_factor", 1)
-    assert run_export(capsys, *words, "--output", tmp_path / "out")[0] == 0
+    assert run_export(*words, "--output", tmp_path / "out")[0] == 0
     saved = torch.load(run / "checkpoint_epoch_2.pt", weights_only=True)["model"]
     for name, value in load_file(tmp_path / "out" / WEIGHTS_NAME).items():
         assert torch.equal(value, saved[name]), name
 
 
-def test_average_by_score_uses_recorded_psnr(run, tmp_path, capsys):
+def test_average_by_score_uses_recorded_psnr(run, tmp_path):
     paths = [run / f"checkpoint_epoch_{epoch}.pt" for epoch in (1, 2)]
     words = ("--vae", *paths, "--average_by", "score", "--temperature", 1, "--scaling_factor", 1)
-    code, out, _ = run_export(capsys, *words, "--output", tmp_path / "out")
+    code, out, _ = run_export(*words, "--output", tmp_path / "out")
     assert code == 0
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     psnr = [r["psnr"] for r in records if r["kind"] == "validation" and r["step"] > 0]
@@ -114,23 +111,23 @@ def test_average_by_score_uses_recorded_psnr(run, tmp_path, capsys):
         assert torch.allclose(value, expected.float(), rtol=1e-6, atol=1e-9), name
 
 
-def test_existing_output_is_kept_without_overwrite(source, tmp_path, capsys):
+def test_existing_output_is_kept_without_overwrite(source, tmp_path):
     (tmp_path / "one.safetensors").write_bytes(b"mine")
     words = ("--vae", source, "--output", tmp_path / "one.safetensors", "--format", "single")
-    code, _, err = run_export(capsys, *words)
+    code, _, err = run_export(*words)
     assert code == 78
     assert "--overwrite" in err
     assert (tmp_path / "one.safetensors").read_bytes() == b"mine"
-    assert run_export(capsys, *words, "--overwrite")[0] == 0
+    assert run_export(*words, "--overwrite")[0] == 0
     assert load_vae(tmp_path / "one.safetensors").kind == "compvis"
-    assert run_export(capsys, "--vae", source, "--output", source)[0] == 78  # onto itself
-    assert run_export(capsys, "--vae", source, "--output", source, "--overwrite")[0] == 0
+    assert run_export("--vae", source, "--output", source)[0] == 78  # onto itself
+    assert run_export("--vae", source, "--output", source, "--overwrite")[0] == 0
 
 
-def test_export_onto_itself_keeps_weights(source, capsys):
+def test_export_onto_itself_keeps_weights(source):
     before = load_file(source / WEIGHTS_NAME)
     before = {name: value.clone() for name, value in before.items()}
-    assert run_export(capsys, "--vae", source, "--output", source, "--overwrite")[0] == 0
+    assert run_export("--vae", source, "--output", source, "--overwrite")[0] == 0
     for name, value in load_file(source / WEIGHTS_NAME).items():
         assert torch.equal(value, before[name])
 
@@ -181,11 +178,11 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
         pytest.param("no cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
     ],
 )
-def test_invalid_input_is_a_one_line_error_and_writes_nothing(case, source, tmp_path, capsys):
+def test_invalid_input_is_a_one_line_error_and_writes_nothing(case, source, tmp_path):
     (tmp_path / "d.safetensors").mkdir()
     words, message = bad_inputs(tmp_path)[case]
     before = files_in(tmp_path)
-    code, _, err = run_export(capsys, "--vae", source, "--output", tmp_path / "out", *words)
+    code, _, err = run_export("--vae", source, "--output", tmp_path / "out", *words)
     assert code == (77 if "images" in case or case == "no data" else 78)
     assert len(err.splitlines()) == 1, err
     assert err.startswith("export_vae.py: ")
@@ -196,10 +193,10 @@ def test_invalid_input_is_a_one_line_error_and_writes_nothing(case, source, tmp_
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs a limit on file sizes")
 @pytest.mark.parametrize("form", ["diffusers", pytest.param("single", marks=pytest.mark.slow)])
-def test_full_disk_leaves_old_file_and_no_temporary_file(form, source, tmp_path, capsys):
+def test_full_disk_leaves_old_file_and_no_temporary_file(form, source, tmp_path):
     output = tmp_path / ("out.safetensors" if form == "single" else "out")
     words = ["--vae", str(source), "--output", str(output), "--format", form, "--overwrite"]
-    assert run_export(capsys, *words)[0] == 0
+    assert run_export(*words)[0] == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     script = tmp_path.parent / "limited.py"
     script.write_text(

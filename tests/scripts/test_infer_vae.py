@@ -9,19 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-import infer_vae
 from tests.harness.blocked_imports import without_libraries
-from tests.harness.runs import ROOT, run_script
+from tests.harness.runs import ROOT, run_here, run_script
 from tests.harness.small_vae import write_vae
 from tests.harness.waiting import wait_until
-from vae.script import exit_code
 
 
-def run_command(capsys, *words) -> tuple[int, str, str]:
+def run_command(*words: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the script."""
-    code = exit_code("infer_vae.py", infer_vae.main, [str(word) for word in words])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    done = run_here("infer_vae.py", *words)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -75,30 +72,30 @@ def test_missing_pytorch_is_one_line():
         ({"--output_dir": __file__}, 78, "is a file: use another folder"),
     ],
 )
-def test_mistake_is_one_line(flags, tmp_path, capsys, changed, code, message):
-    found, _, errors = run_command(capsys, *flat({**flags, **changed}))
+def test_mistake_is_one_line(flags, tmp_path, changed, code, message):
+    found, _, errors = run_command(*flat({**flags, **changed}))
     assert found == code
     assert message in errors
     assert len(errors.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_gpu_is_an_error(flags, capsys):
+def test_missing_gpu_is_an_error(flags):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    code, _, errors = run_command(capsys, *flat({**flags, "--device": "cuda"}))
+    code, _, errors = run_command(*flat({**flags, "--device": "cuda"}))
     assert code == 78
     assert "--device cuda" in errors
 
 
-def test_truncated_and_pickle_vae_files_are_refused(flags, vae_folder, tmp_path, capsys):
+def test_truncated_and_pickle_vae_files_are_refused(flags, vae_folder, tmp_path):
     weights = vae_folder / "diffusion_pytorch_model.safetensors"
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(weights.read_bytes()[:-100])
     pickle = tmp_path / "model.ckpt"
     torch.save({"state_dict": {}}, pickle)
     for path, message in ((torn, "truncated"), (pickle, "pickle")):
-        code, _, errors = run_command(capsys, *flat({**flags, "--vae": path}))
+        code, _, errors = run_command(*flat({**flags, "--vae": path}))
         assert code == 78
         assert message in errors
         assert len(errors.splitlines()) == 1

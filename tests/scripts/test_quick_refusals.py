@@ -7,7 +7,9 @@ import pytest
 from PIL import Image
 
 from tests.harness.blocked_imports import each_without_pytorch, without_pytorch
+from tests.harness.runs import ROOT
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.script import SETUP, activation_hint
 
 
 @pytest.fixture(scope="module")
@@ -155,4 +157,4 @@ def test_valid_command_gets_as_far_as_pytorch(folder, script, flags):
     given = [word.replace("F/", f"{folder}/") for pair in flags.items() for word in pair]
     found = without_pytorch(script, *given)
     assert found.returncode == 1
-    assert found.stderr.startswith(f"{script}: torch is not installed")
+    assert found.stderr == f"{script}: torch is not installed: run {SETUP}{activation_hint(ROOT)}\n"
