@@ -17,7 +17,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tests.harness.faults import Fault, start_forked  # noqa: E402
+from tests.harness.faults import Fault, child_processes, start_forked  # noqa: E402
 from tests.harness.image_kinds import write_noise  # noqa: E402
 from tests.harness.training_runs import records  # noqa: E402
 from vae.config.errors import EXIT_SAVED_RESUMABLE  # noqa: E402
@@ -28,7 +28,7 @@ RECIPE = {
     "learning_rate": 1e-4,
     "lr_schedule": "constant",
     "val_split": 0.25,
-    "num_workers": "0",
+    "num_workers": "1",
     "device": "cpu",
     "checkpoint_steps": 100,
     "checkpoint_freq": 8,
@@ -50,8 +50,14 @@ def write_images(folder: Path) -> None:
 
 
 def events(steps: int, period: int) -> list[Fault]:
-    """What happens in each period of steps; memory runs out only once, at the start: it costs speed."""
+    """What happens in each period of steps; memory runs out only once, at the start: it costs speed.
+
+    A decoding process is killed once per stage: the third time, training would stop.
+    """
     found = [Fault("fail", "train_pass", nth=50)]
+    found += [
+        Fault("kill_workers", "step", nth=round((stage + 0.45) * steps / STAGES)) for stage in range(STAGES)
+    ]
     for begin in range(0, steps, period):
         at = {share: begin + round(share * period) for share in (0.1, 0.2, 0.3, 0.33, 0.5, 0.6, 0.7)}
         found += [
@@ -68,10 +74,15 @@ def events(steps: int, period: int) -> list[Fault]:
     return found
 
 
+def status_of(pid: int) -> dict[str, str]:
+    """The status of a process, by name."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {line.split(":")[0]: line.split()[1] for line in lines if len(line.split()) > 1}
+
+
 def measure(pid: int, folder: Path) -> dict[str, float]:
     """Memory, threads, files and CPU time of a process, and the sizes of what it writes."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    fields = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if len(line.split()) > 1}
+    fields, workers = status_of(pid), child_processes(pid)
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     with (folder / "metrics.jsonl").open("rb") as file:
         file.seek(-min(4096, file.seek(0, 2)), 2)
@@ -82,6 +93,8 @@ def measure(pid: int, folder: Path) -> dict[str, float]:
         "cpu_seconds": (int(user) + int(system)) / TICKS,
         "rss_mib": int(fields["VmRSS"]) / 1024,
         "threads": int(fields["Threads"]),
+        "workers": len(workers),
+        "workers_mib": sum(int(status_of(worker)["VmRSS"]) for worker in workers) / 1024,
         "open_files": len(os.listdir(f"/proc/{pid}/fd")),
         "temporary": sum(path.suffix == ".tmp" for path in files),
         "checkpoints": sum(path.suffix == ".pt" for path in files),
@@ -93,16 +106,17 @@ def measure(pid: int, folder: Path) -> dict[str, float]:
 def print_table(samples: list[dict[str, float]]) -> None:
     """Ten rows: means over a tenth of the samples; CPU time and bytes per step that was made in it."""
     print(
-        "| step | CPU ms per step | MiB | threads | open files | temporary | checkpoints | bytes per step |"
+        "| step | CPU ms per step | MiB | workers | their MiB | threads | open files | temporary "
+        "| checkpoints | bytes per step |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     bounds = [round(index * (len(samples) - 1) / 10) for index in range(11)]
     for first, last in itertools.pairwise(bounds):
         part = samples[first : last + 1]
         made = sum(max(0.0, b["step"] - a["step"]) for a, b in itertools.pairwise(part))
         cpu = 1000 * (part[-1]["cpu_seconds"] - part[0]["cpu_seconds"]) / max(made, 1)
         size = [one["metrics_bytes"] + one["events_bytes"] for one in (part[0], part[-1])]
-        names = ("rss_mib", "threads", "open_files", "temporary", "checkpoints")
+        names = ("rss_mib", "workers", "workers_mib", "threads", "open_files", "temporary", "checkpoints")
         highest = " | ".join(f"{max(one[name] for one in part):.0f}" for name in names)
         print(f"| {part[-1]['step']} | {cpu:.2f} | {highest} | {(size[1] - size[0]) / max(made, 1):.0f} |")
 
@@ -134,6 +148,8 @@ def main() -> None:
             except (OSError, ValueError, IndexError, KeyError):  # before the first record, or at the end
                 continue
         assert process.exitcode in (0, EXIT_SAVED_RESUMABLE), (root / "log.txt").read_text()[-3000:]
+        deaths = (root / "log.txt").read_text().count("a decoding process died")
+        print(f"killed decoding processes: {deaths}")
         kinds = [record["kind"] for record in records(folder)]
         print({kind: kinds.count(kind) for kind in sorted(set(kinds))})
         given.out.write_text(json.dumps(samples))

@@ -283,6 +283,7 @@ class _Batches:
             iterator._workers_done_event = threading.Event()  # type: ignore[assignment]
         iterator._shutdown_workers()
         _kill(iterator)  # what hangs
+        _close_pipes(iterator)
 
     def _run(self) -> None:
         while self._wanted.get():
@@ -307,6 +308,17 @@ def _kill(iterator: _MultiProcessingDataLoaderIter) -> None:
             process.kill()
     for process in iterator._workers:
         process.join(END_SECONDS)
+
+
+def _close_pipes(iterator: _MultiProcessingDataLoaderIter) -> None:
+    """Close the pipes to processes that have ended; before garbage is collected, much later."""
+    for process in iterator._workers:
+        if process.exitcode is not None:
+            process.close()
+    results: Any = iterator._worker_result_queue  # without public names for its pipe
+    if results._thread is None:  # with pinned memory, a thread writes to it, and then closes it
+        results._reader.close()
+        results._writer.close()
 
 
 class _CropBatches(Dataset[Sample]):
