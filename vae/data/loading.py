@@ -311,7 +311,7 @@ def _kill(iterator: _MultiProcessingDataLoaderIter) -> None:
 
 
 def _close_pipes(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """Close the pipes to processes that have ended; before garbage is collected, much later."""
+    """Close the pipes to processes that have ended: Python collects them as garbage only much later."""
     for process in iterator._workers:
         if process.exitcode is not None:
             process.close()
