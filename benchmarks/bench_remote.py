@@ -102,9 +102,9 @@ def s3_store(root: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
         store = S3FileSystem()
         store.mkdir("shards")
-        for path in root.iterdir():
+        for path in root.rglob("*"):
             if path.is_file():
-                store.put_file(str(path), f"shards/{path.name}")
+                store.put_file(str(path), f"shards/{path.relative_to(root).as_posix()}")
         yield "s3://shards/dataset.json", env
     finally:
         server.terminate()
