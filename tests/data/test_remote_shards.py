@@ -17,6 +17,7 @@ from tests.harness.runs import ROOT
 from tests.harness.shards import pack
 from vae.config.errors import DataError, UserError
 from vae.data import shard_cache, store
+from vae.data.buckets import aspects, assign, bucket_shapes
 from vae.data.dataset import CropDataset
 from vae.data.formats import BadImageError
 from vae.data.loading import TrainLoader
@@ -26,6 +27,7 @@ from vae.data.shard_cache import Entry, ShardCache
 from vae.data.shard_images import ShardImages
 from vae.data.shards import read_dataset
 from vae.data.store import StoreFile
+from vae.data.stream_buckets import StreamBuckets
 from vae.host import GIB
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
@@ -111,6 +113,23 @@ def test_shards_of_the_next_windows_are_there_before_they_are_read(web, cache):
     assert sum(one["hits"] for one in counts[1:]) == 2 * (len(counts) - 1)
     assert counts[1]["open_shards"] == 5
     assert len(web.wholes()) == 5
+
+
+def test_buckets_announce_the_windows_of_their_batches(web, cache):
+    """The windows of the other order; a resumed epoch has the same batches."""
+    images = remote(web, cache, num_streams=2)
+    buckets = assign(aspects(images.sizes(images.spread(10))), bucket_shapes(32, 8, 3), 1)
+    crops = CropDataset(images, image_size=32, buckets=buckets)
+    order = StreamBuckets(images.order(0), images.sizes, buckets, 4)
+    with TrainLoader(crops, local_batch=4, order=order) as loader:
+        batches = [next(loader.batches(0))]
+        images._files._ahead.join()
+        batches += loader.batches(0, first_step=1)
+        again = [batch.indices.tolist() for batch in loader.batches(0, first_step=3)]
+    assert sum(batch.counts.get("misses", 0) for batch in batches[1:]) == 0
+    assert {tuple(batch.images.shape) for batch in batches} == {(4, 3, 32, 32)}
+    assert again == [batch.indices.tolist() for batch in batches[3:]]
+    assert len(batches) == 10
 
 
 # ---- the cache ---------------------------------------------------------------------------------------------
