@@ -235,7 +235,10 @@ def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):
     ("flags", "tokens"),
     [
         ({"val_path": None}, ("--probe_profile", "--data_path", "add --val_path")),
-        ({"data_path": "UNLABELLED"}, ("--data_path", "no labels", "images-000000.tar/", "--probe_column")),
+        (
+            {"data_path": "UNLABELLED"},
+            ("--data_path", "no labels", "images-000000.tar/", "--probe_column", "folder"),
+        ),
         ({"data_path": "CIRCLES"}, ("only the class circle", "two classes")),
         ({"val_path": "STRANGE"}, ("--val_path", "4 classes", "not_circle")),
         ({"val_path": "TRAIN"}, ("--val_path", "is --data_path")),

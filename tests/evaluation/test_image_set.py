@@ -45,10 +45,15 @@ def test_unusable_files_are_reported_and_others_are_measured(folder):
 
 
 def test_images_must_be_large_enough_for_every_size(folder):
-    with pytest.raises(DataError, match=r"--data_path .*none of its 6 images.*image_00.*64 px"):
+    with pytest.raises(DataError, match=r"--data_path .*none of its 6 images.*image_00.*64 px.*--sizes"):
         find_images(config(folder, sizes=(32, 64)))
     _, unusable = find_images(config(folder, sizes=(WHOLE,)))
     assert "8 px" in unusable["tiny.png"]
+
+
+def test_manifest_names_the_dataset_with_its_validation_images(folder):
+    with pytest.raises(DataError, match=r"--data_path .*manifest.jsonl.*validation.json.*--mode shard"):
+        find_images(config(folder / "manifest.jsonl"))
 
 
 def test_max_images_are_spread_evenly(folder):

@@ -133,6 +133,18 @@ def test_soup_on_held_out_images_is_at_least_as_good_as_the_best(folds, image_fo
     assert str(folds[int(best) - 1]) in "".join(kept)
 
 
+def test_soup_of_one_is_that_vae(folds, image_folder, capsys, monkeypatch):
+    """It says nothing of other encoders, which differ, and keeps the constants of the VAE."""
+    monkeypatch.setattr("vae.interop.combining.greedy_soup", lambda scores, score_of: [1])
+    options = f"--average_by soup --held_out {image_folder} --image_size 32 --device cpu"
+    found = combined(*folds, options=options)
+    out = capsys.readouterr().out
+    assert f"{folds[1]} alone" in out
+    assert "equal" not in out
+    for name, value in load_vae(folds[1]).autoencoder.state_dict().items():
+        assert torch.equal(value, found.autoencoder.state_dict()[name])
+
+
 def test_scores_are_measured_on_the_same_images(folds, image_folder, capsys):
     options = (
         f"--average_by score --temperature 1000000 --held_out {image_folder} --image_size 32 --device cpu"

@@ -143,7 +143,10 @@ def _texts(
             missing = missing or (images.name(index) if label is None else "")
     except BadImageError as error:
         raise DataError(f"{flag} {images.location}: the labels cannot be read: {error}") from error
-    remedy = f"name a column with --probe_column ({config.probe_column}), or give --probe labels.csv"
+    remedy = (
+        f"name a column with --probe_column ({config.probe_column}; folder: the name of each image's "
+        "folder), or give --probe labels.csv"
+    )
     if listed is not None:
         remedy = f"add rows for them to --probe {config.probe}"
     if not found:

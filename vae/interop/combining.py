@@ -38,6 +38,9 @@ def combine(vaes: Sequence[LoadedVae], config: ExportConfig) -> LoadedVae:
         console.info(f"averaged: {weight:.1%} of {path}")
     used = [number for number, weight in enumerate(weights) if weight]
     first = vaes[used[0]]
+    if len(used) == 1:
+        console.info(f"no other VAE raises the score, so the result is {config.vae[used[0]]} alone")
+        return first
     _report_latents(first, [vaes[number] for number in used])
     mean = average([parts[number] for number in used], [weights[number] for number in used])
     first.autoencoder.load_state_dict(mean)

@@ -98,7 +98,7 @@ def read_space(path: Path) -> Space:
     if not isinstance(loaded, dict) or not loaded:
         raise UserError(
             f'--space {path} must contain one object, for example {{"learning_rate": {{"low": 1e-5, '
-            '"high": 1e-3, "log": true}}}'
+            '"high": 1e-3, "log": true}}'
         )
     return {name: _parse(path, name, given) for name, given in loaded.items()}
 

@@ -35,6 +35,18 @@ def test_manifest_columns_and_its_folds_are_used(tmp_path):
     assert labels.folds.tolist() == [n % 4 for n in range(24)]
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators_of_the_csv_files_of_a_split_are_read(tmp_path, separator):
+    rows = [f"{name}{separator}{'ab'[n % 2]}" for n, name in enumerate(NAMES)]
+    labels = read_labels(write(tmp_path / "l.csv", rows, f"path{separator}label"), NAMES, "label", 3)
+    assert labels.targets.tolist() == [n % 2 for n in range(24)]
+
+
+def test_another_separator_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"label.*path\|label.*semicolons.*--probe_column"):
+        read_labels(write(tmp_path / "l.csv", ["00.png|a"], "path|label"), NAMES, "label", 3)
+
+
 def test_some_folds_are_replaced_by_new_ones_and_reported(tmp_path, capsys):
     rows = [f"{name},{'ab'[n % 2]},{n % 3 if n else ''}" for n, name in enumerate(NAMES)]
     labels = read_labels(write(tmp_path / "l.csv", rows, "path,label,fold"), NAMES, "label", 4)

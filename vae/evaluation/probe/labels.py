@@ -76,13 +76,16 @@ def label_rows(path: str, column: str) -> Iterator[tuple[Any, Any, Any, Any]]:
         return
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            first = file.readline()
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
             columns = reader.fieldnames or []
             name = next((name for name in NAME_COLUMNS if name in columns), None)
             if name is None or column not in columns:
                 raise DataError(
                     f"--probe {path} needs a column {column} and one of {', '.join(NAME_COLUMNS)}, and "
-                    f"has {', '.join(map(printable, columns)) or 'none'}: rename them, or use --probe_column"
+                    f"has {', '.join(map(printable, columns)) or 'none'}: separate them "
+                    "by commas, semicolons or tabs, rename them, or use --probe_column"
                 )
             for row in reader:
                 if row[column] and not row[name]:
