@@ -51,11 +51,6 @@ def test_images_must_be_large_enough_for_every_size(folder):
     assert "8 px" in unusable["tiny.png"]
 
 
-def test_manifest_names_the_dataset_with_its_validation_images(folder):
-    with pytest.raises(DataError, match=r"--data_path .*manifest.jsonl.*validation.json.*--mode shard"):
-        find_images(config(folder / "manifest.jsonl"))
-
-
 def test_max_images_are_spread_evenly(folder):
     assert find_images(config(folder, sizes=(32,), max_images=2))[0].names == ["image_00.png"]
 

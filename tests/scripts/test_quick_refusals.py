@@ -20,6 +20,7 @@ def folder(tmp_path_factory) -> Path:
     Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
     for name in ("a.safetensors", "a.ckpt"):
         (tmp_path / name).touch()
+    (tmp_path / "manifest.jsonl").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "phone").mkdir()
     (tmp_path / "phone" / "b.heic").touch()
@@ -46,6 +47,13 @@ REFUSALS = [
     ("evaluate_vae.py", PROFILE, {}, 78, ["--probe_profile", "--data_path F/data", "add --val_path"]),
     ("evaluate_vae.py", PROFILE, {"--val_path": "F/none"}, 77, ["--val_path F/none", "does not exist"]),
     ("evaluate_vae.py", PROFILE, {"--val_path": "F/data"}, 78, ["--val_path F/data", "is --data_path"]),
+    (
+        "evaluate_vae.py",
+        EVALUATE,
+        {"--data_path": "F/manifest.jsonl"},
+        77,
+        ["--data_path F/manifest.jsonl is a manifest", "validation.json", "--mode shard"],
+    ),
     ("train_vae.py", TRAIN, {"--profile": "standrd"}, 78, ["--profile standrd", "standard"]),
     ("train_vae.py", TRAIN, {"--progressive": "32:x"}, 78, ["--progressive 32:x", "SIZE:EPOCHS:BATCH"]),
     ("train_vae.py", TRAIN, {"--progressive": "33:1:1"}, 78, ["33", "32 or 40"]),

@@ -108,6 +108,11 @@ def _check_folder(root: str | os.PathLike[str], flag: str) -> None:
         )
     if not os.path.lexists(root):
         raise DataError(f"{flag} {root} does not exist: give the folder that contains your images")
+    if not os.path.isdir(root) and root.lower().endswith(".jsonl"):
+        raise DataError(
+            f"{flag} {root} is a manifest, not a folder: give its folder; evaluate_vae.py reads its "
+            "validation images from the validation.json that prepare_data.py --mode shard writes"
+        )
     if not os.path.isdir(root):
         raise DataError(f"{flag} {root} is not a folder: give the folder that contains your images")
 

@@ -21,7 +21,6 @@ from vae.console import printable
 from vae.data.dataset import FolderImages, Images
 from vae.data.folder import list_images
 from vae.data.formats import BadImageError
-from vae.data.manifest import is_manifest
 from vae.data.remote_shards import open_images
 from vae.data.shard_cache import open_cache
 from vae.data.shards import is_dataset, read_dataset
@@ -112,11 +111,6 @@ def _open(config: EvaluateConfig) -> Images:
     Whole shards of a remote one are fetched only if that is less than to read each image when it is needed.
     """
     path = config.data_path
-    if is_manifest(path):
-        raise DataError(
-            f"--data_path {path} is a manifest, not a folder: give its folder, or for its validation images "
-            "the validation.json that prepare_data.py --mode shard writes"
-        )
     if not is_dataset(path):
         return FolderImages(path, list_images(path))
     images = open_images(read_dataset(path), 1, open_cache([path], config.cache_dir, config.cache_gib))
