@@ -1,12 +1,11 @@
 """Console output: who prints, closed pipes, escaped text, and shell commands."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.harness.runs import ROOT
+from tests.harness.runs import ROOT, closed_pipe
 from vae import console
 from vae.console import command_line, counted, fetch_command, printable
 
@@ -36,11 +35,9 @@ def test_other_processes_print_only_errors(capsys):
 
 def output_with_closed_pipe(code: str) -> tuple[int, str]:
     """Exit code and stderr of a process that runs this code while nothing reads its stdout."""
-    reading, writing = os.pipe()
-    os.close(reading)
     words = [sys.executable, "-c", f"from vae import console\n{code}"]
-    done = subprocess.run(words, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
+    with closed_pipe() as pipe:
+        done = subprocess.run(words, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True)
     return done.returncode, done.stderr
 
 

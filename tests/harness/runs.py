@@ -4,7 +4,8 @@ import importlib
 import os
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -49,3 +50,14 @@ def run_here(script: str, *words: object) -> subprocess.CompletedProcess[str]:
     with redirect_stdout(out), redirect_stderr(err):
         code = exit_code(script, main, texts)
     return subprocess.CompletedProcess([script, *texts], code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def closed_pipe() -> Iterator[int]:
+    """The end of a pipe that nothing reads, as after `| head`, from before a process writes to it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        yield writing
+    finally:
+        os.close(writing)

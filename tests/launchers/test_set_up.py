@@ -18,7 +18,7 @@ from launchers import environment, virtual_environment
 from launchers.stamp import torch_requirements
 from launchers.torch_builds import ENDED, Machine
 from tests.harness.launcher_projects import make_pair, make_wheel
-from tests.harness.runs import ROOT
+from tests.harness.runs import ROOT, closed_pipe
 from vae.checks.facts import Smi
 from vae.host import usable_cores
 
@@ -90,15 +90,11 @@ def test_hanging_nvidia_smi_prints_one_line(monkeypatch, capsys):
 
 def test_closed_pipe_ends_without_traceback(project):
     for script in ("setup.sh", "train_rtx5090.sh"):
-        shell = subprocess.Popen(
-            [project.folder / script, "--help"],
-            env=project.environ(PYTHONUNBUFFERED=""),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        shell.stdout.close()  # like `| head`
-        assert shell.stderr.read() == b""
-        assert shell.wait(timeout=60) == 141
+        environ = project.environ(PYTHONUNBUFFERED="")
+        with closed_pipe() as pipe:
+            words = [project.folder / script, "--help"]
+            done = subprocess.run(words, env=environ, stdout=pipe, stderr=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "de_DE.ISO-8859-1"])

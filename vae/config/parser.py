@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -36,6 +37,10 @@ class OneLineParser(argparse.ArgumentParser):
                 raise UsageError(_needless_value(before, unknown[0]))
             raise UsageError(f"{unknown[0]} does not follow a flag: put a path with spaces in quotes")
         return given
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print. argparse itself ignores a closed pipe or a full disk when a help text fills the buffer."""
+        (file or sys.stderr).write(message)
 
     def _switches(self) -> list[str]:
         """The flags without a value."""
