@@ -68,8 +68,16 @@ def warning(text: str) -> None:
 
 
 def error(text: str) -> None:
-    """Print a line to stderr, from any process, above a progress bar if one is shown."""
-    _print(text, sys.stderr)
+    """Print a line to stderr, from any process, above a progress bar if one is shown.
+
+    Without space for it, for example with `2> file` on a full disk, the exit code alone reports the error.
+    """
+    try:
+        _print(text, sys.stderr)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        discard(sys.stderr)
 
 
 def progress(text: str) -> None:

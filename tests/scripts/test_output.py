@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.harness.runs import ROOT, closed_pipe
+from vae.config.errors import EXIT_DATA
 
 COMMANDS = [
     ["check_compatibility.py", "--help"],
@@ -34,3 +35,9 @@ def test_closed_or_full_output_prints_no_traceback():
         found = subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT, stderr=subprocess.PIPE)
         assert found.returncode == code
         assert found.stderr.count(b"\n") == code
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_error_that_cannot_be_printed_keeps_its_exit_code():
+    command = '"$0" train_vae.py --data_path /nonexistent >/dev/full 2>&1'
+    assert subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT).returncode == EXIT_DATA
