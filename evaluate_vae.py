@@ -28,4 +28,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_script("evaluate_vae.py", main, stopped="stopped: no results were written")
+    run_script(
+        "evaluate_vae.py", main, stopped="stopped: no results; latents and epochs of --probe_profile are kept"
+    )

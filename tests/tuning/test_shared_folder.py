@@ -108,7 +108,7 @@ def test_a_search_that_is_older_than_an_option_continues(tune):
 
 def test_a_search_of_other_images_or_another_space_is_refused(tune, image_folder, tmp_path):
     tune(SPACE, "--trials", "1")
-    with pytest.raises(UserError, match=r'another space: "beta1" was null'):
+    with pytest.raises(UserError, match=r'another space: "beta1" was not set, and is now \[0.5, 0.9\]'):
         tune({**SPACE, "beta1": [0.5, 0.9]})
     with pytest.raises(UserError, match=r'another space: "learning_rate"'):
         tune({"learning_rate": {"low": 1e-5, "high": 1e-1, "log": True}})

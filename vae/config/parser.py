@@ -64,7 +64,7 @@ class OneLineParser(argparse.ArgumentParser):
         if found := re.fullmatch(r"argument (--\w+)\S*: ignored explicit argument '(.*)'", message):
             return _needless_value(*found.groups())
         if found := re.fullmatch(r"argument (--\w+): expected (one|at least one) argument", message):
-            return f"{found[1]} needs a value: write one that starts with a minus as {found[1]}=VALUE"
+            return f"{found[1]} needs a value; one that starts with a minus is written {found[1]}=VALUE"
         if found := re.fullmatch(r"the following arguments are required: (.*)", message):
             return f"{found[1]} {'are' if ',' in found[1] else 'is'} missing (--help lists every flag)"
         return None

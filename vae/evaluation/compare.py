@@ -148,7 +148,8 @@ def _ensemble_row(config: EvaluateConfig, rows: list[Row], device: torch.device)
     weights = config.ensemble_weights or (1.0,) * len(vaes)
     seed = config.seed if config.posterior == "sample" else None
     facts = {"weights": " ".join(f"{weight / sum(weights):.3g}" for weight in weights)}
-    result = VaeResult(name=f"ensemble of {len(vaes)}", path="", kind="ensemble", config=facts)
+    members = sum(weight > 0 for weight in weights)
+    result = VaeResult(name=f"ensemble of {members}", path="", kind="ensemble", config=facts)
     return Row(result, ensemble(vaes, weights, device, DTYPES[config.dtype], seed))
 
 

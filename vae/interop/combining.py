@@ -51,10 +51,14 @@ def combine(vaes: Sequence[LoadedVae], config: ExportConfig) -> LoadedVae:
 
 def check_combinable(vaes: Sequence[LoadedVae], paths: Sequence[str]) -> None:
     """Raise UserError if the shapes or the starts differ; warn if a start is not known."""
-    first = vaes[0]
+    options = vars(vaes[0].autoencoder.config)
     for path, vae in zip(paths, vaes, strict=True):
-        if vae.autoencoder.config != first.autoencoder.config:
-            raise UserError(f"--vae {path} has another shape than {paths[0]}: they cannot be averaged")
+        others = vars(vae.autoencoder.config)
+        if name := next((name for name in options if others[name] != options[name]), None):
+            raise UserError(
+                f"--vae {path} has {name} {others[name]}, and {paths[0]} {options[name]}: they cannot be "
+                "averaged; evaluate_vae.py --ensemble averages reconstructions"
+            )
     known = {vae.file.start: number for number, vae in enumerate(vaes) if vae.file.start}
     if len(known) > 1:
         one, other = list(known.values())[:2]

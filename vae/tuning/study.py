@@ -234,6 +234,13 @@ def _check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) 
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
         if names:
             raise UserError(
-                f'{remedy} {title}: "{names[0]}" was {json.dumps(before.get(names[0]))}, and is now '
-                f"{json.dumps(after.get(names[0]))}: repeat the command of that search, or use another folder"
+                f'{remedy} {title}: "{names[0]}" was {_shown(before.get(names[0]))}, and is now '
+                f"{_shown(after.get(names[0]))}: repeat the command of that search, or use another folder"
             )
+
+
+def _shown(value: Any) -> str:
+    """An option, or the part of a space, as users write it."""
+    if not isinstance(value, dict) or "kind" not in value:
+        return "not set" if value is None else json.dumps(value)
+    return json.dumps(value.get("values", {name: value[name] for name in value if name != "kind"}))
