@@ -20,7 +20,7 @@ from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.errors import DataError, UserError
-from vae.data import loading, probing
+from vae.data import decoding_processes, probing
 from vae.data.dataset import CropDataset, FolderImages, Rejection, collate
 from vae.data.folder import list_images
 from vae.data.loading import TrainLoader, load_validation
@@ -283,7 +283,7 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers, monke
                 os.kill(process.pid, getattr(signal, "SIGSTOP", signal.SIGTERM))
             raise InterruptedError
 
-    monkeypatch.setattr(loading, "END_SECONDS", 60.0)
+    monkeypatch.setattr(decoding_processes, "END_SECONDS", 60.0)
     started = time.monotonic()
     with (
         TrainLoader(crops, local_batch=2, num_workers=workers, while_waiting=while_waiting) as loader,
