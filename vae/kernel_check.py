@@ -208,7 +208,7 @@ def _attention_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str
         ops.row_products(a, b, out)
         return (out,)
 
-    yield "softmax_step", softmax_step, [scores, weights, torch.empty_like(log_sums)]
+    yield "softmax_step", softmax_step, [scores, weights, *(torch.empty_like(log_sums) for _ in range(2))]
     yield "gradient_step", gradient_step, [scores, others, weights, products, log_sums, deltas]
     a, b = (draw(*SCORES_SHAPE[:2], WIDTH).to(key.dtype) for _ in range(2))
     yield "row_products", row_products, [a, b, torch.empty_like(deltas)]

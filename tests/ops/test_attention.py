@@ -116,6 +116,10 @@ def test_bf16_is_as_exact_as_plain_bf16(monkeypatch):
 )
 def test_scratch_is_bounded_by_the_size_of_the_inputs_and_by_2_to_the_29_scores(tokens, channels, queries):
     assert attention_blocks(3, tokens, channels, "cuda") == (1, queries)
+    assert attention_blocks(3, tokens, channels, "cuda", has_gradient=False) == (
+        1,
+        min(2 * channels, queries),
+    )
     shape = (1, tokens, channels)
     inputs = [torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     with LiveBytes() as counter:
@@ -146,7 +150,7 @@ def test_flops_are_two_products_forward_and_five_backward(tokens):
 
 
 def test_passes_opcheck():
-    torch.library.opcheck(torch.ops.vae.attention.default, tensors(2, 9, 4))
+    torch.library.opcheck(torch.ops.vae.attention.default, (*tensors(2, 9, 4), True))
 
 
 def test_compiles_without_a_graph_break():

@@ -75,7 +75,7 @@ def attention_launches():
 
     fp32, bf16 = "*fp32", "*bf16"
     types = {"scores": fp32, "grad_weights": fp32, "weights": bf16, "grad_scores": bf16, "scale": "fp32"}
-    types |= {name: fp32 for name in ("log_sums", "deltas", "out")}
+    types |= {name: fp32 for name in ("log_sums", "sums", "deltas", "out")}
     types |= {"a": bf16, "b": bf16, "rows": "i32", "columns": "i32"}
     whole = (kernels.softmax_kernel, kernels.gradient_kernel, kernels.row_products_kernel)
     for kernel, width in itertools.product(whole, (64, 512, 2048)):

@@ -191,7 +191,7 @@ LONG = {"num_epochs": 80, "batch_size": 4, "learning_rate": 4e-3, "checkpoint_fr
 
 @pytest.mark.slow
 def test_run_with_a_spike_ends_within_a_fifth_of_a_decibel_of_one_without(tiny, tmp_path):
-    given = {**tiny, **LONG, "val_freq": 80}
+    given = {**tiny, **LONG, "val_freq": 80, "init": "warm"}
     spike = Fault("scale_weights", "step", nth=150, value=2.0)
     results = {}
     for name, faults in {"without": (), "with": (spike,)}.items():

@@ -22,6 +22,8 @@ from vae.ops.library import accumulation_dtype, define_op, has_no_data, uses_tri
 # backward is then as large as three feature maps of the first resolution, and never part of the peak of a
 # step of 128 to 4096 px. The speed is not measured yet.
 QUERIES_PER_CHANNEL = 8
+# Without gradients, memory is what limits an image: this scratch is as large as six feature maps.
+INFERENCE_QUERIES_PER_CHANNEL = 2
 MAX_SCORES = 2**29  # a quarter of what 32-bit integers count: 6 GiB of scratch in backward
 CPU_SCORES = 2**20  # 4 MiB in fp32: a share of a third-level cache
 CPU_QUERIES = 512  # at least; with 256, bf16 takes a quarter more time at 4096 tokens
@@ -35,15 +37,18 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same as attention_reference, with memory linear in N; softmax in fp32 (fp64 for fp64 inputs)."""
-    return _op(q, k, v)[0]
+    return _op(q, k, v, torch.is_grad_enabled())[0]
 
 
-def attention_blocks(batch: int, tokens: int, channels: int, device_type: str) -> tuple[int, int]:
+def attention_blocks(
+    batch: int, tokens: int, channels: int, device_type: str, has_gradient: bool = True
+) -> tuple[int, int]:
     """Images and queries at a time; several images only with all of their queries."""
     if device_type == "cpu":
         queries = max(CPU_QUERIES, CPU_SCORES // tokens)
     else:
-        queries = max(1, min(QUERIES_PER_CHANNEL * channels, MAX_SCORES // tokens))
+        per_channel = QUERIES_PER_CHANNEL if has_gradient else INFERENCE_QUERIES_PER_CHANNEL
+        queries = max(1, min(per_channel * channels, MAX_SCORES // tokens))
     return max(1, min(batch, queries // tokens)), min(tokens, queries)
 
 
@@ -54,17 +59,23 @@ def backend(q: Tensor) -> ModuleType:
     return attention_torch
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _attention(q: Tensor, k: Tensor, v: Tensor, has_gradient: bool) -> tuple[Tensor, Tensor]:
     """The output, and the logarithm of the sum of exp(score) for each query: (B, N)."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     log_sums = q.new_empty(q.shape[:2], dtype=accumulation_dtype(q))
     if not q.is_meta and has_no_data(q):  # torch.compile is tracing; on meta, the scratch is counted below
         return out, log_sums
-    for images, rows, (s, w) in _blocks(q, buffers=1):
-        queries = q[images, rows]
+    at_once, most = attention_blocks(*q.shape, q.device.type, has_gradient)
+    # Weights are at most 1 and divided by their sum after the product: bf16 is finest just below 1.
+    totals = torch.empty_like(out[:at_once, :most], dtype=log_sums.dtype)
+    sums = torch.empty_like(log_sums[:at_once, :most])
+    for images, rows, (s, w) in _blocks(q, buffers=1, has_gradient=has_gradient):
+        queries, block = q[images, rows], out[images, rows]
+        total, row_sums = (buffer[: len(block), : block.shape[1]] for buffer in (totals, sums))
         _product(s, queries, k[images].mT, alpha=_scale(q))
-        backend(q).softmax_step(s, w, log_sums[images, rows])
-        _product(out[images, rows], w, v[images])
+        backend(q).softmax_step(s, w, log_sums[images, rows], row_sums)
+        _product(total, w, v[images])
+        torch.div(total, row_sums[..., None], out=block)
     return out, log_sums
 
 
@@ -97,13 +108,15 @@ def _write_gradients(
         _product(grad_q[images, rows], ds, k[images])
 
 
-def _blocks(q: Tensor, buffers: int) -> Iterator[tuple[slice, slice, list[Tensor]]]:
+def _blocks(
+    q: Tensor, buffers: int, has_gradient: bool = True
+) -> Iterator[tuple[slice, slice, list[Tensor]]]:
     """Images and queries of each block; `buffers` times a buffer for its scores, and one in q's dtype.
 
     A pair is one buffer if the dtypes are equal. On meta the buffers exist for a moment and no block follows.
     """
     batch, tokens, channels = q.shape
-    at_once, queries = attention_blocks(batch, tokens, channels, q.device.type)
+    at_once, queries = attention_blocks(batch, tokens, channels, q.device.type, has_gradient)
     scratch = []
     for _ in range(buffers):
         scores = q.new_empty(at_once * queries * tokens, dtype=accumulation_dtype(q))
@@ -132,7 +145,7 @@ def _scale(q: Tensor) -> float:
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> Any:
-    return (*inputs, *output), ()
+    return (*inputs[:3], *output), ()
 
 
 def _flops(q: torch.Size, *_: object, **__: object) -> int:

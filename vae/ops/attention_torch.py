@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 
-def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor) -> None:
-    """weights = softmax(scores), log_sums (images, queries) = logsumexp(scores); `scores` is overwritten."""
+def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor, sums: Tensor) -> None:
+    """weights = exp(scores - their maximum), sums (images, queries) of them, log_sums = logsumexp(scores).
+
+    `scores` is overwritten.
+    """
     maxima = scores.amax(-1)
-    sums = scores.sub_(maxima[..., None]).exp_().sum(-1)
+    torch.sum(scores.sub_(maxima[..., None]).exp_(), dim=-1, out=sums)
     torch.add(maxima, sums.log(), out=log_sums)
-    torch.div(scores, sums[..., None], out=scores)
     if weights.data_ptr() != scores.data_ptr():
         weights.copy_(scores)
 

@@ -42,25 +42,27 @@ def softmax_kernel(
     scores,
     weights,
     log_sums,
+    sums,
     rows,
     columns,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row, exists = _rows(rows, ROWS)
-    maxima, sums = tl.full([ROWS, COLUMNS], LOWEST, tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
+    maxima, partial = tl.full([ROWS, COLUMNS], LOWEST, tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
         offsets, inside = _tile(row, rows, columns, start, COLUMNS)
         s = tl.load(scores + offsets, mask=inside, other=-float("inf"))
         larger = tl.maximum(maxima, s)
-        sums = sums * tl.exp(maxima - larger) + tl.exp(s - larger)
+        partial = partial * tl.exp(maxima - larger) + tl.exp(s - larger)
         maxima = larger
     maximum = tl.max(maxima, 1)
-    log_sum = maximum + tl.log(tl.sum(sums * tl.exp(maxima - maximum[:, None]), 1))
-    tl.store(log_sums + row, log_sum, mask=exists)
+    total = tl.sum(partial * tl.exp(maxima - maximum[:, None]), 1)
+    tl.store(sums + row, total, mask=exists)
+    tl.store(log_sums + row, maximum + tl.log(total), mask=exists)
     for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
         offsets, inside = _tile(row, rows, columns, start, COLUMNS)
-        w = tl.exp(tl.load(scores + offsets, mask=inside, other=0.0) - log_sum[:, None])
+        w = tl.exp(tl.load(scores + offsets, mask=inside, other=0.0) - maximum[:, None])
         tl.store(weights + offsets, w.to(weights.dtype.element_ty), mask=inside)
 
 
@@ -101,9 +103,9 @@ def row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: t
     tl.store(out + row, tl.sum(total, 1), mask=exists)
 
 
-def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor) -> None:
+def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor, sums: Tensor) -> None:
     """vae.ops.attention_torch.softmax_step; every tensor is dense."""
-    _launch(softmax_kernel, scores.shape, scores, weights, log_sums)
+    _launch(softmax_kernel, scores.shape, scores, weights, log_sums, sums)
 
 
 def gradient_step(
