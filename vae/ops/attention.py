@@ -65,7 +65,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, has_gradient: bool) -> tuple[Ten
     log_sums = q.new_empty(q.shape[:2], dtype=accumulation_dtype(q))
     if not q.is_meta and has_no_data(q):  # torch.compile is tracing; on meta, the scratch is counted below
         return out, log_sums
-    at_once, most = attention_blocks(*q.shape, q.device.type, has_gradient)
+    batch, tokens, channels = q.shape
+    at_once, most = attention_blocks(batch, tokens, channels, q.device.type, has_gradient)
     # Weights are at most 1 and divided by their sum after the product: bf16 is finest just below 1.
     totals = torch.empty_like(out[:at_once, :most], dtype=log_sums.dtype)
     sums = torch.empty_like(log_sums[:at_once, :most])
