@@ -65,12 +65,11 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, has_gradient: bool) -> tuple[Ten
     log_sums = q.new_empty(q.shape[:2], dtype=accumulation_dtype(q))
     if not q.is_meta and has_no_data(q):  # torch.compile is tracing; on meta, the scratch is counted below
         return out, log_sums
-    batch, tokens, channels = q.shape
-    at_once, most = attention_blocks(batch, tokens, channels, q.device.type, has_gradient)
+    at_once, most = blocks = attention_blocks(*_sizes(q), q.device.type, has_gradient)
     # Weights are at most 1 and divided by their sum after the product: bf16 is finest just below 1.
     totals = torch.empty_like(out[:at_once, :most], dtype=log_sums.dtype)
     sums = torch.empty_like(log_sums[:at_once, :most])
-    for images, rows, (s, w) in _blocks(q, buffers=1, has_gradient=has_gradient):
+    for images, rows, (s, w) in _blocks(q, blocks, buffers=1):
         queries, block = q[images, rows], out[images, rows]
         total, row_sums = (buffer[: len(block), : block.shape[1]] for buffer in (totals, sums))
         _product(s, queries, k[images].mT, alpha=_scale(q))
@@ -99,7 +98,8 @@ def _write_gradients(
     deltas = torch.empty_like(log_sums)  # sums of grad_out * out: D of Dao et al.
     if not q.is_meta:
         backend(q).row_products(grad_out, out, deltas)
-    for images, rows, (s, w, dw, ds) in _blocks(q, buffers=2):
+    blocks = attention_blocks(*_sizes(q), q.device.type)
+    for images, rows, (s, w, dw, ds) in _blocks(q, blocks, buffers=2):
         queries, grad, more = q[images, rows], grad_out[images, rows], rows.start > 0
         _product(s, queries, k[images].mT, alpha=_scale(q))
         _product(dw, grad, v[images].mT)
@@ -109,15 +109,13 @@ def _write_gradients(
         _product(grad_q[images, rows], ds, k[images])
 
 
-def _blocks(
-    q: Tensor, buffers: int, has_gradient: bool = True
-) -> Iterator[tuple[slice, slice, list[Tensor]]]:
-    """Images and queries of each block; `buffers` times a buffer for its scores, and one in q's dtype.
+def _blocks(q: Tensor, blocks: tuple[int, int], buffers: int) -> Iterator[tuple[slice, slice, list[Tensor]]]:
+    """Images and queries of each block of these sizes, and its scratch: `buffers` pairs for its scores.
 
-    A pair is one buffer if the dtypes are equal. On meta the buffers exist for a moment and no block follows.
+    A pair is a buffer in fp32 (or fp64) and one in q's dtype, or one buffer if the dtypes are equal.
+    On meta the buffers exist for a moment and no block follows.
     """
-    batch, tokens, channels = q.shape
-    at_once, queries = attention_blocks(batch, tokens, channels, q.device.type, has_gradient)
+    (batch, tokens, _), (at_once, queries) = _sizes(q), blocks
     scratch = []
     for _ in range(buffers):
         scores = q.new_empty(at_once * queries * tokens, dtype=accumulation_dtype(q))
@@ -139,6 +137,11 @@ def _product(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, accumulate: 
         out.add_(torch.bmm(a, b), alpha=alpha)
     else:
         torch.mul(torch.bmm(a, b), alpha, out=out)
+
+
+def _sizes(q: Tensor) -> tuple[int, int, int]:
+    batch, tokens, channels = q.shape
+    return batch, tokens, channels
 
 
 def _scale(q: Tensor) -> float:
