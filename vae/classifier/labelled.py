@@ -101,12 +101,8 @@ def _listed_labels(config: EvaluateConfig) -> dict[str, str] | None:
     """The labels in --probe by image; None without it."""
     if config.probe is None:
         return None
-    listed: dict[str, str] = {}
-    for name, label, _, _ in label_rows(config.probe, config.probe_column):
-        if name in listed:
-            raise DataError(f"--probe {config.probe} lists {printable(name)} twice: keep one of these rows")
-        listed[name] = str(label)
-    return listed
+    rows = label_rows(config.probe, config.probe_column)
+    return {name: str(label) for name, (label, _, _) in rows.items()}
 
 
 def _check_listed(config: EvaluateConfig, listed: dict[str, str], sources: dict[str, Images]) -> None:

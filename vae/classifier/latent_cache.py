@@ -52,6 +52,7 @@ class LatentCache:
 
     latents: np.ndarray  # fp16 (N, V, Z, h, w), on disk
     unusable: dict[str, str]  # reason by position, as text
+    identity: dict[str, Any]  # all that decides the latents
 
 
 def view_of(pixels: np.ndarray, view: int, index: int, size: int, crop: str, seed: int) -> np.ndarray:
@@ -106,7 +107,7 @@ def encode_set(
             with path.open("r+b" if path.exists() else "wb") as file:
                 _encode(labelled, model, config, shape, file, record_path, record | {"identity": made})
     record = read_json(record_path)
-    return LatentCache(np.memmap(path, np.float16, "r", shape=shape), record["unusable"])
+    return LatentCache(np.memmap(path, np.float16, "r", shape=shape), record["unusable"], made)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from vae import console
 from vae.classifier.batches import CachedSet, channel_statistics
 from vae.classifier.labelled import LabelledSet, read_sets
-from vae.classifier.latent_cache import LatentCache, encode_set, identity
+from vae.classifier.latent_cache import LatentCache, encode_set
 from vae.classifier.memory import ClassifierMemory, ClassifierSpec, choose_micro_batch
 from vae.classifier.network import LatentClassifier, NetworkShape, check_shape
 from vae.classifier.recipe import (
@@ -36,7 +36,7 @@ from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support
 from vae.evaluation.compare import short_names
 from vae.evaluation.precheck import check_command
 from vae.evaluation.probe.run import pair_line, score_table, write_probabilities
-from vae.evaluation.probe.scores import paired_bootstrap, scores
+from vae.evaluation.probe.scores import compared_with_first, scores
 from vae.files import write_json
 from vae.host import GIB
 from vae.interop.vae_files import LoadedVae, load_vae
@@ -168,17 +168,18 @@ def _measure(
     cache = Path(config.probe_cache) if config.probe_cache else folder / "latents"
     model = vae.autoencoder.to(setup.device).to(memory_format=torch.channels_last)
     with _memory_flag("--batch_size", config.batch_size):
-        sets = [
-            _cached(labelled, encode_set(labelled, model, config, views, cache))
+        caches = [
+            encode_set(labelled, model, config, views, cache)
             for labelled, views in ((train, config.probe_views), (val, 1))
         ]
+    sets = [_cached(*pair) for pair in zip((train, val), caches, strict=True)]
     model.cpu()
     if setup.device.type == "cuda":
         torch.cuda.empty_cache()
     made = identity_of(
         setup.recipe,
         **asdict(shape),
-        images=identity(train, model, config, config.probe_views) | {"val": val.fingerprint()},
+        images=caches[0].identity | {"val": caches[1].identity["images"]},
         class_names=hashlib.sha256("\n".join(setup.classes).encode("utf-8", "surrogateescape")).hexdigest(),
         dtype=str(setup.dtype),
         micro_batch=config.probe_micro_batch_size,
@@ -278,11 +279,17 @@ def _begin(
 def _write(folder: Path, setup: Setup, val: LabelledSet, measured: list[Measured]) -> None:
     """Write probe.json and one CSV file of probabilities for each VAE, and print the tables."""
     head = setup.config.probe_heads[0]
-    pairs = _pairs(measured)
+    data = measured[0].data  # all have the same images
+    pairs = compared_with_first(
+        [one.name for one in measured],
+        [one.probabilities for one in measured],
+        data.targets[data.usable],
+        data.usable,
+    )
     content = {
         "profile": setup.config.probe_profile,
         "classes": setup.classes,
-        "images": len(measured[0].data),
+        "images": len(data),
         "recipe": asdict(setup.recipe),
         "sets": {
             f"{one.name} latents": {"scores": {head: one.scores}, "epochs": one.history} for one in measured
@@ -296,13 +303,3 @@ def _write(folder: Path, setup: Setup, val: LabelledSet, measured: list[Measured
     table = score_table(setup.classes, {f"{one.name} latents": {head: one.scores} for one in measured})
     console.info("\n".join(["", *table, *map(pair_line, pairs)]))
     console.info(f"\nresults are in {console.printable(setup.config.output_dir)}")
-
-
-def _pairs(measured: list[Measured]) -> list[dict[str, Any]]:
-    """Each VAE against the first: the difference of the accuracy of their latents."""
-    correct = [one.probabilities.argmax(1) == one.data.targets[one.data.usable] for one in measured]
-    return [
-        {"first": one.name, "second": measured[0].name}
-        | paired_bootstrap(values, correct[0], one.data.usable)
-        for one, values in zip(measured[1:], correct[1:], strict=True)
-    ]

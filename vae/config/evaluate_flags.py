@@ -51,7 +51,7 @@ class EvaluateConfig:
         MISSING, "folder for report.html, the tables and sample images; created if missing", metavar="DIR"
     )
     cache_dir: str | None = cache_dir_option()
-    cache_gib: float = cache_gib_option("; 0: none, images are read one by one over the network")
+    cache_gib: float = cache_gib_option()
     overwrite: bool = option(False, "replace the results of an earlier comparison")
     sizes: tuple[int, ...] = option(
         (256,),

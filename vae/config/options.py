@@ -67,7 +67,7 @@ def cache_dir_option() -> Any:
     )
 
 
-def cache_gib_option(without: str) -> Any:
+def cache_gib_option(without: str = "; 0: none, images are read one by one over the network") -> Any:
     """--cache_gib of every script that reads a dataset on a remote store; `without`: what 0 means."""
     return option(
         50,
@@ -146,7 +146,7 @@ class DataConfig:
         at_least=1,
     )
     cache_dir: str | None = cache_dir_option()
-    cache_gib: float = cache_gib_option("; 0: none, images are read one by one over the network")
+    cache_gib: float = cache_gib_option()
     val_split: float = option(
         0.1,
         "fraction of --data_path used as validation set, chosen by a hash of file name and --split_seed",

@@ -13,6 +13,7 @@ from vae import console
 from vae.config.errors import DataError, UserError
 from vae.console import printable
 from vae.data.manifest import group_key, is_manifest, read_rows
+from vae.files import csv_delimiter
 
 NAME_COLUMNS = ("path", "image", "filepath", "filename", "id")
 MIN_FOLDS = 3  # one to measure, one to stop early and to weight heads, the others to train
@@ -32,11 +33,7 @@ class Labels:
 
 def read_labels(path: str, known: Sequence[str], column: str, num_folds: int) -> Labels:
     """The labels of the images `known`; UserError or DataError in one line if they cannot be probed."""
-    rows: dict[str, tuple[Any, Any, Any]] = {}
-    for name, *values in label_rows(path, column):
-        if name in rows:
-            raise DataError(f"--probe {path} lists {printable(name)} twice: keep one of these rows")
-        rows[name] = tuple(values)
+    rows = label_rows(path, column)
     unknown = sorted(rows.keys() - set(known))
     if unknown:
         raise DataError(
@@ -67,7 +64,17 @@ def read_labels(path: str, known: Sequence[str], column: str, num_folds: int) ->
     return Labels(names, classes, targets, groups, folds, num_folds)
 
 
-def label_rows(path: str, column: str) -> Iterator[tuple[Any, Any, Any, Any]]:
+def label_rows(path: str, column: str) -> dict[str, tuple[Any, Any, Any]]:
+    """Label, group and fold of each labelled image. DataError if one is listed twice."""
+    rows: dict[str, tuple[Any, Any, Any]] = {}
+    for name, *values in _rows(path, column):
+        if name in rows:
+            raise DataError(f"--probe {path} lists {printable(name)} twice: keep one of these rows")
+        rows[name] = tuple(values)
+    return rows
+
+
+def _rows(path: str, column: str) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Name, label, group and fold of each labelled row."""
     if is_manifest(path):
         for row in read_rows(path, flag="--probe"):
@@ -78,7 +85,7 @@ def label_rows(path: str, column: str) -> Iterator[tuple[Any, Any, Any, Any]]:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            reader = csv.DictReader(file, delimiter=max(",;\t", key=first.count))
+            reader = csv.DictReader(file, delimiter=csv_delimiter(first))
             columns = reader.fieldnames or []
             name = next((name for name in NAME_COLUMNS if name in columns), None)
             if name is None or column not in columns:

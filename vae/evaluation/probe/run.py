@@ -23,7 +23,7 @@ from vae.evaluation.probe.heads import Schedule, predict, train_head
 from vae.evaluation.probe.labels import Labels, read_labels, stopping_fold
 from vae.evaluation.probe.learning_rate import find_learning_rate
 from vae.evaluation.probe.reference import choose_reference, describe, load_reference
-from vae.evaluation.probe.scores import ensemble_weights, paired_bootstrap, scores
+from vae.evaluation.probe.scores import compared_with_first, ensemble_weights, scores
 from vae.files import atomic_path, csv_cell, write_json
 from vae.interop.vae_files import load_vae
 from vae.kernel_check import choose_kernels
@@ -116,7 +116,9 @@ def _write(
 ) -> None:
     """Write probe.json and one CSV file of probabilities for each set of features, and print the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = _pairs(labels, probed, names)
+    found = {one.name: one.probabilities["ensemble"] for one in probed}
+    latents = [found[f"{name} latents"] for name in names]
+    pairs = compared_with_first(names, latents, labels.targets, labels.groups)
     content = {
         "classes": labels.classes,
         "images": len(labels.names),
@@ -135,8 +137,8 @@ def _write(
         "pairs": pairs,
     }
     for number, one in enumerate(probed):
-        path, found = folder / f"probe_{number}.csv", one.probabilities["ensemble"]
-        write_probabilities(path, labels.names, labels.classes, found)
+        path = folder / f"probe_{number}.csv"
+        write_probabilities(path, labels.names, labels.classes, found[one.name])
     write_json(folder / "probe.json", content, indent=1)
     console.info("\n".join(_lines(labels, probed, pairs, config.probe_learning_rate is not None)))
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
@@ -154,20 +156,6 @@ def write_probabilities(
         writer.writerow(["id", *map(csv_cell, classes)])
         for name, row in zip(names, probabilities, strict=True):
             writer.writerow([csv_cell(name), *(f"{value:.6f}" for value in row / row.sum())])
-
-
-def _pairs(labels: Labels, probed: list[Probed], names: list[str]) -> list[dict[str, Any]]:
-    """Each VAE against the first: the difference of the accuracy of their latents."""
-    by_name = {one.name: one for one in probed}
-    correct = {
-        name: by_name[f"{name} latents"].probabilities["ensemble"].argmax(1) == labels.targets
-        for name in names
-    }
-    return [
-        {"first": name, "second": names[0]}
-        | paired_bootstrap(correct[name], correct[names[0]], labels.groups)
-        for name in names[1:]
-    ]
 
 
 def _lines(labels: Labels, probed: list[Probed], pairs: list[dict[str, Any]], given_rate: bool) -> list[str]:

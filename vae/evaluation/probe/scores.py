@@ -62,3 +62,14 @@ def paired_bootstrap(
     low, high = np.quantile(means, [0.025, 0.975])
     share = float((means > 0).mean() + (means == 0).mean() / 2)
     return {"difference": float(difference.mean()), "low": float(low), "high": float(high), "share": share}
+
+
+def compared_with_first(
+    names: Sequence[str], probabilities: Sequence[np.ndarray], targets: np.ndarray, groups: np.ndarray
+) -> list[dict[str, Any]]:
+    """Each other VAE against the first: the difference of the top-1 accuracy, by a paired bootstrap."""
+    correct = [found.argmax(1) == targets for found in probabilities]
+    return [
+        {"first": name, "second": names[0]} | paired_bootstrap(values, correct[0], groups)
+        for name, values in zip(names[1:], correct[1:], strict=True)
+    ]

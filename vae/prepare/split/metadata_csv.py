@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from vae.config.errors import DataError, UserError
 from vae.config.values import nearest
 from vae.console import printable
-from vae.files import csv_text
+from vae.files import csv_delimiter, csv_text
 
 ID, FILEPATH = "id", "filepath"
 
@@ -124,7 +124,7 @@ def _read_table(path: str, flag: str, needed: tuple[str, ...]) -> tuple[list[str
     """Header and rows of a CSV file with commas, semicolons or tabs."""
     lines = _lines(path, flag)
     first = next(lines, "")
-    delimiter = max(",;\t", key=first.count)
+    delimiter = csv_delimiter(first)
     header = [csv_text(name.strip()) for name in next(csv.reader([first], delimiter=delimiter), [])]
     missing = [name for name in needed if name not in header]
     if missing:

@@ -138,6 +138,7 @@ def prune(
     removed = abandoned + [path for path in older if path.name not in needed]
     for path in removed:
         path.unlink(missing_ok=True)
+        _origins.pop(path, None)
         record_path(path).unlink(missing_ok=True)
     for incomplete in folder.glob("checkpoint_*.tmp"):
         incomplete.unlink(missing_ok=True)
