@@ -28,6 +28,7 @@ from benchmarks.comparison.theirs import BF16_CHANNELS_LAST, Theirs  # noqa: E40
 from benchmarks.comparison.work import Work  # noqa: E402
 from tests.null_gpu.counters import Counters  # noqa: E402
 from vae.config.options import SpeedConfig  # noqa: E402
+from vae.kernel_check import choose_kernels  # noqa: E402
 from vae.step import apply_update  # noqa: E402
 from vae.training.cuda_graph import WARMUP_STEPS, StepGraph  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402
@@ -82,6 +83,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     set_backends(SpeedConfig())
+    choose_kernels("auto", torch.device("cuda", 0), [torch.bfloat16])  # as every command: warns if one fails
     ours.initialize = lambda *_arguments: None  # type: ignore[assignment]  # nothing reads the weights
     if not given.json:
         print("| px | | launches | CUDA graphs | synchronizations | host, ms | ratio |")

@@ -229,17 +229,17 @@ def normalize_kernel(
     else:
         group_mean, group_rstd = _load_statistics(statistics, image, groups, g, has_g)
     center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
-    w, b = _load_weight_and_bias(weight, bias, c, has_c)
-    tiles = tiles_per_program if out is not None else 0
-    for index in tl.range(0, tiles, num_stages=STAGES):
-        tile = program * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
-        x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
-        unit = (x - center[None, :]) * channel_rstd[None, :]
-        affine = unit * w[None, :] + b[None, :]
-        if SILU:
-            affine = affine * tl.sigmoid(affine)
-        tl.store(out + offsets, affine.to(out.dtype.element_ty), mask=inside)
+    if out is not None:
+        w, b = _load_weight_and_bias(weight, bias, c, has_c)
+        for index in tl.range(0, tiles_per_program, num_stages=STAGES):
+            tile = program * tiles_per_program + index
+            offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
+            x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+            unit = (x - center[None, :]) * channel_rstd[None, :]
+            affine = unit * w[None, :] + b[None, :]
+            if SILU:
+                affine = affine * tl.sigmoid(affine)
+            tl.store(out + offsets, affine.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
