@@ -17,7 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICE = torch.device("cuda", 0)
 NO_ARITHMETIC = "no arithmetic"  # the verdict on numbers of a device that computes nothing
-CARD_GIB = 30.3  # what a step may use on a card with 32 GB: docs/measurements.md, the table of --plan
+CARD_GIB = 30.3  # what a step may use on a card with 32 GB: docs/results.md, the table of --plan
 
 
 @dataclass(frozen=True)

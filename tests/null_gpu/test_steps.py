@@ -17,7 +17,7 @@ Found = dict[str, Any]
 
 SMALL = {"image_size": 256, "batch_size": 2}
 ADVERSARIAL = {**SMALL, "adversarial_weight": 0.5}
-DOCUMENTED = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+DOCUMENTED = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 # What the trainer chooses on an RTX 5090
 PLANS = {
     "small": (9, "none"),

@@ -13,7 +13,7 @@ from vae.config.recipes import RECIPES
 from vae.console import fetch_command
 from vae.host import GIB, MIB, decoding_processes
 
-# Parameters of the default autoencoder (docs/measurements.md); a test compares this with the model.
+# Parameters of the default autoencoder (docs/results.md); a test compares this with the model.
 DEFAULT_PARAMETERS = 83_819_683
 # fp32 weights, both moments of AdamW, EMA weights.
 CHECKPOINT_BYTES = DEFAULT_PARAMETERS * 4 * 4
