@@ -2,7 +2,7 @@
 
 import json
 
-from vae.checks.child_process import Outcome
+from vae.checks.child_process import FinishedProcess
 from vae.checks.torch_process import parse
 
 
@@ -24,7 +24,7 @@ WHOLE = lines(
 
 
 def test_complete_output():
-    loaded = parse(Outcome(0, WHOLE, ""))
+    loaded = parse(FinishedProcess(0, WHOLE, ""))
     assert loaded.arch_list == ("sm_120",)
     (card,) = loaded.devices
     assert (card.name, card.capability, card.memory_total) == ("RTX 5090", (12, 0), 34_000_000_000)
@@ -34,24 +34,24 @@ def test_complete_output():
 
 def test_foreign_lines_are_ignored():
     noise = 'Welcome to a library\n{"fact": broken\n{"other": 1}\n'
-    assert parse(Outcome(0, noise + WHOLE, "")) == parse(Outcome(0, WHOLE, ""))
+    assert parse(FinishedProcess(0, noise + WHOLE, "")) == parse(FinishedProcess(0, WHOLE, ""))
 
 
 def test_crash_reports_what_was_running():
     until = WHOLE.index('{"fact": "kernel", "name": "step"')
     for cut in (until, until + 20):  # before the line, and within it
-        loaded = parse(Outcome(-11, WHOLE[:cut], "warning\nFatal Python error: Segmentation fault\n"))
+        loaded = parse(FinishedProcess(-11, WHOLE[:cut], "warning\nFatal Python error: Segmentation fault\n"))
         assert loaded.unfinished == "kernel step"
         assert loaded.ended == "killed by signal 11: Fatal Python error: Segmentation fault"
         assert len(loaded.kernels) == 1
 
 
 def test_time_limit_is_reported():
-    loaded = parse(Outcome(None, lines({"fact": "begin", "what": "loading torch"}), ""))
+    loaded = parse(FinishedProcess(None, lines({"fact": "begin", "what": "loading torch"}), ""))
     assert (loaded.unfinished, loaded.ended) == ("loading torch", "it exceeded the time limit")
 
 
 def test_python_that_does_not_start():
-    loaded = parse(Outcome(1, "", "Fatal Python error: init_fs_encoding\n"))
+    loaded = parse(FinishedProcess(1, "", "Fatal Python error: init_fs_encoding\n"))
     assert loaded.unfinished == "starting Python"
     assert "init_fs_encoding" in loaded.ended

@@ -13,7 +13,7 @@ SECONDS_TO_DIE = 1.0  # a process inside a hung driver ignores even SIGKILL: we 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinishedProcess:
     """How a process ended; `code` is None if it exceeded the time limit."""
 
     code: int | None
@@ -35,11 +35,10 @@ class ChildProcess:
             stderr=self._err,
             env=env,
             cwd=cwd,
-            start_new_session=sys.platform
-            != "win32",  # a process group, so that its children can be killed with it
+            start_new_session=sys.platform != "win32",  # a process group: its children are killed with it
         )
 
-    def finish(self, timeout_seconds: float) -> Outcome:
+    def finish(self, timeout_seconds: float) -> FinishedProcess:
         """Wait for the process and kill it after the time limit, or if an exception interrupts the wait."""
         code: int | None
         try:
@@ -48,7 +47,7 @@ class ChildProcess:
             code = None
         finally:
             self._kill()
-        return Outcome(code, _text(self._out), _text(self._err))
+        return FinishedProcess(code, _text(self._out), _text(self._err))
 
     def _kill(self) -> None:
         with contextlib.suppress(OSError):  # it has already ended

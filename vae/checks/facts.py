@@ -166,3 +166,24 @@ class Facts:
     host: HostFacts
     folders: tuple[Folder, ...]
     vgg: WeightsFile
+
+    @property
+    def on_windows(self) -> bool:
+        return self.host.system == "Windows"
+
+    @property
+    def devices(self) -> tuple[CudaDevice, ...]:
+        """The cards that PyTorch can use."""
+        return self.loaded.devices if self.loaded else ()
+
+    @property
+    def capabilities(self) -> list[tuple[str, tuple[int, int]]]:
+        """Name and compute capability of every card, as PyTorch or else nvidia-smi reports them."""
+        if self.devices:
+            return [(card.name, card.capability) for card in self.devices]
+        return [(card.name, card.capability) for card in self.smi.cards if card.capability]
+
+    @property
+    def card_names(self) -> list[str]:
+        """The cards of PyTorch, or else those of nvidia-smi."""
+        return [card.name for card in self.devices or self.smi.cards]

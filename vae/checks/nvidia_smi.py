@@ -4,8 +4,7 @@ import csv
 import os
 import re
 import shutil
-from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from vae.checks.child_process import ChildProcess
 from vae.checks.facts import Smi, SmiCard
@@ -31,8 +30,6 @@ FIELDS = {
 OLD_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}  # before R535
 PATIENT_SECONDS = 15.0  # a sleeping card takes seconds to wake up
 REQUIRED = ("index", "name", "driver_version")  # every driver supports these
-
-Number = TypeVar("Number", int, float)
 
 
 def query(timeout_seconds: float) -> Smi:
@@ -92,27 +89,17 @@ def parse(names: list[str], code: int, out: str, err: str) -> Smi:
 
 def _card(values: dict[str, str]) -> SmiCard:
     capability = re.fullmatch(r"(\d+)\.(\d+)", values.get("capability", ""))
-
-    def number(name: str, convert: Callable[[str], Number]) -> Number | None:
-        """The number; None for [N/A], [Not Supported], [Unknown Error], [Insufficient Permissions]."""
-        try:
-            return convert(values.get(name, ""))
-        except ValueError:
-            return None
-
+    texts = {name: text for name, text in values.items() if name not in ("name", "driver", "capability")}
     return SmiCard(
-        index=int(values["index"]),
         name=values["name"],
-        memory_total_mib=number("memory_total_mib", int),
-        memory_used_mib=number("memory_used_mib", int),
         capability=(int(capability[1]), int(capability[2])) if capability else None,
-        pcie_generation=number("pcie_generation", int),
-        pcie_generation_max=number("pcie_generation_max", int),
-        pcie_width=number("pcie_width", int),
-        pcie_width_max=number("pcie_width_max", int),
-        power_draw_w=number("power_draw_w", float),
-        power_limit_w=number("power_limit_w", float),
-        power_default_w=number("power_default_w", float),
-        temperature_c=number("temperature_c", int),
-        clock_reasons=number("clock_reasons", lambda text: int(text, 16)),
+        **{name: _number(name, text) for name, text in texts.items()},
     )
+
+
+def _number(field: str, text: str) -> Any:
+    """The number; None for [N/A], [Not Supported], [Unknown Error], [Insufficient Permissions]."""
+    try:
+        return float(text) if field.endswith("_w") else int(text, 16 if field == "clock_reasons" else 10)
+    except ValueError:
+        return None

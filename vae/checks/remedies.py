@@ -6,20 +6,16 @@ from vae.checks import cuda_builds
 from vae.checks.facts import Facts
 
 
-def on_windows(facts: Facts) -> bool:
-    return facts.host.system == "Windows"
-
-
 def setup(facts: Facts, build: str | None = None) -> str:
     """The set-up script, with `--torch` if another build is needed."""
-    script = "setup_windows.bat" if on_windows(facts) else "./setup.sh"
+    script = "setup_windows.bat" if facts.on_windows else "./setup.sh"
     return f"{script} --torch {build}" if build else script
 
 
 def pip(facts: Facts, *words: str) -> str:
     """A pip command of the Python that runs now, quoted for the shell."""
     command = (facts.python.executable or "python", "-m", "pip", *words)
-    if on_windows(facts):
+    if facts.on_windows:
         return " ".join(f'"{word}"' if set(word) & set(" <>=&") else word for word in command)
     return shlex.join(command)
 
@@ -34,11 +30,11 @@ def same_pair(facts: Facts) -> str:
 def suggested(facts: Facts) -> str | None:
     """The build that the set-up installs here by default; None if the driver must be updated first."""
     branch = cuda_builds.driver_branch(facts.smi.driver) if facts.smi.driver else None
-    newest = max((capability for _, capability in capabilities(facts)), default=None)
-    if branch is None and facts.loaded and facts.loaded.devices:
+    newest = max((capability for _, capability in facts.capabilities), default=None)
+    if branch is None and facts.devices:
         # No nvidia-smi, as in some containers: the driver is at least what the installed build needs.
         branch = cuda_builds.needed_branch(facts.torch_files.cuda, newest)
-    return cuda_builds.suggested_build(branch, newest, windows=on_windows(facts))
+    return cuda_builds.suggested_build(branch, newest, windows=facts.on_windows)
 
 
 def suitable_build(facts: Facts) -> str:
@@ -47,21 +43,9 @@ def suitable_build(facts: Facts) -> str:
     return setup(facts, build) if build else update_driver(facts)
 
 
-def first_capability(facts: Facts) -> tuple[int, int] | None:
-    """Compute capability of the first card, from PyTorch or else from nvidia-smi."""
-    return next((capability for _, capability in capabilities(facts)), None)
-
-
-def capabilities(facts: Facts) -> list[tuple[str, tuple[int, int]]]:
-    """Name and compute capability of every card whose capability is known."""
-    if facts.loaded and facts.loaded.devices:
-        return [(card.name, card.capability) for card in facts.loaded.devices]
-    return [(card.name, card.capability) for card in facts.smi.cards if card.capability]
-
-
 def update_driver(facts: Facts, branch: int = cuda_builds.NEWEST_DRIVER) -> str:
     """How to install a driver of at least `branch`."""
-    if on_windows(facts) or facts.host.wsl:
+    if facts.on_windows or facts.host.wsl:
         where = "in Windows, " if facts.host.wsl else ""
         return f"{where}install driver {branch} or newer from https://www.nvidia.com/drivers, then restart"
     return f"install driver {branch} or newer, then restart (Ubuntu: sudo ubuntu-drivers install)"
@@ -69,11 +53,13 @@ def update_driver(facts: Facts, branch: int = cuda_builds.NEWEST_DRIVER) -> str:
 
 def compiler(facts: Facts) -> str:
     """The command that installs a C and C++ compiler."""
-    if on_windows(facts):
+    if facts.on_windows:
         return "winget install Microsoft.VisualStudio.2022.BuildTools"
     return "xcode-select --install" if facts.host.system == "Darwin" else "sudo apt install gcc g++"
 
 
 def set_variable(facts: Facts, name: str, value: str) -> str:
-    """The command that sets an environment variable."""
-    return f"set {name}={value}" if on_windows(facts) else f"export {name}={value}"
+    """The command that sets an environment variable; without a value it removes the variable."""
+    if not value:
+        return f"set {name}=" if facts.on_windows else f"unset {name}"
+    return f"set {name}={value}" if facts.on_windows else f"export {name}={value}"

@@ -25,7 +25,7 @@ def as_json(facts: Facts, checks: list[Check], code: int) -> str:
         "ok": not count(checks)[FAIL],
         "exit_code": code,
         "counts": count(checks),
-        "checks": [{**asdict(check), "group": check.group} for check in checks],
+        "checks": [{**check._asdict(), "group": check.group} for check in checks],
         "environment": {"platform": platform.platform(), **asdict(facts)},
     }
     return json.dumps(content, indent=2)

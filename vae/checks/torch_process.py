@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from vae.checks.child_process import ChildProcess, Outcome
+from vae.checks.child_process import ChildProcess, FinishedProcess
 from vae.checks.facts import CudaDevice, KernelRun, LoadedTorch
 from vae.files import parse_json
 
@@ -29,7 +29,7 @@ def start(project: Path, quick: bool) -> ChildProcess:
     return ChildProcess(command, env=env, cwd=str(project))
 
 
-def parse(outcome: Outcome) -> LoadedTorch:
+def parse(outcome: FinishedProcess) -> LoadedTorch:
     """The facts in the output of the process, also if it ended early."""
     facts: dict[str, Any] = {}
     kernels: list[KernelRun] = []
@@ -60,7 +60,7 @@ def parse(outcome: Outcome) -> LoadedTorch:
     )
 
 
-def _how_it_ended(outcome: Outcome) -> str:
+def _how_it_ended(outcome: FinishedProcess) -> str:
     if outcome.code is None:
         return "it exceeded the time limit"
     last = (outcome.err.strip().splitlines() or [""])[-1]

@@ -19,6 +19,5 @@ GROUPS = {
 
 def judge(facts: Facts) -> list[Check]:
     """Every check, sorted by group; a pure function of the facts."""
-    checks = judge_software(facts) + judge_cards(facts) + judge_kernels(facts) + judge_host(facts)
-    order = list(GROUPS)
-    return sorted(checks, key=lambda check: order.index(check.group))
+    checks = [*judge_software(facts), *judge_cards(facts), *judge_kernels(facts), *judge_host(facts)]
+    return sorted(checks, key=lambda check: list(GROUPS).index(check.group))

@@ -3,10 +3,9 @@
 import re
 from pathlib import PurePosixPath, PureWindowsPath
 
-from vae.checks import remedies
 from vae.checks.facts import Facts, Folder
 from vae.checks.folders import VGG_FILE
-from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
+from vae.checks.results import FAIL, PASS, SKIP, WARN, Check, check
 from vae.config.addresses import is_remote
 from vae.config.options import Config
 from vae.config.recipes import RECIPES
@@ -34,25 +33,17 @@ NETWORK = {
 SYNCED = re.compile(
     r"^(onedrive|dropbox|google ?drive|icloud ?drive|nextcloud|pcloud|mobile documents)\b", re.I
 )
+LOCAL = "a folder on a local disk, not a synced one"
 
 
 def judge_host(facts: Facts) -> list[Check]:
-    return [
-        _system(facts),
-        _cores(facts),
-        _memory(facts),
-        _shared_memory(facts),
-        _page_file(facts),
-        _long_paths(facts),
-        *(_folder(facts, folder) for folder in facts.folders),
-        _space(facts),
-        _vgg(facts),
-    ]
+    folders = [_folder(facts, folder) for folder in facts.folders]
+    return [*_system(facts), *_memory(facts), *_windows(facts), *folders, *_disk(facts)]
 
 
 def workers(facts: Facts) -> int:
     """Number of decoding processes that --num_workers auto starts on this machine."""
-    return decoding_processes(facts.host.cores_usable, remedies.on_windows(facts))
+    return decoding_processes(facts.host.cores_usable, facts.on_windows)
 
 
 def batch_bytes(profile: str | None = None) -> int:
@@ -62,78 +53,93 @@ def batch_bytes(profile: str | None = None) -> int:
     return values.get("batch_size", Config().run.batch_size) * 3 * size * size
 
 
-def _system(facts: Facts) -> Check:
+def _prefetched(facts: Facts, profile: str | None = None) -> int:
+    """Bytes of the batches that the decoding processes prepare ahead."""
+    return batch_bytes(profile) * Config().data.prefetch_factor * workers(facts)
+
+
+def _system(facts: Facts) -> list[Check]:
     host = facts.host
     found = f"{host.system} {host.release}, {host.machine}" + (f", WSL {host.wsl}" if host.wsl else "")
-    expected = "Linux, Windows or WSL 2"
-    if host.wsl == 1:  # learn.microsoft.com/windows/wsl/compare-versions: only WSL 2 supports cards
-        remedy = "in PowerShell: wsl --set-version Ubuntu 2"
-        return Check("system.os", "System", WARN, found, expected, remedy)
-    status = PASS if host.system in ("Linux", "Windows") else WARN
-    return Check("system.os", "System", status, found, expected)
+    cores = f"{host.cores_usable} of {host.cores} usable; {workers(facts)} for decoding images"
+    prepare = "prepare images at their training size: prepare_data.py --mode preprocess"
+    systems = [
+        # learn.microsoft.com/windows/wsl/compare-versions: only WSL 2 supports cards
+        (host.wsl == 1, WARN, found, "in PowerShell: wsl --set-version Ubuntu 2"),
+        (host.system in ("Linux", "Windows"), PASS, found),
+        (True, WARN, found),
+    ]
+    counts = [
+        (host.cores_usable >= 4, PASS, cores),
+        (host.cores_usable < host.cores, WARN, cores, "give the container more cores: docker run --cpus"),
+        (True, WARN, cores, prepare),
+    ]
+    return [
+        check("system.os", "System", "Linux, Windows or WSL 2", systems),
+        check("system.cores", "Cores", "4 or more: --num_workers auto leaves 2 for training", counts),
+    ]
 
 
-def _cores(facts: Facts) -> Check:
-    host = facts.host
-    found = f"{host.cores_usable} of {host.cores} usable; {workers(facts)} for decoding images"
-    expected = "4 or more: --num_workers auto leaves 2 for training"
-    if host.cores_usable >= 4:
-        return Check("system.cores", "Cores", PASS, found, expected)
-    limited = host.cores_usable < host.cores
-    remedy = "prepare images at their training size: prepare_data.py --mode preprocess"
-    if limited:
-        remedy = "give the container more cores: docker run --cpus"
-    return Check("system.cores", "Cores", WARN, found, expected, remedy)
+def _memory(facts: Facts) -> list[Check]:
+    """Whether training, its decoding processes and their prefetched batches have enough memory.
 
-
-def _memory(facts: Facts) -> Check:
-    """Whether main memory suffices for training, its decoding processes and their prefetched batches."""
-    host = facts.host
-    free = min(host.memory_free, host.memory_limit or host.memory_free)
-    prefetched = batch_bytes("standard") * Config().data.prefetch_factor * workers(facts)
-    needed = PROCESS_BYTES * (1 + workers(facts)) + prefetched
+    If /dev/shm is full, decoding dies of a bus error.
+    """
+    host, standard, default = facts.host, _prefetched(facts, "standard"), _prefetched(facts)
+    free, needed = min(host.memory_free, host.memory_limit or host.memory_free), standard
+    needed += PROCESS_BYTES * (1 + workers(facts))
     found = f"{free / GIB:.1f} of {host.memory_total / GIB:.1f} GiB free"
-    if host.memory_limit:
-        found += f", the container may use {host.memory_limit / GIB:.1f}"
-    expected = f"{needed / GIB:.1f} GiB for profile standard with {workers(facts)} decoding processes"
-    if free >= needed:
-        return Check("system.memory", "Main memory", PASS, found, expected)
-    status = WARN if free >= 2 * PROCESS_BYTES else FAIL
-    remedy = "end other programs, or train with --num_workers 1"
-    return Check("system.memory", "Main memory", status, found, expected, remedy)
+    found += f", the container may use {host.memory_limit / GIB:.1f}" if host.memory_limit else ""
+    end_others = "end other programs, or train with --num_workers 1"
+    memory = [
+        (free >= needed, PASS, found),
+        (free >= 2 * PROCESS_BYTES, WARN, found, end_others),
+        (True, FAIL, found, end_others),
+    ]
+    shared = host.shared_memory or 0
+    size = "missing" if host.shared_memory is None else f"{shared / GIB:.2f} GiB"
+    enlarge = f"docker run --shm-size={max(1, -(-standard // GIB))}g, or train with --num_workers 0"
+    shm = [
+        (host.system != "Linux", SKIP, "only Linux passes batches through it"),
+        (shared >= standard, PASS, size),
+        (shared >= default, WARN, size, enlarge),
+        (True, FAIL, size, enlarge),
+    ]
+    profile = f"{needed / GIB:.1f} GiB for profile standard with {workers(facts)} decoding processes"
+    batches = f"{standard / GIB:.1f} GiB for profile standard, {default / MIB:.0f} MiB by default"
+    return [
+        check("system.memory", "Main memory", profile, memory),
+        check("system.shm", "/dev/shm", batches, shm),
+    ]
 
 
-def _shared_memory(facts: Facts) -> Check:
-    """Whether /dev/shm has room for the prefetched batches; if it is full, decoding dies of a bus error."""
-    check, title, size = "system.shm", "/dev/shm", facts.host.shared_memory
-    if facts.host.system != "Linux":
-        return Check(check, title, SKIP, "only Linux passes batches through it")
-    batches = Config().data.prefetch_factor * workers(facts)
-    default, standard = batch_bytes() * batches, batch_bytes("standard") * batches
-    expected = f"{standard / GIB:.1f} GiB for profile standard, {default / MIB:.0f} MiB by default"
-    found = "missing" if size is None else f"{size / GIB:.2f} GiB"
-    if size is not None and size >= standard:
-        return Check(check, title, PASS, found, expected)
-    remedy = f"docker run --shm-size={max(1, -(-standard // GIB))}g, or train with --num_workers 0"
-    return Check(check, title, FAIL if (size or 0) < default else WARN, found, expected, remedy)
-
-
-def _page_file(facts: Facts) -> Check:
-    """Whether there is a page file: without one, loading CUDA's libraries fails with WinError 1455."""
-    check, title, windows = "system.page_file", "Page file", facts.host.windows
-    if windows is None or windows.page_files is None:
-        reason = "only Windows has one" if windows is None else "its setting is unknown"
-        return Check(check, title, SKIP, reason)
-    limit = max_page_file_bytes(windows.page_files)
-    expected = "managed by Windows, or at least as large as main memory"
-    remedy = "SystemPropertiesPerformance.exe: Advanced, Virtual memory, Automatically manage"
-    if limit is None:
-        return Check(check, title, PASS, "managed by Windows", expected)
-    if limit == 0:
-        return Check(check, title, WARN, "none", expected, remedy)
-    found = f"fixed, at most {limit / GIB:.1f} GiB"
-    fine = limit >= facts.host.memory_total
-    return Check(check, title, PASS if fine else WARN, found, expected, "" if fine else remedy)
+def _windows(facts: Facts) -> list[Check]:
+    """Page file (without one, loading CUDA's libraries fails with WinError 1455) and long paths."""
+    windows = facts.host.windows
+    lines = windows.page_files if windows else None
+    limit = max_page_file_bytes(lines or ())
+    found = f"fixed, at most {limit / GIB:.1f} GiB" if limit else "none"
+    manage = "SystemPropertiesPerformance.exe: Advanced, Virtual memory, Automatically manage"
+    page_file = [
+        (windows is None, SKIP, "only Windows has one"),
+        (lines is None, SKIP, "its setting is unknown"),
+        (limit is None, PASS, "managed by Windows"),
+        (limit and limit >= facts.host.memory_total, PASS, found),
+        (True, WARN, found, manage),
+    ]
+    key = r"HKLM\SYSTEM\CurrentControlSet\Control\FileSystem"
+    switch_on = f"as administrator: reg add {key} /v LongPathsEnabled /t REG_DWORD /d 1 /f"
+    long_paths = [
+        (windows is None, SKIP, "only Windows limits path lengths"),
+        (windows and windows.long_paths, PASS, "on"),
+        (True, WARN, "off", switch_on),
+    ]
+    caches = "on: paths in the caches of torch.compile are longer than 260 characters"
+    managed = "managed by Windows, or at least as large as main memory"
+    return [
+        check("system.page_file", "Page file", managed, page_file),
+        check("system.long_paths", "Long paths", caches, long_paths),
+    ]
 
 
 def max_page_file_bytes(lines: tuple[str, ...]) -> int | None:
@@ -151,43 +157,26 @@ def max_page_file_bytes(lines: tuple[str, ...]) -> int | None:
     return total
 
 
-def _long_paths(facts: Facts) -> Check:
-    check, title, windows = "system.long_paths", "Long paths", facts.host.windows
-    if windows is None:
-        return Check(check, title, SKIP, "only Windows limits path lengths")
-    expected = "on: paths in the caches of torch.compile are longer than 260 characters"
-    if windows.long_paths:
-        return Check(check, title, PASS, "on", expected)
-    key = r"HKLM\SYSTEM\CurrentControlSet\Control\FileSystem"
-    remedy = f"as administrator: reg add {key} /v LongPathsEnabled /t REG_DWORD /d 1 /f"
-    return Check(check, title, WARN, "off", expected, remedy)
-
-
 def _folder(facts: Facts, folder: Folder) -> Check:
     """Whether a folder can be used, and is on a disk that is suitable for training."""
-    check = "disk." + folder.purpose.split()[-1]
-    title = f"Folder of {folder.purpose}"
-    expected = "a folder on a local disk, not a synced one"
-    if is_remote(folder.path):
-        return Check(check, title, SKIP, f"{folder.path} is on a remote store", expected)
-    if folder.problem:
-        other = f", or use another folder: {folder.flag} DIR" if folder.flag else ""
-        remedy = f"correct its permissions{other}"
-        return Check(check, title, FAIL, f"{folder.path}: {folder.problem}", expected, remedy)
-    if not folder.exists and folder.flag == "--data_path":
-        status = FAIL if folder.given else SKIP
-        remedy = f"set {folder.flag} to an existing folder of images" if folder.given else ""
-        return Check(check, title, status, f"{folder.path} does not exist", expected, remedy)
-    found = folder.path if folder.exists else f"{folder.path}, will be created in {folder.nearest}"
-    service = synced_by(folder.nearest, windows=remedies.on_windows(facts))
-    if service:
-        found += f": {service} uploads every file that is written there"
-        return Check(check, title, WARN, found, expected, _elsewhere(folder))
-    if folder.file_system in NETWORK:
-        kind = "a Windows drive mounted in WSL" if facts.host.wsl else "a network drive"
-        found += f": {kind} ({folder.file_system}), slow with many files"
-        return Check(check, title, WARN, found, expected, _elsewhere(folder))
-    return Check(check, title, PASS, found, expected)
+    path, flag = folder.path, folder.flag
+    permissions = "correct its permissions" + (f", or use another folder: {flag} DIR" if flag else "")
+    absent, service = f"{path} does not exist", synced_by(folder.nearest, windows=facts.on_windows)
+    no_images = not folder.exists and flag == "--data_path"
+    found = path if folder.exists else f"{path}, will be created in {folder.nearest}"
+    kind = "a Windows drive mounted in WSL" if facts.host.wsl else "a network drive"
+    slow = f"{found}: {kind} ({folder.file_system}), slow with many files"
+    synced = f"{found}: {service} uploads every file that is written there"
+    cases = [
+        (is_remote(path), SKIP, f"{path} is on a remote store", "", LOCAL),
+        (folder.problem, FAIL, f"{path}: {folder.problem}", permissions),
+        (no_images and folder.given, FAIL, absent, f"set {flag} to an existing folder of images"),
+        (no_images, SKIP, absent, "", LOCAL),
+        (service, WARN, synced, _elsewhere(folder)),
+        (folder.file_system in NETWORK, WARN, slow, _elsewhere(folder)),
+        (True, PASS, found),
+    ]
+    return check(f"disk.{folder.purpose.split()[-1]}", f"Folder of {folder.purpose}", LOCAL, cases)
 
 
 def _elsewhere(folder: Folder) -> str:
@@ -200,25 +189,26 @@ def synced_by(path: str, *, windows: bool) -> str | None:
     return next((part for part in parts if SYNCED.match(part)), None)
 
 
-def _space(facts: Facts) -> Check:
-    check, title, folder = "disk.space", "Free disk space", facts.folders[0]
-    if folder.free is None:
-        return Check(check, title, SKIP, "unknown")
-    found = f"{folder.free / GIB:.1f} GiB"
-    needed = CHECKPOINT_BYTES * CHECKPOINTS
-    expected = f"{needed / GIB:.1f} GiB: {CHECKPOINTS} checkpoints of {CHECKPOINT_BYTES / GIB:.2f} GiB"
-    if folder.free >= needed:
-        return Check(check, title, PASS, found, expected)
-    status = WARN if folder.free >= 2 * CHECKPOINT_BYTES else FAIL
-    return Check(check, title, status, found, expected, _elsewhere(folder))
-
-
-def _vgg(facts: Facts) -> Check:
-    check, title, file = "disk.vgg", "Weights of LPIPS", facts.vgg
-    expected = f"{VGG_FILE}, {VGG_BYTES / MIB:.0f} MiB, in PyTorch's cache"
-    if file.size == VGG_BYTES:
-        return Check(check, title, PASS, file.path, expected)
-    found = "not downloaded yet: the first run downloads them" if file.size is None else "incomplete"
-    found += " (not needed with --perceptual_weight 0)"
-    remedy = fetch_command(VGG_URL, file.path, windows=remedies.on_windows(facts))
-    return Check(check, title, WARN, found, expected, remedy)
+def _disk(facts: Facts) -> list[Check]:
+    """Space for the checkpoints of a run, and the weights of LPIPS."""
+    folder, vgg = facts.folders[0], facts.vgg
+    free, needed = folder.free or 0, CHECKPOINT_BYTES * CHECKPOINTS
+    gib, elsewhere = f"{free / GIB:.1f} GiB", _elsewhere(folder)
+    space = [
+        (folder.free is None, SKIP, "unknown"),
+        (free >= needed, PASS, gib),
+        (free >= 2 * CHECKPOINT_BYTES, WARN, gib, elsewhere),
+        (True, FAIL, gib, elsewhere),
+    ]
+    found = "not downloaded yet: the first run downloads them" if vgg.size is None else "incomplete"
+    fetch = fetch_command(VGG_URL, vgg.path, windows=facts.on_windows)
+    weights = [
+        (vgg.size == VGG_BYTES, PASS, vgg.path),
+        (True, WARN, f"{found} (not needed with --perceptual_weight 0)", fetch),
+    ]
+    checkpoints = f"{needed / GIB:.1f} GiB: {CHECKPOINTS} checkpoints of {CHECKPOINT_BYTES / GIB:.2f} GiB"
+    file = f"{VGG_FILE}, {VGG_BYTES / MIB:.0f} MiB, in PyTorch's cache"
+    return [
+        check("disk.space", "Free disk space", checkpoints, space),
+        check("disk.vgg", "Weights of LPIPS", file, weights),
+    ]

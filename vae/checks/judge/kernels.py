@@ -2,7 +2,7 @@
 
 from vae.checks import remedies
 from vae.checks.facts import Facts, KernelRun
-from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
+from vae.checks.results import FAIL, PASS, SKIP, WARN, Check, check
 
 TITLES = {
     "matmul": "Matrix product",
@@ -16,46 +16,57 @@ TITLES = {
 
 
 def judge_kernels(facts: Facts) -> list[Check]:
-    runs = {run.name: run for run in facts.loaded.kernels} if facts.loaded else {}
-    return [_kernel(facts, name, runs) for name in TITLES]
+    return [_kernel(facts, name) for name in TITLES]
 
 
-def _kernel(facts: Facts, name: str, runs: dict[str, KernelRun]) -> Check:
-    check, title, loaded = f"kernels.{name}", TITLES[name], facts.loaded
-    where = "card" if loaded and loaded.devices else "CPU"
-    expected = f"equals its reference, forward and backward, on the {where}"
+def _kernel(facts: Facts, name: str) -> Check:
+    title, loaded, triton = TITLES[name], facts.loaded, name == "triton"
     if loaded is None or loaded.error:
-        return Check(check, title, SKIP, "PyTorch does not load")
-    trouble = WARN if name in ("triton", "compile") else FAIL  # without them, training is only slower
-    ended = loaded.ended or ""
-    if name == "triton" and loaded.unfinished == "kernel triton":  # training would end in the same way
-        return Check(check, title, FAIL, ended, expected, "start the trainer with --kernels torch")
-    if loaded.unfinished == f"kernel {name}":
-        return Check(check, title, trouble, ended, expected, _remedy(facts, ended))
-    if name in runs:
-        return _judge_run(facts, runs[name], check, title, trouble, expected)
-    if "import" in runs:
-        found = f"the model's code cannot be imported: {runs['import'].error}"
-        return Check(check, title, trouble, found, expected, remedies.setup(facts))
-    if facts.quick and name == "compile":
-        return Check(check, title, SKIP, "skipped by --quick")
-    if name == "triton" and (not loaded.devices or loaded.unfinished is None):
-        return Check(check, title, SKIP, "they run only on a card, and if Triton is installed")
-    found = f"not reached: the process ended during {loaded.unfinished or 'nothing'} ({ended})"
-    status = trouble if loaded.unfinished == "loading the model" else SKIP
-    return Check(check, title, status, found, expected, remedies.same_pair(facts) if status != SKIP else "")
+        return check(f"kernels.{name}", title, "", [(True, SKIP, "PyTorch does not load")])
+    runs = {run.name: run for run in loaded.kernels}
+    run, damaged, ended = runs.get(name), runs.get("import"), loaded.ended or ""
+    trouble = WARN if triton or name == "compile" else FAIL  # without them, training is only slower
+    unreached = f"not reached: the process ended during {loaded.unfinished or 'nothing'} ({ended})"
+    expected = f"equals its reference, forward and backward, on the {'card' if loaded.devices else 'CPU'}"
+    cases = [
+        # training would end in the same way
+        (
+            triton and loaded.unfinished == "kernel triton",
+            FAIL,
+            ended,
+            "start the trainer with --kernels torch",
+        ),
+        (loaded.unfinished == f"kernel {name}", trouble, ended, _remedy(facts, ended)),
+        (run, *(_result(facts, run, trouble) if run else ("", ""))),
+        (
+            damaged,
+            trouble,
+            f"the model's code cannot be imported: {damaged and damaged.error}",
+            remedies.setup(facts),
+        ),
+        (facts.quick and name == "compile", SKIP, "skipped by --quick"),
+        (
+            triton and not (loaded.devices and loaded.unfinished),
+            SKIP,
+            "they run only on a card, and if Triton is installed",
+        ),
+        (loaded.unfinished == "loading the model", trouble, unreached, remedies.same_pair(facts)),
+        (True, SKIP, unreached, "", expected),
+    ]
+    return check(f"kernels.{name}", title, expected, cases)
 
 
-def _judge_run(facts: Facts, run: KernelRun, check: str, title: str, trouble: str, expected: str) -> Check:
+def _result(facts: Facts, run: KernelRun, trouble: str) -> tuple[str, str, str]:
+    """Status, finding and remedy of a computation that ended."""
     if run.error:
         instead = "; training replaces them by PyTorch operations, slower" if run.name == "triton" else ""
-        return Check(check, title, trouble, run.error + instead, expected, _remedy(facts, run.error))
+        return trouble, run.error + instead, _remedy(facts, run.error)
     assert run.difference is not None
     assert run.tolerance is not None
     found = f"difference {run.difference:.1e} (at most {run.tolerance:.1e}) in {run.seconds:.2f} s"
     if run.difference <= run.tolerance:
-        return Check(check, title, PASS, found, expected)
-    return Check(check, title, trouble, f"wrong results: {found}", expected, _remedy(facts, ""))
+        return PASS, found, ""
+    return trouble, f"wrong results: {found}", _remedy(facts, "")
 
 
 def _remedy(facts: Facts, error: str) -> str:
@@ -64,6 +75,4 @@ def _remedy(facts: Facts, error: str) -> str:
         return remedies.suitable_build(facts)
     if "out of memory" in error.lower():
         return "end the processes that use the card's memory and that you do not need: nvidia-smi lists them"
-    if "compiler" in error.lower():
-        return remedies.compiler(facts)
-    return remedies.same_pair(facts)
+    return remedies.compiler(facts) if "compiler" in error.lower() else remedies.same_pair(facts)

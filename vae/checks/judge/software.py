@@ -3,157 +3,143 @@
 from vae.checks import remedies
 from vae.checks.cuda_builds import triton_for_windows
 from vae.checks.facts import Facts, Requirement
-from vae.checks.results import FAIL, PASS, SKIP, WARN, Check
+from vae.checks.results import FAIL, PASS, SKIP, WARN, Check, check
 from vae.checks.versions import build, satisfies
 
 MIN_PYTHON = (3, 10)
 TORCH = ("torch", "torchvision")
 # Everything works without these, only slower; without simplejpeg, damage inside JPEGs is not detected.
 SPEED_ONLY = ("pyvips", "pyvips-binary", "simplejpeg")
+NO_TORCH = "PyTorch is not installed"
 
 
 def judge_software(facts: Facts) -> list[Check]:
     others = [_package(facts, r) for r in facts.requirements if r.name not in TORCH]
+    return [_loads(facts), *_python(facts), *others, _version(facts), _pair(facts), *_build(facts)]
+
+
+def _python(facts: Facts) -> list[Check]:
+    python = facts.python
+    found = f"{'.'.join(map(str, python.version))}, {python.bits}-bit, "
+    found += "in a virtual environment" if python.in_environment else "the system's own"
+    names = f"file names {python.file_name_encoding}, texts {python.text_encoding}"
+    install = f"install Python 3.12, 64-bit, then {remedies.setup(facts)}"
+    fine = python.version >= MIN_PYTHON and python.bits == 64
+    # We always pass an encoding when we read or write text; Python alone decides how file names are decoded.
+    utf8 = python.file_name_encoding.lower().replace("-", "") == "utf8"
+    use_utf8 = remedies.set_variable(facts, "PYTHONUTF8", "1")
+    cases = [(fine, PASS, found), (True, FAIL, found, install)]
+    encodings = [(utf8, PASS, names), (True, WARN, names, use_utf8)]
     return [
-        _torch_installed(facts),
-        _python(facts),
-        _encoding(facts),
-        *others,
-        _torch_version(facts),
-        _pair(facts),
-        _build(facts),
-        _triton(facts),
-        _compiler(facts),
+        check("software.python", "Python", "Python 3.10 or newer, 64-bit", cases),
+        check("software.encoding", "Encoding", "utf-8 file names", encodings),
     ]
 
 
-def _python(facts: Facts) -> Check:
-    python = facts.python
-    found = f"{'.'.join(map(str, python.version))}, {python.bits}-bit"
-    found += ", in a virtual environment" if python.in_environment else ", the system's own"
-    expected = "Python 3.10 or newer, 64-bit"
-    fine = python.version >= MIN_PYTHON and python.bits == 64
-    remedy = "" if fine else f"install Python 3.12, 64-bit, then {remedies.setup(facts)}"
-    return Check("software.python", "Python", PASS if fine else FAIL, found, expected, remedy)
-
-
-def _encoding(facts: Facts) -> Check:
-    python = facts.python
-    found = f"file names {python.file_name_encoding}, texts {python.text_encoding}"
-    # We always pass an encoding when we read or write text; Python alone decides how file names are decoded.
-    fine = python.file_name_encoding.lower().replace("-", "") == "utf8"
-    remedy = "" if fine else remedies.set_variable(facts, "PYTHONUTF8", "1")
-    return Check("software.encoding", "Encoding", PASS if fine else WARN, found, "utf-8 file names", remedy)
-
-
 def _package(facts: Facts, wanted: Requirement) -> Check:
-    check = f"software.{wanted.name.lower()}"
-    expected = f"{wanted.name} {wanted.specifier}"
-    trouble = WARN if wanted.name in SPEED_ONLY else FAIL
-    if wanted.installed is None:
-        note = " (only slower without it)" if wanted.name in SPEED_ONLY else ""
-        return Check(check, wanted.name, trouble, f"not installed{note}", expected, remedies.setup(facts))
-    if satisfies(wanted.installed, wanted.specifier):
-        return Check(check, wanted.name, PASS, wanted.installed, expected)
-    remedy = remedies.pip(facts, "install", f"{wanted.name}{wanted.specifier}")
-    return Check(check, wanted.name, trouble, wanted.installed, expected, remedy)
+    name, version = wanted.name, wanted.installed
+    trouble, note = (WARN, " (only slower without it)") if name in SPEED_ONLY else (FAIL, "")
+    update = remedies.pip(facts, "install", f"{name}{wanted.specifier}")
+    cases = [
+        (version is None, trouble, f"not installed{note}", remedies.setup(facts)),
+        (version and satisfies(version, wanted.specifier), PASS, version),
+        (True, trouble, version, update),
+    ]
+    return check(f"software.{name.lower()}", name, f"{name} {wanted.specifier}", cases)
 
 
-def _torch_installed(facts: Facts) -> Check:
-    check, title, expected = "torch.loads", "PyTorch loads", "import torch works"
-    loaded = facts.loaded
-    if loaded is None:
-        found = "not installed in this Python"
-        if facts.python.project_python:
-            found += f"; to use the project's environment: {facts.python.project_python}"
-            found += " check_compatibility.py"
-        return Check(check, title, FAIL, found, expected, remedies.setup(facts))
-    if loaded.error:
-        return Check(check, title, FAIL, loaded.error, expected, remedies.same_pair(facts))
-    if loaded.unfinished in ("starting Python", "loading torch"):
-        found = f"{loaded.unfinished}: {loaded.ended}"
-        return Check(check, title, FAIL, found, expected, remedies.same_pair(facts))
-    return Check(check, title, PASS, facts.torch_files.version or "yes", expected)
+def _loads(facts: Facts) -> Check:
+    loaded, own, pair = facts.loaded, facts.python.project_python, remedies.same_pair(facts)
+    missing = "not installed in this Python"
+    missing += f"; to use the project's environment: {own} check_compatibility.py" if own else ""
+    began = loaded.unfinished if loaded else None
+    cases = [
+        (loaded is None, FAIL, missing, remedies.setup(facts)),
+        (loaded and loaded.error, FAIL, loaded and loaded.error, pair),
+        (began in ("starting Python", "loading torch"), FAIL, f"{began}: {loaded and loaded.ended}", pair),
+        (True, PASS, facts.torch_files.version or "yes"),
+    ]
+    return check("torch.loads", "PyTorch loads", "import torch works", cases)
 
 
-def _torch_version(facts: Facts) -> Check:
+def _version(facts: Facts) -> Check:
     wanted = next(r.specifier for r in facts.requirements if r.name == "torch")
     version, expected = facts.torch_files.version, f"torch {wanted}"
-    if version is None:
-        return Check("torch.version", "PyTorch", SKIP, "not installed", expected)
-    fine = satisfies(version, wanted)
-    remedy = "" if fine else remedies.same_pair(facts)
-    return Check("torch.version", "PyTorch", PASS if fine else FAIL, version, expected, remedy)
+    cases = [
+        (version is None, SKIP, "not installed", "", expected),
+        (version and satisfies(version, wanted), PASS, version),
+        (True, FAIL, version, remedies.same_pair(facts)),
+    ]
+    return check("torch.version", "PyTorch", expected, cases)
 
 
 def _pair(facts: Facts) -> Check:
     """Whether torch and torchvision have the same build and compatible versions."""
-    check, title = "torch.pair", "torch + torchvision"
     files, loaded = facts.torch_files, facts.loaded
-    if files.version is None:
-        return Check(check, title, SKIP, "PyTorch is not installed")
-    wants = files.vision_wants_torch
-    expected = "the same build" + (f"; this torchvision requires torch {wants}" if wants else "")
+    torch, vision, wants = files.version or "", files.vision_version, files.vision_wants_torch
     problems = []
-    if files.vision_version is not None and build(files.version) != build(files.vision_version):
+    if vision is not None and build(torch) != build(vision):
         problems.append(": two different builds")
-    elif files.vision_version is not None and wants and not satisfies(files.version, wants):
+    elif vision is not None and wants and not satisfies(torch, wants):
         problems.append(": built for another torch")
     if loaded and loaded.vision_error:
         problems.append(f" ({loaded.vision_error})")
     if loaded and loaded.unfinished == "loading torchvision":
         problems.append(f" ({loaded.ended})")
-    found = f"torch {files.version}, torchvision {files.vision_version or 'not installed'}" + "".join(
-        problems
-    )
-    if files.vision_version is not None and not problems:
-        return Check(check, title, PASS, found, expected)
-    return Check(check, title, FAIL, found, expected, remedies.same_pair(facts))
+    found = f"torch {torch}, torchvision {vision or 'not installed'}{''.join(problems)}"
+    expected = "the same build" + (f"; this torchvision requires torch {wants}" if wants else "")
+    cases = [
+        (not torch, SKIP, NO_TORCH),
+        (vision is not None and not problems, PASS, found),
+        (True, FAIL, found, remedies.same_pair(facts)),
+    ]
+    return check("torch.pair", "torch + torchvision", expected, cases)
 
 
-def _build(facts: Facts) -> Check:
-    """Whether the build can use the installed card."""
-    check, title, files = "torch.build", "Build of PyTorch", facts.torch_files
-    if files.version is None:
-        return Check(check, title, SKIP, "PyTorch is not installed")
+def _build(facts: Facts) -> list[Check]:
+    """Whether the build can use the card, and whether torch.compile has what it needs."""
+    files, cards = facts.torch_files, facts.smi.cards
     runtime = f"CUDA {files.cuda}" if files.cuda else f"ROCm {files.hip}" if files.hip else "no CUDA"
-    found = f"{files.version} ({runtime})"
-    if files.cuda or files.hip or not facts.smi.cards:
-        return Check(check, title, PASS, found, "a CUDA build if there is an NVIDIA card")
-    remedy = remedies.suitable_build(facts)
-    return Check(check, title, FAIL, found, f"a CUDA build for the {facts.smi.cards[0].name}", remedy)
+    found, for_cards = f"{files.version} ({runtime})", files.cuda or files.hip
+    slower = "training runs without torch.compile, only slower"
+    builds = [
+        (files.version is None, SKIP, NO_TORCH),
+        (for_cards or not cards, PASS, found, "", "a CUDA build if there is an NVIDIA card"),
+        (True, FAIL, found, remedies.suitable_build(facts)),
+    ]
+    compilers = [
+        (files.version is None, SKIP, NO_TORCH),
+        (facts.host.c_compiler, PASS, facts.host.c_compiler),
+        # TinyCC: github.com/triton-lang/triton-windows
+        (facts.on_windows, SKIP, "none on PATH; triton-windows includes its own"),
+        (True, WARN, f"none: {slower}", remedies.compiler(facts)),
+    ]
+    return [
+        check(
+            "torch.build",
+            "Build of PyTorch",
+            f"a CUDA build for the {cards[0].name if cards else ''}",
+            builds,
+        ),
+        _triton(facts, slower),
+        check("torch.compiler", "C compiler", "gcc or clang, which torch.compile calls", compilers),
+    ]
 
 
-def _triton(facts: Facts) -> Check:
+def _triton(facts: Facts, slower: str) -> Check:
     """Whether Triton, which torch.compile uses on cards, has the version that torch expects."""
-    check, title, files = "torch.triton", "Triton", facts.torch_files
-    if files.version is None or not (files.cuda or files.hip):
-        return Check(check, title, SKIP, "only builds for cards use it")
-    wanted = files.triton_wanted
-    if remedies.on_windows(facts):
-        minor = triton_for_windows(files.version)
-        wanted = f"=={minor}.*" if minor else None
-        if minor is None:
-            found = f"there is none for torch {files.version} on Windows: training runs without torch.compile"
-            remedy = remedies.setup(facts, remedies.suggested(facts))
-            return Check(check, title, WARN, found, "a torch between 2.10 and 2.14", remedy)
-    if wanted is None:
-        return Check(check, title, SKIP, f"torch {files.version} does not state which version it needs")
-    expected = f"{files.triton_name} {wanted}"
-    if files.triton_version and satisfies(files.triton_version, wanted):
-        return Check(check, title, PASS, files.triton_version, expected)
-    found = f"{files.triton_version or 'not installed'}: training runs without torch.compile, only slower"
-    remedy = remedies.pip(facts, "install", f"{files.triton_name}{wanted}")
-    return Check(check, title, WARN, found, expected, remedy)
-
-
-def _compiler(facts: Facts) -> Check:
-    check, title, expected = "torch.compiler", "C compiler", "gcc or clang, which torch.compile calls"
-    if facts.torch_files.version is None:
-        return Check(check, title, SKIP, "PyTorch is not installed")
-    if facts.host.c_compiler:
-        return Check(check, title, PASS, facts.host.c_compiler, expected)
-    if remedies.on_windows(facts):  # TinyCC: github.com/triton-lang/triton-windows
-        return Check(check, title, SKIP, "none on PATH; triton-windows includes its own")
-    found = "none: training runs without torch.compile, only slower"
-    return Check(check, title, WARN, found, expected, remedies.compiler(facts))
+    files = facts.torch_files
+    torch, ours = files.version or "", files.triton_version
+    minor = triton_for_windows(torch) if facts.on_windows else ""
+    wanted = f"=={minor}.*" if facts.on_windows else files.triton_wanted
+    none = f"there is none for torch {torch} on Windows: training runs without torch.compile"
+    other_torch = remedies.setup(facts, remedies.suggested(facts))
+    install = remedies.pip(facts, "install", f"{files.triton_name}{wanted}")
+    cases = [
+        (not torch or not (files.cuda or files.hip), SKIP, "only builds for cards use it"),
+        (minor is None, WARN, none, other_torch, "a torch between 2.10 and 2.14"),
+        (wanted is None, SKIP, f"torch {torch} does not state which version it needs"),
+        (ours and satisfies(ours, wanted or ""), PASS, ours),
+        (True, WARN, f"{ours or 'not installed'}: {slower}", install),
+    ]
+    return check("torch.triton", "Triton", f"{files.triton_name} {wanted}", cases)
