@@ -5,6 +5,7 @@ several processes, and test_bad_images.py checks that a corrupt image is not rep
 """
 
 import ast
+import math
 from contextlib import nullcontext
 from dataclasses import fields, replace
 
@@ -148,8 +149,11 @@ def test_schedules_and_disc_start_count_autoencoder_steps(tiny, tmp_path):
     assert [record["step"] for record in found] == list(range(1, 9))  # 16 images, 2 x 2 per step, 2 epochs
     assert ["adversarial" in record for record in found] == [False] * 5 + [True] * 3
     assert ["discriminator" in record for record in found] == [False] * 5 + [True] * 3
-    expected = [1e-3 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 8)).item()) for step in range(8)]
+    expected = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
     assert [record["learning_rate"] for record in found] == pytest.approx(expected, rel=1e-4)
+    expected = [1e-4 * 0.5 * (1 + math.cos(math.pi * step / 3)) for step in range(3)]  # its own cosine
+    assert [record["disc_learning_rate"] for record in found[5:]] == pytest.approx(expected, rel=1e-6)
+    assert not any("disc_learning_rate" in record for record in found[:5])
     last = last_checkpoint(tmp_path / "run")
     assert last["position"]["step"] == 8
     counted = [state["state"][0]["step"].item() for state in last["optimizers"]]

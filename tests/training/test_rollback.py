@@ -97,6 +97,17 @@ def test_next_stage_begins_with_its_own_rollback_and_the_full_learning_rate(tiny
     assert newest(tmp_path / "run")["rollbacks"].keys() == {0, 2}
 
 
+def test_rollback_halves_the_rate_of_the_discriminator_in_its_stage(tiny, tmp_path):
+    given = {**tiny, **RECIPE, "progressive": "32:2:4,16:2:4", "max_nonfinite_steps": 3}
+    given |= {"adversarial_weight": 0.5, "disc_start": 2, "disc_channels": 8, "disc_layers": 1}
+    with injected(Fault("nan", "step", nth=6, times=3)):
+        assert train({**given, "lr_schedule": "constant", "warmup_epochs": 0}) == 0
+    found = {r["step"]: r.get("disc_learning_rate") for r in records(tmp_path / "run", "train")}
+    steps, (rollback,) = range(1, 17), records(tmp_path / "run", "rollback")
+    assert rollback["step"] == 4
+    assert [found[step] for step in steps] == [*[None] * 2, *[1e-4] * 2, *[5e-5] * 4, *[1e-4] * 8]
+
+
 @pytest.mark.parametrize("learning_rate", [pytest.param(1e3, marks=pytest.mark.slow), 1e30])
 def test_run_that_diverges_by_its_learning_rate_stops_and_can_be_resumed(given, tmp_path, learning_rate):
     """Before, 1e30 left only checkpoints that were infinite, and 1e3 ended as if it were well."""
@@ -246,6 +257,7 @@ def test_rollback_restores_everything_that_training_changed(given, tmp_path):
     for name, faults in {"undisturbed": (), "disturbed": (Fault("nan", "step", nth=9, times=3),)}.items():
         with injected(*faults), pytest.MonkeyPatch.context() as patched:
             patched.setattr(loop, "lowered", lambda factor, _caps: factor)
+            patched.setattr(loop, "halved", lambda factor, _rollbacks: factor)
             options = {"output_dir": str(tmp_path / name), "max_nonfinite_steps": 3}
             assert train({**given, **options, "num_epochs": 4}) == 0
     found, expected = (newest(tmp_path / name) for name in ("disturbed", "undisturbed"))

@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from vae.training.schedule import ema_decay, learning_rate_factor, lowered, warmup_steps
+from vae.training.schedule import (
+    discriminator_steps,
+    ema_decay,
+    halved,
+    learning_rate_factor,
+    lowered,
+    warmup_steps,
+)
 
 
 def test_warmup_is_given_in_epochs_and_limited_to_a_fifth_of_the_stage():
@@ -67,3 +74,26 @@ def test_learning_rate_after_a_rollback_is_halved_until_the_schedule_is_lower():
     ]
     assert lowered(0.7, []) == 0.7
     assert lowered(1.0, [0.5, 0.25]) == 0.25
+
+
+def test_steps_of_the_discriminator_begin_at_its_start_or_with_the_stage():
+    """The steps of the stage: 0 to 99, which are steps 200 to 299 of the run."""
+    late = [discriminator_steps(250, 200 + done, done, 100) for done in (0, 49, 50, 51, 99)]
+    assert late == [(0, 100), (0, 51), (0, 50), (1, 50), (49, 50)]
+    assert [discriminator_steps(150, 200 + done, done, 100) for done in (0, 99)] == [(0, 100), (99, 100)]
+    assert discriminator_steps(200, 200, 0, 100) == (0, 100)
+    assert discriminator_steps(900, 299, 99, 100) == (0, 1)  # it begins in a later stage
+
+
+def test_late_discriminator_has_a_whole_cosine_of_its_own():
+    def share(done: int) -> float:
+        own, total = discriminator_steps(800, done, done, 1000)
+        return learning_rate_factor("cosine", own, total, warmup_steps(50, 1, total))
+
+    assert [share(800), share(839), share(840)] == [1 / 40, 1, 1]  # a fifth of 200 steps
+    assert share(920) == pytest.approx(0.5, abs=1e-15)
+    assert 0 < share(999) < 1e-3
+
+
+def test_rollbacks_halve_the_rate_of_the_discriminator():
+    assert [halved(0.8, rollbacks) for rollbacks in range(3)] == [0.8, 0.4, 0.2]

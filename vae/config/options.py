@@ -255,7 +255,12 @@ class LossConfig:
     )
     disc_channels: int = option(64, "channels of the PatchGAN discriminator's first layer", at_least=1)
     disc_layers: int = option(3, "number of strided layers in the PatchGAN discriminator", at_least=1)
-    disc_learning_rate: float = option(1e-4, "learning rate of the discriminator", at_least=0)
+    disc_learning_rate: float = option(
+        1e-4,
+        "peak learning rate of the discriminator; its warmup and its --lr_schedule begin at --disc_start, or "
+        "with the stage if that is later",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqd
         "nonfinite_steps": int(state.update.nonfinite_total),
         **memory_peaks(run.dist.device),
     }
+    if "adversarial" in means:
+        record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
     if run.fp16:
         record["loss_scale"] = float(state.update.loss_scale)
     ctx.logbook.record("train", step, record)

@@ -20,7 +20,14 @@ from vae.training.context import RunContext, StageContext
 from vae.training.oom_retry import gradients_with_oom_retry
 from vae.training.output.logbook import REJECTED_NAME
 from vae.training.profiling import StepProfiler
-from vae.training.schedule import ema_decay, learning_rate_factor, lowered, warmup_steps
+from vae.training.schedule import (
+    discriminator_steps,
+    ema_decay,
+    halved,
+    learning_rate_factor,
+    lowered,
+    warmup_steps,
+)
 from vae.training.signals import STEP, LoadingStoppedError
 from vae.training.state import TrainingState
 from vae.training.step_log import RunningMetrics
@@ -229,13 +236,21 @@ def _adversarial_factor(run: RunContext, state: TrainingState) -> torch.Tensor |
 
 def _set_learning_rates(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
     """Set the learning rates of this step, from the position within the stage."""
-    optim, steps = run.config.optim, ctx.steps
-    warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
-    factor = learning_rate_factor(optim.lr_schedule, steps.done(state.position), steps.total, warm_up)
-    factor = lowered(factor, state.rollbacks.get(ctx.stage.first_epoch, ()))
-    peaks = (optim.learning_rate, run.config.loss.disc_learning_rate)
-    for optimizer, peak in zip(state.optimizers, peaks, strict=False):
-        _set_learning_rate(optimizer, peak * factor)
+    loss, steps, done = run.config.loss, ctx.steps, ctx.steps.done(state.position)
+    caps = state.rollbacks.get(ctx.stage.first_epoch, ())
+    factor = lowered(_schedule_factor(run, ctx, done, steps.total), caps)
+    _set_learning_rate(state.optimizers[0], run.config.optim.learning_rate * factor)
+    if state.discriminator is not None:
+        own = discriminator_steps(loss.disc_start, state.position.step, done, steps.total)
+        factor = halved(_schedule_factor(run, ctx, *own), len(caps))
+        _set_learning_rate(state.optimizers[1], loss.disc_learning_rate * factor)
+
+
+def _schedule_factor(run: RunContext, ctx: StageContext, done: int, total: int) -> float:
+    """The share of the peak learning rate after `done` of `total` steps, warm-up included."""
+    optim = run.config.optim
+    warm_up = warmup_steps(optim.warmup_epochs, ctx.steps.per_epoch, total)
+    return learning_rate_factor(optim.lr_schedule, done, total, warm_up)
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -42,6 +42,21 @@ def lowered(factor: float, caps: Sequence[float]) -> float:
     return factor
 
 
+def discriminator_steps(disc_start: int, step: int, done: int, total_steps: int) -> tuple[int, int]:
+    """Steps of the discriminator within a stage: how many are done, and how many there are.
+
+    They begin at `disc_start`, or with the stage if that is later. `step` is the optimizer step of the run,
+    `done` that of the stage, which has `total_steps`.
+    """
+    own = max(0, min(done, step - disc_start))
+    return own, total_steps - done + own
+
+
+def halved(factor: float, rollbacks: int) -> float:
+    """The discriminator's share of its peak learning rate: half for each rollback of the stage."""
+    return factor * 0.5**rollbacks
+
+
 def ema_decay(decay: float, step: int) -> float:
     """Decay of the EMA weights after optimizer step `step` (from 0).
 
