@@ -149,7 +149,7 @@ def measure(name: str, data: str, nodes: int, scratch: Path, total: int) -> None
         key: [record[key] for record in records if key in record]
         for key in ("images_per_second", "data_wait_share", "cache_hit_rate")
     }
-    cached = [sum(p.stat().st_size for p in scratch.glob(f"cache{n}/*.tar")) for n in range(nodes)]
+    cached = [sum(p.stat().st_size for p in scratch.glob(f"cache{n}/*/*.tar")) for n in range(nodes)]
     result = {"case": name, "exit": codes, "node_bytes": [round(size / total, 3) for size in cached]}
     result |= {key: round(statistics.median(v), 3) for key, v in columns.items() if v}
     print(json.dumps(result), flush=True)

@@ -49,10 +49,12 @@ def test_profile_overrides_card_settings():
 
 def test_per_command_options_are_not_inherited():
     saved = checkpoint(max_steps=7, output_dir="elsewhere", device="cuda", micro_batch_size="1", z_channels=4)
+    saved |= {"cache_dir": "elsewhere", "cache_gib": 1e-6}
     found = resolve({}, saved)
     assert found.run.max_steps is None
     assert found.run.output_dir == "./outputs"
     assert found.speed.device == found.speed.micro_batch_size == "auto"
+    assert (found.data.cache_dir, found.data.cache_gib) == (None, Config().data.cache_gib)
     assert found.model.z_channels == 4
     assert flatten(Config()).keys() >= PER_COMMAND
 

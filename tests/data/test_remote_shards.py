@@ -23,7 +23,7 @@ from vae.data.formats import BadImageError
 from vae.data.loading import TrainLoader
 from vae.data.probing import probe
 from vae.data.remote_shards import open_images
-from vae.data.shard_cache import Entry, ShardCache
+from vae.data.shard_cache import FOLDER_NAME, Entry, ShardCache
 from vae.data.shard_images import ShardImages
 from vae.data.shards import read_dataset
 from vae.data.store import StoreFile
@@ -95,7 +95,7 @@ def test_store_without_ranges_gives_whole_shards(web, cache, root, capsys):
     assert [images.read(n) for n in range(40)] == [local(root).read(n) for n in range(40)]
     assert len(web.wholes()) == 5
     capsys.readouterr()
-    nothing = remote(web, ShardCache(cache.folder.with_name("none"), 0))
+    nothing = remote(web, ShardCache(cache.folder / "none", 0))
     with pytest.raises(DataError, match="--cache_gib"):
         nothing.read(0)
     assert capsys.readouterr().out == ""  # no cache was asked for
@@ -146,7 +146,7 @@ def cached(cache: ShardCache) -> set[str]:
 def room_for(cache: ShardCache, images: ShardImages, shards: int) -> ShardCache:
     """The same folder with room for so many shards, and all indexes."""
     most = max(shard.bytes for shard in images.dataset.shards)
-    return ShardCache(cache.folder, (shards + 0.5) * most / GIB)
+    return ShardCache(cache.folder.parent, (shards + 0.5) * most / GIB)
 
 
 def test_shards_that_were_used_longest_ago_are_removed(web, cache):
@@ -191,13 +191,13 @@ def test_pins_and_downloads_of_a_killed_process_end_with_it(web, cache):
     images = remote(web, few)
     images.read(0)
     first, last = entries(images)[0], entries(images)[4]
-    words = [sys.executable, "-c", HOLDER, str(cache.folder), first.sha256]
+    words = [sys.executable, "-c", HOLDER, str(cache.folder.parent), first.sha256]
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout.readline() == b"pinned\n"
         images.read(39)
         assert cached(few) == {first.sha256}
         holder.kill()
-    left = cache.folder / f"{last.sha256}.{last.bytes}.0123.part"  # of a download that was killed
+    left = cache.folder / f"{last.sha256}.{last.bytes}.01234567.part"  # of a download that was killed
     left.touch()
     few.look_again()
     images.read(39)
@@ -209,7 +209,7 @@ def test_pins_and_downloads_of_a_killed_process_end_with_it(web, cache):
 def test_indexes_count_for_the_limit(web, cache, root, indexes):
     """A limit with room for so many indexes is never exceeded, and all images can be read."""
     size = max(path.stat().st_size for path in root.glob("*.npy"))
-    few = ShardCache(cache.folder, indexes * size / GIB)
+    few = ShardCache(cache.folder.parent, indexes * size / GIB)
     images = remote(web, few)
     for number in range(40):
         assert images.read(number) == local(root).read(number)
@@ -264,8 +264,74 @@ def test_full_disk_is_one_line_and_images_are_read_one_by_one(web, cache, root, 
 
 def test_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--cache_dir .* is a file"):
+    with pytest.raises(UserError, match=r"--cache_dir .* is inside of .*file, which is a file"):
         ShardCache(tmp_path / "file", 1)
+
+
+# Names in a user's folder: each suffix of the cache, its patterns, and what comes close to them.
+SHA = "0123456789abcdef" * 4
+USERS_NAMES = (
+    "backup.tar",
+    "labels.npy",
+    "film.part",
+    "x.5.part",
+    "notes.bad",
+    "a.tmp",
+    f"{SHA}.tar",
+    f"{SHA}.npy",
+)
+USERS_NAMES += (f"{SHA}.bad", f"{SHA}.5.01234567.part", ".lock", "noise")
+IN_THE_CACHE = (
+    "backup.tar",
+    "labels.npy",
+    "film.part",
+    "film.5.part",
+    "notes.bad",
+    f"{SHA}.tar.gz",
+    "short0.tar",
+)
+IN_THE_CACHE += (f"{SHA}.5.part", f"{SHA}.5.notes.part", f"{SHA.upper()}.TAR", f"x{SHA}.tar", f"{SHA}.txt")
+
+
+def test_files_of_others_are_neither_counted_nor_removed(web, tmp_path, root):
+    """In --cache_dir every name; in the folder of the cache every name that the cache does not make."""
+    parent = tmp_path / "mine"
+    own = ShardCache(parent, 1).folder
+    users = [parent / name for name in USERS_NAMES] + [own / name for name in IN_THE_CACHE]
+    for path in users:
+        path.write_bytes(b"a" * 1000)
+        os.utime(path, (1, 1))
+    small = room_for(ShardCache(parent, 1), remote(web, ShardCache(tmp_path / "other", 1)), 1)
+    images = remote(web, small)
+    assert [images.read(n) for n in range(40)] == [local(root).read(n) for n in range(40)]
+    assert len([path for path in own.glob("*.tar") if len(path.stem) == 64]) == 1  # others were removed
+    assert ShardCache(parent, 5e-7).room() == int(5e-7 * GIB)
+    for path in users:
+        assert (path.read_bytes(), path.stat().st_mtime) == (b"a" * 1000, 1), path.name
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_links_in_the_cache_are_not_followed(web, cache, tmp_path, root):
+    """What links with names of the cache lead to stays as it is, and no file appears there."""
+    images = remote(web, cache)
+    first, second = entries(images)[:2]
+    users, new = tmp_path / "users", tmp_path / "new"
+    users.write_bytes(b"a" * first.bytes)  # the shard's size
+    os.utime(users, (1, 1))
+    for suffix in ("tar", "npy"):
+        (cache.folder / f"{first.sha256}.{suffix}").symlink_to(users)
+    (cache.folder / f"{second.sha256}.bad").symlink_to(new)
+    cache.touch(first)
+    assert images.read(0) == local(root).read(0)
+    with pytest.raises(BadImageError, match="bad_shard"):
+        images.read(9)
+    assert (users.read_bytes(), users.stat().st_mtime) == (b"a" * first.bytes, 1)
+    assert not new.exists()
+    (tmp_path / "b" / FOLDER_NAME).mkdir(parents=True)
+    (tmp_path / "b" / FOLDER_NAME / ".lock").symlink_to(new)
+    with pytest.raises(UserError, match="--cache_dir"):
+        ShardCache(tmp_path / "b", 1)
+    assert not new.exists()
 
 
 # ---- damage ------------------------------------------------------------------------------------------------

@@ -48,7 +48,9 @@ def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_p
     assert measured[-1]["cache_hit_rate"] == 1  # the only shard is there since the first batch
     assert not any("cache_hit_rate" in record for record in records(here, "data"))
     files = [path for path in (*there.rglob("*"), *(tmp_path / "cache").rglob("*")) if path.is_file()]
-    kept = [*(path.read_bytes() for path in files), *(text.encode() for text in capsys.readouterr())]
+    printed = capsys.readouterr()
+    assert f"cache   at most 50 GiB of shards in {tmp_path / 'cache'}" in printed.out
+    kept = [*(path.read_bytes() for path in files), *(text.encode() for text in printed)]
     assert not any(secret in content for content in kept for secret in (b"5ecret", b"pa55word"))
 
 

@@ -61,8 +61,8 @@ def cache_dir_option() -> Any:
     """--cache_dir of every script that reads a dataset on a remote store."""
     return option(
         None,
-        "folder on this machine for the shards of remote datasets; default: vae-trainer in the user's cache "
-        "folder",
+        "folder on this machine for the shards of remote datasets, in its subfolder vae-trainer-shards; "
+        "default: vae-trainer in the user's cache folder",
         metavar="DIR",
     )
 

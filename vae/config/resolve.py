@@ -13,6 +13,7 @@ PER_COMMAND = frozenset(
         *("config", "profile", "output_dir", "resume_from", "new_stage", "progressive", "max_steps"),
         *("profile_steps", "device", "num_workers", "micro_batch_size", "recompute", "vram_margin"),
         *("init_from", "hang_minutes", "find_lr", "find_lr_steps", "find_lr_seeds"),
+        *("cache_dir", "cache_gib"),  # places of this machine: files there are removed
     ]
 )
 # Options that --train_minutes would contradict; any of them replaces the --train_minutes of a profile.

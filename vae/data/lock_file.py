@@ -18,8 +18,9 @@ class LockFile:
     """The locks of one file. Each process opens it once: closing a file would release all its locks."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if the file cannot be created."""
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        """Raises OSError if the file cannot be created, or is a link."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        self._handle = os.open(path, flags, 0o666)
         self._begin()
 
     def _begin(self) -> None:

@@ -3,12 +3,17 @@
 A file has the SHA-256 of its shard as its name. It is written under another name, verified and renamed, so a
 complete file is a good one. The files that were used longest ago are removed, and never one that is pinned.
 Modification times only order the files: clocks that differ do no harm.
+
+All files are in FOLDER_NAME within the folder that the user names, which may have other files. Only regular
+files with names that the cache makes are counted or removed, and nothing is written through a link.
 """
 
 import multiprocessing
 import os
+import re
 import secrets
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +30,13 @@ from vae.data.store import DISK_ERRORS, TooLargeError
 from vae.files import atomic_path, sha256_of_file, why_not_writable
 from vae.host import GIB
 
+FOLDER_NAME = "vae-trainer-shards"
 LOCK_NAME = ".lock"
 POLL_SECONDS = 0.1  # until another process has downloaded a shard
 FULL_SECONDS = 10.0  # until a full cache or disk is looked at again
 FREE_SHARE, FREE_BYTES = 0.05, GIB  # of the disk that stay free: the smaller one
 _SPACE = "space"  # the lock for counting and removing files
+_OWN_NAME = re.compile(r"([0-9a-f]{64})\.(?:tar|npy|([0-9]{1,15})\.[0-9a-f]{8}\.part)")
 
 
 class Entry(NamedTuple):
@@ -47,14 +54,18 @@ class _File(NamedTuple):
     bytes: int
     written: int
     path: Path
+    key: str  # SHA-256 of the shard
+    is_part: bool  # a download
 
-    @property
-    def key(self) -> str:
-        return self.path.name.partition(".")[0]
-
-    @property
-    def is_part(self) -> bool:
-        return self.path.suffix == ".part"
+    @classmethod
+    def of(cls, path: Path) -> "_File | None":
+        """The file if the cache wrote it: not a link, nor of another name. OSError if it is not there."""
+        name = _OWN_NAME.fullmatch(path.name)
+        found = path.lstat()
+        if name is None or not stat.S_ISREG(found.st_mode):
+            return None
+        size = found.st_size if name[2] is None else int(name[2])
+        return cls(found.st_mtime_ns, size, found.st_size, path, name[1], name[2] is not None)
 
 
 def default_folder() -> Path:
@@ -76,11 +87,14 @@ def open_cache(paths: Iterable[str | None], folder: str | None, most_gib: float)
 
 
 class ShardCache:
-    """At most `most_gib` of shards and their indexes in `folder`; less if the disk has less room."""
+    """At most `most_gib` of shards and their indexes, in a folder of their own within `parent`.
 
-    def __init__(self, folder: Path, most_gib: float) -> None:
+    Less if the disk has less room.
+    """
+
+    def __init__(self, parent: Path, most_gib: float) -> None:
         """Create the folder; UserError if it cannot be written."""
-        self.folder = folder
+        self.folder = folder = parent / FOLDER_NAME
         self._most_bytes = int(most_gib * GIB)
         self._full_until = 0.0  # monotonic
         self._warned: set[str] = set()
@@ -99,11 +113,14 @@ class ShardCache:
 
     def find(self, entry: Entry) -> Path | None:
         """The path of a shard, if it is here."""
-        path = self.folder / f"{entry.sha256}.tar"
-        try:
-            return path if path.stat().st_size == entry.bytes else None
-        except OSError:
-            return None
+        file = self._shard(entry)
+        return file.path if file and file.bytes == entry.bytes else None
+
+    def _shard(self, entry: Entry) -> _File | None:
+        """The file of a shard, whatever its size."""
+        with suppress(OSError):
+            return _File.of(self.folder / f"{entry.sha256}.tar")
+        return None
 
     def obtain(self, entry: Entry, download: Callable[[Path], None], *, anew: bool = False) -> Path | None:
         """The path of a shard, which `download` writes if it is not here; None if there is no room for it.
@@ -164,7 +181,8 @@ class ShardCache:
     def touch(self, entry: Entry) -> None:
         """Note that a shard is used now, if it is here."""
         with suppress(OSError):
-            os.utime(self.folder / f"{entry.sha256}.tar")  # by the clock of the disk's machine
+            if file := self._shard(entry):
+                os.utime(file.path)  # by the clock of the disk's machine
 
     def unpin(self, entry: Entry) -> None:
         """Undo one `pin`."""
@@ -183,8 +201,8 @@ class ShardCache:
 
     def remove_if_free(self, entry: Entry) -> None:
         """Remove a shard, if it is here and no process has pinned it."""
-        if path := self.find(entry):
-            self._remove(_File(0, 0, 0, path))
+        if file := self._shard(entry):
+            self._remove(file)
 
     def room(self) -> int:
         """Bytes that the shards of this cache may have now."""
@@ -227,7 +245,7 @@ class ShardCache:
             console.warning(text)
 
     def _check_quarantine(self, entry: Entry) -> None:
-        if (self.folder / f"{entry.sha256}.bad").exists():
+        if os.path.lexists(self.folder / f"{entry.sha256}.bad"):
             raise BadImageError("bad_shard", f"the store's {entry.name} is not the one of dataset.json")
 
     def _fill(self, entry: Entry, download: Callable[[Path], None]) -> Path | None:
@@ -235,7 +253,8 @@ class ShardCache:
         name = f"{entry.sha256}.{entry.bytes}.{secrets.token_hex(4)}.part"
         part, path = self.folder / name, self.folder / f"{entry.sha256}.tar"
         for left in self.folder.glob(f"{entry.sha256}.*.part"):  # by a process that was killed
-            left.unlink(missing_ok=True)
+            if _OWN_NAME.fullmatch(left.name):
+                left.unlink(missing_ok=True)
         if not self._reserve(entry, part):
             return None
         try:
@@ -247,7 +266,8 @@ class ShardCache:
                     return path
         finally:
             part.unlink(missing_ok=True)
-        (self.folder / f"{entry.sha256}.bad").touch()
+        with suppress(FileExistsError):  # by another machine, or a link
+            (self.folder / f"{entry.sha256}.bad").touch(exist_ok=False)
         self._check_quarantine(entry)
         return None
 
@@ -311,15 +331,12 @@ class ShardCache:
         """The shards and downloads of the folder; downloads whose process has ended are removed."""
         files = []
         for path in self.folder.iterdir():
-            if path.suffix not in (".tar", ".part", ".npy"):
-                continue
-            with suppress(OSError, ValueError):  # another process has removed it; another file
-                found = path.stat()
-                is_part = path.suffix == ".part"
-                size = int(path.name.split(".")[1]) if is_part else found.st_size
-                file = _File(found.st_mtime_ns, size, found.st_size, path)
+            with suppress(OSError):  # another process has removed it
+                file = _File.of(path)
+                if file is None:
+                    continue
                 lock = f"download {file.key}"
-                if is_part and self._locks.try_lock(lock):
+                if file.is_part and self._locks.try_lock(lock):
                     self._locks.unlock(lock)
                     path.unlink()
                     continue

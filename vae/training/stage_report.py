@@ -10,6 +10,7 @@ from vae.training.stage_memory import memory_line, memory_peaks, plan_line
 from vae.training.state import TrainingState
 from vae.training.summary import (
     busy_line,
+    cache_line,
     cache_warning,
     crops_text,
     data_line,
@@ -50,13 +51,14 @@ def print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Non
         f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
         f"{crops_text(config.data.crop, ctx.stage.image_size, buckets)}, "
         f"{console.counted(run.num_workers, 'worker')}",
+        cache_line(config.data),
         f"loss    {loss_line(config.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan}",
         f"steps   {steps_line(ctx.steps, config.optim)}",
         f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
     ]
-    console.info("\n".join(lines))
+    console.info("\n".join(filter(None, lines)))
 
 
 def record_memory(run: RunContext, ctx: StageContext, state: TrainingState) -> None:

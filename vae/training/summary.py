@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vae.config.addresses import public_address
+from vae.config.addresses import is_remote, public_address
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.console import command_line, counted
 from vae.data.buckets import Buckets
+from vae.data.shard_cache import default_folder
 from vae.data.shard_images import ShardImages
 from vae.data.store import StoreFile
 from vae.data.streams import WINDOW_SHARDS
@@ -120,6 +121,13 @@ def warm_start_warning(model: ModelConfig) -> str | None:
         f"--norm_groups {model.norm_groups} leaves {channels} per group at width {width}, too few for the "
         f"warm start: it begins several dB below the bicubic baseline: {remedy}"
     )
+
+
+def cache_line(data: DataConfig) -> str | None:
+    """Where shards of remote stores are kept, if there are any."""
+    if not any(path and is_remote(path) for path in (data.data_path, data.val_path)):
+        return None
+    return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
 
 
 def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
