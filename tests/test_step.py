@@ -75,7 +75,7 @@ def test_sums_are_over_images():
     with torch.no_grad():
         images = to_float(inputs.images).double()
         recon, mean, logvar = nets.autoencoder(images, inputs.noise)
-        kl = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum()
+        kl = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum() / images[0, 0].numel()
     assert float(sums["reconstruction"]) == pytest.approx(4 * float((recon - images).abs().mean()), rel=1e-12)
     assert float(sums["mse"]) == pytest.approx(4 * float((recon - images).square().mean()), rel=1e-12)
     assert float(sums["kl"]) == pytest.approx(float(kl), rel=1e-9)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vae.config.options import LossConfig, OptimConfig
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
-from vae.losses.kl import kl_divergence
+from vae.losses.kl import kl_per_pixel
 from vae.losses.reconstruction import reconstruction_loss
 from vae.pixels import to_float
 
@@ -119,7 +119,7 @@ def autoencoder_gradients(
             grad_recon, terms = reconstruction_gradient(networks, recon.detach(), images, inputs, loss)
             if inputs.adversarial_factor is not None:
                 recons.append(recon.detach())
-            kl = kl_divergence(mean, logvar)  # (b,)
+            kl = kl_per_pixel(mean, logvar, images[0, 0].numel())  # (b,)
             kl_term = kl.sum() * (loss.kl_weight * inputs.image_share) * inputs.loss_scale
             roots, gradients = [recon], [grad_recon]
             if kl_term.requires_grad:  # false if the encoder is frozen
@@ -145,7 +145,7 @@ def forward_losses(
             images = to_float(part)
             recon, mean, logvar = autoencoder(network_input(images, networks), noise)
         _, terms = _reconstruction_terms(networks, recon, images, loss)
-        _accumulate(sums, terms | {"kl": kl_divergence(mean, logvar)})
+        _accumulate(sums, terms | {"kl": kl_per_pixel(mean, logvar, images[0, 0].numel())})
     return sums
 
 

@@ -112,7 +112,8 @@ class Theirs:
     def losses(self) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
         """The loss of the autoencoder, its terms as means over images, and the reconstructions."""
         targets, posterior, recon = self._forward()
-        batch, kl_scale = len(targets), self.work.loss.kl_weight * self.work.values
+        batch, pixels = len(targets), targets[0, 0].numel()
+        kl_scale = self.work.loss.kl_weight * self.work.values / pixels  # theirs sums over values
         nll = F.l1_loss(recon.float(), targets.float(), reduction="none")
         terms = {"reconstruction": nll.sum() / (batch * self.work.values)}
         if self.perceptual is not None:
@@ -121,7 +122,7 @@ class Theirs:
             terms["perceptual"] = perceptual.float().mean()
         nll = nll.sum() / batch
         kl = posterior.kl().sum() / batch
-        terms["kl"] = kl
+        terms["kl"] = kl / pixels
         loss = nll + kl_scale * kl
         if self.discriminator is not None:
             adversarial = -self.discriminator(recon).float().mean()

@@ -29,8 +29,10 @@ def test_statistics_equal_numpy():
     m, v = mean.double().numpy(), np.exp(logvar.double().numpy())
     assert np.allclose(facts.mean, m.mean((0, 2, 3)), rtol=1e-12)
     assert np.allclose(facts.std, np.sqrt(m.var((0, 2, 3)) + v.mean((0, 2, 3))), rtol=1e-10)
-    kl = 0.5 * (m**2 + v - 1 - np.log(v)).sum((1, 2, 3)).mean()
-    assert np.isclose(facts.kl_nats, kl, rtol=1e-10)
+    kl = 0.5 * (m**2 + v - 1 - np.log(v)).sum((1, 2, 3)).mean() / (6 * 7 * 8 * 8)
+    assert np.isclose(facts.kl_nats_per_pixel, kl, rtol=1e-10)
+    ratio = np.exp(np.log(v).mean((0, 2, 3)) / 2) / m.std((0, 2, 3))
+    assert np.isclose(facts.sigma_over_std, np.sort(ratio)[1], rtol=1e-10)  # torch: the lower of two medians
     assert (facts.dead_channels, facts.dead_share) == ([], 0.0)
 
 

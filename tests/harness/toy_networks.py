@@ -12,7 +12,7 @@ from vae.step import Networks, StepInputs
 
 MODEL = ModelConfig(channels=(8, 16), layers_per_block=1, norm_groups=4, z_channels=4)
 ALL_LOSSES = LossConfig(
-    perceptual_weight=0.7, perceptual_net="random", kl_weight=1e-3, adversarial_weight=0.5
+    perceptual_weight=0.7, perceptual_net="random", kl_weight=0.25, adversarial_weight=0.5
 )
 
 
@@ -93,7 +93,7 @@ def plain_losses(
         weight = getattr(trunk, f"linear{index}")[:, None, None]
         lpips = lpips + ((unit_a - unit_b) ** 2 * weight).sum(1).mean()
 
-    kl = (0.5 * (mean**2 + logvar.exp() - 1 - logvar)).sum(dim=(1, 2, 3)).mean()
+    kl = (0.5 * (mean**2 + logvar.exp() - 1 - logvar)).sum(dim=(1, 2, 3)).mean() / images[0, 0].numel()
     adversarial = -networks.discriminator(recon).mean()
     total = (
         loss.reconstruction_weight * pixel

@@ -1,10 +1,11 @@
 """The KL divergence equals that of PyTorch's distributions, and keeps precision in difficult cases."""
 
+import pytest
 import torch
 from torch.distributions import Normal
 from torch.distributions import kl_divergence as reference
 
-from vae.losses.kl import kl_divergence
+from vae.losses.kl import kl_divergence, kl_per_pixel
 
 
 def test_equals_the_kl_of_pytorch_distributions_summed_over_the_latent():
@@ -40,3 +41,15 @@ def test_gradient_matches_the_formula():
     kl_divergence(mean, logvar).sum().backward()
     assert torch.allclose(mean.grad, mean.detach())
     assert torch.allclose(logvar.grad, 0.5 * (logvar.detach().exp() - 1))
+
+
+def test_kl_per_pixel_does_not_depend_on_the_size_of_the_image():
+    generator = torch.Generator().manual_seed(0)
+    mean, logvar = torch.randn(2, 1, 16, 8, 8, generator=generator)  # of 64 px
+    found = []
+    for size in (64, 512, 2048):
+        tiles = size // 64
+        parts = (part.tile(1, 1, tiles, tiles) for part in (mean, logvar))
+        found.append(kl_per_pixel(*parts, size**2).item())
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+    assert found[0] == pytest.approx(kl_divergence(mean, logvar).item() / 4096)

@@ -238,7 +238,8 @@ class LossConfig:
     )
     kl_weight: float = option(
         1e-6,
-        "weight of the KL divergence (nats per image: summed over the latents, averaged over images)",
+        "weight of the KL divergence (nats per pixel: summed over the latent, divided by the pixels of the "
+        "image); --kl_weight 1e-6 is 3 times the 1e-6 of SD's training code (docs/training.md)",
         at_least=0,
     )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)

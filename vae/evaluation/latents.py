@@ -1,4 +1,4 @@
-"""Latents over a set of images: statistics, KL divergence, and dead channels.
+"""Latents over a set of images: statistics, KL divergence, posterior noise, and dead channels.
 
 Shapes: B latents of C channels, h x w.
 """
@@ -6,7 +6,8 @@ Shapes: B latents of C channels, h x w.
 import torch
 
 from vae.evaluation.results import LatentFacts
-from vae.interop.latent_statistics import LatentSums
+from vae.evaluation.sums import Sums
+from vae.interop.latent_statistics import MIN_VARIANCE, LatentSums
 from vae.losses.kl import kl_divergence
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
@@ -23,7 +24,8 @@ class LatentMeter:
     def __init__(self) -> None:
         self._sampled = LatentSums()
         self._means = LatentSums()  # only the posteriors' means
-        self._kl = torch.zeros((), dtype=torch.float64)
+        self._kl = torch.zeros((), dtype=torch.float64)  # nats per position, summed over images
+        self._log_sigma = torch.zeros((), dtype=torch.float64)
         self._images = 0
 
     def add(self, posterior: Posterior) -> None:
@@ -31,7 +33,9 @@ class LatentMeter:
         mean, logvar = posterior.mean, posterior.logvar
         self._sampled.add(mean, logvar)
         self._means.add(mean, torch.full_like(logvar, -torch.inf))
-        self._kl += kl_divergence(mean.double(), logvar.double()).sum().cpu()
+        positions = mean[0, 0].numel()
+        self._kl += kl_divergence(mean.double(), logvar.double()).sum().cpu() / positions
+        self._log_sigma = self._log_sigma + 0.5 * logvar.double().sum((0, 2, 3)).cpu()
         self._images += len(mean)
 
     def facts(self, model: AutoencoderKL) -> LatentFacts | None:
@@ -47,7 +51,56 @@ class LatentMeter:
             downsampling=model.downsampling,
             mean=sampled.mean.tolist(),
             std=sampled.std.tolist(),
-            kl_nats=(self._kl / self._images).item(),
+            kl_nats_per_pixel=(self._kl / self._images).item() / model.downsampling**2,
+            sigma_over_std=sigma_over_std(self._log_sigma / means.count, means.std),
             dead_channels=dead.nonzero().flatten().tolist(),
             dead_share=dead.double().mean().item(),
         )
+
+
+class NoiseMeter:
+    """The posterior's noise beside the spread of the latents, from sums that processes can add.
+
+    The sums are per channel, in fp64 and on the device, so that no batch waits for the host.
+    """
+
+    def __init__(self, channels: int) -> None:
+        self._sums = torch.zeros(3, channels, dtype=torch.float64)  # of mean, mean squared and log sigma
+        self._count = 0  # values per channel
+
+    def add(self, mean: torch.Tensor, logvar: torch.Tensor) -> None:
+        """Add posteriors (B, C, h, w)."""
+        means, log_sigma = mean.double(), 0.5 * logvar.double()
+        sums = torch.stack([part.sum((0, 2, 3)) for part in (means, means.square(), log_sigma)])
+        self._sums = self._sums.to(sums.device) + sums
+        self._count += mean.numel() // mean.shape[1]
+
+    def sums(self) -> Sums:
+        """The sums by name, in their order; the names do not depend on what was added."""
+        values = self._sums.flatten().tolist()
+        return {f"latents {index:04}": (value, self._count) for index, value in enumerate(values)}
+
+
+def noise_facts(sums: Sums) -> dict[str, float]:
+    """`latent_std` and `sigma_over_std` from the sums of a NoiseMeter; nothing if no latents were added.
+
+    latent_std: standard deviation of the posterior's means, root mean square over the channels.
+    """
+    if not all(count for _, count in sums.values()):
+        return {}
+    means = torch.tensor([value / count for _, (value, count) in sorted(sums.items())], dtype=torch.float64)
+    mean, square, log_sigma = means.view(3, -1)
+    std = (square - mean.square()).clamp(min=MIN_VARIANCE).sqrt()
+    return {
+        "latent_std": std.square().mean().sqrt().item(),
+        "sigma_over_std": sigma_over_std(log_sigma, std),
+    }
+
+
+def sigma_over_std(log_sigma: torch.Tensor, std: torch.Tensor) -> float:
+    """The posterior's sigma over the standard deviation of its means, as a median over the channels.
+
+    `log_sigma` is the mean of log sigma, so that sigma is a geometric mean, and `std` the standard deviation
+    of the means, of each channel (C,).
+    """
+    return (log_sigma.exp() / std).median().item()

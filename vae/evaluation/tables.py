@@ -69,7 +69,7 @@ def _speed(one: SizeResult) -> list[str]:
 
 def _latent_rows(results: Results) -> list[list[str]]:
     """One row per VAE: statistics of its latents, and the probes."""
-    rows = [["", "latent", "KL nats", "dead", "std", "turn dB", "scale dB", "grid levels"]]
+    rows = [["", "latent", "KL nats/px", "σ/std", "dead", "std", "turn dB", "scale dB", "grid levels"]]
     for vae in results.vaes:
         facts = vae.latents
         if facts is None:
@@ -78,10 +78,9 @@ def _latent_rows(results: Results) -> list[list[str]]:
         grid = max((one.levels for one in vae.grid_artefacts.values()), default=None)
         deviations = f"{min(facts.std):.3g}..{max(facts.std):.3g}"
         shape = f"{facts.channels} ch /{facts.downsampling}"
+        noise = [_number(value, 3) for value in (facts.kl_nats_per_pixel, facts.sigma_over_std)]
         dead = f"{len(facts.dead_channels)} of {facts.channels}"
-        rows.append(
-            [vae.name, shape, _number(facts.kl_nats, 1), dead, deviations, turn, scale, _number(grid, 2)]
-        )
+        rows.append([vae.name, shape, *noise, dead, deviations, turn, scale, _number(grid, 2)])
     return rows
 
 

@@ -6,6 +6,15 @@ from vae.ops.library import accumulation_dtype
 from vae.shapes import Latents, PerImage
 
 
+def kl_per_pixel(mean: Latents, logvar: Latents, pixels: int) -> PerImage:
+    """The KL divergence of each image, divided by the `pixels` (height times width) of the image.
+
+    The reconstruction loss is a mean over pixels. With this unit, the ratio of both is the same for crops of
+    every size.
+    """
+    return kl_divergence(mean, logvar) / pixels
+
+
 def kl_divergence(mean: Latents, logvar: Latents) -> PerImage:
     """KL(N(mean, exp(logvar)) || N(0, 1)) of each image in nats, summed over its latent.
 

@@ -26,6 +26,7 @@ from vae.losses.trunk_weights import find_trunk_weights
 from vae.model.autoencoder import downsampling
 from vae.step import Networks
 from vae.training.checkpoints.lineage import read_good, saved_lineage
+from vae.training.checkpoints.older import convert_kl_weight
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.context import RunContext
 from vae.training.contract import NEW, Resume, came_from, compare, contract_of, report
@@ -131,6 +132,8 @@ def resolve_options(given: Given, device: torch.device) -> ResolvedOptions:
     """Combine the `given` options with the files that they name, the profile and the card."""
     given, checkpoint = _find_checkpoint(given)
     path, content = checkpoint or (None, None)
+    if content is not None:
+        convert_kl_weight(content, "kl_weight" in given)
     config = _resolve(given, content, device)
     if content is None:
         check_encoder(config, given)

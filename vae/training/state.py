@@ -12,6 +12,7 @@ from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
 from vae.step import UpdateState
 from vae.training.checkpoints.lineage import Lineage
+from vae.training.checkpoints.older import KL_UNIT
 from vae.training.stability import Stability
 from vae.training.stages import Position, Stage
 from vae.training.validation.history import History
@@ -43,6 +44,7 @@ class TrainingState:
     is_changing: bool = False  # within a step's update or a restoration: weights and position do not agree
     saved_step: int = -1  # optimizer step of the last checkpoint
     validated_step: int = -1  # optimizer step of the last validation
+    noise_reported: bool = False  # that the posterior's noise hides the latents
     last_validation: dict[str, float] = field(default_factory=dict)  # metrics
     rejected: set[str] = field(default_factory=set)  # names of unusable training image files
 
@@ -134,6 +136,7 @@ def checkpoint_content(
         "stages": [asdict(stage) for stage in state.stages],
         "data_fingerprint": fingerprint,
         "contract": contract,
+        "kl_unit": KL_UNIT,
         "torch_version": str(torch.__version__),
     }
 

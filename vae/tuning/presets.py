@@ -23,7 +23,7 @@ _MORE: Space = {
     "weight_decay": Range(1e-6, 1e-1, log=True),
     "lr_schedule": Choices(("cosine", "constant", "onecycle")),
     "z_channels": Choices((4, 8, 16, 32)),
-    "kl_weight": Range(1e-8, 1e-4, log=True),
+    "kl_weight": Range(1e-7, 1e-3, log=True),
 }
 _ADVERSARIAL: Space = {
     "adversarial_weight": Range(0.05, 1.0, log=True),

@@ -166,7 +166,8 @@ def latent_table(results: Results) -> Table | None:
         {
             "channels": number_column([one.channels for one in facts]),
             "downsampling": number_column([one.downsampling for one in facts]),
-            "KL, nats/image": number_column([one.kl_nats for one in facts]),
+            "KL, nats/px": number_column([one.kl_nats_per_pixel for one in facts]),
+            "σ / std(μ)": number_column([one.sigma_over_std for one in facts]),
             "means": text_column([_range(one.mean) for one in facts]),
             "standard deviations": text_column([_range(one.std) for one in facts]),
             "dead channels": text_column([_dead(one.dead_channels, one.channels) for one in facts]),

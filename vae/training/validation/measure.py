@@ -10,6 +10,7 @@ from vae import console
 from vae.config.options import DataConfig
 from vae.data.dataset import Images
 from vae.data.loading import load_validation
+from vae.evaluation.latents import NoiseMeter, noise_facts
 from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
@@ -86,12 +87,20 @@ class ValidationSet:
                 yield batch.images.to(dist.device, non_blocking=True)
 
 
-def mode_reconstruction(model: AutoencoderKL, networks: Networks) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function from images (B, 3, H, W) in [-1, 1] to their reconstructions by the posterior's mode."""
+def mode_reconstruction(
+    model: AutoencoderKL, networks: Networks, noise: NoiseMeter | None = None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function from images (B, 3, H, W) in [-1, 1] to their reconstructions by the posterior's mode.
+
+    `noise` gets the posteriors.
+    """
 
     @torch.no_grad()
     def reconstruct(images: torch.Tensor) -> torch.Tensor:
-        return model(network_input(images, networks))[0]
+        recon, mean, logvar = model(network_input(images, networks))
+        if noise is not None:
+            noise.add(mean, logvar)
+        return recon
 
     return reconstruct
 
@@ -101,17 +110,19 @@ def validation_metrics(
 ) -> tuple[Metrics, dict[str, float]]:
     """Mean PSNR, SSIM and, if LPIPS is part of the loss, LPIPS, over the images of all processes.
 
-    Also the mean PSNR of each slice.
+    Also the facts about the posterior's noise, and the mean PSNR of each slice.
     """
-    reconstruct = mode_reconstruction(model, networks)
 
     def sums_of(batches: Iterator[torch.Tensor]) -> dict[str, Sums]:
         psnr: list[float] = []
+        noise = NoiseMeter(model.config.z_channels)
+        reconstruct = mode_reconstruction(model, networks, noise)
         sums = reconstruction_sums(reconstruct, map(to_float, batches), networks.perceptual, psnr)
-        return {"": sums, **slices.sums(psnr)}
+        return {"": sums, "noise": noise.sums(), **slices.sums(psnr)}
 
     sums = measure(sums_of)
-    return means(_all_reduce(sums[""], dist)), slices.means(sums, dist)
+    noise = noise_facts(_all_reduce(sums.pop("noise"), dist))
+    return means(_all_reduce(sums[""], dist)) | noise, slices.means(sums, dist)
 
 
 def baseline_metrics(

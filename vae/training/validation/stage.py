@@ -9,6 +9,7 @@ import torch
 
 from vae import console
 from vae.config.errors import UserError
+from vae.config.options import LossConfig
 from vae.device import is_out_of_memory
 from vae.evaluation.sums import Sums
 from vae.training.context import RunContext, StageContext
@@ -24,6 +25,8 @@ from vae.training.validation.measure import (
 )
 from vae.training.validation.slices import Slices, slice_record, slice_text
 
+# A channel with this noise carries at most 0.5 * log2(1 + 1 / 0.5**2) = 1.2 bit per value (Shannon 1948).
+MAX_SIGMA_OVER_STD = 0.5
 Batches = Callable[[], Iterator[torch.Tensor]]  # from the first one on; called again if memory runs out
 
 
@@ -47,12 +50,25 @@ def validate(run: RunContext, ctx: StageContext, state: TrainingState, when: str
     baseline = ctx.baselines.get("bicubic", {})
     line = validation_line(when, metrics, baseline, state.autoencoder.downsampling)
     console.info(line + slice_text(of_slices))
+    _warn_of_noise(state, metrics, loss)
     adversarial = loss.adversarial_weight > 0 and position.step > loss.disc_start
     if "psnr" in metrics and not adversarial:  # the adversarial term may lower PSNR
         warning = state.history.decrease_warning(metrics["psnr"], run.config.optim)
         if warning:
             console.warning(warning)
     return metrics
+
+
+def _warn_of_noise(state: TrainingState, metrics: Metrics, loss: LossConfig) -> None:
+    """Warn, once per command, that the posterior's noise hides the latents."""
+    ratio = metrics.get("sigma_over_std", 0.0)
+    if ratio > MAX_SIGMA_OVER_STD and not state.noise_reported:
+        state.noise_reported = True
+        console.warning(
+            f"the noise of the latents is {ratio:.2f} times as large as their spread (more than "
+            f"{MAX_SIGMA_OVER_STD}), so they lose what the image contains: lower --kl_weight (now "
+            f"{loss.kl_weight:g})"
+        )
 
 
 def validate_smoke_set(run: RunContext, ctx: StageContext, state: TrainingState) -> bool:
