@@ -8,8 +8,8 @@ import pytest
 from tests.harness.stub_trainer import STEPS, rows_of, starts_of
 from vae.config.errors import UserError
 from vae.config.flags import parse_flags
-from vae.config.tune_flags import DIRECTIONS
-from vae.tuning import page
+from vae.config.tune_flags import DIRECTIONS, TuneConfig
+from vae.tuning import page, search, study
 from vae.tuning.study import DEFAULTS
 
 RATE = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}}
@@ -55,12 +55,26 @@ def test_no_gain_is_said_plainly(tune, capsys):
 
 def test_pruned_trials_stop_early_and_the_defaults_never(tune, monkeypatch):
     monkeypatch.setenv("STUB_SECONDS", "0.04")
-    folder = tune(RATE, "--trials", "8", "--min_steps", "2")
+    folder = tune(RATE, "--trials", "8", "--pruner", "asha", "--min_steps", "2")
     rows = rows_of(folder)
     pruned = [row for row in rows if row["state"] == "pruned"]
     assert pruned
     assert all(row["reason"] == "stopped early" and 2 <= row["steps"] < STEPS for row in pruned)
     assert (rows[0]["name"], rows[0]["steps"]) == (DEFAULTS, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("trials", "objectives", "pruner", "sampler"),
+    [
+        (24, ("psnr",), "none", "RandomSampler"),
+        (25, ("psnr",), "asha", "TPESampler"),
+        (25, ("psnr", "ssim"), "none", "TPESampler"),
+    ],
+)
+def test_short_search_is_random_and_stops_no_trial(trials, objectives, pruner, sampler):
+    config = TuneConfig(output_dir="unused", trials=trials, objective=objectives)
+    assert search.Search(config, None, None).pruner == pruner
+    assert type(study._sampler(trials, seed=0)).__name__ == sampler
 
 
 def test_hyperband_counts_optimizer_steps(tune):
@@ -92,13 +106,13 @@ def test_three_failures_in_a_row_end_the_search(tune):
 
 @pytest.mark.parametrize("objectives", [["psnr"], ["psnr", "lpips"]])
 def test_page_has_optunas_plots(objectives):
-    study = optuna.create_study(directions=[DIRECTIONS[name] for name in objectives])
+    found = optuna.create_study(directions=[DIRECTIONS[name] for name in objectives])
     for rate in (1e-4, 1e-3, 1e-2, 5e-3):
-        study.enqueue_trial({"learning_rate": rate})
-        trial = study.ask()
+        found.enqueue_trial({"learning_rate": rate})
+        trial = found.ask()
         value = trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True)
-        study.tell(trial, [value, *(-value for _ in objectives[1:])])
-    plots = page._plots(study, objectives)
+        found.tell(trial, [value, *(-value for _ in objectives[1:])])
+    plots = page._plots(found, objectives)
     names = " ".join(plot.title for plot in plots)
     for wanted in ["History", "Importance", "Slices", "Pareto" if len(objectives) > 1 else "Validations"]:
         assert wanted in names

@@ -1,14 +1,17 @@
 """A search that is killed, stopped and joined: no trial is lost or doubled; damaged and foreign journals."""
 
 import signal
+import subprocess
 import sys
 
 import pytest
 from PIL import Image
 
+from tests.harness.runs import ROOT
 from tests.harness.stub_trainer import STEPS, rows_of, start_search, starts_of
 from tests.harness.waiting import wait_until
 from vae.config.errors import UserError
+from vae.tuning.journal import JOURNAL_NAME, open_study
 
 SPACE = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}}
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -82,6 +85,39 @@ def test_incomplete_last_record_is_removed(tune, tmp_path, capsys):
     tune(SPACE, "--trials", "3")
     assert len(rows_of(folder)) == 3
     assert "incomplete last record" in capsys.readouterr().out
+
+
+def test_torn_record_of_another_process_is_removed_before_the_next_one(tmp_path):
+    study = open_study(tmp_path, ["psnr"])
+    with (tmp_path / JOURNAL_NAME).open("ab") as file:
+        file.write(b'{"op_code": 4, "worker')
+    study.set_user_attr("after", 1)
+    assert open_study(tmp_path, ["psnr"]).user_attrs == {"after": 1}
+
+
+@posix
+def test_record_on_a_full_disk_leaves_nothing_behind(tmp_path):
+    """The limit of the file's size stands for the end of the disk: a part of the record still fits."""
+    code = f"""
+import resource
+from pathlib import Path
+from vae.tuning.journal import JOURNAL_NAME, open_study
+folder = Path({str(tmp_path)!r})
+study = open_study(folder, ["psnr"])
+study.set_user_attr("before", 1)
+before = (folder / JOURNAL_NAME).read_bytes()
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+try:
+    study.set_user_attr("during", 2)
+    raise SystemExit("a full disk has to raise OSError")
+except OSError:
+    assert (folder / JOURNAL_NAME).read_bytes() == before
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+study.set_user_attr("after", 3)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    assert open_study(tmp_path, ["psnr"]).user_attrs == {"before": 1, "after": 3}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from vae.record_locks import FAR, HELD_BY_ANOTHER, lock_byte, unlock_byte
+from vae.record_locks import FAR, lock_byte, unlock_byte
 
 
 class LockFile:
@@ -73,7 +73,6 @@ def _offset(name: str) -> int:
 def _lock(handle: int, offset: int, shared: bool) -> bool:
     """Whether no other process holds the byte. Windows has no shared locks, but removes no file in use."""
     try:
-        lock_byte(handle, offset, shared=shared)
-    except OSError as error:
-        return error.errno not in HELD_BY_ANOTHER
-    return True
+        return lock_byte(handle, offset, shared=shared)
+    except OSError:  # a file system without locks
+        return True

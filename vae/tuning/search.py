@@ -12,7 +12,7 @@ from optuna.trial import Trial, TrialState
 from vae import console
 from vae.config.errors import UserError
 from vae.config.options import flatten
-from vae.config.tune_flags import TuneConfig
+from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.tuning.claims import claimed
 from vae.tuning.page import write_search_page
 from vae.tuning.precheck import Base
@@ -72,8 +72,11 @@ class Search:
         return self.config.cards[0] if self.config.cards else None
 
     @property
-    def pruning(self) -> bool:
-        return self.config.pruner != "none" and len(self.config.objective) == 1
+    def pruner(self) -> str:
+        if len(self.config.objective) > 1:
+            return "none"
+        automatic = "none" if self.config.trials <= RANDOM_TRIALS else "asha"
+        return automatic if self.config.pruner == "auto" else self.config.pruner
 
 
 def search(config: TuneConfig, base: Base) -> None:
@@ -135,10 +138,10 @@ def _train_trials(run: Search) -> None:
 
 def _pruner(run: Search) -> optuna.pruners.BasePruner:
     """The pruner; resources are optimizer steps."""
-    if not run.pruning:
+    if run.pruner == "none":
         return optuna.pruners.NopPruner()
     least = run.config.min_steps or max(1, run.default_steps // REDUCTION**2)
-    if run.config.pruner == "asha":
+    if run.pruner == "asha":
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=REDUCTION)
     return optuna.pruners.HyperbandPruner(
         min_resource=least, max_resource=max(least, run.default_steps), reduction_factor=REDUCTION
@@ -175,7 +178,7 @@ def _reporter(run: Search, trial: Trial, may_stop: bool) -> Callable[[Validation
             reported.add(step)
             trial.report(value, step)
         # The defaults compete, too. A run that is about to end is not worth stopping.
-        return run.pruning and trial.should_prune() and may_stop and step < run.default_steps
+        return run.pruner != "none" and trial.should_prune() and may_stop and step < run.default_steps
 
     return watch
 

@@ -15,26 +15,22 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
-from vae import console
 from vae.config.errors import UserError
 from vae.config.options import Config, flatten
-from vae.config.tune_flags import DIRECTIONS, TuneConfig
+from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.data.folder import walk_images
 from vae.data.manifest import is_manifest
 from vae.data.shards import is_dataset, read_dataset
 from vae.files import parse_json, sha256_of_file
 from vae.training.output.folder_lock import LOCK_NAME
-from vae.tuning.claims import JournalLock, claimed, try_claim
+from vae.tuning.claims import claimed, try_claim
+from vae.tuning.journal import open_study
 from vae.tuning.space import Choices, Range, Space, as_choice, options_of
 
-JOURNAL_NAME = "journal.log"
 TRIALS_NAME = "trials"  # folder
 DEFAULTS = "defaults"  # name of trial 0
-STUDY_NAME = "vae"
 IDENTITY = "identity"  # attribute of the study
 NAME = "name"  # attributes of a trial
 STEPS, SECONDS, REASON, VALUES = "steps", "seconds", "reason", "values"
@@ -58,7 +54,7 @@ class SharedStudy:
         folder.mkdir(parents=True, exist_ok=True)
         optuna.logging.set_verbosity(logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        self._study = _open(folder, config)
+        self._study = open_study(folder, config.objective)
 
     @property
     def study(self) -> optuna.Study:
@@ -95,7 +91,7 @@ class SharedStudy:
             seed = (
                 self.config.seed * 1_000_003 + len(trials) + sum(t.state.is_finished() for t in trials)
             ) % 2**32
-            self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+            self._study.sampler = _sampler(self.config.trials, seed)
             for trial in trials:
                 if trial.state == TrialState.RUNNING and (lock := self._lock(trial.number)):
                     return self._claim(Trial(self._study, trial._trial_id), lock, True)
@@ -118,53 +114,11 @@ class SharedStudy:
         return Claim(trial, options_of(params), lock, is_continued)
 
 
-def _open(folder: Path, config: TuneConfig) -> optuna.Study:
-    journal = folder / JOURNAL_NAME
-    lock = JournalLock(folder / ".journal.lock")
-    lock.acquire()
-    try:
-        _check_journal(journal)
-    finally:
-        lock.release()
-    directions: list[Any] = [DIRECTIONS[name] for name in config.objective]
-    try:
-        storage = JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]
-        found = optuna.create_study(
-            storage=storage, study_name=STUDY_NAME, directions=directions, load_if_exists=True
-        )
-    except (ValueError, KeyError, AssertionError, TypeError) as error:
-        raise _damaged(journal, f"its records do not fit together ({type(error).__name__})") from None
-    if [direction.name.lower() for direction in found.directions] != directions:
-        raise UserError(
-            f"--objective {' '.join(config.objective)}: --output_dir {folder} contains a search with other "
-            "objectives: use another folder"
-        )
-    return found
-
-
-def _check_journal(path: Path) -> None:
-    """Remove a last line that a killed process left incomplete; UserError for any other damage."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
-    if end < len(data):
-        console.warning(f"{path}: removes the incomplete last record of a process that was killed")
-        os.truncate(path, end)
-    for number, line in enumerate(data[:end].splitlines(), 1):
-        try:
-            record = parse_json(line.decode())
-        except ValueError:
-            record = None
-        if not (isinstance(record, dict) and "op_code" in record and "worker_id" in record):
-            raise _damaged(path, f"line {number} is not a record")
-
-
-def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"--output_dir: the journal {path} is damaged: {reason}: restore it from a copy, or search in "
-        "another folder"
-    )
+def _sampler(trials: int, seed: int) -> optuna.samplers.BaseSampler:
+    """Random settings for a short search: it has too few trials for TPE to learn from."""
+    if trials <= RANDOM_TRIALS:
+        return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def _suggest(trial: Trial, name: str, part: Range | Choices) -> Any:

@@ -13,7 +13,7 @@ from typing import IO
 from vae import console
 from vae.config.errors import UserError
 from vae.files import remove_temporary
-from vae.record_locks import HELD_BY_ANOTHER, lock_byte
+from vae.record_locks import lock_byte
 
 LOCK_NAME = ".lock"
 
@@ -43,15 +43,14 @@ class FolderLock:
             return
         file = (folder / LOCK_NAME).open("a+", encoding="utf-8")
         try:
-            lock_byte(file.fileno())
-        except OSError as error:
-            if error.errno in HELD_BY_ANOTHER:
+            if not lock_byte(file.fileno()):
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 file.close()
                 raise UserError(
                     f"--output_dir {folder} is in use by {holder}: wait until it ends, or use another folder"
-                ) from None
+                )
+        except OSError as error:
             console.warning(
                 f"--output_dir {folder} cannot be locked ({error.strerror}): "
                 "make sure that no other run uses it"
