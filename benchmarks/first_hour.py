@@ -61,11 +61,6 @@ def read_options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--write_docs", action="store_true", help="also write the tables to docs/measurements.md"
     )
-    parser.add_argument(
-        "--write_card",
-        action="store_true",
-        help="also write the measured values where vae/gpus.py reads them",
-    )
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.out.is_file():
@@ -88,7 +83,7 @@ def main() -> int:
     codes = [run_in_process(options, number) for number in sorted(set(options.parts))]
     from benchmarks.first_hour.summary import write_summary
 
-    write_summary(options.out, write_docs=options.write_docs, write_card=options.write_card)
+    write_summary(options.out, write_docs=options.write_docs)
     return max(codes)
 
 

@@ -9,17 +9,14 @@ Sources of the numbers:
 import difflib
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vae.config.errors import UserError
-from vae.files import read_json
 
 _RTX_BLACKWELL = (
     "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
 )
 _ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
-MEASURED = Path(__file__).with_name("measured")  # what benchmarks/first_hour.py --write_card measured
 BF16_CAPABILITY = (8, 0)  # Ampere, the first with bf16 tensor cores
 
 
@@ -208,17 +205,6 @@ def find_cards(name: str) -> list[Card]:
 def lookup_card(name: str) -> Card:
     """The first card that a user may mean by `name`; raises UserError if there is none."""
     return find_cards(name)[0]
-
-
-def measured_path(device_name: str) -> Path:
-    """The file of the card that drivers call `device_name`."""
-    return MEASURED / f"{_without_brands(device_name)}.json"
-
-
-def measured_values(device_name: str) -> dict[str, Any]:
-    """Constants and margins that were measured on this card; without a file {}, and the code decides."""
-    path = measured_path(device_name)
-    return read_json(path) if path.exists() else {}
 
 
 def _without_brands(name: str) -> str:

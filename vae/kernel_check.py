@@ -18,7 +18,6 @@ from vae import console
 from vae.config.errors import UserError
 from vae.ops import library
 from vae.ops.library import KERNEL_KEYS, REPLACED, KernelKey
-from vae.ops.measured import use_measured
 from vae.ops.norm import Norm
 
 # Largest difference over largest value. The relative rounding error of one number is 2**-9 in bf16 and 2**-12
@@ -76,11 +75,8 @@ def choose_kernels(
 
     "auto" replaces each kernel that fails in fp32 or one of `dtypes` by PyTorch operations, and prints one
     line. "triton" raises UserError instead. `share` returns the union of the outcomes of all processes, so
-    that all decide the same. Launch shapes are those measured on the card, if there are any. On a CPU nothing
-    is tested and nothing changes.
+    that all decide the same. On a CPU nothing is tested and nothing changes.
     """
-    if device.type == "cuda":
-        use_measured(torch.cuda.get_device_name(device))
     REPLACED.clear()
     if wanted == "torch":
         REPLACED.update(KERNEL_KEYS)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.first_hour.record import DONE, Record
-from vae.gpus import measured_path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs" / "measurements.md"
@@ -13,8 +12,8 @@ NUMBERS = range(1, 9)
 BEGIN, END = "<!-- first hour: begin -->", "<!-- first hour: end -->"
 
 
-def write_summary(folder: Path, write_docs: bool, write_card: bool) -> None:
-    """Write measurements.md and measured.json to `folder`; optionally to the places where they are used."""
+def write_summary(folder: Path, write_docs: bool) -> None:
+    """Write measurements.md and measured.json to `folder`, and the tables to the docs if `write_docs`."""
     records = {number: record for number in NUMBERS if (record := Record.read(folder, number))}
     if not records:
         return
@@ -29,15 +28,12 @@ def write_summary(folder: Path, write_docs: bool, write_card: bool) -> None:
     values = json.dumps({**origin, **choose(records)}, indent=1) + "\n"
     _write(folder / "measurements.md", text)
     _write(folder / "measured.json", values)
-    if (write_docs or write_card) and (machine["quick"] or machine["arithmetic"] != "yes"):
-        print(
-            "--write_docs and --write_card: not with results of --quick or of a device that computes nothing"
-        )
+    print(f"values for this card: {values}", end="")
+    if write_docs and (machine["quick"] or machine["arithmetic"] != "yes"):
+        print("--write_docs: not with results of --quick or of a device that computes nothing")
         return
     if write_docs:
         _write(DOCS, between_markers(DOCS.read_text(encoding="utf-8"), text))
-    if write_card:
-        _write(measured_path(machine["card"]), values)
 
 
 def _write(path: Path, text: str) -> None:

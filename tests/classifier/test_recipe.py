@@ -112,7 +112,7 @@ def spec_of_profile(channels: int, head: str = "convnext") -> ClassifierSpec:
         ]
     )
     shape = NetworkShape(head, channels, 32, 1000, config.probe_widths, config.probe_depths)
-    return ClassifierSpec(shape, config.probe_batch_size, torch.bfloat16, True, cuda_reserve(""))
+    return ClassifierSpec(shape, config.probe_batch_size, torch.bfloat16, True, cuda_reserve())
 
 
 def test_the_profile_is_planned_for_every_card_with_16_gb():

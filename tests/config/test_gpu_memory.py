@@ -75,16 +75,16 @@ run_script("test", main)
 
 def test_larger_workspaces_enlarge_the_reserve(monkeypatch):
     monkeypatch.delenv(WORKSPACE_VARIABLE, raising=False)
-    assert cuda_reserve("RTX 5090") == CUDA_RESERVE
+    assert cuda_reserve() == CUDA_RESERVE
     for mib, larger_by in (("1024", 768), ("64", 0)):
         monkeypatch.setenv(WORKSPACE_VARIABLE, mib)
-        assert cuda_reserve("RTX 5090") == CUDA_RESERVE + larger_by * 2**20
+        assert cuda_reserve() == CUDA_RESERVE + larger_by * 2**20
 
 
 def test_wrong_workspace_names_the_variable(monkeypatch):
     monkeypatch.setenv(WORKSPACE_VARIABLE, "1 GiB")
     with pytest.raises(UserError, match=f"{WORKSPACE_VARIABLE}=1 GiB .* unset"):
-        cuda_reserve("RTX 5090")
+        cuda_reserve()
 
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)

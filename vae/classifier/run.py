@@ -141,7 +141,7 @@ def _is_compiled(config: EvaluateConfig, device: torch.device) -> bool:
 def _plan(setup: Setup, shape: NetworkShape) -> ClassifierMemory:
     """The step's memory at its micro-batch, which is printed."""
     is_gpu = setup.device.type == "cuda"
-    reserve = cuda_reserve(torch.cuda.get_device_name(setup.device)) if is_gpu else 0
+    reserve = cuda_reserve() if is_gpu else 0
     spec = ClassifierSpec(shape, setup.recipe.batch_size, setup.dtype, setup.recipe.ema_decay > 0, reserve)
     available = available_bytes(setup.device)
     memory = choose_micro_batch(spec, available, setup.config.probe_micro_batch_size)

@@ -3,7 +3,6 @@
 import torch
 
 from vae.config.gpu_memory import WORKSPACE_MIB, workspace_mib
-from vae.gpus import measured_values
 from vae.host import GIB, free_memory
 
 MIB = 2**20
@@ -16,14 +15,12 @@ CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the
 CUDA_RESERVE = GIB // 2
 
 
-def cuda_reserve(card: str) -> int:
-    """CUDA_RESERVE, or what benchmarks/first_hour.py measured on the card that drivers call `card`.
+def cuda_reserve() -> int:
+    """CUDA_RESERVE, and more if a user allows larger workspaces than the default.
 
-    If a user allows larger workspaces than the default, each convolution may need that much more.
+    Each convolution may then need that much more.
     """
-    measured_mib = measured_values(card).get("reserve_mib")
-    reserve = CUDA_RESERVE if measured_mib is None else measured_mib * MIB
-    return reserve + max(0, workspace_mib() - WORKSPACE_MIB) * MIB
+    return CUDA_RESERVE + max(0, workspace_mib() - WORKSPACE_MIB) * MIB
 
 
 def available_bytes(device: torch.device) -> int:

@@ -75,13 +75,10 @@ def stage_spec(
     )
 
 
-def reserve_bytes(config: Config, *, is_gpu: bool, card: str = "") -> int:
-    """Bytes that a run needs on its device in addition to the live tensors of a step.
-
-    `card`: the GPU's name as drivers report it.
-    """
+def reserve_bytes(config: Config, *, is_gpu: bool) -> int:
+    """Bytes that a run needs on its device in addition to the live tensors of a step."""
     if is_gpu:
-        return cuda_reserve(card)
+        return cuda_reserve()
     return checkpoint_bytes(config) if config.run.background_save else 0
 
 

@@ -22,7 +22,6 @@ from vae.gpus import CPU_SETTINGS, Card, find_cards, match_card
 from vae.host import GIB
 from vae.memory.available import CPU_SHARE, available_bytes, cuda_reserve
 from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, reserve_bytes, stage_spec
-from vae.ops.measured import use_measured
 
 # Of an RTX 5090's 31.84 GiB, PyTorch sees 31.37. CUDA itself uses 0.6 of these if a process uses the rest:
 # https://github.com/Wan-Video/Wan2.1/issues/465. The free memory of a card in this machine is read instead.
@@ -41,11 +40,6 @@ class Target:
     available: int  # bytes, before --vram_margin
     explained: str  # how `available` is derived
     notes: tuple[str, ...] = ()
-
-    @property
-    def device_name(self) -> str:
-        """The card's name as drivers report it; a card of this machine may be unknown."""
-        return self.card.device_name if self.card else self.name
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,6 @@ def _target_here() -> Target:
 def plan_profiles(target: Target) -> Iterator[ProfilePlan]:
     """The plan of every profile, each as soon as it is counted (seconds per profile)."""
     settings = target.card.settings if target.card else ({} if target.is_gpu else CPU_SETTINGS)
-    use_measured(target.device_name)
     for name in RECIPES:
         config = resolve({}, None, recipe_values(name, target.is_gpu), settings)
         yield plan_profile(name, config, target)
@@ -160,7 +153,7 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
         dtype = choose_dtype(config.speed, target.precision)
     except UserError as error:
         return ProfilePlan(name, image_size, images, available / GIB, problem=str(error))
-    reserve = reserve_bytes(config, is_gpu=target.is_gpu, card=target.device_name)
+    reserve = reserve_bytes(config, is_gpu=target.is_gpu)
     spec = stage_spec(config, image_size, batch_size, getattr(torch, dtype), reserve)
     memory, problem = _choose(spec, available)
     floor = None
@@ -244,7 +237,7 @@ def table_row(plan: ProfilePlan) -> str:
 def _legend(target: Target) -> list[str]:
     libraries = ", and the copy of --background_save"
     if target.is_gpu:
-        libraries = f", and {cuda_reserve(target.device_name) / GIB:g} GiB for libraries and gaps"
+        libraries = f", and {cuda_reserve() / GIB:g} GiB for libraries and gaps"
     lines = [
         "images: per optimizer step; passes: number x images of each pass; all columns: docs/plan.md",
         "peak: weights, gradients, moments, EMA weights, all tensors of the step without torch.compile"

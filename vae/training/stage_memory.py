@@ -40,8 +40,7 @@ def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distribut
     """Choose how the steps of a stage run; UserError if not even one image fits."""
     device, speed = dist.device, config.speed
     is_gpu = device.type == "cuda"
-    card = torch.cuda.get_device_name(device) if is_gpu else ""
-    reserve = reserve_bytes(config, is_gpu=is_gpu, card=card)
+    reserve = reserve_bytes(config, is_gpu=is_gpu)
     spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
     available = int(available_bytes(device) * speed.vram_margin)
     memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
