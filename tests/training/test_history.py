@@ -75,10 +75,57 @@ def test_validation_without_psnr_is_never_the_best(unmeasured):
 
 
 def test_stage_starts_without_count_and_without_start_psnr():
-    history = History(best=metrics(20.0), without_gain=3, start_psnr=19.0)
+    history = History(best=metrics(20.0), without_gain=3, start_psnr=19.0, last_psnr=19.0)
     history.begin_stage()
-    assert (history.without_gain, history.start_psnr) == (0, None)
+    assert (history.without_gain, history.start_psnr, history.last_psnr) == (0, None, None)
     assert history.best == metrics(20.0)
+
+
+def test_start_of_a_stage_is_a_candidate_for_best_and_counts_for_early_stopping():
+    history = History()
+    history.add_epoch(metrics(30.0, image_size=16))
+    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(30.0, image_size=16))
+    history.add_start(metrics(25.0), "checkpoint_epoch_1.pt")
+    for number, psnr in enumerate((20.0, 24.0, 25.0), start=2):
+        history.add_epoch(metrics(psnr))
+        history.add_checkpoint(f"checkpoint_epoch_{number}.pt", metrics(psnr))
+        assert (history.best, history.best_is_start) == (metrics(25.0), True)
+        assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_1.pt", 25.0)
+    assert history.without_gain == 3
+    history.add_epoch(metrics(26.0))
+    assert (history.best_is_start, history.without_gain) == (False, 0)
+
+
+def test_start_without_a_checkpoint_in_the_folder_is_no_best_checkpoint():
+    history = History()
+    history.add_start(metrics(25.0), None)
+    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(20.0))
+    assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_1.pt", 20.0)
+
+
+def test_start_at_the_same_size_does_not_replace_a_better_epoch():
+    history = History()
+    for psnr in (30.0, 29.0):
+        history.add_epoch(metrics(psnr))
+    history.begin_stage()
+    history.add_start(metrics(29.0), "checkpoint_epoch_2.pt")
+    assert (history.best, history.best_is_start, history.without_gain) == (metrics(30.0), False, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "last", "is_below"),
+    [
+        (25.0, 24.996, False),  # printed as 25.00
+        (25.0, 24.98, True),
+        (25.0, 26.0, False),
+        (25.0, math.nan, True),
+        (math.nan, 20.0, False),
+        (None, 20.0, False),  # no validation
+        (25.0, None, False),
+    ],
+)
+def test_below_start_is_what_the_printed_values_show(start, last, is_below):
+    assert History(start_psnr=start, last_psnr=last).is_below_start == is_below
 
 
 def test_decrease_is_reported_once_with_its_flags():

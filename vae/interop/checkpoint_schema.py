@@ -35,10 +35,12 @@ POSITION = ("epoch", "images_in_epoch", "step", "images")
 STAGE = {"first_epoch": 0, "num_epochs": 1, "image_size": 1, "batch_size": 1}  # with their smallest values
 HISTORY: dict[str, tuple[type, ...]] = {
     "best": (dict,),
+    "best_is_start": (bool,),
     "best_checkpoint": (str, type(None)),
     "best_checkpoint_psnr": (float, type(None)),
     "without_gain": (int,),
     "start_psnr": (float, type(None)),
+    "last_psnr": (float, type(None)),
     "decrease_reported": (bool,),
     "smoke_best": (dict,),
     "smoke_has_fallen": (bool,),

@@ -12,6 +12,7 @@ from vae import console
 from vae.device import is_out_of_memory
 from vae.training.checkpoints.lineage import write_last_run
 from vae.training.checkpoints.saving import NOT_FINITE, raise_if_diverged, save
+from vae.training.checkpoints.store import position_name
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import duration_line
 from vae.training.health import exposed_allreduce_seconds
@@ -181,9 +182,20 @@ def begin_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Non
         ctx.logbook.record("baseline", position.step, {"codec": name, "image_size": image_size, **values})
     if is_start:
         with ctx.signals.answering(VALIDATION):
-            state.history.start_psnr = validate(run, ctx, state, "start", position.epoch).get("psnr")
+            metrics = validate(run, ctx, state, "start", position.epoch)
+            state.history.add_start(metrics, _start_checkpoint(run, state))
             if run.config.run.smoke_steps and ctx.steps.total >= run.config.run.smoke_steps:
                 validate_smoke_set(run, ctx, state)
+
+
+def _start_checkpoint(run: RunContext, state: TrainingState) -> str | None:
+    """The checkpoint in the output folder with the current weights, before a stage's first step."""
+    step, path = state.position.step, run.resumed_from
+    if state.saved_step == step:  # the end of the stage before
+        return position_name(state.position)
+    if path is None or step != state.begun_at.step or path.parent.resolve() != run.output_dir.resolve():
+        return None
+    return path.name
 
 
 def validate_final(run: RunContext, ctx: StageContext, state: TrainingState) -> None:

@@ -1,12 +1,16 @@
-"""The end of a run: OUTPUT_DIR/vae, which diffusers.AutoencoderKL.from_pretrained loads, and the result."""
+"""The end of a run: OUTPUT_DIR/vae, which diffusers.AutoencoderKL.from_pretrained loads, and the result.
 
+If the weights of a stage validate worse than its start, the folder that they replace is kept beside it.
+"""
+
+import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from vae import console
+from vae.config.errors import NonFiniteError, UserError
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
 from vae.interop.safetensors_file import stored_weights
@@ -15,8 +19,11 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
 from vae.step import Networks, network_input
 from vae.training.between_steps import save_samples
+from vae.training.checkpoints.saving import raise_if_diverged
+from vae.training.checkpoints.store import position_name
 from vae.training.context import RunContext
 from vae.training.output.logbook import Logbook
+from vae.training.output.run_folder import epoch_name
 from vae.training.stages import Stage
 from vae.training.state import TrainingState
 from vae.training.summary import next_command, progress_line, result_lines
@@ -25,6 +32,7 @@ from vae.training.watchdog import Watchdog
 
 _Item = TypeVar("_Item")
 
+EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
 LATENT_IMAGES = 256  # crops from which the latent statistics are measured
 
 
@@ -42,19 +50,13 @@ def latent_sums(
     return latents, patches
 
 
-def export_final(
-    folder: Path,
+def latent_constants(
     model: AutoencoderKL,
     networks: Networks,
     batches: Iterable[torch.Tensor],
-    image_size: int,
     fixed_scaling: tuple[float, float] | None = None,
-    start: str = "",
 ) -> tuple[float, float]:
-    """Write the diffusers folder; returns scaling and shift: `fixed_scaling`, or measured on `batches`.
-
-    `start` is the hash of the weights with which the run began; averages of VAEs compare it.
-    """
+    """Scaling and shift of the latents: `fixed_scaling`, or measured on `batches`, as the latent norm is."""
     scaling, shift = fixed_scaling or (1.0, 0.0)
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn) else None
     if fixed_scaling is None or latent_norm is not None:
@@ -64,9 +66,65 @@ def export_final(
         if fixed_scaling is None and latents.count:
             measured = latents.statistics()
             scaling, shift = measured.scaling, measured.shift
-    config = diffusers_config(model.config, image_size, scaling, shift)
-    save_diffusers_folder(folder, stored_weights(model, "fp32"), config, {START_KEY: start} if start else {})
     return scaling, shift
+
+
+def export_final(run: RunContext, state: TrainingState, stage: Stage, constants: tuple[float, float]) -> None:
+    """Write OUTPUT_DIR/vae with scaling and shift; nothing if a value is not finite: NonFiniteError.
+
+    The hash of the weights with which the run began is in the file; averages of VAEs compare it.
+    """
+    model, start = state.eval_model, state.lineage.start
+    weights, folder = stored_weights(model, "fp32"), run.output_dir / EXPORT_NAME
+    finite = [torch.isfinite(values).all() for values in (torch.tensor(constants), *weights.values())]
+    if not all(map(bool, finite)):
+        raise NonFiniteError(
+            f"{folder} is not written, because weights or statistics of the latents are not finite: "
+            f"{_remedy(run, state, stage)}"
+        )
+    if state.history.is_below_start:
+        _keep_replaced(run, state, stage)
+    config = diffusers_config(model.config, stage.image_size, *constants)
+    save_diffusers_folder(folder, weights, config, {START_KEY: start} if start else {})
+
+
+def _keep_replaced(run: RunContext, state: TrainingState, stage: Stage) -> None:
+    """Rename the export of before, which the weights of a worse validation would replace, and report it."""
+    folder, history = run.output_dir / EXPORT_NAME, state.history
+    if not (folder / "config.json").is_file():  # written last
+        return
+    kept, number = folder.with_name("vae_before"), 2
+    while os.path.lexists(kept):
+        kept, number = folder.with_name(f"vae_before_{number}"), number + 1
+    try:
+        folder.rename(kept)
+    except OSError as error:  # Windows: a program has opened one of its files
+        raise UserError(
+            f"{folder} cannot be renamed to {kept.name}: {error.strerror}: close the programs that use it, "
+            f"then export with: {run.resume_command}"
+        ) from error
+    line = (
+        f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this stage, so "
+        f"the VAE of before is kept in {kept}"
+    )
+    if run.config.loss.adversarial_weight > 0:
+        console.info(f"{line}: the adversarial loss may lower PSNR, so compare the pictures of both")
+    else:
+        console.warning(f"{line}: {_remedy(run, state, stage)}")
+
+
+def _remedy(run: RunContext, state: TrainingState, stage: Stage) -> str:
+    """The command that trains on from the best checkpoint."""
+    name, rate = state.history.best_checkpoint, run.config.optim.learning_rate
+    text = f"lower --learning_rate (now {rate:g}), or train for more epochs"
+    if not name or name == position_name(state.position) or not (run.output_dir / name).is_file():
+        return text
+    flags = ["--image_size", str(stage.image_size), "--num_epochs", str(stage.num_epochs)]
+    if name in {epoch_name(n) for n in range(stage.first_epoch + 1, stage.end_epoch + 1)}:
+        flags = []  # the stage continues
+    path = run.output_dir / name
+    command = console.command_line("python", "train_vae.py", "--resume_from", path, *flags)
+    return f"{text}, from the better checkpoint: {command}"
 
 
 def finish(
@@ -81,6 +139,7 @@ def finish(
     save_samples(run, state, logbook, stage.image_size)
     logbook.draw_results()
     watchdog.beat()
+    failure = None
     if not run.dist.is_main:
         watchdog.end()  # it waits while the main process exports
     else:
@@ -89,17 +148,19 @@ def finish(
         first_epoch = 0
         crops = (dataset[first_epoch, index].image for index in range(0, len(dataset), stride))
         batches = (crop[None].to(run.dist.device) for crop in _beating(crops, watchdog) if crop is not None)
-        model, folder = state.eval_model, run.output_dir / "vae"
-        size, fixed = stage.image_size, state.latent_scaling
-        start = state.lineage.start
-        constants = export_final(folder, model, run.networks, batches, size, fixed, start)
+        constants = latent_constants(state.eval_model, run.networks, batches, state.latent_scaling)
+        try:
+            export_final(run, state, stage, constants)
+        except NonFiniteError as error:
+            failure = str(error)
+    raise_if_diverged(run, failure)
+    if run.dist.is_main:
         lines = [
             progress_line(state, run.steps_of(stage)),
             *result_lines(run.output_dir, run.config, state, baselines, constants),
             f"next    {next_command(run.output_dir, run.resumed_from, state)}",
         ]
         console.info("\n".join(lines))
-    run.dist.barrier()
 
 
 def _beating(items: Iterator[_Item], watchdog: Watchdog) -> Iterator[_Item]:

@@ -214,7 +214,8 @@ def _metrics_lines(
     best, last = state.history.best, state.last_validation
     measured = {}
     if best.get("image_size") == last.get("image_size", best.get("image_size")) and "psnr" in best:
-        measured[f"epoch {int(best['epoch'])} (best)"] = best
+        name = "start" if state.history.best_is_start else f"epoch {int(best['epoch'])}"
+        measured[f"{name} (best)"] = best
     if "psnr" in last and last != best:
         measured[f"step {state.validated_step}"] = last
     if not measured:

@@ -11,33 +11,57 @@ class History:
     """What the validations of a run have found so far."""
 
     best: dict[str, float] = field(default_factory=dict)  # metrics of the best validation, with its epoch
-    best_checkpoint: str | None = None  # file name of the saved epoch with the best PSNR
+    best_is_start: bool = False  # of a stage: before its first step
+    best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the best PSNR
     best_checkpoint_psnr: float | None = None
     without_gain: int = 0  # validations since the best one, for --early_stopping
     start_psnr: float | None = None  # dB before the stage's first step
+    last_psnr: float | None = None  # dB of the stage's last validation
     decrease_reported: bool = False  # in this stage
     smoke_best: dict[str, float] = field(default_factory=dict)  # best metrics of the smoke set
     smoke_has_fallen: bool = False  # the last time it was measured
 
     def begin_stage(self) -> None:
         """Forget what belongs to the previous stage."""
-        self.without_gain, self.start_psnr, self.decrease_reported = 0, None, False
+        self.without_gain, self.decrease_reported = 0, False
+        self.start_psnr = self.last_psnr = None
+
+    def add_start(self, metrics: dict[str, float], checkpoint: str | None) -> None:
+        """Add the validation before the stage's first step, which later ones must exceed.
+
+        `checkpoint` is the file in the output folder with the weights that the stage begins with.
+        """
+        self.start_psnr = metrics.get("psnr")
+        self._add(metrics, is_start=True)
+        if checkpoint is not None:
+            self.add_checkpoint(checkpoint, metrics)
 
     def add_epoch(self, metrics: dict[str, float]) -> None:
-        """Add the validation at the end of an epoch. Only validations of one image size are compared."""
+        """Add the validation at the end of an epoch."""
+        self.without_gain = 0 if self._add(metrics, is_start=False) else self.without_gain + 1
+
+    def _add(self, metrics: dict[str, float], is_start: bool) -> bool:
+        """Whether a validation is the best one. Only validations of one image size are compared."""
         same_size = self.best.get("image_size") == metrics["image_size"]
         if same_size and _psnr(metrics) <= _psnr(self.best):
-            self.without_gain += 1
-            return
+            return False
         if not same_size:
             self.best_checkpoint_psnr = None
-        self.best, self.without_gain = metrics, 0
+        self.best, self.best_is_start = metrics, is_start
+        return True
 
     def add_checkpoint(self, name: str, metrics: dict[str, float]) -> None:
         """Add a checkpoint with the validation of its weights."""
         best = -math.inf if self.best_checkpoint_psnr is None else self.best_checkpoint_psnr
         if _psnr(metrics) > best:
             self.best_checkpoint, self.best_checkpoint_psnr = name, metrics["psnr"]
+
+    @property
+    def is_below_start(self) -> bool:
+        """Whether the last validation of the stage is worse than that of its start, as they are printed."""
+        if self.start_psnr is None or self.last_psnr is None or not math.isfinite(self.start_psnr):
+            return False
+        return not round(self.last_psnr, 2) >= round(self.start_psnr, 2)  # also if it is NaN
 
     def decrease_warning(self, psnr: float, optim: OptimConfig) -> str | None:
         """The warning that training has lowered PSNR below the stage's start, once per stage."""

@@ -45,6 +45,7 @@ def validate(run: RunContext, ctx: StageContext, state: TrainingState, when: str
     speed, of_slices = _speed(measured, started), slice_record(by_label)
     metrics = {"epoch": epoch, "image_size": ctx.stage.image_size, **measured}
     state.last_validation, state.validated_step = metrics, position.step
+    state.history.last_psnr = metrics.get("psnr")
     ctx.logbook.record("validation", position.step, {**metrics, **speed, **of_slices})
     ctx.logbook.draw_results()
     baseline = ctx.baselines.get("bicubic", {})

@@ -1,0 +1,147 @@
+"""An export that validates worse than the start of its stage keeps the one before; NaN is never exported."""
+
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.harness.runs import run_script
+from tests.harness.training_runs import last_checkpoint, records
+from vae.config.errors import NonFiniteError, UserError
+from vae.config.flags import command_words
+from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
+from vae.training import export
+from vae.training.run import train
+from vae.training.validation.history import History
+
+RUINOUS = {"image_size": 40, "num_epochs": 1, "learning_rate": 0.2, "warmup_epochs": 0.0, "max_steps": 4}
+
+
+@pytest.fixture
+def finished(tiny, tmp_path, capsys) -> dict[str, Any]:
+    """The flags that resume a run of 3 steps with an export."""
+    assert train({**tiny, "num_epochs": 1}) == 0
+    capsys.readouterr()
+    return {"resume_from": str(tmp_path / "run" / "checkpoint_epoch_1.pt")}
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def kept_folders(run: Path) -> list[str]:
+    return sorted(path.name for path in run.glob("vae_*"))
+
+
+def test_worse_export_keeps_the_one_that_it_replaces(finished, tmp_path):
+    """In its own process, as a user extends a run to a larger size; twice."""
+    run = tmp_path / "run"
+    before = content_of(run / "vae")
+    done = run_script("train_vae.py", *command_words({**finished, **RUINOUS}))
+    assert done.returncode == 0, done.stderr
+    start, last = (record["psnr"] for record in records(run, "validation")[-2:])
+    (line,) = [line for line in done.stdout.splitlines() if "vae_before" in line]
+    words = f"WARNING: PSNR is {last:.2f} dB, and {start:.2f} dB at the start of this stage"
+    command = f"--resume_from {run / 'checkpoint_epoch_1.pt'} --image_size 40 --num_epochs 1"
+    for text in (words, "--learning_rate (now 0.2)", command):
+        assert text in line
+    assert f"start (best)     PSNR {start:6.2f} dB" in done.stdout
+    assert content_of(run / "vae_before") == before
+    worse = content_of(run / "vae")
+    assert worse != before
+    history = last_checkpoint(run)["history"]
+    assert history["best_checkpoint"] == "checkpoint_epoch_1.pt"
+    assert history["best"]["psnr"] == start
+    assert train({**finished, **RUINOUS}) == 0
+    assert content_of(run / "vae_before") == before
+    assert content_of(run / "vae_before_2") == worse
+    assert kept_folders(run) == ["vae_before", "vae_before_2"]
+
+
+def test_export_that_is_not_worse_or_not_validated_replaces_the_one_before(finished, tmp_path):
+    """From a checkpoint of an earlier version, whose history has fewer fields."""
+    path = Path(finished["resume_from"])
+    content = load_checkpoint(path)
+    del content["history"]["best_is_start"], content["history"]["last_psnr"]
+    save_checkpoint(path, content)
+    before = content_of(tmp_path / "run" / "vae")
+    assert train({**finished, "num_epochs": 1}) == 0
+    better = content_of(tmp_path / "run" / "vae")
+    assert better != before
+    assert train({**finished, **RUINOUS, "val_split": 0.0}) == 0
+    assert content_of(tmp_path / "run" / "vae") != better
+    assert kept_folders(tmp_path / "run") == []
+
+
+def test_crash_between_renaming_and_writing_loses_nothing(finished, tmp_path, monkeypatch):
+    def crash(*_arguments):
+        raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    before = content_of(run / "vae")
+    monkeypatch.setattr(export, "save_diffusers_folder", crash)
+    with pytest.raises(KeyboardInterrupt):
+        train({**finished, **RUINOUS, "max_steps": None})
+    assert not (run / "vae").exists()
+    monkeypatch.undo()
+    for _ in range(2):
+        assert train({"output_dir": str(run), "resume_from": "latest"}) == 0
+        assert kept_folders(run) == ["vae_before"]
+        assert content_of(run / "vae_before") == before
+        assert (run / "vae" / "config.json").is_file()
+    shutil.rmtree(run / "vae")
+    (run / "vae_before").rename(run / "vae")  # a crash before the renaming
+    assert train({"output_dir": str(run), "resume_from": "latest"}) == 0
+    assert content_of(run / "vae_before") == before
+
+
+@pytest.mark.parametrize("what", ["scaling", "weights"])
+def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, monkeypatch, what):
+    before = content_of(tmp_path / "run" / "vae")
+    if what == "scaling":
+        monkeypatch.setattr(export, "latent_constants", lambda *_: (math.nan, 0.0))
+    else:
+        stored = export.stored_weights
+        monkeypatch.setattr(
+            export, "stored_weights", lambda *_: {name: t / 0 for name, t in stored(*_).items()}
+        )
+    with pytest.raises(NonFiniteError, match=r"vae is not written, .*--learning_rate") as caught:
+        train({**finished, "num_epochs": 1})
+    assert "\n" not in str(caught.value)
+    assert content_of(tmp_path / "run" / "vae") == before
+    assert kept_folders(tmp_path / "run") == []
+
+
+def keep(folder: Path, adversarial_weight: float) -> None:
+    """Keep the export in `folder` after a stage that began at 30 dB and ended at 20 dB."""
+    loss, optim = SimpleNamespace(adversarial_weight=adversarial_weight), SimpleNamespace(learning_rate=0.1)
+    config = SimpleNamespace(loss=loss, optim=optim)
+    run = SimpleNamespace(output_dir=folder, config=config, resume_command="RESUME")
+    state = SimpleNamespace(history=History(start_psnr=30.0, last_psnr=20.0))
+    export._keep_replaced(run, state, SimpleNamespace())
+
+
+def test_adversarial_loss_is_no_warning(tmp_path, capsys):
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").touch()
+    keep(tmp_path, 0.5)
+    printed = capsys.readouterr().out
+    assert "20.00 dB, and 30.00 dB" in printed
+    assert "adversarial loss may lower PSNR" in printed
+    assert "WARNING" not in printed
+
+
+def test_folder_that_is_in_use_is_one_line(tmp_path, monkeypatch):
+    """Windows renames no folder with an open file."""
+
+    def refuse(*_arguments):
+        raise PermissionError(13, "in use")
+
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").touch()
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(UserError, match=r"vae cannot be renamed to vae_before: in use: .*RESUME"):
+        keep(tmp_path, 0.0)
