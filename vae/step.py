@@ -162,14 +162,22 @@ def reconstruction_gradient(
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
         return grad, terms
-    assert networks.discriminator is not None
-    logits = unwrapped(networks.discriminator)(recon)  # without gradients of its parameters
-    adversarial = generator_loss(logits)
-    (adversarial_grad,) = torch.autograd.grad((adversarial * scale).sum(), recon)
-    terms["adversarial"] = adversarial.detach()
+    adversarial_grad, terms["adversarial"] = adversarial_gradient(networks, recon, inputs)
     terms["reconstruction_sq_norm"] = squared_norm(grad)
     terms["adversarial_sq_norm"] = squared_norm(adversarial_grad)
     return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), terms
+
+
+def adversarial_gradient(
+    networks: Networks, recon: torch.Tensor, inputs: StepInputs
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
+    assert networks.discriminator is not None
+    logits = unwrapped(networks.discriminator)(recon)  # without gradients of its parameters
+    adversarial = generator_loss(logits)
+    scale = inputs.image_share * inputs.loss_scale
+    (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)
+    return gradient, adversarial.detach()
 
 
 def _reconstruction_terms(

@@ -9,7 +9,9 @@ import torch
 from tqdm import tqdm
 
 from vae import console
+from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
+from vae.training.adversarial_ratio import adversarial_ratios
 from vae.training.checkpoints.lineage import write_last_run
 from vae.training.checkpoints.saving import NOT_FINITE, raise_if_diverged, save
 from vae.training.checkpoints.store import position_name
@@ -29,15 +31,17 @@ from vae.training.validation.measure import Metrics
 from vae.training.validation.stage import measure_baselines, validate, validate_smoke_set
 
 
-def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm, stopping: bool) -> None:
-    """Log, sample, validate and save, each if it is due after this step.
+def after_step(
+    run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm, batch: Batch, stopping: bool
+) -> None:
+    """Log, sample, validate and save, each if it is due after this step with `batch`.
 
     If a signal asked to stop, only log: a validation could take minutes. The resumed run ends the epoch.
     """
     options, step = run.config.run, state.position.step
     epoch_is_done = ctx.steps.epoch_is_done(state.position)
     if step % options.log_freq == 0 or epoch_is_done:
-        log_steps(run, ctx, state, bar)
+        log_steps(run, ctx, state, bar, batch)
     if run.dist.is_main:
         ctx.writer.report()
     if stopping:
@@ -52,10 +56,10 @@ def after_step(run: RunContext, ctx: StageContext, state: TrainingState, bar: tq
         save(run, ctx, state, step_name(step))
 
 
-def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm) -> None:
+def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqdm, batch: Batch) -> None:
     """Write the record of the steps since the last one. No other part of a step synchronizes the device.
 
-    Raises NonFiniteError if training has diverged.
+    `batch` is that of the last step. Raises NonFiniteError if training has diverged.
     """
     metrics, step = ctx.metrics, state.position.step
     means = metrics.all_reduced_means(run.dist)
@@ -70,6 +74,7 @@ def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqd
     }
     if "adversarial" in means:
         record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
+        record |= adversarial_ratios(run, ctx, state, batch)
     if run.fp16:
         record["loss_scale"] = float(state.update.loss_scale)
     ctx.logbook.record("train", step, record)

@@ -11,8 +11,7 @@ from vae.config.errors import DataError, HangError, UserError
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.data.probing import accepted_bad_images
-from vae.losses.adversarial import adaptive_weight, ramp, update_running
-from vae.noise import posterior_noise
+from vae.losses.adversarial import update_running
 from vae.step import StepInputs, apply_update
 from vae.training.between_steps import after_step, check_end, end_epoch, report_duration
 from vae.training.checkpoints.saving import finish_saving, save_now
@@ -30,6 +29,7 @@ from vae.training.schedule import (
 )
 from vae.training.signals import STEP, LoadingStoppedError
 from vae.training.state import TrainingState
+from vae.training.step_inputs import step_inputs
 from vae.training.step_log import RunningMetrics
 
 
@@ -59,9 +59,10 @@ def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Out
                 outcome = take_step(run, ctx, state, batch)
                 ctx.watchdog.beat()
                 if position.step > step:
+                    assert isinstance(batch, Batch)
                     bar.update()
                     profiler.step()
-                    after_step(run, ctx, state, bar, stopping=outcome is Outcome.SIGNALLED)
+                    after_step(run, ctx, state, bar, batch, stopping=outcome is Outcome.SIGNALLED)
                 if outcome is not None:
                     save_now(run, ctx, state)
                     finish_saving(run, ctx)
@@ -114,7 +115,7 @@ def update_weights(
     for the autoencoder. The position does not change, so the state is then `is_changing`.
     """
     position, update = state.position, state.update
-    inputs = _step_inputs(run, ctx, state, batch, total_images)
+    inputs = step_inputs(run, ctx, state, batch, total_images)
     sums = _sums(run, ctx, batch, inputs)
     state.is_changing = True
     _set_learning_rates(run, ctx, state)
@@ -135,7 +136,7 @@ def measure_losses(
     run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch, total_images: int
 ) -> dict[str, torch.Tensor]:
     """Sums of the losses over the images of a batch, without adversarial ones; nothing changes."""
-    return _sums(run, ctx, batch, _step_inputs(run, ctx, state, batch, total_images), backward=False)
+    return _sums(run, ctx, batch, step_inputs(run, ctx, state, batch, total_images), backward=False)
 
 
 def _sums(
@@ -205,33 +206,6 @@ def _report_rejected(
             f"--max_bad_fraction {share}: they are listed in {run.output_dir / REJECTED_NAME}; "
             "remove them, or raise --max_bad_fraction"
         )
-
-
-def _step_inputs(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch, total_images: int
-) -> StepInputs:
-    """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
-    device, size = run.dist.device, ctx.stage.image_size
-    height, width = (side // state.autoencoder.downsampling for side in batch.images.shape[2:])
-    shape = (run.config.model.z_channels, height, width)
-    pixels = batch.images.to(device, non_blocking=True)
-    noise = posterior_noise(batch.epochs, batch.indices, shape, run.config.run.seed, device)
-    share = run.dist.world_size / max(1, total_images)
-    if len(pixels) == 0:
-        pixels = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device)
-        noise = torch.zeros(1, *shape, device=device)
-        share = 0.0
-    return StepInputs(pixels, noise, share, state.update.loss_scale, _adversarial_factor(run, state))
-
-
-def _adversarial_factor(run: RunContext, state: TrainingState) -> torch.Tensor | None:
-    """The weight of the adversarial term in this step, or None before --disc_start."""
-    loss, step = run.config.loss, state.position.step
-    if state.discriminator is None or step < loss.disc_start:
-        return None
-    reconstruction, adversarial = state.running_sq_norms
-    adaptive = adaptive_weight(reconstruction, adversarial, loss.disc_max_weight)
-    return adaptive * (loss.adversarial_weight * ramp(step, loss.disc_start, loss.disc_ramp))
 
 
 def _set_learning_rates(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
