@@ -28,7 +28,7 @@ def _checkpoint(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     torch.manual_seed(0)
     state = begin_state(config, torch.device("cpu"), fp16=False)
     for optimizer in state.optimizers:
-        for parameter in optimizer.param_groups[0]["params"]:
+        for parameter in [one for group in optimizer.param_groups for one in group["params"]]:
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
     state.stages, state.position = [Stage(0, 2, 32, 4)], Position()

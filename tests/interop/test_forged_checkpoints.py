@@ -119,6 +119,33 @@ FORGED = {
 }
 
 
+LAST = ("optimizers", 0, "state", 119)  # the momentum of a hidden weight
+FORGED_MUON = {
+    "nan_momentum": (
+        fill(*LAST, "momentum_buffer", value=NAN),
+        "parameter 119 .*not finite",
+    ),
+    "other_shape": (put(*LAST, "momentum_buffer", value=torch.zeros(2)), r"\(2,\)"),
+    "no_momentum": (drop(*LAST, "momentum_buffer"), "no moments of parameter 119"),
+    "moments_of_adamw": (put(*LAST, "exp_avg", value=torch.zeros(2)), "no moments of parameter 119"),
+    "momentum_of_a_norm": (put("optimizers", 0, "state", 0, "momentum_buffer", value=NAN), "of parameter 0"),
+    "moments_of_some": (drop(*LAST), "moments of 119 parameters, not of 120"),
+    "one_group": (drop("optimizers", 0, "param_groups", 1), "not Muon's state of 120 parameters"),
+    "other_groups": (put("optimizers", 0, "param_groups", 1, "params", value=[119]), "not Muon's state"),
+    "other_optimizer": (put("config", "optimizer", value="adamw"), "not AdamW's state of 120 parameters"),
+    "unknown_optimizer": (put("config", "optimizer", value="lion"), "--optimizer 'lion'"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED_MUON)
+def test_forged_state_of_muon_is_refused(name):
+    change, pattern = FORGED_MUON[name]
+    content = checkpoint(**WITH_DISCRIMINATOR, optimizer="muon")
+    change(content)
+    with pytest.raises(ContentError, match=pattern):
+        check_content(content)
+
+
 def refusal(path: Path) -> str:
     """The message about an unusable checkpoint, which is the same line for every use of the file."""
     with pytest.raises(UserError) as caught:
@@ -155,6 +182,7 @@ def test_unchanged_checkpoints_are_accepted(tmp_path):
         {},
         WITH_DISCRIMINATOR,
         {"train_part": "decoder"},
+        {"train_part": "decoder", "optimizer": "muon"},
         {"latent_norm": True, "ema_decay": 0.0},
     ):
         save_checkpoint(path, checkpoint(**options))

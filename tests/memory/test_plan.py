@@ -16,6 +16,7 @@ from vae.memory.plan import StepSpec, choose_step, fastest_level, largest_count,
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
+from vae.optimizers import build_optimizers
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
 
 MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
@@ -51,8 +52,9 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
             networks.discriminator.to(memory_format=layout)
         if spec.loss.perceptual_weight:
             networks.perceptual = build_perceptual("random", None, spec.dtype, "cpu")
-        trained = [model] if networks.discriminator is None else [model, networks.discriminator]
-        optimizers = [torch.optim.AdamW(network.parameters(), fused=True) for network in trained]
+        optimizers = build_optimizers(
+            model, networks.discriminator, OptimConfig(optimizer=spec.optimizer), spec.loss
+        )
         state = UpdateState.begin(torch.device("cpu"), fp16=False)
         latent = spec.image_size // model.downsampling
         inputs = StepInputs(
@@ -103,6 +105,22 @@ def test_prediction_in_each_precision_and_layout(dtype, channels_last):
     predicted = step_memory(spec, 1)
     assert predicted.resident == pytest.approx(resident, rel=0.01)
     assert predicted.working == pytest.approx(working, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("image_size", [16, 64])
+@pytest.mark.parametrize("loss", [PIXELS_ONLY, ALL], ids=["pixels", "all losses"])
+def test_prediction_with_muon(loss, image_size):
+    """At 16 px, the update needs more memory than backward; with other losses, gradients of both networks."""
+    wide = replace(MODEL, channels=(32, 64)) if image_size == 16 else MODEL
+    spec = replace(SPEC, model=wide, loss=loss, image_size=image_size, optimizer="muon")
+    predicted = step_memory(spec, 2)
+    resident, working = measured(spec, 2)
+    assert predicted.resident == pytest.approx(resident, rel=0.01)
+    assert predicted.working == pytest.approx(working, rel=0.01)
+    adamw = step_memory(replace(spec, optimizer="adamw"), 2)
+    assert predicted.resident < adamw.resident
+    assert (predicted.working > adamw.working) == (image_size == 16)
 
 
 @pytest.mark.slow

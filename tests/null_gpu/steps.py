@@ -33,6 +33,7 @@ from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.model.discriminator import Discriminator  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
 from vae.ops.library import KERNEL_KEYS, REPLACED  # noqa: E402
+from vae.optimizers import build_optimizers  # noqa: E402
 from vae.step import Networks, StepInputs, UpdateState, apply_update  # noqa: E402
 from vae.training.cuda_graph import StepGraph  # noqa: E402
 from vae.training.distributed import Distributed  # noqa: E402
@@ -85,10 +86,7 @@ def build(config: Config, dtype: torch.dtype) -> Built:
     if perceptual is not None:
         perceptual.to_empty(device=DEVICE).requires_grad_(False)
     networks = Networks(autoencoder, discriminator, perceptual, dtype, channels_last=True)
-    optimizers = [
-        torch.optim.AdamW(network.parameters(), fused=True)
-        for network in filter(None, (autoencoder, discriminator))
-    ]
+    optimizers = build_optimizers(autoencoder, discriminator, config.optim, config.loss)
     update = UpdateState.begin(DEVICE, fp16=dtype == torch.float16)
     return Built(autoencoder, copy.deepcopy(autoencoder).requires_grad_(False), networks, optimizers, update)
 
@@ -174,7 +172,7 @@ def main(cases: list[Case]) -> None:
         recipe = RECIPES[case.profile].values if case.profile else None
         config = resolve(case.options, None, recipe, {})
         set_backends(config.speed)
-        key = (config.model, config.loss, case.dtype)
+        key = (config.model, config.loss, config.optim, case.dtype)
         if built is None or built[0] != key:
             built = None
             gc.collect()

@@ -268,8 +268,14 @@ class LossConfig:
 class OptimConfig:
     """Optimizer and learning-rate schedule."""
 
-    learning_rate: float = option(1e-4, "peak learning rate of AdamW", at_least=0)
-    weight_decay: float = option(1e-5, "decoupled weight decay of AdamW", at_least=0)
+    optimizer: str = option(
+        "adamw",
+        "optimizer of the autoencoder; muon: Muon for the hidden weights, AdamW for all others "
+        "(docs/training.md)",
+        choices=("adamw", "muon"),
+    )
+    learning_rate: float = option(1e-4, "peak learning rate", at_least=0)
+    weight_decay: float = option(1e-5, "decoupled weight decay", at_least=0)
     beta1: float = option(0.9, "AdamW's decay rate of the gradient mean", at_least=0, at_most=0.9999)
     beta2: float = option(
         0.99, "AdamW's decay rate of the squared-gradient mean", at_least=0, at_most=0.99999

@@ -77,12 +77,13 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
     shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator) if name in checkpoint}
     check_shape(given, shape, "--resume_from")
-    part = checkpoint.get("train_part", "all")
-    if given.get("train_part", part) != part:
-        raise UserError(
-            f"--train_part {given['train_part']} contradicts the checkpoint of --resume_from, which trains "
-            f"{part}: start a new run from that checkpoint with --init_from"
-        )
+    for name, default in (("train_part", "all"), ("optimizer", "adamw")):  # each has other moments
+        saved = checkpoint.get(name, default)
+        if given.get(name, saved) != saved:
+            raise UserError(
+                f"--{name} {given[name]} contradicts the checkpoint of --resume_from, which was trained with "
+                f"{saved}: start a new run from that checkpoint with --init_from"
+            )
 
 
 def check_shape(given: dict[str, Any], shape: dict[str, Any], flag: str) -> None:

@@ -1,6 +1,7 @@
 """The content of a checkpoint, checked before it is used: types, required keys, shapes, finite values."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from vae.config.values import check, from_json
 from vae.interop.fitting import config_from_shapes, group_names
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
+from vae.optimizers import ADAMW_STATE, MUON_STATE, parameter_groups
 
 _LARGEST_COUNT = 2**53
 _MAX_SHOWN = 40  # characters of a value in a message
@@ -46,7 +48,6 @@ HISTORY: dict[str, tuple[type, ...]] = {
     "smoke_has_fallen": (bool,),
 }
 UPDATE = ("loss_scale", "finite_steps", "nonfinite_streak", "nonfinite_total")
-MOMENTS = ("exp_avg", "exp_avg_sq")
 _REQUIRED_OPTIONS = ("channels", "layers_per_block", "z_channels", "norm_groups", "adversarial_weight")
 
 
@@ -64,7 +65,7 @@ def check_content(content: Mapping[str, Any]) -> None:
     config = _config(content["config"])
     _check_progress(content)
     networks = _check_networks(content, config)
-    _check_optimizers(content, networks)
+    _check_optimizers(content, networks, config.optim.optimizer)
     _check_running_values(content)
 
 
@@ -238,37 +239,41 @@ def _check_tensor(what: str, value: torch.Tensor, expected: torch.Tensor) -> Non
         raise ContentError(f"{what} contains values that are not finite")
 
 
-def _check_optimizers(content: Mapping[str, Any], networks: list[torch.nn.Module]) -> None:
+def _check_optimizers(content: Mapping[str, Any], networks: list[torch.nn.Module], optimizer: str) -> None:
     """Each optimizer has the moments of its network's trained parameters."""
     if len(content["optimizers"]) != len(networks):
         raise ContentError(f"it has {len(content['optimizers'])} optimizers, not {len(networks)}")
     for index, (network, saved) in enumerate(zip(networks, content["optimizers"], strict=True)):
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        groups = parameter_groups(network, optimizer if index == 0 else "adamw")
         is_required = index == 0 and content["position"]["step"] > 0  # the discriminator starts later
-        _check_optimizer(f"optimizer {index}", saved, parameters, is_required)
+        _check_optimizer(f"optimizer {index}", saved, groups, is_required)
 
 
-def _check_optimizer(what: str, saved: Any, parameters: Sequence[torch.Tensor], is_required: bool) -> None:
-    numbers = list(range(len(parameters)))
+def _check_optimizer(
+    what: str, saved: Any, expected: Sequence[Sequence[torch.Tensor]], is_required: bool
+) -> None:
+    """`expected`: the parameters of AdamW, and in a second group those of Muon."""
+    parameters = [parameter for group in expected for parameter in group]
+    numbers = iter(range(len(parameters)))
     groups = saved.get("param_groups") if isinstance(saved, dict) else None
     if not (
         isinstance(groups, list)
-        and len(groups) == 1
-        and isinstance(groups[0], dict)
-        and groups[0].get("params") == numbers
+        and all(isinstance(group, dict) for group in groups)
+        and [group.get("params") for group in groups] == [list(islice(numbers, len(g))) for g in expected]
         and isinstance(saved.get("state"), dict)
     ):
-        raise ContentError(f"{what} is not AdamW's state of {len(parameters)} parameters")
+        name = "AdamW's" if len(expected) == 1 else "Muon's"
+        raise ContentError(f"{what} is not {name} state of {len(parameters)} parameters")
     states = saved["state"]
-    if (is_required or states) and set(states) != set(numbers):
+    if (is_required or states) and set(states) != set(range(len(parameters))):
         raise ContentError(f"{what} has moments of {len(states)} parameters, not of {len(parameters)}")
     for number, state in states.items():
-        if not isinstance(state, dict) or set(state) != {"step", *MOMENTS}:
+        names = ADAMW_STATE if number < len(expected[0]) else MUON_STATE
+        if not isinstance(state, dict) or set(state) != set(names):
             raise ContentError(f"{what} has no moments of parameter {number}")
-        tensors = _plain_tensors(f"{what}, parameter {number}", state)
-        _check_tensor(f"{what}: step", tensors["step"], torch.zeros(()))
-        for name in MOMENTS:
-            _check_tensor(f"{what}: {name} of parameter {number}", tensors[name], parameters[number])
+        for name, value in _plain_tensors(f"{what}, parameter {number}", state).items():
+            wanted = torch.zeros(()) if name == "step" else parameters[number]
+            _check_tensor(f"{what}: {name} of parameter {number}", value, wanted)
 
 
 def _check_running_values(content: Mapping[str, Any]) -> None:

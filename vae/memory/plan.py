@@ -15,10 +15,12 @@ from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
+from vae.optimizers import muon_update, parameter_groups
 from vae.step import Networks, StepInputs, compute_gradients
 
 META = torch.device("meta")
 ADAM_COPIES = 2  # both moments, in the parameters' fp32
+MUON_COPIES = 1
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class StepSpec:
     ema: bool  # a second copy of the weights for validation
     world_size: int = 1  # if more than 1, reducing the gradients needs another copy of them
     train_part: str = "all"  # "decoder": the encoder has no stored activations, gradients or moments
+    optimizer: str = "adamw"  # "muon": one moment of the hidden weights, and scratch memory of the update
     recompute: str = "none"  # recompute level, see vae.model.recompute
     reserve: int = 0  # bytes in addition to all tensors: reserve_bytes
 
@@ -44,7 +47,7 @@ class StepMemory:
 
     recompute: str
     micro_batch: int
-    resident: int  # between steps: weights, EMA weights, AdamW's moments, LPIPS, the batch
+    resident: int  # between steps: weights, EMA weights, moments, LPIPS, the batch
     working: int  # the peak within the step on top of them: gradients, activations and temporaries
     reserve: int
     flops: float  # floating-point operations of one image, forward and backward, LPIPS included
@@ -71,6 +74,7 @@ def stage_spec(
         ema=config.optim.ema_decay > 0,
         world_size=world_size,
         train_part=config.optim.train_part,
+        optimizer=config.optim.optimizer,
         reserve=reserve,
     )
 
@@ -108,9 +112,20 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     if networks.discriminator is not None:  # it runs last, so the reconstructions of all passes are kept
         pixels = inputs.images.numel() // images * spec.dtype.itemsize
         working += pixels * max(0, spec.batch - images)
+    working = max(working, counter.current + _update_bytes(networks, spec))
     resident = _resident_bytes(networks, spec)
     resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch
     return resident, working, counter.flops / images
+
+
+def _update_bytes(networks: Networks, spec: StepSpec) -> int:
+    """Scratch memory of the update; that of AdamW is negligible."""
+    if spec.optimizer != "muon":
+        return 0
+    _, hidden = parameter_groups(networks.autoencoder, "muon")
+    with LiveBytes() as counter:
+        muon_update(hidden, [torch.empty_like(weight) for weight in hidden], 1.0, 1.0)
+    return counter.peak - sum(weight.nbytes for weight in hidden)  # the moments are resident
 
 
 def _meta_networks(spec: StepSpec) -> Networks:
@@ -143,10 +158,13 @@ def _resident_bytes(networks: Networks, spec: StepSpec) -> int:
     """Bytes of weights, EMA weights, moments and LPIPS."""
     weights = _bytes(networks.autoencoder)
     discriminator = _bytes(networks.discriminator)
-    trained = discriminator + sum(p.nbytes for p in networks.autoencoder.parameters() if p.requires_grad)
-    resident = weights + discriminator + trained * ADAM_COPIES + _bytes(networks.perceptual)
+    others, *hidden = parameter_groups(networks.autoencoder, spec.optimizer)
+    of_adamw = discriminator + sum(parameter.nbytes for parameter in others)
+    of_muon = sum(parameter.nbytes for group in hidden for parameter in group)
+    resident = weights + discriminator + _bytes(networks.perceptual)
+    resident += of_adamw * ADAM_COPIES + of_muon * MUON_COPIES
     resident += weights if spec.ema else 0
-    resident += trained if spec.world_size > 1 else 0
+    resident += of_adamw + of_muon if spec.world_size > 1 else 0
     return resident
 
 

@@ -6,18 +6,17 @@ from typing import Any
 
 import torch
 
-from vae.config.options import Config, LossConfig, OptimConfig
+from vae.config.options import Config
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
+from vae.optimizers import build_optimizers
 from vae.step import UpdateState
 from vae.training.checkpoints.lineage import Lineage
 from vae.training.checkpoints.older import KL_UNIT
 from vae.training.stability import Stability
 from vae.training.stages import Position, Stage
 from vae.training.validation.history import History
-
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 @dataclass
@@ -81,7 +80,7 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
         autoencoder=autoencoder,
         ema=copy.deepcopy(autoencoder).requires_grad_(False) if config.optim.ema_decay > 0 else None,
         discriminator=discriminator,
-        optimizers=_optimizers(autoencoder, discriminator, config.optim, config.loss),
+        optimizers=build_optimizers(autoencoder, discriminator, config.optim, config.loss),
         update=UpdateState.begin(device, fp16),
         running_sq_norms=torch.zeros(2, device=device),
         stages=[],
@@ -96,22 +95,8 @@ def is_finite(state: TrainingState) -> bool:
     networks = filter(None, (state.autoencoder, state.ema, state.discriminator))
     tensors = [parameter.detach() for network in networks for parameter in network.parameters()]
     for optimizer in state.optimizers:
-        tensors += [moments[name] for moments in optimizer.state.values() for name in MOMENTS]
+        tensors += [moment for values in optimizer.state.values() for moment in values.values()]
     return not (~torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite()).any()
-
-
-def _optimizers(
-    autoencoder: AutoencoderKL, discriminator: Discriminator | None, optim: OptimConfig, loss: LossConfig
-) -> list[torch.optim.Optimizer]:
-    def adamw(module: torch.nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-        betas = (optim.beta1, optim.beta2)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        return torch.optim.AdamW(trained, learning_rate, betas, weight_decay=optim.weight_decay, fused=True)
-
-    optimizers = [adamw(autoencoder, optim.learning_rate)]
-    if discriminator is not None:
-        optimizers.append(adamw(discriminator, loss.disc_learning_rate))
-    return optimizers
 
 
 def checkpoint_content(
@@ -168,10 +153,9 @@ def _match_layout(optimizer: torch.optim.Optimizer) -> None:
 
     Every tensor is a copy: load_state_dict would share those that fit, and steps would change the content.
     """
-    for parameter, moments in optimizer.state.items():
-        moments["step"] = moments["step"].clone()
-        for name in MOMENTS:
-            moments[name] = torch.empty_like(parameter).copy_(moments[name])
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            values[name] = value.clone() if name == "step" else torch.empty_like(parameter).copy_(value)
 
 
 def _current_settings(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:

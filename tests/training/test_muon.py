@@ -1,0 +1,109 @@
+"""Runs with --optimizer muon: exact after a stop and a rollback, the same on two processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.faults import Fault, injected
+from tests.harness.toy_networks import relative_difference
+from tests.harness.training_runs import (
+    SHORT,
+    assert_same,
+    assert_same_result,
+    assert_weights_close,
+    last_checkpoint,
+    records,
+    train_on_two_processes,
+)
+from vae.config.errors import UserError
+from vae.interop.checkpoint_file import load_checkpoint
+from vae.training.run import train
+
+
+@pytest.fixture
+def given(tiny, tmp_path) -> dict[str, Any]:
+    return {**tiny, **SHORT, "optimizer": "muon", "output_dir": str(tmp_path / "run")}
+
+
+def momenta(content: dict[str, Any]) -> dict[str, Any]:
+    states = content["optimizers"][0]["state"]
+    return {str(n): state["momentum_buffer"] for n, state in states.items() if "momentum_buffer" in state}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_stopped_and_resumed_run_equals_the_uninterrupted_one(given, tmp_path, channels_last):
+    given |= {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1, "disc_start": 1}
+    given |= {"channels_last": channels_last, "num_epochs": 2}
+    assert train(given) == 0
+    stopped = {**given, "output_dir": str(tmp_path / "stopped")}
+    assert train({**stopped, "max_steps": 3}) == 0
+    of_folder = {"output_dir": stopped["output_dir"], "resume_from": "latest"}  # the optimizer is in the file
+    assert train({"device": "cpu", "num_workers": "0", **of_folder, "max_steps": 5}) == 0
+    assert train({**stopped, "resume_from": "latest"}) == 0
+    assert_same_result(tmp_path / "stopped", tmp_path / "run")
+    found = last_checkpoint(tmp_path / "run")
+    assert (found["config"]["optimizer"], len(momenta(found)) > 0) == ("muon", True)
+    assert [len(optimizer["param_groups"]) for optimizer in found["optimizers"]] == [2, 1]
+
+
+@pytest.mark.parametrize(("before", "after"), [("adamw", "muon"), ("muon", "adamw")])
+def test_resuming_with_another_optimizer_is_an_error(given, before, after):
+    assert train({**given, "optimizer": before, "max_steps": 1}) == 0
+    with pytest.raises(
+        UserError, match=f"--optimizer {after} contradicts .* {before}: .*--init_from"
+    ) as caught:
+        train({**given, "optimizer": after, "resume_from": "latest"})
+    assert "\n" not in str(caught.value)
+
+
+def test_layout_may_change_when_a_run_is_resumed(given, tmp_path):
+    for layout in (True, False):
+        folder = {**given, "output_dir": str(tmp_path / f"{layout}"), "num_epochs": 2}
+        assert train({**folder, "max_steps": 2}) == 0
+        assert train({**folder, "resume_from": "latest", "channels_last": layout}) == 0
+    assert_weights_close(*(last_checkpoint(tmp_path / name) for name in ("True", "False")))
+
+
+def test_micro_batches_give_the_same_training(given, tmp_path):
+    for size in ("1", "4"):
+        assert train({**given, "micro_batch_size": size, "output_dir": str(tmp_path / size)}) == 0
+    assert_weights_close(*(last_checkpoint(tmp_path / size) for size in ("1", "4")))
+
+
+def test_trial_steps_restore_the_momentum(given, tmp_path):
+    """--train_minutes makes real steps before the run and restores everything."""
+    given |= {"max_val_images": 1}
+    del given["num_epochs"]
+    assert train({**given, "train_minutes": 0.001, "max_steps": None}) == 0
+    epochs = last_checkpoint(tmp_path / "run")["config"]["num_epochs"]
+    plain = {**given, "num_epochs": epochs, "output_dir": str(tmp_path / "plain")}
+    assert train(plain) == 0
+    pair = [last_checkpoint(tmp_path / name) for name in ("run", "plain")]
+    assert_same(*({name: content[name] for name in ("model", "ema")} for content in pair), "weights")
+    assert_same(*map(momenta, pair), "momenta")
+
+
+def test_rollback_restores_the_momentum(given, tmp_path):
+    """Steps 5 to 7 are not finite; step 2 is the last good checkpoint, which the rollback saves again."""
+    given |= {"num_epochs": 3, "checkpoint_steps": 2, "keep_checkpoints": 9, "background_save": False}
+    given |= {"max_nonfinite_steps": 3, "lr_schedule": "constant"}
+    with injected(Fault("nan", "step", nth=5, times=3)):
+        assert train(given) == 0
+    (rollback,) = records(tmp_path / "run", "rollback")
+    assert train({**given, "output_dir": str(tmp_path / "other"), "max_steps": rollback["step"]}) == 0
+    found = load_checkpoint(tmp_path / "run" / rollback["checkpoint"])
+    expected = load_checkpoint(tmp_path / "other" / rollback["checkpoint"])
+    assert_same(momenta(found), momenta(expected), "momenta")
+    assert last_checkpoint(tmp_path / "run")["position"]["step"] == 12
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one_with_the_whole_batch(given, tmp_path):
+    two = {**given, "batch_size": 2, "num_epochs": 2, "output_dir": str(tmp_path / "two")}
+    one = {**two, "batch_size": 4, "output_dir": str(tmp_path / "one")}
+    train_on_two_processes(two)
+    assert train(one) == 0
+    pair = [last_checkpoint(Path(given["output_dir"])) for given in (two, one)]
+    assert relative_difference(*map(momenta, pair)) < 1e-4  # as first moments in test_distributed.py
+    assert_weights_close(*pair)
