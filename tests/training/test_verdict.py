@@ -106,9 +106,27 @@ def test_norms_too_narrow_for_the_warm_start_are_reported(channels, groups, reme
 
 
 @pytest.mark.parametrize(
+    ("channels", "groups", "z", "filled", "remedy"),
+    [
+        ((32, 64, 64, 64), 8, 64, 48, "use wider --channels or --z_channels 48"),
+        ((32, 64, 64, 64, 64, 64), 8, 50, 48, "use --norm_groups 4, wider --channels or --z_channels 48"),
+        ((128, 256, 512, 64), 8, 96, 48, "--z_channels 48"),
+    ],
+)
+def test_latents_that_the_widths_cannot_fill_are_reported(channels, groups, z, filled, remedy):
+    warning = warm_start_warning(ModelConfig(channels=channels, norm_groups=groups, z_channels=z))
+    assert f"--z_channels {z}: " in warning
+    assert f"fills {filled} latent channels" in warning
+    assert remedy in warning
+
+
+@pytest.mark.parametrize(
     "model",
     [
         ModelConfig(),
+        *(ModelConfig(channels=(128, 256, 512, 512, 512, 512), z_channels=z) for z in (4, 64, 96, 128)),
+        ModelConfig(channels=(32, 64, 64, 64), norm_groups=8, z_channels=48),
+        ModelConfig(channels=(32, 64), norm_groups=8, z_channels=16),  # all 12 numbers of a 2x2 block
         ModelConfig(channels=(32, 64, 64, 64), norm_groups=8),
         ModelConfig(channels=(8, 16), norm_groups=4, init="default"),
         ModelConfig(channels=(8, 16), norm_groups=4, init_from="vae"),

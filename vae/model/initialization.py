@@ -24,18 +24,20 @@ Shapes: N images, K signals, T targets, f downsampling, Z latent channels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vae.config.options import ModelConfig
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, weight_and_bias
 
 IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 per unknown with 16 latent channels
 POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, and 17 Kodak images, 2.3
 RGB_COVARIANCE = ((0.162, 0.148, 0.120), (0.148, 0.199, 0.172), (0.120, 0.172, 0.171))  # 17 Kodak images
-MAX_SIGNALS = 64  # limits the largest fit to 577 unknowns
+MAX_SIGNALS = 64  # limits the largest fit to 577 unknowns; latents may be more
 FIT_POSITIONS = 40_000  # approximate number used by a fit; the warm start takes 1.8 to 3 s of one core
 RIDGE = 1e-6  # times the power of each input; keeps the system of nearly dependent inputs solvable
 STREAM_GAIN = 32.0  # see initialize
@@ -106,11 +108,11 @@ def fit_encoder(model: AutoencoderKL, images: torch.Tensor) -> tuple[list[torch.
     for level, block in enumerate(encoder.down_blocks[:-1]):
         signals.channels = follow_shortcut(block.resnets[0], signals.channels, groups)
         silence(block, signals.channels)
-        kernel = principal_components(signals.values)  # (K', K, 2, 2), strongest first
-        components.append(F.conv2d(signals.values, kernel, stride=2))
-        available = min(len(signal_channels(width, groups)) for width in widths[level : level + 2])
-        kept = min(len(kernel), available)
         last = level == len(widths) - 2
+        most = max(MAX_SIGNALS, model.config.z_channels) if last else MAX_SIGNALS
+        kernel = principal_components(signals.values, most)  # (K', K, 2, 2), strongest first
+        components.append(F.conv2d(signals.values, kernel, stride=2))
+        kept = min(len(kernel), *(len(signal_channels(width, groups)) for width in widths[level : level + 2]))
         if last:
             kept = min(kept, model.config.z_channels)
             kernel = kernel / (components[-1].std(dim=(0, 2, 3)) / STREAM_GAIN)[:, None, None, None]
@@ -142,7 +144,7 @@ def fit_decoder(model: AutoencoderKL, components: list[torch.Tensor], latents: t
     for level, block in enumerate(decoder.up_blocks):
         inputs = signals.values if level == 0 else F.interpolate(signals.values, scale_factor=2.0)
         available = min(len(signal_channels(width, groups)) for width in (outputs[level], widths[level]))
-        weight, bias = least_squares(inputs, components[-1 - level][:, :available], size=3)
+        weight, bias = least_squares(inputs, components[-1 - level][:, : min(available, MAX_SIGNALS)], size=3)
         into = signal_channels(outputs[level], groups)[: len(weight)]
         last = level == len(widths) - 1
         quiet = whole_groups(into, outputs[level], groups) if last else into
@@ -198,7 +200,16 @@ def fit_readout(
 def signal_channels(width: int, groups: int) -> list[int]:
     """Channels that may carry signals: all except the last ones of each group, reserved for carriers."""
     size, carriers = width // groups, carriers_per_group(width, groups)
-    return [channel for channel in range(width) if channel % size < size - carriers][:MAX_SIGNALS]
+    return [channel for channel in range(width) if channel % size < size - carriers]
+
+
+def distinct_latents(config: ModelConfig) -> int:
+    """Latent channels that the encoder's path fills; the warm start repeats them in the others."""
+    count = IMAGE_CHANNELS
+    for pair in pairwise(config.channels):
+        available = (len(signal_channels(width, config.norm_groups)) for width in pair)
+        count = min(4 * min(count, MAX_SIGNALS), *available)
+    return min(count, config.z_channels)
 
 
 def carriers_per_group(width: int, groups: int) -> int:
@@ -253,11 +264,14 @@ def silence(module: nn.Module, channels: list[int]) -> None:
                 parameter[channels] = 0
 
 
-def principal_components(values: torch.Tensor) -> torch.Tensor:
-    """Kernels (T, K, 2, 2) of the strongest components of 2x2 blocks; a constant image keeps its scale."""
+def principal_components(values: torch.Tensor, most: int) -> torch.Tensor:
+    """Kernels (T, K, 2, 2) of at most `most` components of 2x2 blocks, strongest first.
+
+    A constant image keeps its scale.
+    """
     patches = F.unfold(values, 2, stride=2)  # (N, 4K, L)
     power = torch.einsum("nal,nbl->ab", patches, patches)
-    vectors = torch.linalg.eigh(power).eigenvectors.flip(1)[:, :MAX_SIGNALS].T
+    vectors = torch.linalg.eigh(power).eigenvectors.flip(1)[:, :most].T
     vectors = vectors * torch.where(vectors.sum(dim=1, keepdim=True) < 0, -1.0, 1.0)
     return vectors.reshape(-1, values.shape[1], 2, 2) / 2
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from vae.data.store import StoreFile
 from vae.data.streams import WINDOW_SHARDS
 from vae.gpus import match_card
 from vae.host import GIB
-from vae.model.autoencoder import AutoencoderKL
-from vae.model.initialization import carriers_per_group
+from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
+from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.training.checkpoints.store import position_name
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
@@ -104,23 +105,38 @@ def busy_line(device: torch.device, threads: int) -> str | None:
 
 
 def warm_start_warning(model: ModelConfig) -> str | None:
-    """A warning if the norms have too few channels per group for the linear codec of --init warm."""
-    ends = (model.channels[0], model.channels[-1])  # the norms before the last convolutions
-    if model.init != "warm" or model.init_from or all(carriers_per_group(w, model.norm_groups) for w in ends):
+    """A warning if the widths or norm groups are too narrow for the linear codec of --init warm."""
+    if model.init != "warm" or model.init_from:
         return None
-    width = min(ends)
-    better = [
-        groups
+    fewer = [
+        replace(model, norm_groups=groups)
         for groups in range(1, model.norm_groups)
         if all(width % groups == 0 for width in model.channels)
-        and all(carriers_per_group(width, groups) for width in ends)
     ]
-    remedy = f"use --norm_groups {better[-1]}" if better else "use wider --channels"
-    channels = counted(width // model.norm_groups, "channel")
+    if not _norms_fit(model):
+        better = [f"--norm_groups {other.norm_groups}" for other in fewer if _norms_fit(other)]
+        width = min(model.channels[0], model.channels[-1])
+        channels = counted(width // model.norm_groups, "channel")
+        return (
+            f"--norm_groups {model.norm_groups} leaves {channels} per group at width {width}, too few for "
+            "the warm start: it begins several dB below the bicubic baseline: use "
+            f"{better[-1] if better else 'wider --channels'}"
+        )
+    distinct = distinct_latents(model)
+    wanted = min(model.z_channels, IMAGE_CHANNELS * downsampling(model) ** 2)
+    if distinct >= wanted:
+        return None
+    better = [f"--norm_groups {other.norm_groups}, " for other in fewer if distinct_latents(other) >= wanted]
     return (
-        f"--norm_groups {model.norm_groups} leaves {channels} per group at width {width}, too few for the "
-        f"warm start: it begins several dB below the bicubic baseline: {remedy}"
+        f"--z_channels {model.z_channels}: with --channels {' '.join(map(str, model.channels))} and "
+        f"--norm_groups {model.norm_groups}, the warm start fills {distinct} latent channels and repeats "
+        f"them in the others: use {better[-1] if better else ''}wider --channels or --z_channels {distinct}"
     )
+
+
+def _norms_fit(model: ModelConfig) -> bool:
+    """Whether the norms before the last convolutions have channels for the carriers."""
+    return all(carriers_per_group(model.channels[end], model.norm_groups) for end in (0, -1))
 
 
 def cache_line(data: DataConfig) -> str | None:
