@@ -2,6 +2,7 @@
 
 python benchmarks/warm_start.py --data_path DIR [--channels 32 64 64 64 --layers_per_block 1 --norm_groups 8]
 python benchmarks/warm_start.py --data_path DIR --vae FOLDER     # the same of a trained VAE
+python benchmarks/warm_start.py --data_path DIR --center_px 256  # one crop per image, of all kinds together
 
 Four 128 px crops per image file are sorted by their detail inside of 8x8 blocks: the 16 with the least (or a
 third of all) are "smooth", as many with the most "busy". "gradient" are 12 generated linear gradients. The
@@ -29,14 +30,14 @@ from vae.pixels import to_float
 SIDE, BORDER, CROPS = 128, 16, 16  # px, px, crops of each kind
 
 
-def crops_of(folder: str) -> torch.Tensor:
-    """fp32 (N, 3, SIDE, SIDE) in [-1, 1]: center, two corners and the lower edge of each image file."""
+def crops_of(folder: str, side: int = SIDE, per_image: int = 4) -> torch.Tensor:
+    """fp32 (N, 3, side, side) in [-1, 1]: center, two corners and the lower edge of each image file."""
     crops = []
     for name in list_images(folder):
         pixels = torch.from_numpy(decode_image(Path(folder, name))).permute(2, 0, 1)
-        height, width = (side - SIDE for side in pixels.shape[1:])
-        for top, left in ((height // 2, width // 2), (0, 0), (0, width), (height, width // 3)):
-            crops.append(pixels[:, top : top + SIDE, left : left + SIDE])
+        height, width = (length - side for length in pixels.shape[1:])
+        positions = ((height // 2, width // 2), (0, 0), (0, width), (height, width // 3))
+        crops += [pixels[:, top : top + side, left : left + side] for top, left in positions[:per_image]]
     return to_float(torch.stack(crops))
 
 
@@ -56,8 +57,8 @@ def gradients(count: int = 12) -> torch.Tensor:
 
 def by_region(recon: torch.Tensor, images: torch.Tensor) -> str:
     """Mean PSNR in dB of whole images, of their interior and of their border."""
-    error = (recon.clamp(-1, 1) - images).pow(2).mean(1)  # (N, SIDE, SIDE)
-    inside = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+    error = (recon.clamp(-1, 1) - images).pow(2).mean(1)  # (N, H, W)
+    inside = torch.zeros(error.shape[1:], dtype=torch.bool)
     inside[BORDER:-BORDER, BORDER:-BORDER] = True
     parts = (error.flatten(1), error[:, inside], error[:, ~inside])
     return " ".join(f"{(10 * torch.log10(4 / part.mean(1))).mean():6.2f}" for part in parts)
@@ -69,6 +70,15 @@ def new_network(options: argparse.Namespace) -> AutoencoderKL:
     model = AutoencoderKL(ModelConfig(**{name: getattr(options, name) for name in names}))
     initialize(model, "warm", seed=0)
     return model
+
+
+def kinds_of(folder: str) -> dict[str, torch.Tensor]:
+    """Crops (N, 3, SIDE, SIDE) by kind, see above."""
+    crops = crops_of(folder)
+    blocks = F.interpolate(F.avg_pool2d(crops, 8), scale_factor=8.0)
+    order = (crops - blocks).pow(2).mean((1, 2, 3)).argsort()
+    count = min(CROPS, len(crops) // 3)
+    return {"smooth": crops[order[:count]], "busy": crops[order[-count:]], "gradient": gradients()}
 
 
 def main() -> None:
@@ -83,13 +93,15 @@ def main() -> None:
     parser.add_argument("--z_channels", type=int, default=ModelConfig().z_channels)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--vae", metavar="PATH", help="a trained VAE instead of a new one")
+    parser.add_argument(
+        "--center_px", type=int, metavar="SIDE", help="the center of each image instead of kinds"
+    )
     options = parser.parse_args()
     model = load_vae(options.vae).autoencoder if options.vae else new_network(options)
-    crops = crops_of(options.data_path)
-    blocks = F.interpolate(F.avg_pool2d(crops, 8), scale_factor=8.0)
-    order = (crops - blocks).pow(2).mean((1, 2, 3)).argsort()
-    count = min(CROPS, len(crops) // 3)
-    kinds = {"smooth": crops[order[:count]], "busy": crops[order[-count:]], "gradient": gradients()}
+    side = options.center_px
+    kinds = (
+        {"center": crops_of(options.data_path, side, per_image=1)} if side else kinds_of(options.data_path)
+    )
     print("kind       VAE: whole, interior, border   bicubic: whole, interior, border")
     for kind, images in kinds.items():
         with torch.no_grad():
