@@ -21,7 +21,7 @@ import torch  # noqa: E402
 from vae.config.gpu_memory import set_gpu_memory_variables  # noqa: E402
 from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
 from vae.host import GIB  # noqa: E402
-from vae.losses.perceptual import build_perceptual  # noqa: E402
+from vae.losses.terms import build_terms  # noqa: E402
 from vae.memory.available import available_bytes  # noqa: E402
 from vae.memory.live_bytes import LiveBytes  # noqa: E402
 from vae.memory.plan import StepMemory, reserve_bytes, stage_spec, step_memory  # noqa: E402
@@ -68,10 +68,10 @@ def run_steps(case: Case, begin: Callable[[], None]) -> None:
     set_backends(config.speed)
     state = begin_state(config, device, fp16=False)
     set_recompute(state.autoencoder, case.recompute)
-    perceptual = build_perceptual(config.loss.perceptual_net, None, torch.bfloat16, device)
+    terms = build_terms(config.loss, torch.bfloat16, device)
     if case.compiled:
         compile_in_place(state.autoencoder)
-    networks = Networks(state.autoencoder, None, perceptual, torch.bfloat16, config.speed.channels_last)
+    networks = Networks(state.autoencoder, None, terms, torch.bfloat16, config.speed.channels_last)
     latent = case.image_size // downsampling(config.model)
     begin()
     for _ in range(STEPS):
@@ -83,7 +83,7 @@ def run_steps(case: Case, begin: Callable[[], None]) -> None:
             loss_scale=state.update.loss_scale,
             adversarial_factor=None,
         )
-        compute_gradients(networks, inputs, [1] * PASSES, config.loss)
+        compute_gradients(networks, inputs, [1] * PASSES)
         apply_update(state.optimizers, state.update, config.optim, fp16=False, empty=False)
         state.update_ema(config.optim.ema_decay)
 

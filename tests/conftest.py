@@ -1,5 +1,6 @@
 """Fixtures of many tests: a folder of small images, and the options of a run that takes seconds."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import torchvision  # noqa: F401  # before the hook, which would compile it agai
 from jaxtyping import install_import_hook
 from PIL import Image
 
+from vae.config.options import LossConfig
+
 # Tests check the annotations of vae.shapes. Not in the layers, because torch.compile would trace the checks,
 # and not in modules with Triton kernels, which Triton could not compile.
 CHECKED = ["model.autoencoder", "model.discriminator"]
-CHECKED += [f"losses.{name}" for name in ("adversarial", "kl", "perceptual", "reconstruction")]
+terms = [item.name.removesuffix("_weight") for item in fields(LossConfig) if "term" in item.metadata]
+CHECKED += [f"losses.{name}" for name in ("adversarial", *terms)]
 install_import_hook([f"vae.{name}" for name in CHECKED], "beartype.beartype")
 
 from tests.harness.runs import TINY  # noqa: E402

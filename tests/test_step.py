@@ -8,6 +8,7 @@ import torch
 
 from tests.harness.toy_networks import (
     ALL_LOSSES,
+    NO_LPIPS,
     gradients,
     plain_losses,
     relative_difference,
@@ -32,9 +33,9 @@ from vae.step import (
 
 def step_gradients(sizes, loss=ALL_LOSSES, inputs=None, **networks):
     """Gradients of the autoencoder and the discriminator, and the sums, of a step with passes of `sizes`."""
-    nets = toy_networks(**networks)
+    nets = toy_networks(loss=loss, **networks)
     inputs = inputs or toy_inputs(sum(sizes))
-    sums = compute_gradients(nets, inputs, sizes, loss)
+    sums = compute_gradients(nets, inputs, sizes)
     return gradients(nets.autoencoder), gradients(nets.discriminator), sums
 
 
@@ -83,10 +84,11 @@ def test_sums_are_over_images():
 
 def test_losses_without_a_backward_pass_are_the_same_bit_for_bit():
     nets, inputs = toy_networks(), toy_inputs(4)
-    found = forward_losses(nets, inputs, [3, 1], ALL_LOSSES)
+    found = forward_losses(nets, inputs, [3, 1])
     assert gradients(nets.autoencoder) == {}
-    with_backward = compute_gradients(nets, inputs, [3, 1], ALL_LOSSES)
-    assert set(found) == {"reconstruction", "mse", "perceptual", "kl"}
+    with_backward = compute_gradients(nets, inputs, [3, 1])
+    terms = (*nets.terms.image, *nets.terms.latent)
+    assert set(found) == {"mse", "reconstruction", "perceptual", "kl", *(term.name for term in terms)}
     for name, value in found.items():
         assert torch.equal(value, with_backward[name]), name
 
@@ -102,9 +104,9 @@ def test_squared_norms_of_micro_batches_add_up():
 
 def test_gradients_are_added_to_existing_ones():
     nets, inputs = toy_networks(), toy_inputs(2)
-    compute_gradients(nets, inputs, [2], ALL_LOSSES)
+    compute_gradients(nets, inputs, [2])
     once = gradients(nets.autoencoder)
-    compute_gradients(nets, inputs, [2], ALL_LOSSES)
+    compute_gradients(nets, inputs, [2])
     assert relative_difference(gradients(nets.autoencoder), {n: 2 * g for n, g in once.items()}) < 1e-12
 
 
@@ -119,7 +121,7 @@ def test_shared_pass_is_the_last_pass_of_each_network():
         seen.append("end")
 
     nets.autoencoder.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
-    compute_gradients(nets, inputs, [2, 1], ALL_LOSSES, shared_pass)
+    compute_gradients(nets, inputs, [2, 1], shared_pass)
     assert seen == [2, "begin", 1, "end", "begin", "end"]  # the autoencoder's, then the discriminator's
 
 
@@ -130,8 +132,8 @@ def test_images_are_fp32_until_the_networks_read_them():
     assert len(images.unique()) == 256
     assert (images.min(), images.max()) == (-1, 1)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        assert network_input(images, toy_networks(dtype, perceptual=False)).dtype == dtype
-    nets = toy_networks(torch.float32, perceptual=False, channels_last=True)
+        assert network_input(images, toy_networks(dtype, loss=NO_LPIPS)).dtype == dtype
+    nets = toy_networks(torch.float32, loss=NO_LPIPS, channels_last=True)
     assert network_input(images, nets).is_contiguous(memory_format=torch.channels_last)
 
 
@@ -256,10 +258,9 @@ def test_half_precision_gradients_are_close_to_fp32(dtype):
 def test_loss_scale_prevents_underflow_of_fp16_gradients():
     inputs = toy_inputs(2, factor=None)
     tiny = LossConfig(reconstruction_weight=1e-6, perceptual_weight=0.0, kl_weight=0.0)
-    options = {"dtype": torch.float16, "perceptual": False}
-    without_scale, _, _ = step_gradients([2], tiny, inputs, **options)
+    without_scale, _, _ = step_gradients([2], tiny, inputs, dtype=torch.float16)
     inputs.loss_scale = torch.tensor(LOSS_SCALE_START)
-    with_scale, _, _ = step_gradients([2], tiny, inputs, **options)
+    with_scale, _, _ = step_gradients([2], tiny, inputs, dtype=torch.float16)
     assert sum(float(g.abs().sum()) for g in without_scale.values()) == 0
     assert sum(float(g.abs().sum()) for g in with_scale.values()) > 0
 
@@ -269,6 +270,6 @@ def test_memory_layout_changes_only_rounding():
     nets, inputs = toy_networks(torch.float32, channels_last=True), toy_inputs(4)
     nets.autoencoder.to(memory_format=torch.channels_last)
     nets.discriminator.to(memory_format=torch.channels_last)
-    compute_gradients(nets, inputs, [2, 2], ALL_LOSSES)
+    compute_gradients(nets, inputs, [2, 2])
     assert relative_difference(gradients(nets.autoencoder), plain) < 1e-4  # fp32 sums in another order
     assert relative_difference(gradients(nets.discriminator), plain_disc) < 1e-4

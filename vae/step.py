@@ -4,18 +4,20 @@ Shapes: B images of this process and step, b images of one micro-batch, Z latent
 Every loss is a mean over the images of all processes, so micro-batches do not change the gradient.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vae.config.options import LossConfig, OptimConfig
+from vae.config.options import OptimConfig
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
-from vae.losses.kl import kl_per_pixel
 from vae.losses.reconstruction import reconstruction_loss
+from vae.losses.terms import LossTerms
 from vae.pixels import to_float
 
 LOSS_SCALE_START = 2.0**16  # fp16: start, growth and backoff as in PyTorch's GradScaler
@@ -26,11 +28,11 @@ SharedPass = Callable[[], AbstractContextManager[None]]
 
 @dataclass
 class Networks:
-    """The networks of a step, wrapped by DistributedDataParallel or not, and their compute dtype."""
+    """The networks of a step, wrapped by DistributedDataParallel or not, their loss and compute dtype."""
 
     autoencoder: nn.Module
     discriminator: nn.Module | None
-    perceptual: nn.Module | None
+    terms: LossTerms
     dtype: torch.dtype
     channels_last: bool
 
@@ -90,7 +92,6 @@ def compute_gradients(
     networks: Networks,
     inputs: StepInputs,
     sizes: list[int],
-    loss: LossConfig,
     shared_pass: SharedPass = nullcontext,
 ) -> dict[str, torch.Tensor]:
     """Add this step's gradients to .grad of all trained parameters; return sums over images, on the device.
@@ -99,14 +100,14 @@ def compute_gradients(
     network. The discriminator's gradients are computed before any weight changes. It gets the same detached
     reconstructions in either order, and this way a step that ran out of memory can restart.
     """
-    sums, recons = autoencoder_gradients(networks, inputs, sizes, loss, shared_pass)
+    sums, recons = autoencoder_gradients(networks, inputs, sizes, shared_pass)
     if inputs.adversarial_factor is not None:
         sums |= discriminator_gradients(networks, inputs, recons, sizes, shared_pass)
     return sums
 
 
 def autoencoder_gradients(
-    networks: Networks, inputs: StepInputs, sizes: list[int], loss: LossConfig, shared_pass: SharedPass
+    networks: Networks, inputs: StepInputs, sizes: list[int], shared_pass: SharedPass
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Gradients of all losses of the autoencoder; returns sums and detached reconstructions."""
     sums: dict[str, torch.Tensor] = {}
@@ -116,16 +117,18 @@ def autoencoder_gradients(
         with _one_pass(networks.autoencoder, index == len(sizes) - 1, shared_pass) as autoencoder:
             images = to_float(part)
             recon, mean, logvar = autoencoder(network_input(images, networks), noise)
-            grad_recon, terms = reconstruction_gradient(networks, recon.detach(), images, inputs, loss)
+            grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, inputs)
             if inputs.adversarial_factor is not None:
                 recons.append(recon.detach())
-            kl = kl_per_pixel(mean, logvar, images[0, 0].numel())  # (b,)
-            kl_term = kl.sum() * (loss.kl_weight * inputs.image_share) * inputs.loss_scale
             roots, gradients = [recon], [grad_recon]
-            if kl_term.requires_grad:  # false if the encoder is frozen
-                roots, gradients = [recon, kl_term], [grad_recon, torch.ones_like(kl_term)]
+            for term in networks.terms.latent:
+                value = term.function(mean, logvar, images[0, 0].numel())  # (b,)
+                root = value.sum() * (term.weight * inputs.image_share) * inputs.loss_scale
+                if root.requires_grad:  # false if the encoder is frozen
+                    roots, gradients = [*roots, root], [*gradients, torch.ones_like(root)]
+                values[term.name] = value.detach()
             torch.autograd.backward(roots, gradients)
-        _accumulate(sums, terms | {"kl": kl.detach()})
+        _accumulate(sums, values)
     return sums, recons
 
 
@@ -134,7 +137,6 @@ def forward_losses(
     networks: Networks,
     inputs: StepInputs,
     sizes: list[int],
-    loss: LossConfig,
     shared_pass: SharedPass = nullcontext,
 ) -> dict[str, torch.Tensor]:
     """The sums of `compute_gradients`, except adversarial ones, without a backward pass."""
@@ -144,28 +146,29 @@ def forward_losses(
         with _one_pass(networks.autoencoder, index == len(sizes) - 1, shared_pass) as autoencoder:
             images = to_float(part)
             recon, mean, logvar = autoencoder(network_input(images, networks), noise)
-        _, terms = _reconstruction_terms(networks, recon, images, loss)
-        _accumulate(sums, terms | {"kl": kl_per_pixel(mean, logvar, images[0, 0].numel())})
+        _, values = _image_terms(networks.terms, recon, images)
+        values |= {t.name: t.function(mean, logvar, images[0, 0].numel()) for t in networks.terms.latent}
+        _accumulate(sums, values)
     return sums
 
 
 def reconstruction_gradient(
-    networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs, loss: LossConfig
+    networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Gradient of the losses at the reconstruction; their graph is freed before the backward of the decoder.
 
-    `recon` (b, 3, H, W) is detached. Returns the gradient and the terms: (b,), or () for norms.
+    `recon` (b, 3, H, W) is detached. Returns the gradient and the values: (b,), or () for norms.
     """
     recon.requires_grad_()
-    total, terms = _reconstruction_terms(networks, recon, images, loss)
+    total, values = _image_terms(networks.terms, recon, images)
     scale = inputs.image_share * inputs.loss_scale
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
-        return grad, terms
-    adversarial_grad, terms["adversarial"] = adversarial_gradient(networks, recon, inputs)
-    terms["reconstruction_sq_norm"] = squared_norm(grad)
-    terms["adversarial_sq_norm"] = squared_norm(adversarial_grad)
-    return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), terms
+        return grad, values
+    adversarial_grad, values["adversarial"] = adversarial_gradient(networks, recon, inputs)
+    values["reconstruction_sq_norm"] = squared_norm(grad)
+    values["adversarial_sq_norm"] = squared_norm(adversarial_grad)
+    return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), values
 
 
 def adversarial_gradient(
@@ -180,20 +183,15 @@ def adversarial_gradient(
     return gradient, adversarial.detach()
 
 
-def _reconstruction_terms(
-    networks: Networks, recon: torch.Tensor, images: torch.Tensor, loss: LossConfig
+def _image_terms(
+    terms: LossTerms, recon: torch.Tensor, images: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The weighted sum of the losses that compare images, and each of them, detached: (b,)."""
-    pixel = reconstruction_loss(recon, images, loss.reconstruction_loss)
-    total = loss.reconstruction_weight * pixel
-    terms = {"reconstruction": pixel.detach()}
+    """The weighted sum of the image terms, and each of them and the mean squared error, detached: (b,)."""
     with torch.no_grad():
-        terms["mse"] = reconstruction_loss(recon, images, "mse")
-    if networks.perceptual is not None:
-        perceptual = networks.perceptual(recon, images)
-        total = total + loss.perceptual_weight * perceptual
-        terms["perceptual"] = perceptual.detach()
-    return total, terms
+        mse = reconstruction_loss(recon, images, "mse")
+    values = {term.name: term.function(recon, images) for term in terms.image}
+    total = reduce(operator.add, [term.weight * values[term.name] for term in terms.image])
+    return total, {"mse": mse} | {name: value.detach() for name, value in values.items()}
 
 
 def discriminator_gradients(

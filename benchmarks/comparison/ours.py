@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.comparison.work import SEED, Work
 from vae.config.options import OptimConfig
-from vae.losses.perceptual import build_perceptual
+from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
@@ -34,8 +34,8 @@ class Ours:
         set_recompute(autoencoder, recompute)
         if discriminator is not None:
             discriminator.to(device, memory_format=layout)
-        perceptual = build_perceptual("random", None, dtype, device) if work.perceptual else None
-        self.networks = Networks(autoencoder, discriminator, perceptual, dtype, channels_last)
+        terms = build_terms(work.loss, dtype, device)
+        self.networks = Networks(autoencoder, discriminator, terms, dtype, channels_last)
         self.inputs = StepInputs(
             images=work.images(device),
             noise=work.noise(device),
@@ -56,7 +56,7 @@ class Ours:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Forward, losses and backward; returns the sums of the loss terms."""
-        return compute_gradients(self.networks, self.inputs, self.sizes, self.work.loss)
+        return compute_gradients(self.networks, self.inputs, self.sizes)
 
     def step(self) -> None:
         """One whole step: gradients, clipping, update."""

@@ -36,6 +36,7 @@ from benchmarks.comparison.cuda_rules import CudaRules
 from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.work import PERCEPTUAL_SCALE, Work
 from vae.interop.diffusers_folder import diffusers_config
+from vae.losses.perceptual import lpips_of
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,8 @@ def build_vae(work: Work, source: Ours, device: torch.device, variant: Variant) 
 
 def build_lpips(source: Ours, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The network of the lpips package with our weights."""
-    perceptual = source.networks.perceptual
+    perceptual = lpips_of(source.networks.terms)
+    assert perceptual is not None
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package uses a deprecated call of torchvision
         package = lpips.LPIPS(net="vgg", pretrained=False, pnet_rand=True, verbose=False)

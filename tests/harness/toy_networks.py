@@ -1,25 +1,28 @@
 """Networks and inputs of one step that takes milliseconds, and the plain formulas of its losses."""
 
+from dataclasses import fields, replace
 from functools import cache
 
 import torch
 
 from vae.config.options import LossConfig, ModelConfig
-from vae.losses.perceptual import PerceptualLoss, build_perceptual
+from vae.losses.perceptual import PerceptualLoss, build_perceptual, lpips_of
+from vae.losses.terms import LossTerms, build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.step import Networks, StepInputs
 
 MODEL = ModelConfig(channels=(8, 16), layers_per_block=1, norm_groups=4, z_channels=4)
-ALL_LOSSES = LossConfig(
-    perceptual_weight=0.7, perceptual_net="random", kl_weight=0.25, adversarial_weight=0.5
-)
+TERM_WEIGHTS = [item.name for item in fields(LossConfig) if "term" in item.metadata]
+ALL_TERMS = LossConfig(**{name: 0.7 for name in TERM_WEIGHTS}, perceptual_net="random")
+ALL_LOSSES = replace(ALL_TERMS, reconstruction_weight=1.0, kl_weight=0.25, adversarial_weight=0.5)
+NO_LPIPS = replace(ALL_LOSSES, perceptual_weight=0.0)
 
 
 def toy_networks(
     dtype: torch.dtype = torch.float64,
     *,
-    perceptual: bool = True,
+    loss: LossConfig = ALL_LOSSES,
     discriminator: bool = True,
     channels_last: bool = False,
     model: ModelConfig = MODEL,
@@ -30,10 +33,17 @@ def toy_networks(
     return Networks(
         AutoencoderKL(model).to(weights_dtype),
         Discriminator(8, 2).to(weights_dtype) if discriminator else None,
-        random_lpips(dtype) if perceptual else None,
+        toy_terms(loss, dtype),
         dtype,
         channels_last,
     )
+
+
+def toy_terms(loss: LossConfig, dtype: torch.dtype) -> LossTerms:
+    """The terms of `loss` on the CPU, with `random_lpips`."""
+    terms = build_terms(loss, dtype, "meta")
+    on_cpu = [t._replace(function=random_lpips(dtype)) if t.name == "perceptual" else t for t in terms.image]
+    return terms._replace(image=tuple(on_cpu))
 
 
 @cache
@@ -78,7 +88,7 @@ def plain_losses(
     networks: Networks, inputs: StepInputs, loss: LossConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses of the autoencoder and the discriminator, from plain formulas in one graph."""
-    model, trunk = networks.autoencoder, networks.perceptual
+    model, trunk = networks.autoencoder, lpips_of(networks.terms)
     images = (inputs.images.float() / 127.5 - 1).double()  # the step converts images to fp32 first
     mean, logvar = model.encoder(images).chunk(2, dim=1)
     latents = mean + (logvar / 2).exp() * inputs.noise
@@ -101,6 +111,9 @@ def plain_losses(
         + loss.kl_weight * kl
         + inputs.adversarial_factor * adversarial
     )
+    for term in networks.terms.image:
+        if term.name not in ("reconstruction", "perceptual"):  # the tests of the others check their formulas
+            total = total + term.weight * term.function(recon, images).mean()
     real, fake = networks.discriminator(images), networks.discriminator(recon.detach())
     hinge = ((1 - real).clamp(min=0).mean() + (1 + fake).clamp(min=0).mean()) / 2
     return total, hinge

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests.harness.operations import in_bands
+from tests.harness.toy_networks import ALL_LOSSES
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
 from vae.losses import feature_distance_torch
-from vae.losses.perceptual import build_perceptual
+from vae.losses.terms import build_terms
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepSpec, choose_step, fastest_level, largest_count, step_memory
 from vae.model.autoencoder import AutoencoderKL
@@ -21,7 +22,7 @@ from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gr
 
 MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
 PIXELS_ONLY = LossConfig(perceptual_weight=0.0)
-ALL = LossConfig(perceptual_net="random", adversarial_weight=0.5, disc_channels=8, disc_layers=2)
+ALL = replace(ALL_LOSSES, disc_channels=8, disc_layers=2)
 SPEC = StepSpec(
     model=MODEL,
     loss=PIXELS_ONLY,
@@ -46,12 +47,11 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
         model = AutoencoderKL(spec.model).to(memory_format=layout)
         set_recompute(model, spec.recompute)
         ema = AutoencoderKL(spec.model) if spec.ema else None
-        networks = Networks(model, None, None, spec.dtype, spec.channels_last)
+        terms = build_terms(spec.loss, spec.dtype, "cpu")
+        networks = Networks(model, None, terms, spec.dtype, spec.channels_last)
         if spec.loss.adversarial_weight:
             networks.discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
             networks.discriminator.to(memory_format=layout)
-        if spec.loss.perceptual_weight:
-            networks.perceptual = build_perceptual("random", None, spec.dtype, "cpu")
         optimizers = build_optimizers(
             model, networks.discriminator, OptimConfig(optimizer=spec.optimizer), spec.loss
         )
@@ -67,7 +67,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
         sizes = micro_batch_sizes(spec.batch, micro_batch, distributed=False)
         for _ in range(2):
             before = counter.peak = counter.current
-            compute_gradients(networks, inputs, sizes, spec.loss)
+            compute_gradients(networks, inputs, sizes)
             apply_update(optimizers, state, OptimConfig(), fp16=False, empty=False)
         assert ema is None or ema.config is spec.model
         return before, counter.peak - before

@@ -15,7 +15,7 @@ from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
 from vae.gpus import CARDS, lookup_card
 from vae.host import GIB
-from vae.losses.perceptual import build_perceptual
+from vae.losses.terms import build_terms
 from vae.memory import plan_table
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
@@ -273,15 +273,13 @@ def counted(profile: str, micro_batch: int, recompute: str) -> int:
             torch.ones(()),
             None,
         )
-    perceptual = None
-    if config.loss.perceptual_weight:
-        perceptual = build_perceptual("vgg", None, torch.bfloat16, torch.device("meta"))
-    networks = Networks(autoencoder, None, perceptual, torch.bfloat16, channels_last=True)
+    terms = build_terms(config.loss, torch.bfloat16, "meta")
+    networks = Networks(autoencoder, None, terms, torch.bfloat16, channels_last=True)
     with LiveBytes() as counter:
-        compute_gradients(networks, inputs, micro_batch_sizes(images, micro_batch, False), config.loss)
+        compute_gradients(networks, inputs, micro_batch_sizes(images, micro_batch, False))
     weights = sum(p.nbytes for p in autoencoder.parameters())
-    lpips = sum(t.nbytes for t in [*perceptual.parameters(), *perceptual.buffers()]) if perceptual else 0
-    resident = 4 * weights + lpips  # with the EMA weights and both moments of AdamW
+    frozen = sum(t.nbytes for n in terms.networks() for t in [*n.parameters(), *n.buffers()])
+    resident = 4 * weights + frozen  # with the EMA weights and both moments of AdamW
     return counter.peak + resident + inputs.images.nbytes + inputs.noise.nbytes + CUDA_RESERVE
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.harness.operations import in_bands
 from tests.harness.toy_networks import (
     ALL_LOSSES,
+    NO_LPIPS,
     gradients,
     plain_losses,
     relative_difference,
@@ -65,10 +66,10 @@ def level_gradients(
     channels_last: bool = False,
 ) -> tuple[Gradients, Gradients]:
     """Gradients of the autoencoder and the discriminator of one adversarial step at a recompute level."""
-    networks = networks_at(level, dtype=dtype, channels_last=channels_last)
+    networks = networks_at(level, dtype=dtype, channels_last=channels_last, loss=loss)
     if channels_last:
         networks.autoencoder.to(memory_format=torch.channels_last)
-    compute_gradients(networks, inputs or toy_inputs(4, SIZE, model=DEEP), [3, 1], loss)
+    compute_gradients(networks, inputs or toy_inputs(4, SIZE, model=DEEP), [3, 1])
     return gradients(networks.autoencoder), gradients(networks.discriminator)
 
 
@@ -140,7 +141,7 @@ def projected_gradients(level: str, dtype: torch.dtype, seed: int) -> Gradients:
     image, latent = (1, 3, 64, 64), (1, DEEP.z_channels, 16, 16)
     shapes = [image, latent, image, latent, latent]
     images, noise, *directions = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
-    model = networks_at(level, dtype=dtype, perceptual=False, discriminator=False).autoencoder
+    model = networks_at(level, dtype=dtype, loss=NO_LPIPS, discriminator=False).autoencoder
     outputs = model(images.to(dtype), noise.to(torch.promote_types(dtype, torch.float32)))
     sum((out * way.to(out.dtype)).sum() for out, way in zip(outputs, directions, strict=True)).backward()
     return gradients(model)
@@ -191,7 +192,7 @@ def test_odd_sizes_and_single_images(level, shape):
     images = torch.randn(batch, 3, height, width, generator=generator, dtype=torch.float64)
     results = []
     for name in ("none", level):
-        model = networks_at(name, perceptual=False, discriminator=False).autoencoder
+        model = networks_at(name, loss=NO_LPIPS, discriminator=False).autoencoder
         recon, mean, logvar = model(images)
         (recon.square().sum() + mean.sum() + logvar.sum()).backward()
         results.append(gradients(model))
@@ -203,7 +204,7 @@ def test_result_without_gradients_is_the_same(level):
     images = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         results = [
-            networks_at(name, perceptual=False, discriminator=False).autoencoder(images)
+            networks_at(name, loss=NO_LPIPS, discriminator=False).autoencoder(images)
             for name in ("none", level)
         ]
     for found, expected in zip(*results[::-1], strict=True):
@@ -215,7 +216,7 @@ def test_every_level_supports_a_frozen_encoder():
     for level in RECOMPUTE:
         networks = networks_at(level)
         networks.autoencoder.freeze_encoder()
-        compute_gradients(networks, toy_inputs(2, SIZE, model=DEEP), [2], ALL_LOSSES)
+        compute_gradients(networks, toy_inputs(2, SIZE, model=DEEP), [2])
         results.append(gradients(networks.autoencoder))
     assert all(name.startswith(("decoder", "post_quant")) for name in results[0])
     for found in results[1:]:

@@ -25,7 +25,7 @@ from vae.config.recipes import RECIPES  # noqa: E402
 from vae.config.resolve import resolve  # noqa: E402
 from vae.gpus import lookup_card  # noqa: E402
 from vae.host import GIB  # noqa: E402
-from vae.losses.perceptual import build_perceptual  # noqa: E402
+from vae.losses.terms import build_terms  # noqa: E402
 from vae.memory.available import available_bytes, limit_memory  # noqa: E402
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory  # noqa: E402
 from vae.memory.plan_table import DRIVER_AND_CONTEXT_GIB  # noqa: E402
@@ -74,18 +74,17 @@ class Built:
 
 def build(config: Config, dtype: torch.dtype) -> Built:
     """The networks and optimizers of vae.training.state, without initial weights."""
-    discriminator = perceptual = None
+    discriminator = None
     with torch.device("meta"):
         autoencoder = AutoencoderKL(config.model)
         if config.loss.adversarial_weight > 0:
             discriminator = Discriminator(config.loss.disc_channels, config.loss.disc_layers)
-        if config.loss.perceptual_weight > 0:
-            perceptual = build_perceptual("vgg", None, dtype, torch.device("meta"))
     for network in filter(None, (autoencoder, discriminator)):
         network.to_empty(device=DEVICE).to(memory_format=torch.channels_last)
-    if perceptual is not None:
-        perceptual.to_empty(device=DEVICE).requires_grad_(False)
-    networks = Networks(autoencoder, discriminator, perceptual, dtype, channels_last=True)
+    terms = build_terms(config.loss, dtype, "meta")
+    for network in terms.networks():
+        network.to_empty(device=DEVICE).requires_grad_(False)
+    networks = Networks(autoencoder, discriminator, terms, dtype, channels_last=True)
     optimizers = build_optimizers(autoencoder, discriminator, config.optim, config.loss)
     update = UpdateState.begin(DEVICE, fp16=dtype == torch.float16)
     return Built(autoencoder, copy.deepcopy(autoencoder).requires_grad_(False), networks, optimizers, update)
@@ -153,7 +152,7 @@ def _inputs(config: Config, built: Built) -> StepInputs:
 
 def _step(config: Config, built: Built, inputs: StepInputs, settings: StepSettings) -> None:
     dist = Distributed(0, 1, DEVICE)
-    gradients_with_oom_retry(built.networks, inputs, config.loss, settings, dist, "resume")
+    gradients_with_oom_retry(built.networks, inputs, settings, dist, "resume")
     fp16 = built.networks.dtype == torch.float16
     optimizers = built.optimizers if inputs.adversarial_factor is not None else built.optimizers[:1]
     apply_update(optimizers, built.update, config.optim, fp16, empty=False)

@@ -12,6 +12,7 @@ import pytest
 import train_vae
 from launchers.menu import MENU
 from tests.harness.runs import ROOT
+from tests.harness.toy_networks import TERM_WEIGHTS
 from vae.config.flags import command_words
 from vae.config.prepare_flags import CONFIG_OF
 from vae.config.recipes import RECIPES
@@ -173,7 +174,8 @@ def test_every_metric_of_a_run_is_documented(tiny):
     """Uses a run with every loss term; metrics of a GPU, of shards and of several processes are added."""
     given = {
         **tiny,
-        **{"perceptual_weight": 1.0, "perceptual_net": "random", "log_freq": 1},
+        **{name: 1.0 for name in TERM_WEIGHTS},
+        **{"perceptual_net": "random", "log_freq": 1},
         **{"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8, "smoke_steps": 2},
     }
     assert train_vae.main(command_words(given)) == 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.harness.toy_networks import ALL_LOSSES, gradients, toy_inputs, toy_networks
+from tests.harness.toy_networks import gradients, toy_inputs, toy_networks
 from tests.harness.training_runs import assert_same, records, train_on_two_processes, train_short
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.losses.adversarial import generator_loss
@@ -29,11 +29,13 @@ def ratio(sq_norms: torch.Tensor) -> float:
 def test_norms_equal_those_of_one_graph(level):
     nets, inputs = toy_networks(), toy_inputs(3)
     set_recompute(nets.autoencoder, level)
-    found = last_layer_sq_norms(nets, inputs, ALL_LOSSES)
+    found = last_layer_sq_norms(nets, inputs)
     images, weight = to_float(inputs.images), nets.autoencoder.decoder.conv_out.weight
     recon, _, _ = nets.autoencoder(images.double(), inputs.noise)
     pixels = (recon - images).abs().mean(dim=(1, 2, 3))
-    others = (pixels + ALL_LOSSES.perceptual_weight * nets.perceptual(recon, images)).mean()
+    others = pixels.mean()
+    for term in nets.terms.image[1:]:
+        others = others + term.weight * term.function(recon, images).mean()
     adversarial = generator_loss(nets.discriminator(recon)).mean()
     norms = [torch.autograd.grad(loss, weight, retain_graph=True)[0].norm() for loss in (others, adversarial)]
     # the pixel loss of the step is fp32
@@ -42,16 +44,16 @@ def test_norms_equal_those_of_one_graph(level):
 
 def test_measuring_changes_nothing_and_a_loss_scale_cancels():
     nets, inputs = toy_networks(), toy_inputs()
-    compute_gradients(nets, inputs, [4], ALL_LOSSES)
+    compute_gradients(nets, inputs, [4])
     before = [gradients(network) for network in (nets.autoencoder, nets.discriminator)]
-    found = last_layer_sq_norms(nets, inputs, ALL_LOSSES)
+    found = last_layer_sq_norms(nets, inputs)
     assert_same([gradients(network) for network in (nets.autoencoder, nets.discriminator)], before, "grad")
     assert not any(module._forward_hooks for module in nets.autoencoder.modules())
-    scaled = last_layer_sq_norms(nets, replace(inputs, loss_scale=torch.tensor(2.0**10)), ALL_LOSSES)
+    scaled = last_layer_sq_norms(nets, replace(inputs, loss_scale=torch.tensor(2.0**10)))
     assert ratio(scaled) == pytest.approx(ratio(found), rel=1e-6)
     without_images = replace(inputs, image_share=0.0)  # a process whose images were all unusable
-    assert last_layer_sq_norms(nets, without_images, ALL_LOSSES).tolist() == [0, 0]
-    assert ratio(last_layer_sq_norms(toy_networks(torch.bfloat16), inputs, ALL_LOSSES)) == pytest.approx(
+    assert last_layer_sq_norms(nets, without_images).tolist() == [0, 0]
+    assert ratio(last_layer_sq_norms(toy_networks(torch.bfloat16), inputs)) == pytest.approx(
         ratio(found),
         rel=0.05,  # bf16 has 8 bits, and the norms are sums of many rounded values
     )
@@ -67,7 +69,7 @@ def test_measuring_needs_less_memory_than_a_step_of_one_image(level, size):
     )
     networks, inputs = _meta_networks(spec), _meta_inputs(spec, 1)
     with LiveBytes() as counter:
-        last_layer_sq_norms(networks, inputs, loss)
+        last_layer_sq_norms(networks, inputs)
     assert counter.peak < step_memory(spec, 1).working
 
 

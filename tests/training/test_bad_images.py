@@ -33,9 +33,9 @@ def test_corrupt_image_is_skipped_and_reported_once(options, tmp_path, monkeypat
     (bad,) = damage(options, 1)
     batches = []
 
-    def spy(networks, inputs, sizes, loss, shared_pass):
+    def spy(networks, inputs, sizes, shared_pass):
         batches.append((inputs.images.clone(), inputs.image_share))
-        return compute_gradients(networks, inputs, sizes, loss, shared_pass)
+        return compute_gradients(networks, inputs, sizes, shared_pass)
 
     monkeypatch.setattr("vae.training.oom_retry.compute_gradients", spy)
     assert train({**options, "num_epochs": 3, "max_bad_fraction": 0.1}) == 0

@@ -13,7 +13,7 @@ import torch
 
 from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.runs import ROOT
-from tests.harness.toy_networks import ALL_LOSSES, gradients, toy_inputs, toy_networks
+from tests.harness.toy_networks import NO_LPIPS, gradients, toy_inputs, toy_networks
 from tests.null_gpu.build import environment, why_not
 from vae.config.errors import UserError
 from vae.config.options import SpeedConfig
@@ -58,7 +58,7 @@ class Recorder:
 
 @pytest.fixture
 def networks():
-    return toy_networks(perceptual=False)
+    return toy_networks(loss=NO_LPIPS)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def inputs_of(step: int, batch: int = 4) -> StepInputs:
 
 def step_of(compute, networks, inputs, sizes):
     clear_gradients(networks)
-    sums = compute(networks, inputs, sizes, ALL_LOSSES)
+    sums = compute(networks, inputs, sizes)
     return sums, [gradients(network) for network in trained_networks(networks)]
 
 
@@ -115,7 +115,7 @@ def test_measuring_the_ratio_at_the_last_layer_keeps_the_graph(networks, recorde
     graph = StepGraph()
     for step in range(WARMUP_STEPS + 3):
         found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
-        last_layer_sq_norms(networks, inputs_of(step, batch=1), ALL_LOSSES)
+        last_layer_sq_norms(networks, inputs_of(step, batch=1))
     assert (recorder.captures, recorder.replays) == (1, 3)
     assert_equal(found, step_of(compute_gradients, networks, inputs_of(step), SIZES))
 
@@ -141,7 +141,7 @@ def test_out_of_memory_beside_a_graph_only_ends_the_graph(networks, recorder, mo
 
     def step(inputs):
         clear_gradients(networks)
-        gradients_with_oom_retry(networks, inputs, ALL_LOSSES, settings, dist, "resume")
+        gradients_with_oom_retry(networks, inputs, settings, dist, "resume")
 
     for index in range(WARMUP_STEPS + 1):
         step(inputs_of(index))
@@ -198,7 +198,7 @@ def test_a_graph_without_a_card_is_an_error(tiny):
 
 PROGRAM = """
 import json, os, torch
-from tests.harness.toy_networks import ALL_LOSSES, toy_inputs, toy_networks
+from tests.harness.toy_networks import toy_inputs, toy_networks
 from tests.null_gpu.counters import Counters
 from tests.training.test_cuda_graph import on_cuda
 from vae.training.cuda_graph import StepGraph
@@ -208,7 +208,7 @@ networks, inputs = on_cuda(torch.bfloat16)
 graph, counts = StepGraph(), []
 for _ in range(5):
     before = Counters.now()
-    graph.gradients(networks, inputs, [2, 2], ALL_LOSSES)
+    graph.gradients(networks, inputs, [2, 2])
     counts.append(vars(Counters.now().since(before)))
     for network in (networks.autoencoder, networks.discriminator):
         network.zero_grad(set_to_none=True)
@@ -224,7 +224,7 @@ os._exit(0)
 def on_cuda(dtype: torch.dtype) -> tuple[Networks, StepInputs]:
     """The toy networks and a step's inputs on the card."""
     networks = toy_networks(dtype, channels_last=True)
-    for network in (networks.autoencoder, networks.discriminator, networks.perceptual):
+    for network in (networks.autoencoder, networks.discriminator, *networks.terms.networks()):
         network.to("cuda")
     inputs = toy_inputs()
     moved = {

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tests.harness.runs import TINY
-from tests.harness.toy_networks import relative_difference
+from tests.harness.toy_networks import NO_LPIPS, relative_difference, toy_terms
 from tests.harness.training_runs import (
     ONE_PROCESS,
     first_moments,
@@ -246,8 +246,8 @@ def test_decoder_gradients_do_not_depend_on_the_frozen_encoder(level):
     )
     gradients = []
     for _ in range(2):  # all parts, then the decoder alone
-        networks = Networks(model, None, None, torch.float32, False)
-        compute_gradients(networks, inputs, [1, 1], LossConfig(perceptual_weight=0.0))
+        networks = Networks(model, None, toy_terms(NO_LPIPS, torch.float32), torch.float32, False)
+        compute_gradients(networks, inputs, [1, 1])
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
         model.zero_grad(set_to_none=True)
         model.freeze_encoder()

@@ -25,11 +25,11 @@ def options(image_folder, tmp_path) -> dict:
 
 def norms(size: int, loss: LossConfig) -> float:
     """The norm of the gradient of the encoder, for an image that repeats every 32 px."""
-    networks, inputs = toy_networks(perceptual=False, discriminator=False), toy_inputs(1, 32, factor=None)
+    networks, inputs = toy_networks(loss=loss, discriminator=False), toy_inputs(1, 32, factor=None)
     tiles = size // 32
     inputs.images = inputs.images.tile(1, 1, tiles, tiles)
     inputs.noise = inputs.noise.tile(1, 1, tiles, tiles)
-    compute_gradients(networks, inputs, [1], loss)
+    compute_gradients(networks, inputs, [1])
     parts = [g for name, g in gradients(networks.autoencoder).items() if name.startswith("encoder")]
     return torch.cat([part.flatten() for part in parts]).norm().item()
 

@@ -17,6 +17,8 @@ from tests.harness.runs import ROOT
 from tests.harness.toy_networks import (
     ALL_LOSSES,
     MODEL,
+    NO_LPIPS,
+    TERM_WEIGHTS,
     gradients,
     random_lpips,
     relative_difference,
@@ -27,6 +29,7 @@ from tests.harness.training_runs import last_checkpoint, records
 from vae.config.options import Config, LossConfig, OptimConfig, all_options
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.losses.kl import kl_divergence
+from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.step import (
@@ -52,9 +55,9 @@ ADVERSARIAL = {
 
 
 def test_lpips_alone_gives_the_decoder_a_gradient():
-    nets, inputs = toy_networks(torch.float32), toy_inputs(2, factor=None)
     only = LossConfig(reconstruction_weight=0.0, kl_weight=0.0, perceptual_weight=1.0)
-    compute_gradients(nets, inputs, [2], only)
+    nets, inputs = toy_networks(torch.float32, loss=only), toy_inputs(2, factor=None)
+    compute_gradients(nets, inputs, [2])
     found = gradients(nets.autoencoder)
     # the bias of the keys cancels in the softmax, so its gradient is 0
     zero = [n for n, g in found.items() if g.abs().max() == 0 and not n.endswith("to_k.bias")]
@@ -67,7 +70,7 @@ def test_lpips_alone_gives_the_decoder_a_gradient():
 
 def test_discriminator_loss_gives_the_autoencoder_no_gradient():
     nets, inputs = toy_networks(), toy_inputs(2)
-    _, recons = autoencoder_gradients(nets, inputs, [1, 1], ALL_LOSSES, nullcontext)
+    _, recons = autoencoder_gradients(nets, inputs, [1, 1], nullcontext)
     assert not any(recon.requires_grad for recon in recons)
     before = gradients(nets.autoencoder)
     discriminator_gradients(nets, inputs, recons, [1, 1], nullcontext)
@@ -77,10 +80,10 @@ def test_discriminator_loss_gives_the_autoencoder_no_gradient():
 
 def test_autoencoder_losses_give_the_discriminator_no_gradient():
     nets = toy_networks()
-    sums, _ = autoencoder_gradients(nets, toy_inputs(2), [1, 1], ALL_LOSSES, nullcontext)
+    sums, _ = autoencoder_gradients(nets, toy_inputs(2), [1, 1], nullcontext)
     assert "adversarial" in sums
     assert gradients(nets.discriminator) == {}
-    assert gradients(nets.perceptual) == {}
+    assert gradients(lpips_of(nets.terms)) == {}
 
 
 # --- weights cast to bf16 after the optimizer was built ---------------------------------------------
@@ -89,11 +92,10 @@ def test_autoencoder_losses_give_the_discriminator_no_gradient():
 def test_small_update_is_not_lost_with_bf16():
     update = 4.5e-6
     assert torch.tensor(0.5).bfloat16() - update == torch.tensor(0.5).bfloat16()  # a bf16 weight loses it
-    nets = toy_networks(torch.bfloat16, perceptual=False, discriminator=False)
+    nets = toy_networks(torch.bfloat16, loss=NO_LPIPS, discriminator=False)
     nn.init.constant_(nets.autoencoder.decoder.conv_out.weight, 0.5)
     optimizer = torch.optim.AdamW(nets.autoencoder.parameters(), update, weight_decay=0.0, fused=True)
-    plain = LossConfig(perceptual_weight=0.0)
-    compute_gradients(nets, toy_inputs(2, factor=None), [2], plain)
+    compute_gradients(nets, toy_inputs(2, factor=None), [2])
     state = UpdateState.begin(torch.device("cpu"), fp16=False)
     apply_update([optimizer], state, OptimConfig(), fp16=False, empty=False)
     weight = nets.autoencoder.decoder.conv_out.weight
@@ -114,11 +116,11 @@ def test_bf16_run_saves_fp32_weights_and_moments(tiny, tmp_path):
 # --- a loss term that is computed and never added ---------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["reconstruction_weight", "perceptual_weight", "kl_weight"])
+@pytest.mark.parametrize("name", TERM_WEIGHTS)
 def test_each_loss_weight_changes_the_gradient(name):
     def found(loss):
-        nets = toy_networks(torch.float64)
-        compute_gradients(nets, toy_inputs(2), [2], loss)
+        nets = toy_networks(torch.float64, loss=loss)
+        compute_gradients(nets, toy_inputs(2), [2])
         return gradients(nets.autoencoder)
 
     assert relative_difference(found(replace(ALL_LOSSES, **{name: 0.0})), found(ALL_LOSSES)) > 1e-3
@@ -189,14 +191,14 @@ def test_kl_is_summed_over_the_latents_and_averaged_over_images():
         assert float(found[image]) == pytest.approx(float(exact), rel=1e-6)
 
     def gradient(batch):  # of the KL term alone; repeated images have the same mean
-        nets, inputs = toy_networks(), toy_inputs(2, factor=None)
+        only = LossConfig(reconstruction_weight=0.0, perceptual_weight=0.0, kl_weight=1.0)
+        nets, inputs = toy_networks(loss=only), toy_inputs(2, factor=None)
         inputs.images, inputs.noise = (
             inputs.images.repeat(batch, 1, 1, 1),
             inputs.noise.repeat(batch, 1, 1, 1),
         )
         inputs.image_share = 1 / (2 * batch)
-        only = LossConfig(reconstruction_weight=0.0, perceptual_weight=0.0, kl_weight=1.0)
-        compute_gradients(replace(nets, perceptual=None), inputs, [2 * batch], only)
+        compute_gradients(nets, inputs, [2 * batch])
         return {name: g for name, g in gradients(nets.autoencoder).items() if name.startswith("encoder")}
 
     assert relative_difference(gradient(3), gradient(1)) < 1e-12
@@ -290,7 +292,7 @@ def test_every_option_is_read_somewhere():
 def test_each_pass_calls_the_wrapped_network_once(monkeypatch):
     """The wrapper sums the gradients of all processes, so encode and decode must not bypass it."""
     nets, inputs = (
-        toy_networks(torch.float32, perceptual=False, discriminator=False),
+        toy_networks(torch.float32, loss=NO_LPIPS, discriminator=False),
         toy_inputs(4, factor=None),
     )
     calls = []
@@ -311,5 +313,5 @@ def test_each_pass_calls_the_wrapped_network_once(monkeypatch):
             AutoencoderKL, name, lambda self, *a, _f=original, _n=name: (calls.append(_n), _f(self, *a))[1]
         )
     nets.autoencoder = Wrapper()
-    compute_gradients(nets, inputs, [2, 2], LossConfig(perceptual_weight=0.0))
+    compute_gradients(nets, inputs, [2, 2])
     assert calls == ["forward", "encode", "decode"] * 2

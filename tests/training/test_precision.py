@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.toy_networks import gradients, relative_difference, toy_networks
+from tests.harness.toy_networks import NO_LPIPS, gradients, relative_difference, toy_networks
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
 from vae import device
 from vae.config.errors import UserError
@@ -121,7 +121,7 @@ def test_compiled_networks_have_the_same_losses(tiny, tmp_path, capsys):
 
 def saved_bytes_and_gradients(level: str, compiled: bool) -> tuple[int, dict[str, torch.Tensor]]:
     """Bytes that forward saves for backward at a recompute level, and the gradients of the network."""
-    network = toy_networks(torch.float32, perceptual=False, discriminator=False, model=MODEL).autoencoder
+    network = toy_networks(torch.float32, loss=NO_LPIPS, discriminator=False, model=MODEL).autoencoder
     set_recompute(network, level)
     if compiled:  # partitions forward and backward like inductor, but generates no code
         compile_in_place(network, backend="aot_eager_decomp_partition")

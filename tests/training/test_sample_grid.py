@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
-from tests.harness.toy_networks import MODEL, toy_networks
+from tests.harness.toy_networks import MODEL, NO_LPIPS, toy_networks
 from tests.harness.training_runs import train_short
 from vae.config.errors import DataError
 from vae.model.autoencoder import AutoencoderKL
@@ -34,7 +34,7 @@ def random_images(count: int, side: int) -> torch.Tensor:
 
 def grid_of(images: torch.Tensor) -> np.ndarray:
     torch.manual_seed(0)
-    networks = toy_networks(torch.float32, perceptual=False, discriminator=False)
+    networks = toy_networks(torch.float32, loss=NO_LPIPS, discriminator=False)
     return sample_grid(AutoencoderKL(MODEL), networks, images)
 
 

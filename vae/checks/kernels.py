@@ -13,6 +13,7 @@ from torch import Tensor
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.device import precision_support
 from vae.kernel_check import TOLERANCE, run_tests
+from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
 from vae.ops.library import REPLACED, compile_cache_tag, runs_kernels
@@ -162,7 +163,7 @@ def _tiny_step(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, bool]:
     """All gradients of one seeded step in one vector, and whether the update changed the weights."""
     torch.manual_seed(0)
     autoencoder = AutoencoderKL(TINY).to(device)
-    networks = Networks(autoencoder, None, None, dtype, channels_last=True)
+    networks = Networks(autoencoder, None, build_terms(PIXELS_ONLY, dtype, device), dtype, channels_last=True)
     generator = torch.Generator().manual_seed(5)
     latent = 32 // downsampling(TINY)
     inputs = StepInputs(
@@ -173,7 +174,7 @@ def _tiny_step(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, bool]:
         adversarial_factor=None,
     )
     optimizer = torch.optim.AdamW(autoencoder.parameters(), lr=1e-3, fused=True)
-    compute_gradients(networks, inputs, [2, 1], PIXELS_ONLY)
+    compute_gradients(networks, inputs, [2, 1])
     gradients = []
     for parameter in autoencoder.parameters():
         assert parameter.grad is not None

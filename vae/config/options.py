@@ -31,6 +31,15 @@ def option(
     return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar, **limits})
 
 
+def term_weight(default: float, help: str, term: str, *, always: bool = False) -> Any:
+    """The weight of a term of the training loss: NAME_weight is that of `vae/losses/NAME.py`.
+
+    `term` is "image" or "latent", as in `LossTerms`. With weight 0 the term is not computed, unless `always`.
+    """
+    item = option(default, help, at_least=0)
+    return field(default=default, metadata={**item.metadata, "term": term, "always": always})
+
+
 def device_option(purpose: str) -> Any:
     """--device of every script that computes."""
     return option("auto", f"device {purpose}; auto: cuda if available", choices=("auto", "cuda", "cpu"))
@@ -226,8 +235,8 @@ class LossConfig:
     reconstruction_loss: str = option(
         "l1", "per-pixel loss, averaged over pixel values in [-1, 1]", choices=("l1", "mse")
     )
-    reconstruction_weight: float = option(1.0, "weight of the per-pixel loss", at_least=0)
-    perceptual_weight: float = option(1.0, "weight of LPIPS; with 0 no network is downloaded", at_least=0)
+    reconstruction_weight: float = term_weight(1.0, "weight of the per-pixel loss", "image", always=True)
+    perceptual_weight: float = term_weight(1.0, "weight of LPIPS; with 0 no network is downloaded", "image")
     perceptual_net: str = option(
         "vgg",
         "LPIPS network; random: vgg with random weights, only for tests and trials",
@@ -236,11 +245,12 @@ class LossConfig:
     perceptual_weights: str | None = option(
         None, "file with the ImageNet weights of --perceptual_net, used instead of a download", metavar="FILE"
     )
-    kl_weight: float = option(
+    kl_weight: float = term_weight(
         1e-6,
         "weight of the KL divergence (nats per pixel: summed over the latent, divided by the pixels of the "
         "image); --kl_weight 1e-6 is 3 times the 1e-6 of SD's training code (docs/training.md)",
-        at_least=0,
+        "latent",
+        always=True,
     )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(

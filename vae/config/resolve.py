@@ -106,10 +106,10 @@ def check_together(config: Config) -> None:
     check_image_size(config.data.image_size, config.model)
     check_augmentations(config.data)
     loss: LossConfig = config.loss
-    if loss.reconstruction_weight == 0 and loss.perceptual_weight == 0:
-        raise UserError(
-            "--reconstruction_weight 0 and --perceptual_weight 0 leave nothing to train: raise one of them"
-        )
+    weights = [item.name for item in fields(loss) if item.metadata.get("term") == "image"]
+    if not any(getattr(loss, name) for name in weights):
+        listed = " and ".join(f"--{name} 0" for name in weights)
+        raise UserError(f"{listed} leave nothing to train: raise one of them")
     if loss.perceptual_net == "random" and loss.perceptual_weights:
         raise UserError(
             "--perceptual_weights has no effect with --perceptual_net random: remove one of these flags"

@@ -2,8 +2,15 @@
 
 import torch
 
+from vae.config.options import LossConfig
+from vae.losses.terms import TermFunction
 from vae.ops.library import accumulation_dtype
 from vae.shapes import Latents, PerImage
+
+
+def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> tuple[str, TermFunction]:
+    """The term of `kl_weight` (vae/losses/terms.py)."""
+    return "KL", kl_per_pixel
 
 
 def kl_per_pixel(mean: Latents, logvar: Latents, pixels: int) -> PerImage:

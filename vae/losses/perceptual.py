@@ -18,8 +18,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torchvision import models
 
+from vae import console
 from vae.config.errors import UserError
+from vae.config.options import LossConfig
 from vae.losses.feature_distance import FeatureDistance
+from vae.losses.terms import LossTerms, TermFunction
 from vae.losses.trunk_weights import find_trunk_weights, read_trunk_weights, wrong_network
 from vae.ops.library import layout_of
 from vae.shapes import Images, PerImage
@@ -28,6 +31,21 @@ from vae.shapes import Images, PerImage
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 RANDOM_TRUNK_SEED = 20180611
+
+
+def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> tuple[str, TermFunction]:
+    """The term of `perceptual_weight` (vae/losses/terms.py)."""
+    if loss.perceptual_net == "random" and torch.device(device).type != "meta":
+        console.warning(
+            "--perceptual_net random: LPIPS has random weights, its values cannot be compared with others"
+        )
+    network = build_perceptual(loss.perceptual_net, loss.perceptual_weights, dtype, device)
+    return f"LPIPS ({loss.perceptual_net})", network
+
+
+def lpips_of(terms: LossTerms) -> "PerceptualLoss | None":
+    """LPIPS, if it is part of the loss."""
+    return next((network for network in terms.networks() if isinstance(network, PerceptualLoss)), None)
 
 
 class Trunk(NamedTuple):

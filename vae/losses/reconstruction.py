@@ -1,7 +1,18 @@
 """The per-pixel loss term: L1 or mean squared error."""
 
+from functools import partial
+
+import torch
+
+from vae.config.options import LossConfig
+from vae.losses.terms import TermFunction
 from vae.ops.library import accumulation_dtype
 from vae.shapes import Images, PerImage
+
+
+def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> tuple[str, TermFunction]:
+    """The term of `reconstruction_weight` (vae/losses/terms.py)."""
+    return loss.reconstruction_loss, partial(reconstruction_loss, kind=loss.reconstruction_loss)
 
 
 def reconstruction_loss(recon: Images, images: Images, kind: str) -> PerImage:

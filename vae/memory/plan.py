@@ -9,7 +9,7 @@ import torch
 from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
 from vae.host import GIB
-from vae.losses.perceptual import build_perceptual
+from vae.losses.terms import LossTerms, build_terms
 from vae.memory.available import cuda_reserve
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
@@ -89,7 +89,7 @@ def reserve_bytes(config: Config, *, is_gpu: bool) -> int:
 def checkpoint_bytes(config: Config) -> int:
     """Bytes of a checkpoint's tensors, which --background_save copies into main memory."""
     spec = stage_spec(config, 0, 0, torch.float32, 0)
-    return _resident_bytes(replace(_meta_networks(spec), perceptual=None), spec)
+    return _resident_bytes(replace(_meta_networks(spec), terms=LossTerms()), spec)
 
 
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
@@ -107,7 +107,7 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     images = micro_batch * passes
     inputs = _meta_inputs(spec, images)
     with LiveBytes() as counter:
-        compute_gradients(networks, inputs, [micro_batch] * passes, spec.loss)
+        compute_gradients(networks, inputs, [micro_batch] * passes)
     working = counter.peak
     if networks.discriminator is not None:  # it runs last, so the reconstructions of all passes are kept
         pixels = inputs.images.numel() // images * spec.dtype.itemsize
@@ -129,7 +129,7 @@ def _update_bytes(networks: Networks, spec: StepSpec) -> int:
 
 
 def _meta_networks(spec: StepSpec) -> Networks:
-    discriminator = perceptual = None
+    discriminator = None
     with META:
         autoencoder = AutoencoderKL(spec.model)
         set_recompute(autoencoder, spec.recompute)
@@ -137,10 +137,8 @@ def _meta_networks(spec: StepSpec) -> Networks:
             autoencoder.freeze_encoder()
         if spec.loss.adversarial_weight > 0:
             discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
-    if spec.loss.perceptual_weight > 0:
-        net = "vgg" if spec.loss.perceptual_net == "random" else spec.loss.perceptual_net
-        perceptual = build_perceptual(net, None, spec.dtype, META)
-    return Networks(autoencoder, discriminator, perceptual, spec.dtype, spec.channels_last)
+    terms = build_terms(spec.loss, spec.dtype, META)
+    return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last)
 
 
 def _meta_inputs(spec: StepSpec, images: int) -> StepInputs:
@@ -155,13 +153,13 @@ def _meta_inputs(spec: StepSpec, images: int) -> StepInputs:
 
 
 def _resident_bytes(networks: Networks, spec: StepSpec) -> int:
-    """Bytes of weights, EMA weights, moments and LPIPS."""
+    """Bytes of weights, EMA weights, moments and the loss' networks."""
     weights = _bytes(networks.autoencoder)
     discriminator = _bytes(networks.discriminator)
     others, *hidden = parameter_groups(networks.autoencoder, spec.optimizer)
     of_adamw = discriminator + sum(parameter.nbytes for parameter in others)
     of_muon = sum(parameter.nbytes for group in hidden for parameter in group)
-    resident = weights + discriminator + _bytes(networks.perceptual)
+    resident = weights + discriminator + sum(map(_bytes, networks.terms.networks()))
     resident += of_adamw * ADAM_COPIES + of_muon * MUON_COPIES
     resident += weights if spec.ema else 0
     resident += of_adamw + of_muon if spec.world_size > 1 else 0

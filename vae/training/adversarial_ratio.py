@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 
-from vae.config.options import LossConfig
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.losses.adversarial import adaptive_weight, squared_norm
@@ -43,7 +42,7 @@ def adversarial_ratios(
     inputs = step_inputs(run, ctx, state, replace(batch, **parts), total_images=run.dist.world_size)
     sq_norms = torch.zeros(2, device=run.dist.device)
     try:
-        sq_norms = last_layer_sq_norms(run.networks, inputs, run.config.loss)
+        sq_norms = last_layer_sq_norms(run.networks, inputs)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -57,7 +56,7 @@ def adversarial_ratios(
     return {name: value for name, value in ratios.items() if value != 0}  # 0: not measured
 
 
-def last_layer_sq_norms(networks: Networks, inputs: StepInputs, loss: LossConfig) -> torch.Tensor:
+def last_layer_sq_norms(networks: Networks, inputs: StepInputs) -> torch.Tensor:
     """Squared norms of two gradients of the weight of the decoder's last convolution, (2,).
 
     The first is that of all terms that compare images, with their weights, the second that of the unweighted
@@ -75,7 +74,7 @@ def last_layer_sq_norms(networks: Networks, inputs: StepInputs, loss: LossConfig
         hook.remove()
     others = replace(inputs, adversarial_factor=None)
     gradients = [
-        reconstruction_gradient(networks, recon, images, others, loss)[0],
+        reconstruction_gradient(networks, recon, images, others)[0],
         adversarial_gradient(networks, recon, inputs)[0],
     ]
     with torch.no_grad():

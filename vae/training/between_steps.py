@@ -65,7 +65,7 @@ def log_steps(run: RunContext, ctx: StageContext, state: TrainingState, bar: tqd
     means = metrics.all_reduced_means(run.dist)
     record = {
         "epoch": state.position.epoch + 1,  # the current epoch, counted from 1
-        **loss_record(means, run.config.loss),
+        **loss_record(means, run.networks.terms),
         "learning_rate": state.optimizers[0].param_groups[0]["lr"],
         "gradient_norm": float(metrics.norms[0]),
         **metrics.speed(),

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from vae import console
-from vae.config.options import LossConfig
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 
 WARMUP_STEPS = 3  # before a capture: they compile kernels and let cuDNN search its algorithms
@@ -44,7 +43,7 @@ class StepGraph:
         self._steps = 0  # without a graph, in a row, with this key
         self._failed = False
 
-    def gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int], loss: LossConfig) -> Sums:
+    def gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> Sums:
         """The same as vae.step.compute_gradients."""
         key = (*sizes, inputs.image_share, *(tensor.shape for _, tensor in _tensors(inputs)))
         if self._captured is not None and self._captured.key == key:
@@ -57,7 +56,7 @@ class StepGraph:
         if self._steps > WARMUP_STEPS and not self._failed:
             self._captured, failure = None, ""
             try:
-                self._captured = _capture(key, networks, inputs, sizes, loss)
+                self._captured = _capture(key, networks, inputs, sizes)
             except RuntimeError as error:
                 failure = str(error).splitlines()[0].split(". ")[0]
             if self._captured is not None:
@@ -67,7 +66,7 @@ class StepGraph:
             gc.collect()  # frames of the exception
             torch.cuda.empty_cache()
             console.info(f"--cuda_graph: {failure}; training continues without a graph, only slower")
-        return compute_gradients(networks, inputs, sizes, loss)
+        return compute_gradients(networks, inputs, sizes)
 
     @property
     def is_captured(self) -> bool:
@@ -75,12 +74,10 @@ class StepGraph:
         return self._captured is not None
 
 
-def _capture(
-    key: tuple[Any, ...], networks: Networks, inputs: StepInputs, sizes: list[int], loss: LossConfig
-) -> _Captured:
+def _capture(key: tuple[Any, ...], networks: Networks, inputs: StepInputs, sizes: list[int]) -> _Captured:
     copies: dict[str, Any] = {name: tensor.clone() for name, tensor in _tensors(inputs)}
     inputs = replace(inputs, **copies)
-    replay, sums = _record(lambda: compute_gradients(networks, inputs, sizes, loss))
+    replay, sums = _record(lambda: compute_gradients(networks, inputs, sizes))
     trained = [p for network in trained_networks(networks) for p in network.parameters()]
     gradients = [(p, p.grad) for p in trained if p.grad is not None]
     return _Captured(key, inputs, replay, sums, gradients)

@@ -101,7 +101,7 @@ def _loss(run: RunContext, ctx: StageContext, sums: dict[str, Tensor], images: i
     metrics = RunningMetrics()
     metrics.add(sums, images, [])
     ctx.watchdog.beat()
-    return loss_record(metrics.all_reduced_means(run.dist), run.config.loss)["loss"]
+    return loss_record(metrics.all_reduced_means(run.dist), run.networks.terms)["loss"]
 
 
 def _report(run: RunContext, curves: Sequence[Curve]) -> None:

@@ -147,7 +147,7 @@ def _sums(
     backward: bool = True,
 ) -> dict[str, torch.Tensor]:
     sums = gradients_with_oom_retry(
-        run.networks, inputs, run.config.loss, ctx.settings, run.dist, run.resume_command, backward
+        run.networks, inputs, ctx.settings, run.dist, run.resume_command, backward
     )
     if len(batch.images) == 0:  # the placeholder image of a process without images is not measured
         sums = {name: torch.zeros_like(value) for name, value in sums.items()}

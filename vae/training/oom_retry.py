@@ -8,7 +8,7 @@ import torch
 
 from vae import console
 from vae.config.errors import UserError
-from vae.config.options import RECOMPUTE, LossConfig
+from vae.config.options import RECOMPUTE
 from vae.device import is_out_of_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
@@ -56,7 +56,6 @@ class _OutOfMemoryElsewhereError(Exception):
 def gradients_with_oom_retry(
     networks: Networks,
     inputs: StepInputs,
-    loss: LossConfig,
     settings: StepSettings,
     dist: Distributed,
     resume_command: str,
@@ -83,10 +82,10 @@ def gradients_with_oom_retry(
         message = ""
         try:
             if not backward:
-                return forward_losses(networks, inputs, sizes, loss, shared_pass)
+                return forward_losses(networks, inputs, sizes, shared_pass)
             if settings.graph:
-                return settings.graph.gradients(networks, inputs, sizes, loss)
-            return compute_gradients(networks, inputs, sizes, loss, shared_pass)
+                return settings.graph.gradients(networks, inputs, sizes)
+            return compute_gradients(networks, inputs, sizes, shared_pass)
         except _OutOfMemoryElsewhereError as elsewhere:
             failed_here, single_image = False, elsewhere.single_image
         except RuntimeError as error:

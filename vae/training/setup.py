@@ -21,8 +21,7 @@ from vae.interop.averaging import hash_of_weights
 from vae.interop.fitting import check_fit, load_weights
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.kernel_check import choose_kernels
-from vae.losses.perceptual import PerceptualLoss, build_perceptual
-from vae.losses.trunk_weights import find_trunk_weights
+from vae.losses.terms import LossTerms, build_terms
 from vae.model.autoencoder import downsampling
 from vae.step import Networks
 from vae.training.checkpoints.lineage import read_good, saved_lineage
@@ -63,8 +62,8 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
     set_backends(config.speed)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set)
     state = _build_state(config, dist.device, dtype, options.source)
-    perceptual = _perceptual(config, dist, dtype)
-    networks, compiled = _networks(config, dist, state, perceptual, dtype)
+    terms = _terms(config, dist, dtype)
+    networks, compiled = _networks(config, dist, state, terms, dtype)
     if path and content:
         restore(state, content)
         _continue(state, config, position, (path, content))
@@ -276,20 +275,11 @@ def _shortest_side(config: Config, stage: Stage) -> int:
     return shortest
 
 
-def _perceptual(config: Config, dist: Distributed, dtype: torch.dtype) -> PerceptualLoss | None:
-    """LPIPS, if it is part of the loss. The main process downloads its weights before others load them."""
-    loss = config.loss
-    if loss.perceptual_weight == 0:
-        return None
-    if loss.perceptual_net != "random":
-        if dist.is_main:
-            find_trunk_weights(loss.perceptual_net, loss.perceptual_weights)
-        dist.barrier()
-    else:
-        console.warning(
-            "--perceptual_net random: LPIPS has random weights, its values cannot be compared with others"
-        )
-    return build_perceptual(loss.perceptual_net, loss.perceptual_weights, dtype, dist.device)
+def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
+    """The terms of the loss. The main process downloads their weights before others load them."""
+    terms = build_terms(config.loss, dtype, dist.device) if dist.is_main else None
+    dist.barrier()
+    return terms or build_terms(config.loss, dtype, dist.device)
 
 
 def _build_state(
@@ -310,7 +300,7 @@ def _networks(
     config: Config,
     dist: Distributed,
     state: TrainingState,
-    perceptual: PerceptualLoss | None,
+    terms: LossTerms,
     dtype: torch.dtype,
 ) -> tuple[Networks, bool]:
     """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here."""
@@ -324,4 +314,4 @@ def _networks(
             compile_in_place(module)
     discriminator = dist.wrap(state.discriminator) if state.discriminator is not None else None
     autoencoder = dist.wrap(state.autoencoder)
-    return Networks(autoencoder, discriminator, perceptual, dtype, config.speed.channels_last), compiled
+    return Networks(autoencoder, discriminator, terms, dtype, config.speed.channels_last), compiled

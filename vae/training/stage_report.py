@@ -52,7 +52,7 @@ def print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Non
         f"{crops_text(config.data.crop, ctx.stage.image_size, buckets)}, "
         f"{console.counted(run.num_workers, 'worker')}",
         cache_line(config.data),
-        f"loss    {loss_line(config.loss)}",
+        f"loss    {loss_line(run.networks.terms, config.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan}",
         f"steps   {steps_line(ctx.steps, config.optim)}",

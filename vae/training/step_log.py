@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vae.config.options import LossConfig
+from vae.losses.terms import LossTerms
 from vae.training.distributed import Distributed
 from vae.training.health import Health
 
@@ -57,14 +57,9 @@ class RunningMetrics:
         }
 
 
-def loss_record(means: dict[str, float], loss: LossConfig) -> dict[str, float]:
+def loss_record(means: dict[str, float], terms: LossTerms) -> dict[str, float]:
     """The weighted loss, its terms and the PSNR of the mean squared error, from the means of the steps."""
-    terms = {name: value for name, value in means.items() if name != "mse"}
-    total = (
-        loss.reconstruction_weight * terms["reconstruction"]
-        + loss.perceptual_weight * terms.get("perceptual", 0.0)
-        + loss.kl_weight * terms["kl"]
-    )
     mse = means["mse"]
     psnr = 10 * math.log10(SQUARED_RANGE / mse) if 0 < mse < math.inf else math.nan
-    return {"loss": total, **terms, "psnr": psnr}
+    shown = {name: value for name, value in means.items() if name != "mse"}
+    return {"loss": terms.weighted_sum(means), **shown, "psnr": psnr}

@@ -18,6 +18,7 @@ from vae.data.store import StoreFile
 from vae.data.streams import WINDOW_SHARDS
 from vae.gpus import match_card
 from vae.host import GIB
+from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.training.checkpoints.store import position_name
@@ -59,11 +60,9 @@ def crops_text(crop: str, image_size: int, buckets: Buckets | None) -> str:
     return f"{image_size} px {crop} crops of {counted(len(shapes), 'shape')} ({', '.join(shapes)})"
 
 
-def loss_line(loss: LossConfig) -> str:
+def loss_line(terms: LossTerms, loss: LossConfig) -> str:
     """The weighted terms of the loss."""
-    parts = [f"{loss.reconstruction_weight:g} {loss.reconstruction_loss}", f"{loss.kl_weight:g} KL"]
-    if loss.perceptual_weight:
-        parts.insert(1, f"{loss.perceptual_weight:g} LPIPS ({loss.perceptual_net})")
+    parts = [f"{term.weight:g} {term.label}" for term in (*terms.image, *terms.latent)]
     if loss.adversarial_weight:
         parts.append(f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start}")
     return " + ".join(parts)

@@ -12,6 +12,7 @@ from vae.data.dataset import Images
 from vae.data.loading import load_validation
 from vae.evaluation.latents import NoiseMeter, noise_facts
 from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
+from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
 from vae.pixels import to_float
 from vae.step import Networks, network_input
@@ -117,7 +118,7 @@ def validation_metrics(
         psnr: list[float] = []
         noise = NoiseMeter(model.config.z_channels)
         reconstruct = mode_reconstruction(model, networks, noise)
-        sums = reconstruction_sums(reconstruct, map(to_float, batches), networks.perceptual, psnr)
+        sums = reconstruction_sums(reconstruct, map(to_float, batches), lpips_of(networks.terms), psnr)
         return {"": sums, "noise": noise.sums(), **slices.sums(psnr)}
 
     sums = measure(sums_of)
@@ -129,7 +130,7 @@ def baseline_metrics(
     networks: Networks, measure: Measure, factor: int, dist: Distributed
 ) -> dict[str, Metrics]:
     """The same metrics of two baselines: the mean colour, and area reduction with bicubic enlargement."""
-    sums = measure(lambda batches: baseline_sums(map(to_float, batches), networks.perceptual, factor))
+    sums = measure(lambda batches: baseline_sums(map(to_float, batches), lpips_of(networks.terms), factor))
     return {name: means(_all_reduce(sums[name], dist)) for name in sorted(sums)}
 
 
