@@ -245,6 +245,9 @@ class LossConfig:
     perceptual_weights: str | None = option(
         None, "file with the ImageNet weights of --perceptual_net, used instead of a download", metavar="FILE"
     )
+    ssim_weight: float = term_weight(
+        0.0, "weight of 1 - SSIM over three scales, for sharper detail without LPIPS: try 0.1", "image"
+    )
     kl_weight: float = term_weight(
         1e-6,
         "weight of the KL divergence (nats per pixel: summed over the latent, divided by the pixels of the "
