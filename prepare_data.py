@@ -18,26 +18,26 @@ def main(argv: list[str]) -> int:
     """Flags to one call; returns the exit code."""
     config = parse_prepare_flags(argv)
     if isinstance(config, PreprocessConfig):
-        from vae.prepare.preprocess.run import run_preprocess
+        from vae.prepare.preprocess.preprocess_images import run_preprocess
 
         return run_preprocess(config)
     if isinstance(config, ValidateConfig):
-        from vae.prepare.validate.run import run_validate
+        from vae.prepare.validate.validate_images import run_validate
 
         return run_validate(config)
     if isinstance(config, ShardConfig):
-        from vae.prepare.shard.run import run_shard
+        from vae.prepare.shard.shard_images import run_shard
 
         return run_shard(config)
     if isinstance(config, AnalyzeConfig):
-        from vae.prepare.analyze.run import run_analyze
+        from vae.prepare.analyze.analyze_images import run_analyze
 
         return run_analyze(config)
     if isinstance(config, SplitConfig):
-        from vae.prepare.split.run import run_split
+        from vae.prepare.split.split_manifest import run_split
 
         return run_split(config)
-    from vae.prepare.demo.run import run_demo
+    from vae.prepare.demo.demo_images import run_demo
 
     return run_demo(config)
 

@@ -20,7 +20,7 @@ from vae.config.prepare_flags import ReadingConfig
 from vae.prepare.check_file import decode_each
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.pool import Failure
-from vae.prepare.validate.run import check_file
+from vae.prepare.validate.validate_images import check_file
 
 KINDS = {
     "a.jpg": ("JPEG", {"quality": 90}),

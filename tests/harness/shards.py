@@ -7,17 +7,19 @@ from unittest.mock import patch
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import without_workers
 from vae.config.prepare_flags import ShardConfig
-from vae.prepare.shard import run
+from vae.prepare.shard import shard_images
 
 
-def pack(folder: Path, output: Path, shard_bytes: int = run.MEGABYTE, **options: Any) -> Path:
+def pack(folder: Path, output: Path, shard_bytes: int = shard_images.MEGABYTE, **options: Any) -> Path:
     """Pack the images of `folder` in shards of at most `shard_bytes`; returns the path of dataset.json.
 
     `options` are fields of ShardConfig. By default, all images are for training.
     """
     options = {"shard_mb": 1, "val_split": 0.0, **options}
-    with without_workers(), patch.object(run, "MEGABYTE", shard_bytes / options["shard_mb"]):
-        assert run.run_shard(ShardConfig(input_dir=str(folder), output_dir=str(output), **options)) == 0
+    with without_workers(), patch.object(shard_images, "MEGABYTE", shard_bytes / options["shard_mb"]):
+        assert (
+            shard_images.run_shard(ShardConfig(input_dir=str(folder), output_dir=str(output), **options)) == 0
+        )
     return output / "dataset.json"
 
 

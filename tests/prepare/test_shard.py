@@ -17,7 +17,7 @@ from vae.data.dataset import CropDataset
 from vae.data.shard_images import ShardImages
 from vae.data.shards import INDEX, Shard, dataset_content, index_path, read_dataset
 from vae.files import sha256_of_file
-from vae.prepare.shard import run, write
+from vae.prepare.shard import shard_images, write
 
 
 def shard(source, output, *flags):
@@ -76,19 +76,21 @@ def test_shards_have_the_original_bytes_and_the_metadata(source, tmp_path):
 
 def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tmp_path, monkeypatch):
     """Shards of at most 20 kB; the second run stops after its second shard and continues."""
-    write_all, results = run._write_all, {}
+    write_all, results = shard_images._write_all, {}
     for name in ("one", "two"):
         folder = tmp_path / name
         if name == "two":
             monkeypatch.setattr(
-                run, "_write_all", lambda root, plans, *rest: write_all(root, islice(plans, 2), *rest)
+                shard_images,
+                "_write_all",
+                lambda root, plans, *rest: write_all(root, islice(plans, 2), *rest),
             )
             pack(source, folder, 20_000, val_split=0.05)
             (folder / "dataset.json").unlink()  # as if it had stopped before its end
             (folder / ".images-000001.tar.node.7.tmp").write_bytes(b"half a shard")
             stamps = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.tar")}
             assert len(stamps) >= 2
-            monkeypatch.setattr(run, "_write_all", write_all)
+            monkeypatch.setattr(shard_images, "_write_all", write_all)
         pack(source, folder, 20_000, val_split=0.05)
         results[name] = files(folder)
     assert results["one"] == results["two"]

@@ -32,7 +32,7 @@ from vae.progress import Progress
 
 
 @dataclass
-class Outcome:
+class FileCounts:
     """What a run has done."""
 
     written: int = 0  # images, each in one or several sizes
@@ -63,11 +63,11 @@ def run_preprocess(config: PreprocessConfig) -> int:
     return 0 if outcome.accepted else EXIT_DATA
 
 
-def _preprocess(config: PreprocessConfig) -> Outcome:
+def _preprocess(config: PreprocessConfig) -> FileCounts:
     began = time.monotonic()
     folder = OutputFolder(config)
     folder.check()
-    outcome = Outcome()
+    outcome = FileCounts()
     names = walk_images(
         config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=outcome.skips.add
     )
@@ -92,7 +92,11 @@ def _preprocess(config: PreprocessConfig) -> Outcome:
 
 
 def _update(
-    ledger: Ledger, folder: OutputFolder, config: PreprocessConfig, outcome: Outcome, names: Iterator[str]
+    ledger: Ledger,
+    folder: OutputFolder,
+    config: PreprocessConfig,
+    outcome: FileCounts,
+    names: Iterator[str],
 ) -> None:
     """Bring the results of all files up to date."""
     found = ledger.list_files(names)
@@ -117,7 +121,7 @@ def _convert_all(
     ledger: Ledger,
     folder: OutputFolder,
     config: PreprocessConfig,
-    outcome: Outcome,
+    outcome: FileCounts,
     bar: Progress,
     firsts: bool,
 ) -> None:
@@ -156,7 +160,7 @@ def _is_current(folder: OutputFolder, result: Result, output: str) -> bool:
     return result.status != ACCEPTED or folder.has_files(result)
 
 
-def _count(ledger: Ledger, outcome: Outcome) -> None:
+def _count(ledger: Ledger, outcome: FileCounts) -> None:
     outcome.accepted, outcome.duplicates, outcome.rejected = (
         sum(count for _, count in ledger.counts(status)) for status in (ACCEPTED, DUPLICATE, REJECTED)
     )
@@ -164,7 +168,7 @@ def _count(ledger: Ledger, outcome: Outcome) -> None:
     outcome.examples = {reason: ledger.examples(REJECTED, reason) for reason, _ in outcome.reasons}
 
 
-def _print_summary(outcome: Outcome, output_dir: str) -> None:
+def _print_summary(outcome: FileCounts, output_dir: str) -> None:
     rate = (outcome.written + outcome.unchanged + outcome.rejected) / max(outcome.seconds, 1e-9)
     lines = [
         f"{console.printable(output_dir)}: {outcome.accepted} images, {outcome.written} converted now, "

@@ -45,7 +45,7 @@ POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "
 
 
 @dataclass
-class Outcome:
+class PackedShards:
     """What was packed."""
 
     samples: dict[str, int]  # by dataset
@@ -129,7 +129,7 @@ def _to_check(ledger: Ledger, config: ShardConfig, bar: Progress) -> Iterator[st
             yield name
 
 
-def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None) -> Outcome:
+def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None) -> PackedShards:
     """Write the missing shards, then the files of the datasets."""
     members = Members(ledger, config, root / HIDDEN / "phashes")
     digest, samples = members.survey()
@@ -146,7 +146,7 @@ def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None
             replace_text(root / side, [json.dumps(content, indent=1) + "\n"])
     write_energon_metadata(root, written[TRAINING], written[VALIDATION])
     everything = [shard for shards in written.values() for shard in shards]
-    return Outcome(samples, len(everything), sum(shard.bytes for shard in everything))
+    return PackedShards(samples, len(everything), sum(shard.bytes for shard in everything))
 
 
 def _pack_side(
@@ -217,7 +217,7 @@ def _write_all(root: Path, plans: Iterable[Plan], images: int, config: ShardConf
 
 
 def _print_summary(
-    ledger: Ledger, skips: Skips, config: ShardConfig, outcome: Outcome, seconds: float
+    ledger: Ledger, skips: Skips, config: ShardConfig, outcome: PackedShards, seconds: float
 ) -> None:
     reasons = ledger.counts(REJECTED)
     rejected, duplicates = (sum(n for _, n in found) for found in (reasons, ledger.counts(DUPLICATE)))
