@@ -38,17 +38,16 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """The optimizer of the autoencoder, then AdamW for the discriminator if there is one."""
     betas, weight_decay = (optim.beta1, optim.beta2), optim.weight_decay
+    rate = optim.learning_rate or 0.0  # training sets the rate of each step
 
     def adamw_of(parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, learning_rate, betas, weight_decay=weight_decay, fused=True)
 
     others, *hidden = parameter_groups(autoencoder, optim.optimizer)
     if hidden:
-        optimizers: list[torch.optim.Optimizer] = [
-            Muon(others, hidden[0], optim.learning_rate, betas, weight_decay)
-        ]
+        optimizers: list[torch.optim.Optimizer] = [Muon(others, hidden[0], rate, betas, weight_decay)]
     else:
-        optimizers = [adamw_of(others, optim.learning_rate)]
+        optimizers = [adamw_of(others, rate)]
     if discriminator is not None:
         (trained,) = parameter_groups(discriminator, "adamw")
         optimizers.append(adamw_of(trained, loss.disc_learning_rate))

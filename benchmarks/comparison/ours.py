@@ -11,6 +11,7 @@ from vae.model.initialization import initialize
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
 from vae.training.precision import compile_in_place
+from vae.training.schedule import REFERENCE_PEAK
 
 
 class Ours:
@@ -49,8 +50,7 @@ class Ours:
             trained = [network for network in (autoencoder, discriminator) if network is not None]
             self.optim = OptimConfig()
             self.optimizers = [
-                torch.optim.AdamW(network.parameters(), self.optim.learning_rate, fused=True)
-                for network in trained
+                torch.optim.AdamW(network.parameters(), REFERENCE_PEAK, fused=True) for network in trained
             ]
             self.update = UpdateState.begin(device, fp16=False)
 

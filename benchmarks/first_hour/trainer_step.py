@@ -59,6 +59,7 @@ class TrainerStep:
         ctx = StageContext(
             stage,
             run.steps_of(stage),
+            run.peak_of(stage),
             plan,
             settings,
             logbook=Logbook(run.output_dir, 0, active=False),

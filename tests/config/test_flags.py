@@ -28,7 +28,7 @@ STABLE_DEFAULTS = {
     "batch_size": 4,
     "num_epochs": 100,
     "accumulation_steps": 1,
-    "learning_rate": 1e-4,
+    "learning_rate": None,  # by a rule: 1e-4 in long stages at the default widths
     "weight_decay": 1e-5,
     "warmup_epochs": 5,
     "gradient_clip": 1.0,

@@ -119,7 +119,9 @@ def keep(folder: Path, adversarial_weight: float) -> None:
     """Keep the export in `folder` after a stage that began at 30 dB and ended at 20 dB."""
     loss, optim = SimpleNamespace(adversarial_weight=adversarial_weight), SimpleNamespace(learning_rate=0.1)
     config = SimpleNamespace(loss=loss, optim=optim)
-    run = SimpleNamespace(output_dir=folder, config=config, resume_command="RESUME")
+    run = SimpleNamespace(
+        output_dir=folder, config=config, resume_command="RESUME", peak_of=lambda _stage: optim.learning_rate
+    )
     state = SimpleNamespace(history=History(start_psnr=30.0, last_psnr=20.0))
     export._keep_replaced(run, state, SimpleNamespace())
 

@@ -1,15 +1,23 @@
 """Exact values of the learning-rate and EMA schedules."""
 
 import math
+from pathlib import Path
 
 import pytest
 
+from tests.harness.training_runs import records
+from vae.training.run import train
 from vae.training.schedule import (
+    MAX_PEAK,
+    RANDOM,
+    TRAINED,
+    WARM,
     discriminator_steps,
     ema_decay,
     halved,
     learning_rate_factor,
     lowered,
+    peak_learning_rate,
     warmup_steps,
 )
 
@@ -97,3 +105,46 @@ def test_late_discriminator_has_a_whole_cosine_of_its_own():
 
 def test_rollbacks_halve_the_rate_of_the_discriminator():
     assert [halved(0.8, rollbacks) for rollbacks in range(3)] == [0.8, 0.4, 0.2]
+
+
+def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():
+    assert peak_learning_rate(512, WARM, 100_000) == pytest.approx(1e-4)
+    assert peak_learning_rate(64, WARM, 400) == pytest.approx(8e-4)
+    assert peak_learning_rate(64, WARM, 100) == pytest.approx(2e-4)
+    assert peak_learning_rate(64, TRAINED, 100) == pytest.approx(2.5e-5)
+    assert peak_learning_rate(64, TRAINED, 4000) == pytest.approx(4e-4)
+    assert peak_learning_rate(64, RANDOM, 10) == pytest.approx(8e-4)  # there is nothing to lose
+    assert peak_learning_rate(8, RANDOM, 10) == MAX_PEAK
+
+
+def first_rates(options: dict, folder: Path, **given) -> list[float]:
+    options = {name: value for name, value in options.items() if name != "learning_rate"}
+    assert train({**options, "output_dir": str(folder), "log_freq": 1, "warmup_epochs": 0, **given}) == 0
+    return [record["learning_rate"] for record in records(folder, "train")]
+
+
+@pytest.mark.slow
+def test_stages_begin_with_the_rate_of_their_length_and_start(tiny, tmp_path):
+    steps = 3  # of an epoch of 12 images
+    warm = peak_learning_rate(16, WARM, 2 * steps)
+    stages = {"progressive": "32:2:4,16:1:4", "init": "warm"}
+    rates = first_rates(tiny, tmp_path / "a", **stages)
+    assert len(rates) == 3 * steps
+    assert rates[0] == pytest.approx(warm)
+    assert rates[2 * steps] == pytest.approx(peak_learning_rate(16, TRAINED, steps))
+    source = tmp_path / "a" / "checkpoint_epoch_3.pt"
+    rates = first_rates(tiny, tmp_path / "b", num_epochs=2, init_from=str(source), max_steps=2)
+    assert rates[0] == pytest.approx(peak_learning_rate(16, TRAINED, 2 * steps))
+    # the checkpoint knows that the stage began with a trained VAE
+    assert train({"resume_from": str(tmp_path / "b" / "checkpoint_step_2.pt"), "device": "cpu"}) == 0
+    whole = first_rates(tiny, tmp_path / "c", num_epochs=2, init_from=str(source))
+    resumed = [record["learning_rate"] for record in records(tmp_path / "b", "train")]
+    assert resumed == pytest.approx(whole)
+
+
+@pytest.mark.slow
+def test_a_given_rate_is_kept_and_reported_if_it_may_hurt(tiny, tmp_path, capsys):
+    for rate, is_noted in ((1e-5, False), (1e-2, True)):
+        rates = first_rates(tiny, tmp_path / str(rate), num_epochs=1, init="warm", learning_rate=rate)
+        assert rates[0] == pytest.approx(rate)
+        assert (f"--learning_rate {rate:g} is kept" in capsys.readouterr().out) == is_noted

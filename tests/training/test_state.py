@@ -55,6 +55,7 @@ def test_ema_weights_have_no_graph_after_training_steps(tiny):
     ctx = StageContext(
         stage=stage,
         steps=run.steps_of(stage),
+        peak=run.peak_of(stage),
         plan=plan_stage(run.config, stage, torch.float32, ONE_PROCESS),
         settings=StepSettings(micro_batch=4, recompute="none", may_recompute_more=False),
         logbook=Logbook(run.output_dir, 0, active=False),

@@ -287,7 +287,13 @@ class OptimConfig:
         "(docs/training.md)",
         choices=("adamw", "muon"),
     )
-    learning_rate: float = option(1e-4, "peak learning rate", at_least=0)
+    learning_rate: float | None = option(
+        None,
+        "peak learning rate of the autoencoder; default: 1e-4 x 512 / widest level, less for a stage of "
+        "fewer than 400 steps, half for a trained VAE and for later stages (docs/training.md)",
+        metavar="RATE",
+        at_least=0,
+    )
     weight_decay: float = option(1e-5, "decoupled weight decay", at_least=0)
     beta1: float = option(0.9, "AdamW's decay rate of the gradient mean", at_least=0, at_most=0.9999)
     beta2: float = option(

@@ -51,7 +51,6 @@ RECIPES = {
             "train_part": "decoder",
             "image_size": 512,
             "batch_size": 16,
-            "learning_rate": 5e-5,
             "warmup_epochs": 1.0,
             "adversarial_weight": 0.5,
             "disc_start": 5000,
@@ -68,7 +67,6 @@ RECIPES = {
             "batch_size": 4,
             "num_epochs": 30,  # if --max_steps replaces --train_minutes
             "train_minutes": 4.0,
-            "learning_rate": 1e-3,
             "perceptual_weight": 0.0,  # LPIPS would download 528 MB
             "mixed_precision": True,
             "val_freq": 10,
@@ -82,7 +80,6 @@ RECIPES = {
             "batch_size": 8,
             "num_epochs": 50,
             "train_minutes": 4.0,
-            "learning_rate": 2e-4,
             "perceptual_weight": 0.0,
             "mixed_precision": True,
             "val_freq": 10,

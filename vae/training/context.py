@@ -16,6 +16,7 @@ from vae.training.duration import StageDuration
 from vae.training.oom_retry import StepSettings
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import resume_command
+from vae.training.schedule import TRAINED, peak_learning_rate
 from vae.training.signals import StopSignals
 from vae.training.stage_memory import StagePlan
 from vae.training.stages import Stage, StageSteps
@@ -38,6 +39,7 @@ class RunContext:
     sample_images: dict[int, torch.Tensor]  # of --sample_images by image size, on the CPU; empty: none
     num_workers: int
     compiled: bool
+    begun_from: str  # RANDOM, WARM or TRAINED of schedule.py: the weights of the first stage
     resumed_from: Path | None
     contract: dict[str, Any]  # vae/training/contract.py: what decides the samples
     resume: Resume  # how it continues the run before it
@@ -62,6 +64,20 @@ class RunContext:
         order = self.training_set.order_of(self.config, stage.image_size, global_batch)
         return StageSteps.of(stage, len(order), accumulation, self.dist.world_size)
 
+    def start_of(self, stage: Stage) -> str:
+        """What `stage` begins with: later stages go on with a trained VAE."""
+        return TRAINED if stage.first_epoch > 0 else self.begun_from
+
+    def peak_of(self, stage: Stage) -> float:
+        """The peak learning rate of the autoencoder in `stage`: --learning_rate, or the rule."""
+        given = self.config.optim.learning_rate
+        return self.ruled_peak(stage) if given is None else given
+
+    def ruled_peak(self, stage: Stage) -> float:
+        """The peak learning rate by the rule for `stage`."""
+        width = max(self.config.model.channels)
+        return peak_learning_rate(width, self.start_of(stage), self.steps_of(stage).total)
+
 
 @dataclass
 class StageContext:
@@ -69,6 +85,7 @@ class StageContext:
 
     stage: Stage  # replaced by a shorter one if --early_stopping ends it
     steps: StageSteps
+    peak: float  # learning rate of the autoencoder
     plan: StagePlan
     settings: StepSettings  # changed if memory runs out
     logbook: Logbook

@@ -115,8 +115,8 @@ def _keep_replaced(run: RunContext, state: TrainingState, stage: Stage) -> None:
 
 def _remedy(run: RunContext, state: TrainingState, stage: Stage) -> str:
     """The command that trains on from the best checkpoint."""
-    name, rate = state.history.best_checkpoint, run.config.optim.learning_rate
-    text = f"lower --learning_rate (now {rate:g}), or train for more epochs"
+    name, rate = state.history.best_checkpoint, run.peak_of(stage)
+    text = f"lower --learning_rate (now {rate:.3g}), or train for more epochs"
     if not name or name == position_name(state.position) or not (run.output_dir / name).is_file():
         return text
     flags = ["--image_size", str(stage.image_size), "--num_epochs", str(stage.num_epochs)]

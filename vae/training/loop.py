@@ -213,7 +213,7 @@ def _set_learning_rates(run: RunContext, ctx: StageContext, state: TrainingState
     loss, steps, done = run.config.loss, ctx.steps, ctx.steps.done(state.position)
     caps = state.rollbacks.get(ctx.stage.first_epoch, ())
     factor = lowered(_schedule_factor(run, ctx, done, steps.total), caps)
-    _set_learning_rate(state.optimizers[0], run.config.optim.learning_rate * factor)
+    _set_learning_rate(state.optimizers[0], ctx.peak * factor)
     if state.discriminator is not None:
         own = discriminator_steps(loss.disc_start, state.position.step, done, steps.total)
         factor = halved(_schedule_factor(run, ctx, *own), len(caps))

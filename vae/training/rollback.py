@@ -37,7 +37,7 @@ def roll_back(run: RunContext, ctx: StageContext, state: TrainingState, reason: 
     `ctx` is the stage that diverged. Raises NonFiniteError if it has used all of its --rollbacks.
     """
     diverged_at, allowed, first_epoch = state.position.step, run.config.optim.rollbacks, ctx.stage.first_epoch
-    learning_rate, peak = state.optimizers[0].param_groups[0]["lr"], run.config.optim.learning_rate
+    learning_rate, peak = state.optimizers[0].param_groups[0]["lr"], ctx.peak
     ctx.writer.finish(try_again=False)  # before files are read
     source, content = _last_good(run, state, reason)
     state.is_changing = True

@@ -195,7 +195,8 @@ def _stage_context(
     watchdog: Watchdog,
 ) -> StageContext:
     settings = plan.step_settings(run.config.speed)
-    return StageContext(stage, run.steps_of(stage), plan, settings, logbook, writer, signals, watchdog)
+    steps, peak = run.steps_of(stage), run.peak_of(stage)
+    return StageContext(stage, steps, peak, plan, settings, logbook, writer, signals, watchdog)
 
 
 def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) -> str | None:

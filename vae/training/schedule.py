@@ -3,12 +3,43 @@
 import math
 from collections.abc import Sequence
 
+REFERENCE_PEAK, REFERENCE_WIDTH = 1e-4, 512  # VA-VAE's rate for these widths (its configuration files)
+MAX_PEAK = 1e-3  # narrower networks than 51 channels were not measured at more
+# Optimizer steps from which a stage gets the whole rate, and the share of it for a trained VAE: measured with
+# benchmarks/short_runs.py (docs/measurements.md). In a shorter stage, larger rates end below its start.
+FULL_RATE_STEPS = 400
+TRAINED_SHARE = 0.5
+HARMFUL_FACTOR = 3.0  # times the rule: rates that ended below the start in the same measurement
+RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
+
 WARMUP_SHARE = 0.2  # short stages still spend four fifths of their steps at the full rate
 
 
 def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -> int:
     """Optimizer steps of linear warm-up in a stage of `total_steps`."""
     return min(round(warmup_epochs * steps_per_epoch), int(total_steps * WARMUP_SHARE))
+
+
+def full_rate(width: int) -> float:
+    """The peak learning rate of a long stage; `width`: channels of the widest level.
+
+    With Adam, the rate of hidden layers is inverse to their width (Yang et al. 2022, table 3).
+    """
+    return min(MAX_PEAK, REFERENCE_PEAK * REFERENCE_WIDTH / width)
+
+
+def peak_learning_rate(width: int, start: str, total_steps: int) -> float:
+    """The peak learning rate of a stage of `total_steps`; `width`: channels of the widest level.
+
+    Adam's first steps change every weight by about the rate, whatever its gradient, so a warm start loses
+    before it gains: the rate is proportional to the length of a short stage, and to its square for a trained
+    VAE, which has more to lose.
+    """
+    peak = full_rate(width)
+    if start == RANDOM:
+        return peak
+    share = min(1.0, total_steps / FULL_RATE_STEPS)
+    return peak * (share if start == WARM else TRAINED_SHARE * share**2)
 
 
 def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_steps: int) -> float:

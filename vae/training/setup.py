@@ -35,6 +35,7 @@ from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.output.sample_images import load_sample_images
 from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
+from vae.training.schedule import RANDOM, TRAINED, WARM
 from vae.training.stages import (
     Position,
     Stage,
@@ -88,11 +89,21 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
         sample_images=_sample_images(config, stages, dist),
         num_workers=resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size),
         compiled=compiled,
+        begun_from=_begun_from(config, content),
         resumed_from=path,
         contract=contract,
         resume=resume,
     )
     return run, state
+
+
+def _begun_from(config: Config, content: dict[str, Any] | None) -> str:
+    """The weights that the first stage of the run began with."""
+    if content is not None and "begun_from" in content:
+        return content["begun_from"]
+    if config.model.init_from:
+        return TRAINED
+    return WARM if config.model.init == "warm" else RANDOM
 
 
 def _continue(state: TrainingState, config: Config, position: Position, checkpoint: Checkpoint) -> None:

@@ -6,6 +6,7 @@ from vae import console
 from vae.host import GIB
 from vae.training.context import RunContext, StageContext
 from vae.training.output.disk_space import space_warning
+from vae.training.schedule import HARMFUL_FACTOR
 from vae.training.stage_memory import memory_line, memory_peaks, plan_line
 from vae.training.state import TrainingState
 from vae.training.summary import (
@@ -55,10 +56,22 @@ def print_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Non
         f"loss    {loss_line(run.networks.terms, config.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan}",
-        f"steps   {steps_line(ctx.steps, config.optim)}",
+        f"steps   {steps_line(ctx.steps, config.optim, ctx.peak)}",
         f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
     ]
-    console.info("\n".join(filter(None, lines)))
+    console.info("\n".join(filter(None, [*lines, _rate_note(run, ctx)])))
+
+
+def _rate_note(run: RunContext, ctx: StageContext) -> str | None:
+    """A note if a given --learning_rate is likely to end the stage below its start."""
+    ruled = run.ruled_peak(ctx.stage)
+    if ctx.peak <= HARMFUL_FACTOR * ruled:
+        return None
+    steps = console.counted(ctx.steps.total, "step")
+    return (
+        f"note: --learning_rate {ctx.peak:g} is kept, but so few as {steps} that begin with a "
+        f"{run.start_of(ctx.stage)} may end below their start: the default is {ruled:.2g} here"
+    )
 
 
 def record_memory(run: RunContext, ctx: StageContext, state: TrainingState) -> None:

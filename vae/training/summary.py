@@ -171,13 +171,13 @@ def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed
     )
 
 
-def steps_line(steps: StageSteps, optim: OptimConfig) -> str:
+def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
     """Number of steps, epochs and the learning-rate schedule of a stage."""
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
     first, last = steps.first_epoch + 1, steps.first_epoch + steps.num_epochs
     return (
         f"{steps.total} of {steps.images} images: epochs {first} to {last}, {steps.per_epoch} steps each; "
-        f"{warm_up} of warm-up, then {optim.lr_schedule} from {optim.learning_rate:g}"
+        f"{warm_up} of warm-up, then {optim.lr_schedule} from {peak:.3g}"
     )
 
 

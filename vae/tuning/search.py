@@ -11,7 +11,6 @@ from optuna.trial import Trial, TrialState
 
 from vae import console
 from vae.config.errors import UserError
-from vae.config.options import flatten
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.tuning.claims import claimed
 from vae.tuning.page import write_search_page
@@ -28,7 +27,7 @@ from vae.tuning.results import (
     write_options,
     write_rows,
 )
-from vae.tuning.space import options_of
+from vae.tuning.space import options_of, start_values
 from vae.tuning.study import (
     DEFAULTS,
     NAME,
@@ -83,7 +82,7 @@ def search(config: TuneConfig, base: Base) -> None:
     """Run or join the search in --output_dir, until all trials are trained and the best one is repeated."""
     folder = Path(config.output_dir)
     shared = SharedStudy(folder, config, base.space)
-    values = flatten(base.config)
+    values = start_values(base.config)
     first = {DEFAULTS: {name: values[name] for name in base.space}, **known_recipes(base.space, base.config)}
     shared.begin(identity_of(base.config, base.space, config.objective), first)
     run = Search(config, base, shared)

@@ -20,6 +20,7 @@ from vae.config.options import (
     flatten,
 )
 from vae.config.values import base_type, check, from_json, is_list, nearest
+from vae.training.schedule import full_rate
 
 # Options of the searched sections that must stay: they change the metric, the start or the networks that are
 # trained, or they matter only for runs that diverge.
@@ -76,6 +77,14 @@ class Choices(NamedTuple):
 
 
 Space = dict[str, Range | Choices]
+
+
+def start_values(base: Config) -> dict[str, Any]:
+    """The options of a trial with the defaults: --learning_rate is a number, that of a long stage."""
+    values = flatten(base)
+    if values["learning_rate"] is None:
+        values["learning_rate"] = full_rate(max(base.model.channels))
+    return values
 
 
 def as_choice(value: Any) -> Any:
@@ -174,7 +183,7 @@ def _range(item: Any, given: Mapping[str, Any]) -> Range:
 
 def check_space(space: Space, base: Config, objectives: tuple[str, ...], source: str) -> None:
     """Raise UserError if the defaults are outside of the space, or an objective would not be measured."""
-    values = flatten(base)
+    values = start_values(base)
     for name, part in space.items():
         if not part.contains(values[name]):
             raise UserError(

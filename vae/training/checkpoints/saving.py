@@ -127,4 +127,5 @@ def checkpoint_of(run: RunContext, stage: Stage, state: TrainingState) -> dict:
     next_stage = current_stage(state.stages, state.position.epoch) or stage
     topology = run.contract["topology"] | {"batch_size": next_stage.batch_size}
     contract = run.contract | {"topology": topology}
-    return checkpoint_content(state, config, run.training_set.fingerprint(), contract)
+    content = checkpoint_content(state, config, run.training_set.fingerprint(), contract)
+    return {**content, "begun_from": run.begun_from}

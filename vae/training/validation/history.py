@@ -63,7 +63,7 @@ class History:
             return False
         return not round(self.last_psnr, 2) >= round(self.start_psnr, 2)  # also if it is NaN
 
-    def decrease_warning(self, psnr: float, optim: OptimConfig) -> str | None:
+    def decrease_warning(self, psnr: float, optim: OptimConfig, peak: float) -> str | None:
         """The warning that training has lowered PSNR below the stage's start, once per stage."""
         start = self.start_psnr
         if start is None or self.decrease_reported or round(psnr, 2) >= round(start, 2):
@@ -71,7 +71,7 @@ class History:
         self.decrease_reported = True
         return (
             f"PSNR {psnr:.2f} dB is below the {start:.2f} dB at the start of this stage: if this persists, "
-            f"lower --learning_rate (now {optim.learning_rate:g}), raise --warmup_epochs (now "
+            f"lower --learning_rate (now {peak:.3g}), raise --warmup_epochs (now "
             f"{optim.warmup_epochs:g}) or train for more epochs"
         )
 

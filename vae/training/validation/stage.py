@@ -54,7 +54,7 @@ def validate(run: RunContext, ctx: StageContext, state: TrainingState, when: str
     _warn_of_noise(state, metrics, loss)
     adversarial = loss.adversarial_weight > 0 and position.step > loss.disc_start
     if "psnr" in metrics and not adversarial:  # the adversarial term may lower PSNR
-        warning = state.history.decrease_warning(metrics["psnr"], run.config.optim)
+        warning = state.history.decrease_warning(metrics["psnr"], run.config.optim, ctx.peak)
         if warning:
             console.warning(warning)
     return metrics

@@ -1,0 +1,148 @@
+"""PSNR before and after short runs of a small network, by peak learning rate and KL weight.
+
+    python benchmarks/short_runs.py --photos FOLDER --size 64 --steps 50 100 --peaks 1e-4 2e-4
+
+It trains in one process on random crops, L1 and KL, and prints one line of JSON per run: PSNR in dB of the
+EMA weights on crops of other photographs, the difference from the start, the quarters of the crops with the
+smallest and the largest gradients, and the noise of the posterior. `--save` and `--start` make the last
+weights the start of another command: a trained VAE.
+"""
+
+import argparse
+import copy
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from vae.config.options import LossConfig, ModelConfig, OptimConfig
+from vae.evaluation.latents import NoiseMeter, noise_facts
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.initialization import initialize
+from vae.pixels import to_float
+from vae.psnr import psnr
+from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
+from vae.training.schedule import WARMUP_SHARE, ema_decay, learning_rate_factor
+
+LONGEST_SIDE = 1024  # px of a photograph in memory
+VALIDATION_SHARE, VALIDATION_CROPS = 6, 24  # every sixth photograph; crops at 64 px, fewer if larger
+EMA_DECAY = 0.999  # the default of the trainer
+
+
+def read_photos(folder: Path, size: int) -> list[torch.Tensor]:
+    """uint8 (3, H, W) of all photographs that contain a crop of `size`, in an order that never changes."""
+    photos = []
+    for path in sorted(folder.iterdir()):
+        image = Image.open(path).convert("RGB")
+        image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
+        if min(image.size) >= size:
+            photos.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+    random.Random(1).shuffle(photos)
+    return photos
+
+
+def crop_of(photo: torch.Tensor, size: int, draw: random.Random) -> torch.Tensor:
+    """A random crop."""
+    top, left = (draw.randrange(side - size + 1) for side in photo.shape[1:])
+    return photo[:, top : top + size, left : left + size]
+
+
+@torch.no_grad()
+def measure(model: AutoencoderKL, crops: torch.Tensor, dtype: torch.dtype) -> dict[str, float]:
+    """PSNR of all crops, of the smooth and the busy quarter, and facts about the noise."""
+    noise, values = NoiseMeter(model.config.z_channels), []
+    for part in crops.split(4):
+        images = to_float(part)
+        recon, mean, logvar = model(images.to(dtype, memory_format=torch.channels_last))
+        noise.add(mean, logvar)
+        values.append(psnr(recon.float().clamp(-1, 1), images))
+    found = torch.cat(values)
+    pixels = crops.float()
+    order = (pixels[..., 1:] - pixels[..., :-1]).abs().mean((1, 2, 3)).argsort()
+    quarter = max(1, len(order) // 4)
+    means = {"psnr": found, "smooth": found[order[:quarter]], "busy": found[order[-quarter:]]}
+    return {name: value.mean().item() for name, value in means.items()} | noise_facts(noise.sums())
+
+
+def train(
+    start: AutoencoderKL,
+    photos: list[torch.Tensor],
+    given: argparse.Namespace,
+    steps: int,
+    peak: float,
+    kl_weight: float,
+    dtype: torch.dtype,
+) -> AutoencoderKL:
+    """The EMA weights after `steps` with a cosine from `peak`."""
+    model, ema = copy.deepcopy(start), copy.deepcopy(start).requires_grad_(False)
+    networks = Networks(model, None, None, dtype, channels_last=True)
+    optim, loss = OptimConfig(), LossConfig(perceptual_weight=0.0, kl_weight=kl_weight)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), peak, (optim.beta1, optim.beta2), weight_decay=optim.weight_decay, fused=True
+    )
+    update, draw = UpdateState.begin(torch.device("cpu"), fp16=False), random.Random(given.seed)
+    generator, latent = torch.Generator().manual_seed(given.seed), given.size // model.downsampling
+    shape = (given.batch, model.config.z_channels, latent, latent)
+    for step in range(steps):
+        crops = torch.stack([crop_of(draw.choice(photos), given.size, draw) for _ in range(given.batch)])
+        noise = torch.randn(shape, generator=generator)
+        inputs = StepInputs(crops, noise, 1 / given.batch, torch.ones(()), None)
+        factor = learning_rate_factor("cosine", step, steps, int(WARMUP_SHARE * steps))
+        optimizer.param_groups[0]["lr"] = peak * factor
+        compute_gradients(networks, inputs, [given.batch], loss)
+        apply_update([optimizer], update, optim, fp16=False, empty=False)
+        with torch.no_grad():
+            torch._foreach_lerp_(
+                list(ema.parameters()), list(model.parameters()), 1 - ema_decay(EMA_DECAY, step)
+            )
+    return ema
+
+
+def main() -> None:
+    """Read the flags, train every combination and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("--size", type=int, default=64, help="px of the crops")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--steps", type=int, nargs="+", default=[50])
+    parser.add_argument("--peaks", type=float, nargs="+", default=[1e-4, 2e-4, 4e-4])
+    parser.add_argument("--kl_weights", type=float, nargs="+", default=[LossConfig().kl_weight])
+    parser.add_argument("--channels", type=int, nargs="+", default=[32, 64, 64, 64])
+    parser.add_argument("--norm_groups", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--start", type=Path, help="weights of --save instead of the warm start")
+    parser.add_argument("--save", type=Path, help="file for the weights of the last run")
+    given = parser.parse_args()
+    dtype = torch.bfloat16 if given.bf16 else torch.float32
+    photos, draw = read_photos(given.photos, given.size), random.Random(7)
+    held_out, trained = photos[::VALIDATION_SHARE], [p for i, p in enumerate(photos) if i % VALIDATION_SHARE]
+    each = max(1, VALIDATION_CROPS * 64 // given.size // len(held_out))
+    crops = torch.stack([crop_of(photo, given.size, draw) for photo in held_out for _ in range(each)])
+    config = ModelConfig(channels=tuple(given.channels), layers_per_block=1, norm_groups=given.norm_groups)
+    model = AutoencoderKL(config)
+    initialize(model, "warm", given.seed)
+    if given.start:
+        model.load_state_dict(torch.load(given.start, weights_only=True))
+    model = model.to(memory_format=torch.channels_last)
+    start = measure(model, crops, dtype)
+    print(json.dumps({"start": start}), flush=True)
+    for kl_weight in given.kl_weights:
+        for steps in given.steps:
+            for peak in given.peaks:
+                ema = train(model, trained, given, steps, peak, kl_weight, dtype)
+                found = measure(ema, crops, dtype)
+                record = {"steps": steps, "peak": peak, "kl_weight": kl_weight, **found}
+                print(json.dumps(record | {"gain": found["psnr"] - start["psnr"]}), flush=True)
+                if given.save:
+                    torch.save(ema.state_dict(), given.save)
+
+
+if __name__ == "__main__":
+    main()
