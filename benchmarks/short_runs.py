@@ -1,4 +1,4 @@
-"""PSNR before and after short runs of a small network, by peak learning rate and KL weight.
+"""PSNR before and after short runs of a small network, by peak learning rate, KL weight and optimizer.
 
     python benchmarks/short_runs.py --photos FOLDER --size 64 --steps 50 100 --peaks 1e-4 2e-4
 
@@ -13,6 +13,7 @@ import copy
 import json
 import random
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.evaluation.latents import NoiseMeter, noise_facts
+from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
+from vae.optimizers import build_optimizers
 from vae.pixels import to_float
 from vae.psnr import psnr
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
 from vae.training.schedule import WARMUP_SHARE, ema_decay, learning_rate_factor
 
+FORMATS = (".png", ".jpg", ".jpeg", ".webp")
 LONGEST_SIDE = 1024  # px of a photograph in memory
 VALIDATION_SHARE, VALIDATION_CROPS = 6, 24  # every sixth photograph; crops at 64 px, fewer if larger
 EMA_DECAY = 0.999  # the default of the trainer
@@ -38,7 +42,7 @@ EMA_DECAY = 0.999  # the default of the trainer
 def read_photos(folder: Path, size: int) -> list[torch.Tensor]:
     """uint8 (3, H, W) of all photographs that contain a crop of `size`, in an order that never changes."""
     photos = []
-    for path in sorted(folder.iterdir()):
+    for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in FORMATS):
         image = Image.open(path).convert("RGB")
         image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
         if min(image.size) >= size:
@@ -81,11 +85,10 @@ def train(
 ) -> AutoencoderKL:
     """The EMA weights after `steps` with a cosine from `peak`."""
     model, ema = copy.deepcopy(start), copy.deepcopy(start).requires_grad_(False)
-    networks = Networks(model, None, None, dtype, channels_last=True)
-    optim, loss = OptimConfig(), LossConfig(perceptual_weight=0.0, kl_weight=kl_weight)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), peak, (optim.beta1, optim.beta2), weight_decay=optim.weight_decay, fused=True
-    )
+    loss = LossConfig(perceptual_weight=0.0, kl_weight=kl_weight)
+    networks = Networks(model, None, build_terms(loss, dtype, "cpu"), dtype, channels_last=True)
+    optim = OptimConfig(optimizer=given.optimizer, learning_rate=peak)
+    (optimizer,) = build_optimizers(model, None, optim, loss)
     update, draw = UpdateState.begin(torch.device("cpu"), fp16=False), random.Random(given.seed)
     generator, latent = torch.Generator().manual_seed(given.seed), given.size // model.downsampling
     shape = (given.batch, model.config.z_channels, latent, latent)
@@ -94,8 +97,9 @@ def train(
         noise = torch.randn(shape, generator=generator)
         inputs = StepInputs(crops, noise, 1 / given.batch, torch.ones(()), None)
         factor = learning_rate_factor("cosine", step, steps, int(WARMUP_SHARE * steps))
-        optimizer.param_groups[0]["lr"] = peak * factor
-        compute_gradients(networks, inputs, [given.batch], loss)
+        for group in optimizer.param_groups:
+            group["lr"] = peak * factor
+        compute_gradients(networks, inputs, [given.batch])
         apply_update([optimizer], update, optim, fp16=False, empty=False)
         with torch.no_grad():
             torch._foreach_lerp_(
@@ -115,6 +119,7 @@ def main() -> None:
     parser.add_argument("--kl_weights", type=float, nargs="+", default=[LossConfig().kl_weight])
     parser.add_argument("--channels", type=int, nargs="+", default=[32, 64, 64, 64])
     parser.add_argument("--norm_groups", type=int, default=8)
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--start", type=Path, help="weights of --save instead of the warm start")
@@ -136,10 +141,13 @@ def main() -> None:
     for kl_weight in given.kl_weights:
         for steps in given.steps:
             for peak in given.peaks:
+                began = time.process_time()
                 ema = train(model, trained, given, steps, peak, kl_weight, dtype)
                 found = measure(ema, crops, dtype)
+                seconds = time.process_time() - began
                 record = {"steps": steps, "peak": peak, "kl_weight": kl_weight, **found}
-                print(json.dumps(record | {"gain": found["psnr"] - start["psnr"]}), flush=True)
+                record |= {"gain": found["psnr"] - start["psnr"], "cpu_seconds": seconds}
+                print(json.dumps(record), flush=True)
                 if given.save:
                     torch.save(ema.state_dict(), given.save)
 
