@@ -53,7 +53,7 @@ def costs_of(image_size: int, steps: int) -> dict[str, Cost]:
     theirs = Theirs(work, device, BF16_CHANNELS_LAST, mine)
 
     def step_with_graph() -> None:
-        graph.gradients(mine.networks, mine.inputs, mine.sizes, work.loss)
+        graph.gradients(mine.networks, mine.inputs, mine.sizes)
         apply_update(mine.optimizers, mine.update, mine.optim, fp16=False, empty=False)
 
     ways: dict[str, Callable[[], None]] = {OURS: mine.step, GRAPH: step_with_graph, THEIRS: theirs.step}

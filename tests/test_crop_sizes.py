@@ -6,20 +6,19 @@ docs/training.md has the table of all settings. Only borders differ, so the tole
 import pytest
 import torch
 
-from tests.harness.toy_networks import ALL_LOSSES, toy_inputs, toy_networks
-from vae.config.options import LossConfig
+from tests.harness.toy_networks import toy_inputs, toy_networks
 from vae.step import compute_gradients
 
 SIDE = 32  # px of the tile
 
 
-def step_sums(tiles: int, loss: LossConfig = ALL_LOSSES) -> dict[str, float]:
+def step_sums(tiles: int) -> dict[str, float]:
     """The sums of a step on one image of `tiles` x `tiles` equal tiles."""
     networks, inputs = toy_networks(torch.float32), toy_inputs(1, SIDE)
     smooth = torch.nn.functional.avg_pool2d(inputs.images.float(), 5, 1, 2)
     inputs.images = smooth.to(torch.uint8).tile(1, 1, tiles, tiles)
     inputs.noise = inputs.noise.tile(1, 1, tiles, tiles).float()
-    sums = compute_gradients(networks, inputs, [1], loss)
+    sums = compute_gradients(networks, inputs, [1])
     return {name: float(value) for name, value in sums.items()}
 
 
@@ -35,4 +34,5 @@ def test_the_adaptive_adversarial_weight_does_not_change_with_the_size():
     def ratio(sums: dict[str, float]) -> float:
         return (sums["reconstruction_sq_norm"] / sums["adversarial_sq_norm"]) ** 0.5
 
-    assert ratio(step_sums(8)) == pytest.approx(ratio(step_sums(2)), rel=0.15)
+    # borders: 0.88 and 0.73; a sum over pixels in one of the two terms would be a factor of 16
+    assert ratio(step_sums(8)) == pytest.approx(ratio(step_sums(2)), rel=0.3)

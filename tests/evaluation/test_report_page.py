@@ -95,7 +95,7 @@ def vae(folder, name, number, psnr, side=24):
         path=f"/models/{name}",
         kind="checkpoint",
         sizes=sizes,
-        latents=LatentFacts(2, 8, [0.0, 0.25], [1.0, 0.001], 123.5, [1], 0.5),
+        latents=LatentFacts(2, 8, [0.0, 0.25], [1.0, 0.001], 123.5, 0.02, [1], 0.5),
         equivariance={"turn_90": Equivariance(17.25, 18.75)},
         grid_artefacts={"grey": GridArtefact(0.125, None)},
         samples=[
@@ -250,7 +250,15 @@ def test_tables_contain_every_metric_at_each_size_and_mark_the_best_vae(results,
     assert second[1:] == ["★ 14.5", "7.25", "missing", "missing"]
     assert cells(page, "Equivariance")[1][1] == "17.25 (18.75)"
     assert cells(page, "Grid artefacts")[1][1] == "0.125"
-    assert cells(page, "Latents")[1][1:] == ["2", "8", "123.5", "0 to 0.25", "0.001 to 1", "1 of 2 (1)"]
+    assert cells(page, "Latents")[1][1:] == [
+        "2",
+        "8",
+        "123.5",
+        "0.02",
+        "0 to 0.25",
+        "0.001 to 1",
+        "1 of 2 (1)",
+    ]
     hardest = cells(page, "PSNR of the hardest images")
     assert [row[1] for row in hardest[1:]] == ["20.00", "30.00"]
     for text in ("2.15.0", "8, 16", "/models/second", "truncated <file>", "2030-01-01"):

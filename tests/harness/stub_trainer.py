@@ -34,7 +34,7 @@ def save(*_):
     open(saved, "w").write(str(done))
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
-seed, rate = options.get("seed", 0), options.get("learning_rate", 1e-4)
+seed, rate = options.get("seed", 0), options.get("learning_rate") or 1e-4
 while done < STEPS:
     done += 1
     psnr = 20 + 5 * math.exp(-(math.log10(rate) + 3) ** 2) * done / STEPS + 0.1 * (seed * 7 % 5) / 5

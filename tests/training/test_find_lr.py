@@ -26,6 +26,7 @@ ONE_LEVEL = {"channels": [8], "image_size": 16}
 @pytest.fixture
 def options(tiny) -> dict:
     """Options of a quick search, with the smallest network."""
+    tiny = {name: value for name, value in tiny.items() if name != "learning_rate"}
     return {**tiny, **ONE_LEVEL, "find_lr": True, "find_lr_steps": 50, "find_lr_seeds": 2}
 
 

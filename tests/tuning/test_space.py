@@ -5,10 +5,10 @@ import json
 import pytest
 
 from vae.config.errors import UserError
-from vae.config.options import Config, SpeedConfig, all_options, build, flatten
+from vae.config.options import Config, SpeedConfig, all_options, build
 from vae.config.values import check
 from vae.tuning.presets import RECIPES, known_recipes, preset
-from vae.tuning.space import SEARCHABLE, Choices, Range, check_space, options_of, read_space
+from vae.tuning.space import SEARCHABLE, Choices, Range, check_space, options_of, read_space, start_values
 
 BAD = [
     ('{"learning_rat": [1, 2]}', ["learning_rat", "unknown", "learning_rate"]),
@@ -129,5 +129,5 @@ def test_known_recipes_are_whole_trials_inside_of_the_space():
     for params in recipes.values():
         assert set(params) == set(space)
         assert all(space[name].contains(value) for name, value in params.items())
-    assert recipes["ldm"]["learning_rate"] == flatten(base)["learning_rate"]
+    assert recipes["ldm"]["learning_rate"] == start_values(base)["learning_rate"] == 1e-4
     assert known_recipes({"weight_decay": Range(0.0, 1.0)}, base) == {}  # no recipe says anything about it

@@ -16,6 +16,7 @@ from vae.model.autoencoder import AutoencoderKL, Posterior
 # channel. Unlike a fixed variance (Burda et al. 2016: 0.01), both limits do not depend on the latent's scale.
 MIN_SIGNAL_SHARE = 0.01
 MIN_STD_SHARE = 1e-3
+LATENTS = "latents "  # the names of the sums of a NoiseMeter begin with it
 
 
 class LatentMeter:
@@ -78,7 +79,7 @@ class NoiseMeter:
     def sums(self) -> Sums:
         """The sums by name, in their order; the names do not depend on what was added."""
         values = self._sums.flatten().tolist()
-        return {f"latents {index:04}": (value, self._count) for index, value in enumerate(values)}
+        return {f"{LATENTS}{index:04}": (value, self._count) for index, value in enumerate(values)}
 
 
 def noise_facts(sums: Sums) -> dict[str, float]:

@@ -18,7 +18,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torchvision import models
 
-from vae import console
 from vae.config.errors import UserError
 from vae.config.options import LossConfig
 from vae.losses.feature_distance import FeatureDistance
@@ -35,10 +34,6 @@ RANDOM_TRUNK_SEED = 20180611
 
 def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> tuple[str, TermFunction]:
     """The term of `perceptual_weight` (vae/losses/terms.py)."""
-    if loss.perceptual_net == "random" and torch.device(device).type != "meta":
-        console.warning(
-            "--perceptual_net random: LPIPS has random weights, its values cannot be compared with others"
-        )
     network = build_perceptual(loss.perceptual_net, loss.perceptual_weights, dtype, device)
     return f"LPIPS ({loss.perceptual_net})", network
 

@@ -32,6 +32,11 @@ def print_remarks(run: RunContext, state: TrainingState) -> None:
         console.warning(warning)
     if remark := busy_line(run.dist.device, torch.get_num_threads()):
         console.info(remark)
+    loss = run.config.loss
+    if loss.perceptual_weight and loss.perceptual_net == "random":
+        console.warning(
+            "--perceptual_net random: LPIPS has random weights, its values cannot be compared with others"
+        )
     if not run.resumed_from and (warning := warm_start_warning(run.config.model)):
         console.warning(warning)
 

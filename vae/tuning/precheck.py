@@ -16,7 +16,7 @@ from vae.data.shards import is_dataset
 from vae.files import why_not_writable
 from vae.training.precheck import check_command as check_training
 from vae.tuning.presets import PRESETS, preset
-from vae.tuning.space import Space, check_space, read_space
+from vae.tuning.space import Space, check_space, read_space, start_values
 
 PACKAGES = {"optuna": "optuna", "matplotlib": "matplotlib"}  # module, package
 INSTALL = "pip install -r requirements-tune.txt"
@@ -53,6 +53,11 @@ def check_command(config: TuneConfig) -> Base:
             )
     else:
         space = read_space(Path(config.space))
+    if (
+        "learning_rate" in space and base.optim.learning_rate is None
+    ):  # the rule has no number for all lengths
+        options["learning_rate"] = start_values(base)["learning_rate"]
+        base = resolve(options, profile=_profile(options))
     check_space(space, base, config.objective, config.space)
     return Base(options, base, space)
 

@@ -10,7 +10,7 @@ from vae import console
 from vae.config.options import DataConfig
 from vae.data.dataset import Images
 from vae.data.loading import load_validation
-from vae.evaluation.latents import NoiseMeter, noise_facts
+from vae.evaluation.latents import LATENTS, NoiseMeter, noise_facts
 from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
 from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
@@ -119,11 +119,12 @@ def validation_metrics(
         noise = NoiseMeter(model.config.z_channels)
         reconstruct = mode_reconstruction(model, networks, noise)
         sums = reconstruction_sums(reconstruct, map(to_float, batches), lpips_of(networks.terms), psnr)
-        return {"": sums, "noise": noise.sums(), **slices.sums(psnr)}
+        return {"": sums | noise.sums(), **slices.sums(psnr)}
 
     sums = measure(sums_of)
-    noise = noise_facts(_all_reduce(sums.pop("noise"), dist))
-    return means(_all_reduce(sums[""], dist)) | noise, slices.means(sums, dist)
+    reduced = _all_reduce(sums[""], dist)
+    noise = noise_facts({name: reduced.pop(name) for name in list(reduced) if name.startswith(LATENTS)})
+    return means(reduced) | noise, slices.means(sums, dist)
 
 
 def baseline_metrics(
