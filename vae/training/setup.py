@@ -99,7 +99,7 @@ def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingSt
 
 def _begun_from(config: Config, content: dict[str, Any] | None) -> str:
     """The weights that the first stage of the run began with."""
-    if content is not None and "begun_from" in content:
+    if content is not None and content.get("begun_from") in (RANDOM, WARM, TRAINED):
         return content["begun_from"]
     if config.model.init_from:
         return TRAINED

@@ -74,8 +74,8 @@ def _rate_note(run: RunContext, ctx: StageContext) -> str | None:
         return None
     steps = console.counted(ctx.steps.total, "step")
     return (
-        f"note: --learning_rate {ctx.peak:g} is kept, but so few as {steps} that begin with a "
-        f"{run.start_of(ctx.stage)} may end below their start: the default is {ruled:.2g} here"
+        f"note: --learning_rate {ctx.peak:g} is kept, but {steps} at this rate may end below their start "
+        f"({run.start_of(ctx.stage)}): the default is {ruled:.2g} here"
     )
 
 
