@@ -29,7 +29,7 @@ def run_plan(config):
     """Print the profiles that fit as a table or as JSON; returns the exit code."""
     import json
 
-    from vae.gpus import find_cards
+    from vae.system.gpus import find_cards
 
     if config.gpu is not None:
         find_cards(config.gpu)  # finds a mistake before PyTorch is imported, which takes seconds
@@ -51,6 +51,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    from vae.script import run_script
+    from vae.system.script import run_script
 
     run_script("check_compatibility.py", main)

@@ -2,7 +2,7 @@
 """Measure and compare VAEs on a folder of images: `python evaluate_vae.py --help`."""
 
 from vae.config.evaluate_flags import parse_evaluate_flags
-from vae.script import run_script
+from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:

@@ -2,7 +2,7 @@
 """Write a trained VAE for other programs: `python export_vae.py --help`."""
 
 from vae.config.export_flags import parse_export_flags
-from vae.script import run_script
+from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:

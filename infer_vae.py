@@ -2,7 +2,7 @@
 """Reconstruct, encode and decode images with a trained VAE: `python infer_vae.py --help`."""
 
 from vae.config.infer_flags import parse_infer_flags
-from vae.script import run_script
+from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:

@@ -11,7 +11,7 @@ from vae.config.prepare_flags import (
     ValidateConfig,
     parse_prepare_flags,
 )
-from vae.script import run_script
+from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:

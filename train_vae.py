@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Train a high-resolution image VAE on a folder of images: `python train_vae.py --help`."""
 
-from vae import console
 from vae.config.flags import parse_flags
 from vae.config.recipes import profile_table
-from vae.script import run_script
+from vae.system import console
+from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:

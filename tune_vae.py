@@ -2,7 +2,7 @@
 """Search for the settings of train_vae.py on your own images: `python tune_vae.py --help`."""
 
 from vae.config.tune_flags import parse_tune_flags
-from vae.script import run_script
+from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:

@@ -20,7 +20,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from vae.data.folder import list_images  # noqa: E402
+from vae.images.folder import list_images  # noqa: E402
 from vae.prepare.demo.draw import draw_image  # noqa: E402
 from vae.prepare.fingerprints import Fingerprint, fingerprint_pixels  # noqa: E402
 from vae.prepare.near_duplicates import find_clusters  # noqa: E402

@@ -31,7 +31,7 @@ from benchmarks.first_hour.record import (  # noqa: E402
     Record,
 )
 from benchmarks.first_hour.summary import NUMBERS  # noqa: E402
-from vae.config.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 
 GRACE_SECONDS = 60  # for the last case of a part; then its process is ended
 

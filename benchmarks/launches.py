@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from vae.config.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 
 set_gpu_memory_variables()  # before PyTorch is imported, as every script does
 
@@ -28,7 +28,7 @@ from benchmarks.comparison.theirs import BF16_CHANNELS_LAST, Theirs  # noqa: E40
 from benchmarks.comparison.work import Work  # noqa: E402
 from tests.null_gpu.counters import Counters  # noqa: E402
 from vae.config.options import SpeedConfig  # noqa: E402
-from vae.kernel_check import choose_kernels  # noqa: E402
+from vae.ops.kernel_check import choose_kernels  # noqa: E402
 from vae.step import apply_update  # noqa: E402
 from vae.training.cuda_graph import WARMUP_STEPS, StepGraph  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402

@@ -18,9 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
-from vae.config.gpu_memory import set_gpu_memory_variables  # noqa: E402
 from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
-from vae.host import GIB  # noqa: E402
 from vae.losses.terms import build_terms  # noqa: E402
 from vae.memory.available import available_bytes  # noqa: E402
 from vae.memory.live_bytes import LiveBytes  # noqa: E402
@@ -28,6 +26,8 @@ from vae.memory.plan import StepMemory, reserve_bytes, stage_spec, step_memory  
 from vae.model.autoencoder import downsampling  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
 from vae.step import Networks, StepInputs, apply_update, compute_gradients  # noqa: E402
+from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.host import GIB  # noqa: E402
 from vae.training.precision import compile_in_place, set_backends  # noqa: E402
 from vae.training.state import begin_state  # noqa: E402
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from vae.config.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 
 CASE_COUNT = 10
 

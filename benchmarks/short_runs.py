@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.evaluation.latents import NoiseMeter, noise_facts
+from vae.images.pixels import to_float
+from vae.images.psnr import psnr
 from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
 from vae.optimizers import build_optimizers
-from vae.pixels import to_float
-from vae.psnr import psnr
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
 from vae.training.schedule import WARMUP_SHARE, ema_decay, learning_rate_factor
 

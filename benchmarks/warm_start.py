@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vae.api import load_vae
 from vae.config.options import ModelConfig
-from vae.data.decoding import decode_image
-from vae.data.folder import list_images
 from vae.evaluation.baselines import bicubic_baseline
+from vae.images.decoding import decode_image
+from vae.images.folder import list_images
+from vae.images.pixels import to_float
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
-from vae.pixels import to_float
 
 SIDE, BORDER, CROPS = 128, 16, 16  # px, px, crops of each kind
 

@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
-from vae.config.errors import EXIT_INTERRUPTED
+from vae.system.errors import EXIT_INTERRUPTED
 
 SECONDS_TO_END = 10.0  # between the signal that asks a command to end, and SIGKILL
 

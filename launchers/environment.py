@@ -13,11 +13,11 @@ from launchers.stamp import ROOT, build_of, read_stamp
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest, title
 from launchers.torch_index import PYTORCH_INDEX
 from launchers.virtual_environment import install, is_complete, python_of, runs
-from vae import console
 from vae.checks import nvidia_smi
 from vae.checks.cuda_builds import BUILDS
-from vae.host import usable_cores
-from vae.script import SETUP
+from vae.system import console
+from vae.system.host import usable_cores
+from vae.system.script import SETUP
 
 MENU = {
     "1": "cu118",

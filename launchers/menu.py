@@ -5,13 +5,13 @@ Needs only the standard library. Contains no settings: recipes are in vae/config
 
 import subprocess
 
-from vae import console
 from vae.checks import nvidia_smi
-from vae.config.errors import UserError
 from vae.config.options import ModelConfig, all_options
 from vae.config.recipes import suggested_profile
 from vae.config.resolve import check_image_size
 from vae.config.values import check
+from vae.system import console
+from vae.system.errors import UserError
 
 CHOICES = (
     *("ultra", "high", "standard", "fast", "custom"),

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from vae.checks.packages import read_requirements
-from vae.files import read_json
+from vae.system.files import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = "requirements-lock.txt"

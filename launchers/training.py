@@ -1,6 +1,6 @@
 """Starts a training run from a launcher's arguments, for train_rtx5090.sh and train_rtx5090.bat.
 
-Needs only the standard library. Contains no settings: recipes are in vae/config, card settings in vae/gpus.
+Needs only the standard library. Contains no settings: recipes: vae/config, card settings: vae/system/gpus.py.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from launchers.command import exit_code_of, run_command, stop_on_signals
 from launchers.menu import ask_profile
 from launchers.stamp import ROOT, has_requirements
-from vae import console
+from vae.system import console
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"

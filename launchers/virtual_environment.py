@@ -26,9 +26,9 @@ from launchers.stamp import (
     write_stamp,
 )
 from launchers.torch_index import torch_source
-from vae import console
 from vae.checks.cuda_builds import BUILDS, triton_for_windows
-from vae.script import SETUP
+from vae.system import console
+from vae.system.script import SETUP
 
 WINDOWS = os.name == "nt"
 

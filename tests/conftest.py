@@ -13,7 +13,7 @@ from PIL import Image
 
 from vae.config.options import LossConfig
 
-# Tests check the annotations of vae.shapes. Not in the layers, because torch.compile would trace the checks,
+# Tests check the annotations of vae.ops.shapes. Not in the layers: torch.compile would trace the checks,
 # and not in modules with Triton kernels, which Triton could not compile.
 CHECKED = ["model.autoencoder", "model.discriminator"]
 terms = [item.name.removesuffix("_weight") for item in fields(LossConfig) if "term" in item.metadata]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from vae import device
-from vae.config.errors import UserError
 from vae.device import is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
+from vae.system.errors import UserError
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is available")
 

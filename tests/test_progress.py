@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from tests.harness.runs import ROOT
-from vae import console, progress
+from vae import progress
 from vae.progress import Progress, track
+from vae.system import console
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from tests.harness.toy_networks import (
     toy_networks,
 )
 from vae.config.options import LossConfig, OptimConfig
+from vae.images.pixels import to_float
 from vae.ops.attention import attention_reference
 from vae.ops.resample import upsample_conv_reference
-from vae.pixels import to_float
 from vae.step import (
     LOSS_SCALE_GROWTH_STEPS,
     LOSS_SCALE_START,

@@ -10,7 +10,7 @@ from tests.harness.runs import ROOT
 
 PROGRAM = """
 import os, sys
-from vae.script import run_script
+from vae.system.script import run_script
 
 def main(argv):
     assert "torch" not in sys.modules  # OpenMP reads the setting when PyTorch is imported

@@ -16,23 +16,23 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from vae.config.errors import DataError, UserError
 from vae.config.evaluate_flags import EvaluateConfig, parse_evaluate_flags
 from vae.config.export_flags import ExportConfig, parse_export_flags
 from vae.config.flags import parse_flags
 from vae.config.options import Config, all_options
 from vae.config.values import nearest
-from vae.data.color import to_srgb
-from vae.data.decoding import decode_image, parse_background
-from vae.data.formats import BadImageError
 from vae.device import DTYPES, pick_device
-from vae.files import read_json_lines
+from vae.images.color import to_srgb
+from vae.images.decoding import decode_image, parse_background
+from vae.images.formats import BadImageError
+from vae.images.pixels import to_float, to_uint8
 from vae.inference.codec import decode_latents, encode_images
 from vae.interop import vae_files
 from vae.interop.vae_files import LoadedVae
-from vae.kernel_check import choose_kernels
-from vae.noise import keyed_normal
-from vae.pixels import to_float, to_uint8
+from vae.ops.kernel_check import choose_kernels
+from vae.ops.noise import keyed_normal
+from vae.system.errors import DataError, UserError
+from vae.system.files import read_json_lines
 
 if TYPE_CHECKING:
     from vae.evaluation.results import Results

@@ -13,8 +13,8 @@ from pathlib import Path
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from vae.console import printable
-from vae.files import atomic_path
+from vae.system.console import printable
+from vae.system.files import atomic_path
 
 
 def write_page(path: Path, template_name: str, **values: object) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from vae import console
+from vae.system import console
 
 SECONDS_BETWEEN_LINES = 30.0
 Item = TypeVar("Item")

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vae.config.options import OptimConfig
+from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
-from vae.pixels import to_float
 
 LOSS_SCALE_START = 2.0**16  # fp16: start, growth and backoff as in PyTorch's GradScaler
 LOSS_SCALE_GROWTH_STEPS = 2000

@@ -25,8 +25,8 @@ from benchmarks.comparison.theirs import (
     Variant,
 )
 from benchmarks.comparison.work import Work
-from vae.host import GIB
 from vae.model.recompute import RECOMPUTE_LEVELS
+from vae.system.host import GIB
 
 META = torch.device("meta")
 LIMIT_BYTES = 30 * GIB  # of case 4: available on a 32 GB card

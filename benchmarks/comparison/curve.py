@@ -12,7 +12,7 @@ from benchmarks.comparison.measuring import counted
 from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.theirs import AUTOCAST, BF16, BF16_CHECKPOINTING, Theirs
 from benchmarks.comparison.work import Work
-from vae.host import GIB
+from vae.system.host import GIB
 
 TIMED_PX = {"small": (64, 96, 128), "large": (256, 512, 1024, 1536)}
 COUNTED_PX = (512, 1024, 2048)

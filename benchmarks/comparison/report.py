@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from vae.gpus import match_card
-from vae.host import GIB
+from vae.system.gpus import match_card
+from vae.system.host import GIB
 
 PACKAGES = ("torch", "torchvision", "diffusers", "lpips", "triton")
 

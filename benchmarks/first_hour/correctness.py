@@ -25,7 +25,7 @@ from benchmarks.first_hour.case import (
     verdict,
 )
 from vae.config.options import RECOMPUTE, ModelConfig
-from vae.kernel_check import DTYPE_NAMES, run_tests
+from vae.ops.kernel_check import DTYPE_NAMES, run_tests
 
 TITLE = "Correct results: kernels, products over NaN, gradients of whole steps, memory access"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

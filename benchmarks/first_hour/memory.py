@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.first_hour.case import CARD_GIB, DEVICE, Case, Settings, in_a_process, markdown, rounded
 from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
-from vae.config.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS
 from vae.device import is_out_of_memory
-from vae.host import GIB
+from vae.system.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS
+from vae.system.host import GIB
 from vae.training.stage_memory import memory_peaks
 
 TITLE = f"Memory of a step within {CARD_GIB} GiB: predicted, allocated, reserved, retries"

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.first_hour.case import DEVICE, Case, Settings, computes, markdown, rounded, seconds_of
-from vae.host import GIB
-from vae.kernel_check import run_tests
 from vae.ops import attention as attention_module
 from vae.ops import gpu_blocks
 from vae.ops.attention import attention
+from vae.ops.kernel_check import run_tests
 from vae.ops.norm import group_norm_silu
 from vae.ops.resample import upsample_conv
+from vae.system.host import GIB
 
 TITLE = "Convolutions, norms and attention: rates, workspaces, launch shapes"
 MIB = 2**20

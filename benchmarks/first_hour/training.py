@@ -22,8 +22,8 @@ from benchmarks.first_hour.case import (
     verdict,
 )
 from benchmarks.first_hour.trainer_step import SMALL
-from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.losses.trunk_weights import URLS
+from vae.system.errors import EXIT_SAVED_RESUMABLE
 
 TITLE = "Training on photographs: 200 steps and a resume; initial weights warm and default for 2,000 steps"
 STOP_SECONDS = 30  # for the step, the validation and the checkpoint after a signal

@@ -9,7 +9,7 @@ from vae.checks.cuda_builds import BLACKWELL_DRIVER, FIRST_DRIVER
 from vae.checks.judge.all_checks import judge
 from vae.checks.judge.host import CHECKPOINT_BYTES, CHECKPOINTS
 from vae.config.check_flags import CheckConfig
-from vae.host import GIB
+from vae.system.host import GIB
 
 PAGE = (ROOT / "docs/check_compatibility.md").read_text(encoding="utf-8")
 

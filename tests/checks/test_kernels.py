@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from vae.checks import kernels
 from vae.checks.judge.kernels import TITLES
-from vae.kernel_check import TOLERANCE, Outcome
+from vae.ops.kernel_check import TOLERANCE, Outcome
 from vae.ops.library import KernelKey
 
 FAST = [name for name in kernels.KERNELS if name not in ("compile", "triton")]

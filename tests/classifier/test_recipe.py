@@ -11,13 +11,13 @@ from vae.classifier.latent_cache import view_of
 from vae.classifier.memory import ClassifierSpec, choose_micro_batch, classifier_memory
 from vae.classifier.network import LatentClassifier, NetworkShape
 from vae.classifier.recipe import Recipe, add_gradients, begin, forward_of, predict, train_epoch
-from vae.config.errors import UserError
 from vae.config.evaluate_flags import parse_evaluate_flags
-from vae.gpus import CARDS
-from vae.host import GIB
 from vae.memory.available import cuda_reserve
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan_table import DRIVER_AND_CONTEXT_GIB
+from vae.system.errors import UserError
+from vae.system.gpus import CARDS
+from vae.system.host import GIB
 
 SMALL = NetworkShape("convnext", channels=3, side=8, classes=4, widths=(8, 16), depths=(1, 1))
 

@@ -25,11 +25,11 @@ from tests.harness.runs import ROOT
 from tests.harness.small_vae import SMALL, write_vae
 from vae.classifier import latent_cache
 from vae.classifier import run as recipe_run
-from vae.data.formats import BadImageError
-from vae.data.shard_images import ShardImages
-from vae.data.shards import Shard, dataset_content, read_dataset
-from vae.files import read_json, write_json
-from vae.script import exit_code
+from vae.images.formats import BadImageError
+from vae.shards.index import Shard, dataset_content, read_dataset
+from vae.shards.shard_images import ShardImages
+from vae.system.files import read_json, write_json
+from vae.system.script import exit_code
 
 TINY_VAE = replace(SMALL, channels=(8, 8, 8), norm_groups=4, z_channels=4)
 

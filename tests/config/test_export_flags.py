@@ -4,8 +4,8 @@ from dataclasses import MISSING, fields
 
 import pytest
 
-from vae.config.errors import UsageError, UserError
 from vae.config.export_flags import ExportConfig, parse_export_flags
+from vae.system.errors import UsageError, UserError
 
 PROMISED = {
     "vae": MISSING,

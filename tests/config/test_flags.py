@@ -8,7 +8,6 @@ import pytest
 
 from tests.harness.runs import ROOT
 from vae.config.check_flags import parse_check_flags
-from vae.config.errors import EXIT_CONFIG, EXIT_USAGE, UsageError, UserError
 from vae.config.evaluate_flags import parse_evaluate_flags
 from vae.config.export_flags import parse_export_flags
 from vae.config.flags import build_parser, parse_flags
@@ -16,6 +15,7 @@ from vae.config.flags_table import flags_markdown
 from vae.config.infer_flags import parse_infer_flags
 from vae.config.options import Config, all_options, build, flatten
 from vae.config.prepare_flags import parse_prepare_flags
+from vae.system.errors import EXIT_CONFIG, EXIT_USAGE, UsageError, UserError
 
 # The public contract: a name or default in this table changes only in a new major version.
 STABLE_DEFAULTS = {

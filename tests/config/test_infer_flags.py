@@ -2,8 +2,8 @@
 
 import pytest
 
-from vae.config.errors import UsageError, UserError
 from vae.config.infer_flags import parse_infer_flags
+from vae.system.errors import UsageError, UserError
 
 WORDS = ["--vae", "vae", "--mode", "reconstruct", "--output_dir", "out", "--input"]
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from vae.config.errors import UserError
 from vae.config.flags import parse_flags
 from vae.config.recipes import recipe_values
 from vae.config.resolve import resolve
+from vae.system.errors import UserError
 
 DEMO = recipe_values("demo", has_gpu=False)
 LENGTHS = [("num_epochs", 7), ("max_steps", 7), ("progressive", "32:1:4")]

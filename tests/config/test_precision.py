@@ -2,11 +2,11 @@
 
 import pytest
 
-from vae.config.errors import UserError
 from vae.config.options import SpeedConfig
 from vae.config.precision import PrecisionSupport, choose_dtype, precision_remark
 from vae.config.recipes import recipe_values
 from vae.config.resolve import resolve
+from vae.system.errors import UserError
 
 RTX_5090 = PrecisionSupport("RTX 5090", is_gpu=True, bf16="native")
 T4 = PrecisionSupport("Tesla T4", is_gpu=True, bf16="none")

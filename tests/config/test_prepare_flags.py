@@ -2,8 +2,8 @@
 
 import pytest
 
-from vae.config.errors import EXIT_USAGE, UsageError
 from vae.config.prepare_flags import parse_prepare_flags
+from vae.system.errors import EXIT_USAGE, UsageError
 
 FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
 

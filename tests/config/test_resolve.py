@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from vae.config.errors import UserError
 from vae.config.flags import parse_flags
 from vae.config.options import Config, build, flatten
 from vae.config.recipes import RECIPES, profile_table, recipe_values, suggested_profile
 from vae.config.resolve import PER_COMMAND, check_encoder, parse_progressive, resolve
+from vae.system.errors import UserError
 
 # The value that each source sets for one option, in order of precedence.
 SOURCES = {"given": 1, "checkpoint": 2, "profile": 3, "card": 4}

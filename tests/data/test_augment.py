@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 from tests.harness.runs import TINY
-from vae.config.errors import UserError
 from vae.config.resolve import resolve
 from vae.data.augment import color_jitter, resized_crop, unit
 from vae.data.dataset import CropDataset, FolderImages
+from vae.system.errors import UserError
 from vae.training.contract import EXACT, _transform, compare
 
 SPAN = (2**64 - 1) // 1000

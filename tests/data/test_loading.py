@@ -19,13 +19,13 @@ from PIL import Image
 from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
-from vae.config.errors import DataError, UserError
 from vae.data import decoding_processes, probing
 from vae.data.dataset import CropDataset, FolderImages, Rejection, collate
-from vae.data.folder import list_images
 from vae.data.loading import TrainLoader, load_validation
 from vae.data.probing import accepted_bad_images, probe
 from vae.data.workers import resolve_num_workers
+from vae.images.folder import list_images
+from vae.system.errors import DataError, UserError
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers, monke
 INTERRUPTED = """
 import signal, sys
 from vae.data.dataset import CropDataset, FolderImages
-from vae.data.folder import list_images
+from vae.images.folder import list_images
 from vae.data.loading import TrainLoader
 stopped = []
 for number in (signal.SIGINT, signal.SIGTERM):

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from tests.harness.runs import ROOT, run_script
-from vae.config.errors import DataError, UserError
 from vae.config.flags import command_words
-from vae.data.folder import list_images
 from vae.data.manifest import (
     check_files,
     image_root,
@@ -18,7 +16,9 @@ from vae.data.manifest import (
     train_and_val,
     write_manifest,
 )
-from vae.files import sha256_of_file
+from vae.images.folder import list_images
+from vae.system.errors import DataError, UserError
+from vae.system.files import sha256_of_file
 from vae.training.distributed import Distributed
 from vae.training.setup import prepare_run
 

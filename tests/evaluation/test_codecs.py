@@ -7,7 +7,7 @@ import torch
 from torchvision.transforms.functional import to_pil_image
 
 from vae.evaluation.codecs import CODECS, bits_per_pixel, latent_bytes, through_codec
-from vae.psnr import psnr
+from vae.images.psnr import psnr
 
 
 def image() -> torch.Tensor:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.harness.small_vae import SMALL, write_vae
-from vae.config.errors import UserError
 from vae.config.evaluate_flags import parse_evaluate_flags
 from vae.evaluation.ensemble import ensemble
 from vae.evaluation.measure import VaeCodec
 from vae.interop.vae_files import load_vae
+from vae.system.errors import UserError
 
 CPU = torch.device("cpu")
 FLAGS = ["--data_path", "images", "--output_dir", "out"]

@@ -9,12 +9,12 @@ from PIL import Image
 
 from tests.harness.http_store import http_store, hurry
 from tests.harness.shards import pack, write_shards
-from vae.config.errors import DataError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
-from vae.console import printable
-from vae.data.shards import read_dataset
 from vae.evaluation.compare import _environment, _protocol
 from vae.evaluation.image_set import find_images, square
+from vae.shards.index import read_dataset
+from vae.system.console import printable
+from vae.system.errors import DataError
 
 
 @pytest.fixture

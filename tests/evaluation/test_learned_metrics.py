@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.evaluation import learned_metrics
 from vae.evaluation.learned_metrics import ReconstructionFid, find_perceptual, find_rfid
+from vae.system.errors import UserError
 
 CPU = torch.device("cpu")
 

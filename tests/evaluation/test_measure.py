@@ -5,7 +5,7 @@ import torch
 from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.measure import Metrics, bicubic_reconstruction
 from vae.evaluation.results import PER_IMAGE
-from vae.pixels import to_float, to_uint8
+from vae.images.pixels import to_float, to_uint8
 
 
 def test_every_metric_of_an_image_is_measured():

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import ndimage
 
-from vae.config.errors import UserError
 from vae.evaluation.metrics import ssim
-from vae.psnr import psnr
+from vae.images.psnr import psnr
+from vae.system.errors import UserError
 
 
 def image_pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vae.config.errors import UserError
 from vae.evaluation.metrics import ms_ssim
+from vae.system.errors import UserError
 
 
 def image_pair() -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from vae.evaluation.baselines import bicubic_baseline, mean_colour
 from vae.evaluation.metrics import ssim
 from vae.evaluation.sums import add_sums, baseline_sums, means, reconstruction_sums
-from vae.psnr import MAX_PSNR_DB, psnr
+from vae.images.psnr import MAX_PSNR_DB, psnr
 
 
 def images(count: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ sys.argv = sys.argv[2:]
 ONE_SCRIPT = "runpy.run_path(sys.argv[0], run_name='__main__')"
 EACH_COMMAND = """
 import contextlib, importlib, io, json
-from vae.script import exit_code
+from vae.system.script import exit_code
 found = []
 for script, *words in json.load(sys.stdin):
     error = io.StringIO()

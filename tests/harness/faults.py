@@ -30,7 +30,7 @@ from tests.harness.runs import ROOT
 from vae.config.flags import command_words
 from vae.interop import checkpoint_file
 from vae.model.autoencoder import AutoencoderKL
-from vae.script import exit_code
+from vae.system.script import exit_code
 from vae.training import loop
 from vae.training.run import train
 

@@ -8,7 +8,7 @@ import os
 from tests.harness.faults import VARIABLE, faults_from, injected
 from tests.harness.sharded_runs import record_samples
 from train_vae import main
-from vae.script import run_script
+from vae.system.script import run_script
 
 if __name__ == "__main__":
     with record_samples(), injected(*faults_from(os.environ.get(VARIABLE, "[]"))):

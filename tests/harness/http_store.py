@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from vae.data import store
+from vae.shards import store
 
 HANG, CUT = -1, -2  # answers: nothing for a long time; the first half of the bytes
 

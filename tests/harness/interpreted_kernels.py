@@ -12,8 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vae import kernel_check
-from vae.ops import library
+from vae.ops import kernel_check, library
 
 
 def load_changed(module: str, kernel: str, old: str, new: str) -> None:

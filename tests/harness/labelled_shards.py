@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from vae.data.shards import dataset_content
-from vae.files import write_json
 from vae.prepare.shard.write import Member, Plan, write_shard
+from vae.shards.index import dataset_content
+from vae.system.files import write_json
 
 CLASSES = ("circle", "cross", "square", "stripes")
 

@@ -21,7 +21,7 @@ from vae.checks.judge.all_checks import judge
 from vae.checks.judge.host import VGG_BYTES
 from vae.checks.judge.kernels import TITLES
 from vae.checks.results import Check
-from vae.host import GIB
+from vae.system.host import GIB
 
 ARCHS_130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 ARCHS_126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")

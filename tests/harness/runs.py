@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-from vae.script import exit_code
+from vae.system.script import exit_code
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from vae.data.shard_images import ShardImages
-from vae.data.shards import read_dataset
+from vae.shards.index import read_dataset
+from vae.shards.shard_images import ShardImages
 from vae.training import loop
 
 VARIABLE = "VAE_TEST_SAMPLES"  # the file of record_samples, in the environment of a process

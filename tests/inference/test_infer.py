@@ -15,8 +15,8 @@ from safetensors import safe_open
 from tests.harness.runs import TINY
 from tests.harness.small_vae import write_vae
 from vae import progress
-from vae.config.errors import DataError, UserError
 from vae.interop.vae_files import load_vae
+from vae.system.errors import DataError, UserError
 from vae.training.run import train
 
 

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from vae.config.errors import UserError
 from vae.interop.averaging import average, recorded_score, softmax_weights
+from vae.system.errors import UserError
 
 
 def test_equal_scores_give_equal_weights():

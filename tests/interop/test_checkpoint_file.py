@@ -13,8 +13,6 @@ import torch
 from tests.harness.checkpoints import checkpoint
 from tests.harness.damaged_files import flip_bit
 from tests.harness.training_runs import assert_same
-from vae.config.errors import UserError
-from vae.files import sha256_of_file
 from vae.interop.checkpoint_file import (
     CHECKPOINT_FORMAT,
     DamagedCheckpointError,
@@ -24,6 +22,8 @@ from vae.interop.checkpoint_file import (
     save_checkpoint,
     verify_checkpoint,
 )
+from vae.system.errors import UserError
+from vae.system.files import sha256_of_file
 from vae.training.checkpoints.store import load_newest
 from vae.training.output.run_folder import epoch_name
 

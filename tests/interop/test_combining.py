@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.harness.small_vae import SMALL, write_vae
-from vae.config.errors import UserError
 from vae.config.export_flags import parse_export_flags
+from vae.images.psnr import psnr
 from vae.interop.averaging import greedy_soup, hash_of_weights
 from vae.interop.combining import ENCODER, combine
 from vae.interop.crops import Crops
@@ -19,7 +19,7 @@ from vae.interop.exporting import export
 from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_files import START_KEY, load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.psnr import psnr
+from vae.system.errors import UserError
 
 ONE, OTHER = "1" * 64, "2" * 64
 

@@ -11,7 +11,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.harness.runs import TINY, run_script
-from vae.config.errors import UserError
 from vae.config.flags import command_words
 from vae.config.options import ModelConfig
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
@@ -19,6 +18,7 @@ from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
+from vae.system.errors import UserError
 from vae.training.distributed import Distributed
 from vae.training.run import train
 from vae.training.setup import prepare_run

@@ -10,11 +10,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.harness.vae_families import FAMILIES, REAL, diffusers_model, image, research_model, save_research
-from vae.config.errors import UserError
 from vae.config.export_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.system.errors import UserError
 
 
 def write(*vaes, output, **options) -> None:

@@ -7,11 +7,11 @@ from diffusers import AutoencoderKL
 from PIL import Image
 
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image
-from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
 from vae.interop.exporting import export
 from vae.interop.latent_statistics import LatentSums
 from vae.interop.vae_files import load_vae
+from vae.system.errors import UserError
 
 SIZE = 32  # px of the measured crops; the images are 48 x 40
 

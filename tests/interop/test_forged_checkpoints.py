@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.harness.checkpoints import WITH_DISCRIMINATOR, checkpoint
-from vae.config.errors import UserError
 from vae.interop.checkpoint_file import CHECKPOINT_FORMAT, load_checkpoint, record_path, save_checkpoint
 from vae.interop.checkpoint_schema import ContentError, check_content
 from vae.interop.vae_files import load_vae
+from vae.system.errors import UserError
 from vae.training.checkpoints.store import load_newest, saved_step
 
 NAN, INF = float("nan"), float("inf")

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.harness.checkpoints import checkpoint as checkpoint_content
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
-from vae.config.errors import EXIT_CONFIG, UserError
 from vae.config.options import build
 from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
+from vae.system.errors import EXIT_CONFIG, UserError
 
 
 def error_of(path, **options) -> str:

@@ -20,7 +20,7 @@ from launchers.torch_builds import ENDED, Machine
 from tests.harness.launcher_projects import make_pair, make_wheel
 from tests.harness.runs import ROOT, closed_pipe
 from vae.checks.facts import Smi
-from vae.host import usable_cores
+from vae.system.host import usable_cores
 
 NOWHERE = "http://127.0.0.1:9/whl"  # the discard port refuses connections at once
 

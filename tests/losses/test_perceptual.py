@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from vae.config.errors import UserError
 from vae.losses import feature_distance_torch
 from vae.losses.feature_distance import FeatureDistance
 from vae.losses.perceptual import LeanMaxPool, PerceptualLoss, build_perceptual
+from vae.system.errors import UserError
 
 NETS = ("vgg", "alex", "squeeze")
 

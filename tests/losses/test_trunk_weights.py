@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vae.config.errors import UserError
 from vae.losses import trunk_weights
 from vae.losses.perceptual import build_perceptual
 from vae.losses.trunk_weights import URLS, download, find_trunk_weights, matches_name
+from vae.system.errors import UserError
 
 ALTERNATIVES = ("--perceptual_weights FILE", "--perceptual_net", "--perceptual_weight 0")
 

@@ -8,11 +8,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vae.config.options import RECOMPUTE
-from vae.host import GIB
 from vae.memory import live_bytes, plan
 from vae.memory.plan import choose_step
 from vae.memory.recompute_table import default_spec
 from vae.ops.library import IMPLEMENTATIONS
+from vae.system.host import GIB
 
 SPEC = default_spec(4096)
 

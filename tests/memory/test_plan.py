@@ -8,7 +8,6 @@ import torch
 
 from tests.harness.operations import in_bands
 from tests.harness.toy_networks import ALL_LOSSES
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
 from vae.losses import feature_distance_torch
 from vae.losses.terms import build_terms
@@ -19,6 +18,7 @@ from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import build_optimizers
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
+from vae.system.errors import UserError
 
 MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
 PIXELS_ONLY = LossConfig(perceptual_weight=0.0)

@@ -8,13 +8,10 @@ import pytest
 import torch
 
 from tests.harness.runs import ROOT
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, build
 from vae.config.precision import PrecisionSupport
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
-from vae.gpus import CARDS, lookup_card
-from vae.host import GIB
 from vae.losses.terms import build_terms
 from vae.memory import plan_table
 from vae.memory.available import CPU_SHARE, CUDA_RESERVE
@@ -36,6 +33,9 @@ from vae.memory.plan_table import (
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
+from vae.system.errors import UserError
+from vae.system.gpus import CARDS, lookup_card
+from vae.system.host import GIB
 
 TINY = build(
     {

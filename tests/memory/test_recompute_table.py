@@ -8,8 +8,8 @@ import pytest
 
 from tests.harness.runs import ROOT
 from vae.config.options import RECOMPUTE
-from vae.host import GIB
 from vae.memory.recompute_table import default_spec, memory_by_level, side
+from vae.system.host import GIB
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import torch
 from diffusers import AutoencoderKL as DiffusersVAE
 from jaxtyping import TypeCheckError
 
-from vae.config.errors import UserError
 from vae.config.options import ModelConfig
 from vae.interop.diffusers_folder import diffusers_config
 from vae.model.autoencoder import LOGVAR_RANGE, AutoencoderKL, Posterior
+from vae.system.errors import UserError
 
 # The published models at a quarter of their widths; SD 1.x has quant convolutions, FLUX has none.
 SD1_LIKE = ModelConfig(channels=(32, 64, 128, 128), z_channels=4, use_quant_conv=True)

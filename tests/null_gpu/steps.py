@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from vae.config.gpu_memory import WORKSPACE_MIB, WORKSPACE_VARIABLE, set_gpu_memory_variables
+from vae.system.gpu_memory import WORKSPACE_MIB, WORKSPACE_VARIABLE, set_gpu_memory_variables
 
 set_gpu_memory_variables()  # before PyTorch is imported, as every script does
 
@@ -23,8 +23,6 @@ from tests.null_gpu.counters import Counters, peak_bytes, reset_peak, set_limit 
 from vae.config.options import Config  # noqa: E402
 from vae.config.recipes import RECIPES  # noqa: E402
 from vae.config.resolve import resolve  # noqa: E402
-from vae.gpus import lookup_card  # noqa: E402
-from vae.host import GIB  # noqa: E402
 from vae.losses.terms import build_terms  # noqa: E402
 from vae.memory.available import available_bytes, limit_memory  # noqa: E402
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory  # noqa: E402
@@ -35,6 +33,8 @@ from vae.model.recompute import set_recompute  # noqa: E402
 from vae.ops.library import KERNEL_KEYS, REPLACED  # noqa: E402
 from vae.optimizers import build_optimizers  # noqa: E402
 from vae.step import Networks, StepInputs, UpdateState, apply_update  # noqa: E402
+from vae.system.gpus import lookup_card  # noqa: E402
+from vae.system.host import GIB  # noqa: E402
 from vae.training.cuda_graph import StepGraph  # noqa: E402
 from vae.training.distributed import Distributed  # noqa: E402
 from vae.training.oom_retry import StepSettings, gradients_with_oom_retry  # noqa: E402

@@ -9,7 +9,7 @@ pytestmark = NEEDS_NULL_GPU
 
 PROGRAM = """
 import json, torch
-from vae.kernel_check import run_tests
+from vae.ops.kernel_check import run_tests
 from vae.ops import library
 
 launched, launch_code = set(), library.launch

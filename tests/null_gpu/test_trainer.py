@@ -11,7 +11,7 @@ pytestmark = NEEDS_NULL_GPU
 
 PROGRAM = """
 import json, sys
-from vae.config.gpu_memory import set_gpu_memory_variables
+from vae.system.gpu_memory import set_gpu_memory_variables
 set_gpu_memory_variables()
 from vae.training.run import train
 for given in json.loads(sys.argv[1]):

@@ -10,15 +10,15 @@ from PIL import Image, ImageFilter
 
 from tests.harness.preparing import without_workers
 from tests.harness.runs import ROOT, run_script
-from vae.config.errors import DataError, UserError
 from vae.config.prepare_flags import AnalyzeConfig, ReadingConfig
 from vae.data.manifest import write_manifest
-from vae.files import sha256_of_file
 from vae.prepare.analyze.analyze_images import analyze
 from vae.prepare.analyze.dataset_stats import histogram
 from vae.prepare.analyze.measure_file import colorfulness, estimate_jpeg_quality, measure_file, sharpness
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.fingerprints import FILE_NAME
+from vae.system.errors import DataError, UserError
+from vae.system.files import sha256_of_file
 
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from tests.harness.runs import run_here
 from tests.harness.waiting import wait_until
-from vae.data.decoding import decode_image
-from vae.data.folder import list_images
+from vae.images.decoding import decode_image
+from vae.images.folder import list_images
 from vae.prepare.demo.draw import draw_image
 
 ROOT = Path(__file__).parents[2]

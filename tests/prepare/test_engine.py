@@ -14,10 +14,10 @@ import pytest
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
-from vae.config.errors import UsageError, UserError
 from vae.config.prepare_flags import parse_prepare_flags
 from vae.prepare import engine
 from vae.prepare.pool import Limits
+from vae.system.errors import UsageError, UserError
 
 FLAGS = ["--mode", "shard", "--input_dir", "in", "--output_dir", "out"]
 IMAGES = 60

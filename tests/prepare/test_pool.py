@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.waiting import is_running, wait_until
-from vae.config.errors import UserError
 from vae.prepare.pool import Failure, Limits, count_workers, run_each
+from vae.system.errors import UserError
 
 LIMITS = Limits(seconds=2.0, memory_gib=0.5)
 

@@ -19,9 +19,9 @@ from tests.harness.preparing import prepare
 from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
 from vae.config.prepare_flags import PreprocessConfig
-from vae.data.decoding import decode_image
-from vae.data.formats import BadImageError
 from vae.data.manifest import read_rows
+from vae.images.decoding import decode_image
+from vae.images.formats import BadImageError
 from vae.prepare.preprocess.naming import output_name
 from vae.prepare.preprocess.resize import plan_shape, resize, resize_to_shapes
 

@@ -14,10 +14,10 @@ from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
 from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
-from vae.data.shard_images import ShardImages
-from vae.data.shards import INDEX, Shard, dataset_content, index_path, read_dataset
-from vae.files import sha256_of_file
 from vae.prepare.shard import shard_images, write
+from vae.shards.index import INDEX, Shard, dataset_content, index_path, read_dataset
+from vae.shards.shard_images import ShardImages
+from vae.system.files import sha256_of_file
 
 
 def shard(source, output, *flags):

@@ -16,9 +16,9 @@ from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.shards import pack
-from vae.data.shard_images import ShardImages
-from vae.data.shards import read_dataset
 from vae.prepare.shard.verify import verify_shard
+from vae.shards.index import read_dataset
+from vae.shards.shard_images import ShardImages
 
 IMAGES = 24
 

@@ -11,9 +11,6 @@ from tests.harness.image_kinds import encoded
 from tests.harness.preparing import prepare
 from tests.harness.runs import TINY
 from tests.prepare.test_shard import shard
-from vae.config.errors import DataError
-from vae.data.shard_images import ShardImages
-from vae.data.shards import dataset_content, read_dataset
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.ledger import ACCEPTED, Ledger, Result
 from vae.prepare.near_duplicates import are_near, cluster_sorted, near_between
@@ -21,6 +18,9 @@ from vae.prepare.perceptual_hash import MIRROR, hash_pixels
 from vae.prepare.shard import write
 from vae.prepare.shard.groups import Groups, hash_number
 from vae.prepare.shard.shared import find_shared
+from vae.shards.index import dataset_content, read_dataset
+from vae.shards.shard_images import ShardImages
+from vae.system.errors import DataError
 from vae.training.run import train
 
 PHOTOS = 16

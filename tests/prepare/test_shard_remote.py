@@ -8,12 +8,12 @@ import pytest
 from tests.harness.http_store import http_store, hurry
 from tests.harness.runs import run_script
 from tests.harness.shards import write_shards
-from vae.config.errors import UserError
 from vae.config.prepare_flags import ValidateConfig
-from vae.data import remote_shards, shard_cache
-from vae.data.shards import read_dataset
-from vae.host import GIB
 from vae.prepare.shard.verify import run_verify, verify_shard
+from vae.shards import remote_shards, shard_cache
+from vae.shards.index import read_dataset
+from vae.system.errors import UserError
+from vae.system.host import GIB
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
 

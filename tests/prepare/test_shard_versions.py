@@ -7,10 +7,10 @@ import pytest
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.shards import pack
 from tests.prepare.test_shard import members
-from vae.config.errors import DataError, UserError
 from vae.config.prepare_flags import ValidateConfig
-from vae.data.shards import read_dataset
 from vae.prepare.shard.verify import run_verify
+from vae.shards.index import read_dataset
+from vae.system.errors import DataError, UserError
 
 IMAGES = 30
 

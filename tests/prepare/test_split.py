@@ -12,14 +12,14 @@ from PIL import Image
 
 from tests.harness.preparing import prepare, without_workers
 from tests.harness.runs import run_script
-from vae.config.errors import DataError, UserError
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows, write_manifest
-from vae.files import sha256_of_file
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.fingerprints import FILE_NAME
 from vae.prepare.split.sides import NONE, TRAIN, VAL, choose_val_groups, deal_folds, earlier_choice, gather
 from vae.prepare.split.split_manifest import SplitReport, split_manifest
+from vae.system.errors import DataError, UserError
+from vae.system.files import sha256_of_file
 
 needs_scikit = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="needs the optional scikit-learn"

@@ -14,11 +14,11 @@ from PIL import Image
 from tests.harness.image_kinds import SKIPPED, detailed, encoded, write_all
 from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
-from vae.config.errors import DataError, UsageError
-from vae.data.decoding import decode_image, read_image
-from vae.data.formats import BadImageError
-from vae.files import csv_text
+from vae.images.decoding import decode_image, read_image
+from vae.images.formats import BadImageError
 from vae.prepare.validate.quarantine import undo
+from vae.system.errors import DataError, UsageError
+from vae.system.files import csv_text
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs links, FIFOs and file names of Unix")
 RULES = ("--max_pixels", "1000000", "--min_size", "16", "--max_aspect", "8", "--num_workers", "2")

@@ -14,7 +14,7 @@ import train_vae
 from tests.harness.runs import ROOT, TINY, run_script
 from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint, record_path
-from vae.script import exit_code
+from vae.system.script import exit_code
 
 USAGE, DATA, CONFIG = 2, 77, 78
 

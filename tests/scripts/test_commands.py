@@ -11,11 +11,11 @@ from PIL import Image
 
 import train_vae
 from tests.harness.runs import ROOT, run_script
-from vae.config.errors import UserError
 from vae.config.flags import command_words, parse_flags
 from vae.config.options import CONTRACT, flatten
 from vae.config.resolve import resolve
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.system.errors import UserError
 
 # A later flag overrides an earlier one, so these appended flags reduce any command to seconds.
 MODEL = "--channels 8 16 16 --layers_per_block 1 --norm_groups 4"

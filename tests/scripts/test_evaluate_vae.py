@@ -18,10 +18,10 @@ from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.compare import read_curves, short_names
 from vae.evaluation.metrics import ssim
+from vae.images.pixels import to_float, to_uint8
+from vae.images.psnr import psnr
 from vae.inference.codec import reconstruct
 from vae.interop.vae_files import load_vae
-from vae.pixels import to_float, to_uint8
-from vae.psnr import psnr
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
 EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a file name cannot contain a slash

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.harness.runs import ROOT, closed_pipe
-from vae.config.errors import EXIT_DATA
+from vae.system.errors import EXIT_DATA
 
 COMMANDS = [
     ["check_compatibility.py", "--help"],

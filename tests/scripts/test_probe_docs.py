@@ -15,8 +15,8 @@ from tests.harness.convnext_file import convnext_weights
 from tests.harness.runs import ROOT
 from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation.probe import learning_rate, reference
-from vae.files import read_json
-from vae.script import exit_code
+from vae.system.files import read_json
+from vae.system.script import exit_code
 
 TEXT = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
 TINY_VAE = replace(SMALL, channels=(8, 8), norm_groups=4, z_channels=4)

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.harness.blocked_imports import each_without_pytorch, without_pytorch
 from tests.harness.runs import ROOT
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.script import SETUP, activation_hint
+from vae.system.script import SETUP, activation_hint
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import torch
 from tests.harness.toy_networks import gradients, toy_inputs, toy_networks
 from tests.harness.training_runs import assert_same, records, train_on_two_processes, train_short
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepSpec, _meta_inputs, _meta_networks, step_memory
 from vae.model.recompute import set_recompute
-from vae.pixels import to_float
 from vae.step import compute_gradients
 from vae.training import adversarial_ratio
 from vae.training.adversarial_ratio import last_layer_sq_norms

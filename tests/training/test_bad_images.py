@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.harness.training_runs import last_checkpoint
-from vae.config.errors import EXIT_DATA, DataError
 from vae.step import apply_update, compute_gradients
+from vae.system.errors import EXIT_DATA, DataError
 from vae.training.run import train
 
 

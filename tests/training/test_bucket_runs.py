@@ -17,11 +17,11 @@ from tests.harness.training_runs import (
     records,
     train_on_two_processes,
 )
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig, SpeedConfig
-from vae.data.buckets import bucket_shapes
 from vae.memory import plan
 from vae.memory.plan import StepMemory, stage_spec, step_memory
+from vae.sampling.buckets import bucket_shapes
+from vae.system.errors import UserError
 from vae.training import datasets
 from vae.training.run import train
 from vae.training.stage_memory import uses_cuda_graph

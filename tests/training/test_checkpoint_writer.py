@@ -12,11 +12,11 @@ import torch
 from tests.harness.checkpoints import WITH_DISCRIMINATOR, checkpoint
 from tests.harness.faults import Fault, injected, run_forked
 from tests.harness.training_runs import assert_same, last_checkpoint, records
-from vae.config.errors import EXIT_CONFIG, EXIT_SAVED_RESUMABLE
 from vae.config.options import build
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.memory.plan import checkpoint_bytes, reserve_bytes
+from vae.system.errors import EXIT_CONFIG, EXIT_SAVED_RESUMABLE
 from vae.training import loop
 from vae.training.checkpoints import writer as checkpoint_writer
 from vae.training.checkpoints.writer import CheckpointWriter, HostCopy

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import vae.files
+import vae.system.files
 from tests.harness.checkpoints import checkpoint
-from vae.config.errors import UserError
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
+from vae.system.errors import UserError
 from vae.training.checkpoints import store
 from vae.training.checkpoints.lineage import Lineage
 from vae.training.checkpoints.store import (
@@ -87,7 +87,7 @@ def test_read_error_does_not_end_the_search(three, tmp_path, monkeypatch, capsys
         return (plain_open if isinstance(path, str) else path_open)(path, *arguments, **settings)
 
     monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(vae.files, "open", lambda path, mode: refuse(str(path), mode), raising=False)
+    monkeypatch.setattr(vae.system.files, "open", lambda path, mode: refuse(str(path), mode), raising=False)
     assert load_newest(tmp_path)[0] == three[1]
     (line,) = capsys.readouterr().out.splitlines()
     assert "skipped" in line

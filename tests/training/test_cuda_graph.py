@@ -15,10 +15,10 @@ from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.runs import ROOT
 from tests.harness.toy_networks import NO_LPIPS, gradients, toy_inputs, toy_networks
 from tests.null_gpu.build import environment, why_not
-from vae.config.errors import UserError
 from vae.config.options import SpeedConfig
 from vae.memory.plan import StepMemory
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
+from vae.system.errors import UserError
 from vae.training import cuda_graph
 from vae.training.adversarial_ratio import last_layer_sq_norms
 from vae.training.cuda_graph import WARMUP_STEPS, StepGraph

@@ -20,7 +20,6 @@ from tests.harness.training_runs import (
     train_short,
 )
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.vae_files import load_vae
@@ -28,6 +27,7 @@ from vae.memory.plan import StepSpec, step_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients
+from vae.system.errors import UserError
 from vae.training.run import train
 from vae.training.setup import prepare_run
 

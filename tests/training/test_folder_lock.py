@@ -10,8 +10,8 @@ import pytest
 
 from tests.harness.runs import ROOT, run_script
 from tests.harness.training_runs import train_on_two_processes
-from vae.config.errors import EXIT_CONFIG, UserError
 from vae.config.flags import command_words
+from vae.system.errors import EXIT_CONFIG, UserError
 from vae.training import loop
 from vae.training.output import folder_lock
 from vae.training.output.folder_lock import LOCK_NAME, FolderLock

@@ -14,10 +14,10 @@ import train_vae
 from tests.harness.runs import ROOT, TINY
 from tests.harness.training_runs import SHORT, last_checkpoint
 from tests.harness.waiting import wait_until
-from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.config.flags import command_words
 from vae.data.manifest import write_manifest
-from vae.files import read_json, sha256_of_file
+from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
+from vae.system.files import read_json, sha256_of_file
 from vae.training.folds import run as folds_module
 from vae.training.folds.report import spread
 from vae.training.folds.run import find_folds

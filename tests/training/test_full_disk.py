@@ -10,9 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import Fault, injected, limit_file_size, run_forked
 from tests.harness.training_runs import assert_same, last_checkpoint, records, reproducible_records
-from vae.config.errors import UserError
 from vae.config.options import build
 from vae.memory.plan import checkpoint_bytes
+from vae.system.errors import UserError
 from vae.training.output import disk_space
 from vae.training.output.appending import Appender
 from vae.training.output.disk_space import checkpoints_at_once, space_warning

@@ -16,7 +16,7 @@ from tests.harness.runs import TINY
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
-from vae.config.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
+from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
 from vae.training import loop, run, signals, watchdog
 from vae.training.run import train
 from vae.training.signals import LoadingStoppedError

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.faults import Fault, start_faulty, start_forked, train_forked
 from tests.harness.training_runs import last_checkpoint
-from vae.config.errors import EXIT_FAILED
+from vae.system.errors import EXIT_FAILED
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="processes are forks")]
 

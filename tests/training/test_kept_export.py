@@ -10,9 +10,9 @@ import pytest
 
 from tests.harness.runs import run_script
 from tests.harness.training_runs import last_checkpoint, records
-from vae.config.errors import NonFiniteError, UserError
 from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
+from vae.system.errors import NonFiniteError, UserError
 from vae.training import export
 from vae.training.run import train
 from vae.training.validation.history import History

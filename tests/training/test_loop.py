@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
-from vae.config.errors import EXIT_NON_FINITE, NonFiniteError
 from vae.config.options import RECOMPUTE
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.system.errors import EXIT_NON_FINITE, NonFiniteError
 from vae.training import oom_retry
 from vae.training.run import train
 

@@ -16,8 +16,8 @@ from tests.harness.training_runs import (
     records,
     train_on_two_processes,
 )
-from vae.config.errors import UserError
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.system.errors import UserError
 from vae.training.run import train
 
 

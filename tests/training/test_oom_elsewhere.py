@@ -8,7 +8,7 @@ import torch
 from tests.harness.faults import Fault, injected
 from tests.harness.runs import TINY
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records, reproducible_records
-from vae.config.errors import UserError
+from vae.system.errors import UserError
 from vae.training import export, setup
 from vae.training.run import train
 

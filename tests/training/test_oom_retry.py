@@ -9,10 +9,10 @@ import torch
 import vae.step
 from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
+from vae.system.errors import UserError
 from vae.training.run import train
 
 ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8, "disc_layers": 2}

@@ -9,12 +9,12 @@ import torch
 from tests.harness.toy_networks import NO_LPIPS, gradients, relative_difference, toy_networks
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
 from vae import device
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, ModelConfig, SpeedConfig
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.ops import library
 from vae.ops.library import compile_cache_tag
+from vae.system.errors import UserError
 from vae.training.precision import compile_in_place, compute_dtype
 from vae.training.run import train
 

@@ -5,9 +5,9 @@ import pytest
 from tests.harness.http_store import http_store, hurry
 from tests.harness.shards import pack, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
-from vae.config.errors import DataError
-from vae.data.shards import read_dataset
-from vae.data.streams import WINDOW_SHARDS
+from vae.sampling.streams import WINDOW_SHARDS
+from vae.shards.index import read_dataset
+from vae.system.errors import DataError
 from vae.training.run import train
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")

@@ -9,10 +9,10 @@ from PIL import Image, ImageFont
 
 from tests.harness.toy_networks import MODEL, NO_LPIPS, toy_networks
 from tests.harness.training_runs import train_short
-from vae.config.errors import DataError
+from vae.images.pixels import to_float
+from vae.images.psnr import psnr
 from vae.model.autoencoder import AutoencoderKL
-from vae.pixels import to_float
-from vae.psnr import psnr
+from vae.system.errors import DataError
 from vae.training.output import sample_grid as module
 from vae.training.output.sample_grid import (
     ERROR_GAIN,

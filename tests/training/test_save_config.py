@@ -10,9 +10,9 @@ import torch
 import train_vae
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import train_short
-from vae.config.errors import UserError
 from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config, all_options
+from vae.system.errors import UserError
 from vae.training.setup import resolve_options
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from tests.harness.faults import Fault, run_forked
 from tests.harness.sharded_runs import record_samples, samples_in_order, samples_of_steps
 from tests.harness.shards import pack, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
-from vae.config.errors import EXIT_DATA, DataError, UserError
-from vae.data.shards import read_dataset
+from vae.shards.index import read_dataset
+from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.training.run import train
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.harness.training_runs import last_checkpoint
-from vae import console
-from vae.config.errors import EXIT_SAVED_RESUMABLE
+from vae.system import console
+from vae.system.errors import EXIT_SAVED_RESUMABLE
 from vae.training import export, loop, run
 from vae.training import signals as signals_module
 from vae.training.run import train
@@ -95,7 +95,7 @@ def test_save_signal_needs_no_answer(capfd):
 
 
 def test_closed_stderr_does_not_stop_the_run():
-    code = "from vae import console; import os; os.close(2); console.error_from_signal_handler('x')"
+    code = "from vae.system import console; import os; os.close(2); console.error_from_signal_handler('x')"
     done = subprocess.run([sys.executable, "-c", code], timeout=60)
     assert done.returncode == 0
 

@@ -14,9 +14,9 @@ import pytest
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import assert_same, last_checkpoint
 from tests.harness.waiting import wait_until
-from vae.config.errors import EXIT_SAVED_RESUMABLE
 from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.system.errors import EXIT_SAVED_RESUMABLE
 from vae.training import loop
 from vae.training.run import train
 from vae.training.signals import StopSignals

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.harness.shards import pack
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
 from vae.data.manifest import format_row
-from vae.files import sha256_of_file
+from vae.system.files import sha256_of_file
 from vae.training.run import train
 from vae.training.validation.slices import MAX_SLICES, Slices, slice_record, slice_text
 

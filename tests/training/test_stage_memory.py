@@ -7,9 +7,9 @@ from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.training_runs import records
 from vae.config.resolve import resolve
 from vae.device import precision_support
-from vae.host import GIB
 from vae.memory.plan import StepMemory
 from vae.memory.plan_table import Target, plan_profile
+from vae.system.host import GIB
 from vae.training import stage_memory
 from vae.training.run import train
 from vae.training.stage_memory import StagePlan, memory_limit, memory_line

@@ -6,8 +6,8 @@ import hashlib
 import pytest
 
 from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
-from vae.config.errors import UserError
 from vae.config.options import Config, build
+from vae.system.errors import UserError
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.training.run import train
 from vae.training.stages import (

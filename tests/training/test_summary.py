@@ -8,7 +8,7 @@ import torch
 
 from tests.harness.training_runs import records
 from vae.config.options import SpeedConfig
-from vae.host import GIB
+from vae.system.host import GIB
 from vae.training.distributed import Distributed
 from vae.training.run import train
 from vae.training.summary import device_line

@@ -11,9 +11,9 @@ import torch
 from tests.harness.runs import ROOT, TINY
 from vae.config.options import DataConfig, ModelConfig
 from vae.config.recipes import RECIPES
-from vae.data.shard_images import ShardImages
-from vae.data.store import StoreFile
-from vae.host import GIB
+from vae.shards.shard_images import ShardImages
+from vae.shards.store import StoreFile
+from vae.system.host import GIB
 from vae.training.distributed import Distributed
 from vae.training.run import train
 from vae.training.summary import PROBLEMS_PAGE, busy_line, cache_warning, verdict_line, warm_start_warning

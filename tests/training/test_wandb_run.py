@@ -12,8 +12,8 @@ import pytest
 from tests.harness.blocked_imports import without_pytorch
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import SHORT, records, train_short
-from vae.config.errors import UserError
 from vae.config.flags import command_words
+from vae.system.errors import UserError
 from vae.training.output.wandb_run import ID_NAME, WandbRun
 from vae.training.run import train
 

@@ -6,7 +6,7 @@ import pytest
 
 import tune_vae
 from tests.harness.runs import run_script
-from vae.config.errors import UserError
+from vae.system.errors import UserError
 from vae.tuning import precheck
 
 

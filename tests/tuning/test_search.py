@@ -6,9 +6,9 @@ import optuna
 import pytest
 
 from tests.harness.stub_trainer import STEPS, rows_of, starts_of
-from vae.config.errors import UserError
 from vae.config.flags import parse_flags
 from vae.config.tune_flags import DIRECTIONS, TuneConfig
+from vae.system.errors import UserError
 from vae.tuning import page, search, study
 from vae.tuning.study import DEFAULTS
 

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.harness.runs import ROOT
 from tests.harness.stub_trainer import STEPS, rows_of, start_search, starts_of
 from tests.harness.waiting import wait_until
-from vae.config.errors import UserError
+from vae.system.errors import UserError
 from vae.tuning.journal import JOURNAL_NAME, open_study
 
 SPACE = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}}

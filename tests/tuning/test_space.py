@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from vae.config.errors import UserError
 from vae.config.options import Config, SpeedConfig, all_options, build
 from vae.config.values import check
+from vae.system.errors import UserError
 from vae.tuning.presets import RECIPES, known_recipes, preset
 from vae.tuning.space import SEARCHABLE, Choices, Range, check_space, options_of, read_space, start_values
 

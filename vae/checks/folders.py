@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from vae.checks.facts import Folder, WeightsFile
-from vae.config.addresses import is_remote, public_address
-from vae.files import nearest_existing
+from vae.system.addresses import is_remote, public_address
+from vae.system.files import nearest_existing
 
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
 

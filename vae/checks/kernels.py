@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.device import precision_support
-from vae.kernel_check import TOLERANCE, run_tests
 from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
+from vae.ops.kernel_check import TOLERANCE, run_tests
 from vae.ops.library import REPLACED, compile_cache_tag, runs_kernels
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vae.checks.facts import HostFacts, PythonFacts, WindowsFacts
-from vae.host import container_memory, main_memory, usable_cores
+from vae.system.host import container_memory, main_memory, usable_cores
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

@@ -14,7 +14,7 @@ from typing import Any
 
 from vae.checks.child_process import ChildProcess, FinishedProcess
 from vae.checks.facts import CudaDevice, KernelRun, LoadedTorch
-from vae.files import parse_json
+from vae.system.files import parse_json
 
 FACT = '{"fact": '  # how our lines begin; libraries may print other lines
 SLOW_KERNELS = ("compile",)  # skipped by --quick

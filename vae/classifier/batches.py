@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vae.data.sampling import permutation
 from vae.evaluation.image_set import in_threads
+from vae.sampling.order import permutation
 
 STATISTICS_IMAGES = 1024  # for the mean and the standard deviation of each channel
 VIEW_WORD = 1  # tells the random words for views from those for the order

@@ -10,21 +10,21 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from vae import console
-from vae.config.errors import DataError
 from vae.config.evaluate_flags import EvaluateConfig
-from vae.console import printable
 from vae.data.dataset import FolderImages, Images
-from vae.data.folder import list_images
-from vae.data.formats import BadImageError
-from vae.data.remote_shards import open_images
-from vae.data.shard_cache import ShardCache, open_cache
-from vae.data.shard_images import ShardImages
-from vae.data.shards import is_dataset, read_dataset
-from vae.data.store import StoreFile
 from vae.evaluation.precheck import validation_path
 from vae.evaluation.probe.labels import label_rows
+from vae.images.folder import list_images
+from vae.images.formats import BadImageError
 from vae.progress import track
+from vae.shards.index import is_dataset, read_dataset
+from vae.shards.remote_shards import open_images
+from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.shard_images import ShardImages
+from vae.shards.store import StoreFile
+from vae.system import console
+from vae.system.console import printable
+from vae.system.errors import DataError
 
 FOLDER = "folder"  # as --probe_column: the name of the folder of each image, as in ImageNet
 

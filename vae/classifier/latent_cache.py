@@ -23,21 +23,21 @@ import numpy as np
 import torch
 
 from vae.classifier.labelled import LabelledSet
-from vae.config.errors import DataError, UserError
 from vae.config.evaluate_flags import EvaluateConfig
-from vae.console import printable
 from vae.data.augment import resized_crop
-from vae.data.formats import BadImageError
-from vae.data.lock_file import lock_file
 from vae.device import DTYPES
 from vae.evaluation.image_set import in_threads, square
-from vae.files import read_json, write_json
-from vae.host import GIB
+from vae.images.formats import BadImageError
+from vae.images.pixels import to_float
 from vae.inference.codec import encode_images
 from vae.interop.averaging import hash_of_weights
 from vae.model.autoencoder import AutoencoderKL
-from vae.pixels import to_float
 from vae.progress import Progress
+from vae.system.console import printable
+from vae.system.errors import DataError, UserError
+from vae.system.files import read_json, write_json
+from vae.system.host import GIB
+from vae.system.lock_file import lock_file
 
 FORMAT = 1  # changes with the meaning of the files
 SECONDS_PER_SAVE = 30.0  # a command that is stopped loses at most so much

@@ -7,10 +7,10 @@ import torch
 
 from vae.classifier.network import LatentClassifier, NetworkShape
 from vae.classifier.recipe import add_gradients, forward_of
-from vae.config.errors import UserError
-from vae.host import GIB
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import ADAM_COPIES, META
+from vae.system.errors import UserError
+from vae.system.host import GIB
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vae.config.errors import UserError
 from vae.evaluation.probe.heads import BLOCKS, HEADS
+from vae.system.errors import UserError
 
 MOST_POSITIONS = 32  # side of the first stage: larger latents are cut into patches, as images are in ConvNeXt
 

@@ -19,9 +19,9 @@ from torch.func import functional_call
 
 from vae.classifier.batches import CachedSet, batches_in_order, training_batches
 from vae.classifier.network import LatentClassifier, parameter_groups
-from vae.config.errors import NonFiniteError, UserError
-from vae.files import atomic_path
 from vae.progress import Progress
+from vae.system.errors import NonFiniteError, UserError
+from vae.system.files import atomic_path
 from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
 
 BETAS = (0.9, 0.999)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vae import console
 from vae.classifier.batches import CachedSet, channel_statistics
 from vae.classifier.labelled import LabelledSet, read_sets
 from vae.classifier.latent_cache import LatentCache, encode_set
@@ -30,18 +29,19 @@ from vae.classifier.recipe import (
     save_state,
     train_epoch,
 )
-from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support
 from vae.evaluation.compare import short_names
 from vae.evaluation.precheck import check_command
 from vae.evaluation.probe.run import pair_line, score_table, write_probabilities
 from vae.evaluation.probe.scores import compared_with_first, scores
-from vae.files import write_json
-from vae.host import GIB
 from vae.interop.vae_files import LoadedVae, load_vae
-from vae.kernel_check import choose_kernels
 from vae.memory.available import available_bytes, cuda_reserve
+from vae.ops.kernel_check import choose_kernels
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import write_json
+from vae.system.host import GIB
 from vae.training.output.folder_lock import FolderLock
 from vae.training.precision import why_not_compile
 

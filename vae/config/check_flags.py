@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from vae.config.errors import UsageError
 from vae.config.flags import parse_section
 from vae.config.options import Config, option
+from vae.system.errors import UsageError
 
 DESCRIPTION = """\
 Checks whether the VAE trainer can run on this machine, and how well: Python and its packages, the build of

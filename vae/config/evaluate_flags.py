@@ -3,7 +3,6 @@
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from vae.config.errors import UserError
 from vae.config.flags import parse_values
 from vae.config.options import (
     background_option,
@@ -16,6 +15,7 @@ from vae.config.options import (
     weights_option,
 )
 from vae.config.values import unknown_choice
+from vae.system.errors import UserError
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
 PROBE_HEADS = ("linear", "mlp", "convnext", "resnet")

@@ -2,10 +2,10 @@
 
 from dataclasses import MISSING, dataclass
 
-from vae.config.errors import UserError
 from vae.config.flags import parse_section
 from vae.config.options import MIN_IMAGE_SIZE, device_option, kernels_option, option, weights_option
-from vae.console import counted
+from vae.system.console import counted
+from vae.system.errors import UserError
 
 # (scaling, shift) of latents, (z - shift) * scaling, from the published config.json of each model.
 PUBLISHED_SCALING = {

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vae import files
-from vae.config.errors import UserError
 from vae.config.options import CONTRACT, ActionConfig, all_options, section_title, sections
 from vae.config.parser import OneLineParser
 from vae.config.resolve import LENGTHS
 from vae.config.values import base_type, check, from_json, is_list, nearest
+from vae.system import files
+from vae.system.errors import UserError
 
 
 def build_parser() -> OneLineParser:

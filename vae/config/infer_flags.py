@@ -2,7 +2,6 @@
 
 from dataclasses import MISSING, dataclass
 
-from vae.config.errors import UserError
 from vae.config.flags import parse_section
 from vae.config.options import (
     background_option,
@@ -12,6 +11,7 @@ from vae.config.options import (
     option,
     weights_option,
 )
+from vae.system.errors import UserError
 
 MODES = ("reconstruct", "encode", "decode", "interpolate", "variations")
 # Options that only one mode reads.

@@ -6,7 +6,7 @@ Flags, JSON files, checkpoints and docs/flags.md are all generated from these fi
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
-from vae.config.addresses import public_address
+from vae.system.addresses import public_address
 
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/contract.py

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from vae.config.errors import UsageError
 from vae.config.values import nearest, unknown_choice
+from vae.system.errors import UsageError
 
 # Values that start with a minus, as flags do. argparse itself does not recognise -1e-4 as a number.
 _NEGATIVE_NUMBER = re.compile(r"-(\.?\d.*|inf|infinity|nan)$", re.IGNORECASE)

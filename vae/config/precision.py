@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vae.config.errors import UserError
 from vae.config.options import SpeedConfig
+from vae.system.errors import UserError
 
 
 @dataclass(frozen=True)

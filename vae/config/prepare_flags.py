@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 
-from vae import console
-from vae.config.errors import EXIT_DATA, UsageError, UserError
 from vae.config.flags import parse_section
 from vae.config.options import MAX_PIXELS, background_option, cache_dir_option, cache_gib_option, option
 from vae.config.parser import OneLineParser, unknown_flag
 from vae.config.values import most_similar
+from vae.system import console
+from vae.system.errors import EXIT_DATA, UsageError, UserError
 
 
 @dataclass(frozen=True, kw_only=True)

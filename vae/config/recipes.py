@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from vae.config.errors import UserError
 from vae.config.values import nearest
+from vae.system.errors import UserError
 
 # Shared by all profiles for cards; none of these options changes what is trained. Mixed precision is bf16, or
 # fp16 on cards without bf16.

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vae.config.errors import UserError
 from vae.config.options import MIN_IMAGE_SIZE, Config, DataConfig, LossConfig, ModelConfig, build
 from vae.config.precision import exclude_precisions
+from vae.system.errors import UserError
 
 # Options that belong to one command; a resumed run does not inherit them from its checkpoint.
 PER_COMMAND = frozenset(

@@ -2,10 +2,10 @@
 
 from dataclasses import MISSING, dataclass
 
-from vae.config.errors import UserError
 from vae.config.flags import parse_section
 from vae.config.options import option
 from vae.config.values import unknown_choice
+from vae.system.errors import UserError
 
 DIRECTIONS = {"psnr": "maximize", "ssim": "maximize", "lpips": "minimize"}  # the objectives
 MOST_SEEDS = 10

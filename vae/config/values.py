@@ -8,7 +8,7 @@ import typing
 from dataclasses import Field
 from typing import Any
 
-from vae.config.errors import UserError
+from vae.system.errors import UserError
 
 
 def base_type(item: Field[Any]) -> type:

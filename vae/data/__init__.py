@@ -1,1 +1,1 @@
-"""Images: from a folder of image files to uint8 batches in a resumable order."""
+"""Training crops: their loading by decoding processes, sizes, augmentation and manifest."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from vae.data.formats import BadImageError
+from vae.images.formats import BadImageError
 
 
 def unit(word: int) -> float:

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vae.config.options import MAX_PIXELS, NO_JITTER
-from vae.console import printable
 from vae.data.augment import color_jitter, cover_crop, resized_crop
-from vae.data.buckets import Buckets, Shape
-from vae.data.decoding import decode_image, parse_background
-from vae.data.formats import BadImageError
-from vae.data.sampling import Key, Order, ShuffledOrder
+from vae.images.decoding import decode_image, parse_background
+from vae.images.formats import BadImageError
+from vae.sampling.buckets import Buckets, Shape
+from vae.sampling.order import Key, Order, ShuffledOrder
+from vae.system.console import printable
 
 
 class Rejection(NamedTuple):

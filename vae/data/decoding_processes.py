@@ -8,11 +8,11 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from vae import console
-from vae.config.errors import DataError
 from vae.data.dataset import Batch, Sample
 from vae.data.workers import blocked_signals
 from vae.device import is_out_of_memory
+from vae.system import console
+from vae.system.errors import DataError
 
 POLL_SECONDS = 1.0  # a wait for a batch notices this often that the run has to stop
 END_SECONDS = 5.0  # a process in a read that no signal interrupts is left behind

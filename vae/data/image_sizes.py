@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from vae.data.dataset import FolderImages, Images
-from vae.data.decoding import upright_size
-from vae.data.formats import BadImageError
 from vae.data.manifest import read_rows
-from vae.data.shard_images import ShardImages
-from vae.files import atomic_path, check_regular
+from vae.images.decoding import upright_size
+from vae.images.formats import BadImageError
 from vae.progress import track
+from vae.shards.shard_images import ShardImages
+from vae.system.files import atomic_path, check_regular
 
 ASPECTS_NAME = "image_aspects.npz"  # in the folder of a run
 SAMPLE = 2**20  # images of a dataset of shards, at least: a share of 10 % is known to 0.03 % (one sigma)

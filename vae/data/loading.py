@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vae.config.errors import DataError
 from vae.config.options import MAX_PIXELS
 from vae.data.dataset import Batch, CropDataset, Images, Sample, collate
 from vae.data.decoding_processes import DecodingProcesses
-from vae.data.sampling import Key, Order, StepSampler
-from vae.data.stream_buckets import StreamBuckets
 from vae.data.workers import start_worker
+from vae.sampling.order import Key, Order, StepSampler
+from vae.sampling.stream_buckets import StreamBuckets
+from vae.system.errors import DataError
 
 
 class TrainLoader:

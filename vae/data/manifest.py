@@ -13,10 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae.config.errors import DataError, UserError
-from vae.console import printable
-from vae.data.folder import split_names
-from vae.files import atomic_path, bounded_lines, check_regular, sha256_of_file
+from vae.images.folder import split_names
+from vae.system.console import printable
+from vae.system.errors import DataError, UserError
+from vae.system.files import atomic_path, bounded_lines, check_regular, sha256_of_file
 
 MANIFEST_NAME = "manifest.jsonl"
 KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order

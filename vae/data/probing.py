@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from vae import console
-from vae.config.errors import DataError
 from vae.data.dataset import CropDataset, Rejection
-from vae.host import usable_cores
 from vae.progress import track
+from vae.system import console
+from vae.system.errors import DataError
+from vae.system.host import usable_cores
 
 COMPLETE = 500  # images: decoding that many takes seconds; of larger sets, a sample is tested
 SAMPLE = 16

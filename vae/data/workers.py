@@ -10,8 +10,8 @@ from multiprocessing import resource_tracker
 
 from PIL import AvifImagePlugin
 
-from vae.config.errors import UserError
-from vae.host import decoding_processes, usable_cores
+from vae.system.errors import UserError
+from vae.system.host import decoding_processes, usable_cores
 
 # SIGHUP: the terminal was closed. Windows has none.
 STOP_SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}

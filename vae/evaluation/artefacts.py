@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from vae.evaluation.results import Equivariance, GridArtefact
+from vae.images.psnr import MAX_PSNR_DB, PEAK, psnr
 from vae.inference.codec import decode_latents, encode_images
 from vae.model.autoencoder import AutoencoderKL
-from vae.psnr import MAX_PSNR_DB, PEAK, psnr
 
 TURNS = {"turn_90": 1, "turn_180": 2, "turn_270": 3}  # number of quarter turns
 SCALES = {"scale_0.75": 0.75, "scale_0.5": 0.5}

@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-from vae import console
-from vae.config.addresses import public_address
-from vae.config.errors import UserError
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.evaluation.artefacts import equivariance, grid_artefacts
@@ -36,11 +33,14 @@ from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
-from vae.files import read_json_lines
+from vae.images.pixels import to_float
 from vae.interop.vae_files import LoadedVae, load_vae
-from vae.kernel_check import choose_kernels
-from vae.pixels import to_float
+from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
+from vae.system import console
+from vae.system.addresses import public_address
+from vae.system.errors import UserError
+from vae.system.files import read_json_lines
 
 CURVES_NAME = "metrics.jsonl"
 OTHER_DATA = "other data"  # how a run continued: see vae/training/contract.py

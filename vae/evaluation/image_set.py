@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vae.config.addresses import public_address
-from vae.config.errors import DataError
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
-from vae.console import printable
 from vae.data.dataset import FolderImages, Images
-from vae.data.folder import list_images
-from vae.data.formats import BadImageError
-from vae.data.remote_shards import open_images
-from vae.data.shard_cache import open_cache
-from vae.data.shards import is_dataset, read_dataset
+from vae.images.folder import list_images
+from vae.images.formats import BadImageError
 from vae.progress import track
+from vae.shards.index import is_dataset, read_dataset
+from vae.shards.remote_shards import open_images
+from vae.shards.shard_cache import open_cache
+from vae.system.addresses import public_address
+from vae.system.console import printable
+from vae.system.errors import DataError
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
 _Result = TypeVar("_Result")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.evaluation.precheck import check_rfid_packages
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import WITHOUT_LPIPS, download, find_trunk_weights, matches_name
+from vae.system.errors import UserError
 
 # The weights that torch-fidelity loads: the Inception network of FID (Heusel et al. 2017), for PyTorch.
 INCEPTION_URL = (

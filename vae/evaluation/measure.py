@@ -18,14 +18,14 @@ from vae.evaluation.latents import LatentMeter
 from vae.evaluation.learned_metrics import ReconstructionFid
 from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim, ssim
 from vae.evaluation.results import PER_IMAGE, SizeResult
+from vae.images.pixels import to_float, to_uint8
+from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.inference.codec import decode_latents, encode_images
 from vae.inference.padding import crop_back, pad_to_multiple
 from vae.losses.perceptual import PerceptualLoss
 from vae.model.autoencoder import AutoencoderKL, Posterior
-from vae.noise import keyed_normal
-from vae.pixels import to_float, to_uint8
+from vae.ops.noise import keyed_normal
 from vae.progress import Progress
-from vae.psnr import MAX_PSNR_DB, psnr
 
 # (images, indices) -> reconstructions: uint8 (B, 3, H, W) and the images' indices in the set to one uint8
 # (3, H, W) per image, or None if an image cannot be reconstructed

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vae.config.errors import UserError
-from vae.psnr import PEAK, to_8_bit
+from vae.images.psnr import PEAK, to_8_bit
+from vae.system.errors import UserError
 
 SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian with standard deviation 1.5
 SSIM_SIGMA = 1.5

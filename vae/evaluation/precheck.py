@@ -4,15 +4,15 @@ import importlib.util
 import os
 from pathlib import Path
 
-from vae.config.addresses import public_address
-from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
-from vae.data.decoding import parse_background
-from vae.data.folder import check_images
-from vae.data.shards import is_dataset, read_dataset
-from vae.data.store import StoreFile
-from vae.files import why_not_writable
+from vae.images.decoding import parse_background
+from vae.images.folder import check_images
 from vae.interop.vae_path import locate_vae
+from vae.shards.index import is_dataset, read_dataset
+from vae.shards.store import StoreFile
+from vae.system.addresses import public_address
+from vae.system.errors import UserError
+from vae.system.files import why_not_writable
 
 RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples", "probe.json")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vae.evaluation.baselines import bicubic_baseline, mean_colour
 from vae.evaluation.metrics import ssim
-from vae.psnr import MAX_PSNR_DB, psnr
+from vae.images.psnr import MAX_PSNR_DB, psnr
 
 Sums = dict[str, tuple[float, int]]  # metric -> (sum over images, number of images)
 Perceptual = Callable[[Tensor, Tensor], Tensor]

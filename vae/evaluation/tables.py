@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 from vae.config.evaluate_flags import WHOLE
-from vae.console import printable
 from vae.evaluation.results import (
     METRICS,
     PER_IMAGE,
@@ -15,8 +14,9 @@ from vae.evaluation.results import (
     VaeResult,
     as_json,
 )
-from vae.files import atomic_path, csv_cell
-from vae.host import GIB
+from vae.system.console import printable
+from vae.system.files import atomic_path, csv_cell
+from vae.system.host import GIB
 
 SPEED = ("encode_images_per_s", "decode_images_per_s", "encode_peak_bytes", "decode_peak_bytes")
 MAX_NAMED = 10  # unusable images in the terminal; results.json contains all

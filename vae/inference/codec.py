@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from vae.host import GIB, free_memory
 from vae.inference.padding import crop_back, pad_to_multiple
 from vae.inference.tiled import decode_in_tiles, encode_in_tiles
 from vae.model.autoencoder import AutoencoderKL, Posterior
+from vae.system.host import GIB, free_memory
 
 # The least bytes alive at once in main memory, per pixel, channel of the first level and byte of the dtype.
 # Whole images: counted by vae.memory.live_bytes. Tiles: the feature maps (docs/infer.md has measurements).

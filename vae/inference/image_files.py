@@ -7,11 +7,11 @@ import torch
 from PIL import Image
 
 from vae.config.infer_flags import InferConfig
-from vae.data.decoding import decode_image
-from vae.data.formats import BadImageError
-from vae.files import atomic_path
+from vae.images.decoding import decode_image
+from vae.images.formats import BadImageError
+from vae.images.pixels import to_float
 from vae.inference.padding import MIN_SIDE
-from vae.pixels import to_float
+from vae.system.files import atomic_path
 
 
 def read_image(path: Path, config: InferConfig) -> torch.Tensor:

@@ -2,17 +2,17 @@
 
 import torch
 
-from vae import console
-from vae.config.errors import EXIT_DATA
 from vae.config.infer_flags import InferConfig
-from vae.data.formats import BadImageError
 from vae.device import is_out_of_memory
+from vae.images.formats import BadImageError
 from vae.inference.image_files import read_image, write_png
 from vae.inference.latent_file import BadLatentsError, load_latents, save_latents
 from vae.inference.session import Session, open_session
 from vae.inference.tasks import Task
-from vae.noise import keyed_normal
+from vae.ops.noise import keyed_normal
 from vae.progress import track
+from vae.system import console
+from vae.system.errors import EXIT_DATA
 
 
 def infer(config: InferConfig, tasks: list[Task]) -> int:

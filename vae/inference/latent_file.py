@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from vae.files import atomic_path
 from vae.inference.padding import padded_side
 from vae.model.autoencoder import AutoencoderKL, Posterior
+from vae.system.files import atomic_path
 
 FORMAT = "vae-latents-1"
 _SHOWN_DIGITS = 12  # digits of a fingerprint in messages

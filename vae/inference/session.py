@@ -10,6 +10,7 @@ import torch
 
 from vae.config.infer_flags import InferConfig
 from vae.device import DTYPES, pick_device, precision_support, warn_of_slow_bf16
+from vae.images.pixels import to_uint8
 from vae.inference.codec import check_main_memory, decode_latents, encode_images
 from vae.inference.image_files import read_image
 from vae.inference.latent_file import (
@@ -21,9 +22,8 @@ from vae.inference.latent_file import (
 )
 from vae.inference.tasks import LATENTS
 from vae.interop.vae_files import load_vae
-from vae.kernel_check import choose_kernels
 from vae.model.autoencoder import AutoencoderKL
-from vae.pixels import to_uint8
+from vae.ops.kernel_check import choose_kernels
 from vae.progress import Progress
 
 

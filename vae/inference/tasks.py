@@ -8,14 +8,14 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from vae import console
-from vae.config.addresses import is_remote, public_address
-from vae.config.errors import DataError, UserError
 from vae.config.infer_flags import InferConfig
-from vae.data.decoding import parse_background
-from vae.data.folder import UnreadFiles, walk_images
-from vae.files import why_not_writable
+from vae.images.decoding import parse_background
+from vae.images.folder import UnreadFiles, walk_images
 from vae.interop.vae_path import locate_vae
+from vae.system import console
+from vae.system.addresses import is_remote, public_address
+from vae.system.errors import DataError, UserError
+from vae.system.files import why_not_writable
 
 LATENTS = ".safetensors"
 # What a mode reads, and what it does not read; the other modes read images and latents.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from vae.config.errors import UserError
-from vae.files import read_json_lines
+from vae.system.errors import UserError
+from vae.system.files import read_json_lines
 
 
 def hash_of_weights(state_dict: dict[str, torch.Tensor]) -> str:

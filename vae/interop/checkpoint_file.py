@@ -13,11 +13,11 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from vae.config.errors import UserError
-from vae.files import sha256_of_file
 from vae.interop.checkpoint_archive import check_archive
 from vae.interop.checkpoint_schema import ContentError, check_content
 from vae.interop.vae_path import check_checkpoint_path
+from vae.system.errors import UserError
+from vae.system.files import sha256_of_file
 
 _MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
 CHECKPOINT_FORMAT = 2  # increase it when keys are renamed or removed: older files are then refused

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from vae.config.errors import UserError
 from vae.config.options import Config, all_options, build
 from vae.config.values import check, from_json
 from vae.interop.fitting import config_from_shapes, group_names
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.optimizers import ADAMW_STATE, MUON_STATE, parameter_groups
+from vae.system.errors import UserError
 
 _LARGEST_COUNT = 2**53
 _MAX_SHOWN = 40  # characters of a value in a message

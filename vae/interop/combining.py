@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.export_flags import ExportConfig
 from vae.device import pick_device
-from vae.files import read_json
+from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.interop.averaging import average, greedy_soup, recorded_score, softmax_weights
 from vae.interop.crops import Crops
 from vae.interop.vae_files import LoadedVae
 from vae.model.autoencoder import AutoencoderKL
-from vae.psnr import MAX_PSNR_DB, psnr
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import read_json
 
 ENCODER = ("encoder.", "quant_conv.", "bn.")  # first parts of the names that decide the latents
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from vae.config.errors import DataError, UserError
 from vae.config.export_flags import ExportConfig
 from vae.data.dataset import FolderImages, Images
-from vae.data.folder import list_images
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root, is_manifest, train_and_val
+from vae.images.folder import list_images
+from vae.images.pixels import to_float
 from vae.interop.vae_files import LoadedVae
-from vae.pixels import to_float
+from vae.system.errors import DataError, UserError
 
 DEFAULT_IMAGE_SIZE = 256  # px
 

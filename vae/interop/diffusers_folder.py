@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from vae.config.errors import UserError
 from vae.config.options import ModelConfig
-from vae.files import atomic_path, parse_json, read_json
 from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import LatentNorm
+from vae.system.errors import UserError
+from vae.system.files import atomic_path, parse_json, read_json
 
 CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")  # without and with a latent norm
 

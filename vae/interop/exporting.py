@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
 from vae.device import pick_device
 from vae.interop.combining import combine
@@ -27,9 +25,11 @@ from vae.interop.latent_statistics import (
 from vae.interop.precheck import check_command
 from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae
-from vae.kernel_check import choose_kernels
 from vae.model.autoencoder import AutoencoderKL
+from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
+from vae.system import console
+from vae.system.errors import UserError
 
 FP16_IMAGES = 32  # images for the fp16 test: decoding takes most of the time
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from vae.config.errors import UserError
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import AutoencoderKL
+from vae.system.errors import UserError
 
 _MAX_GROUPS_SHOWN = 3
 

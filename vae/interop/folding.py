@@ -10,9 +10,9 @@ import dataclasses
 
 import torch
 
-from vae.config.errors import UserError
 from vae.interop.latent_statistics import LatentStatistics
 from vae.model.autoencoder import AutoencoderKL
+from vae.system.errors import UserError
 
 
 def folding_for(

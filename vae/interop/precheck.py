@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from vae.config.errors import UserError
 from vae.config.export_flags import ExportConfig
-from vae.data.folder import check_images
 from vae.data.manifest import is_manifest
-from vae.files import why_not_writable
+from vae.images.folder import check_images
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
+from vae.system.errors import UserError
+from vae.system.files import why_not_writable
 
 
 def check_command(config: ExportConfig) -> None:

@@ -9,12 +9,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from vae.config.errors import UserError
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.device import DTYPES
-from vae.files import atomic_path, parse_json
 from vae.interop.compvis_names import current_name, from_compvis, is_compvis
 from vae.model.autoencoder import AutoencoderKL
+from vae.system.errors import UserError
+from vae.system.files import atomic_path, parse_json
 
 READABLE = {"F64", "F32", "F16", "BF16"}
 _PREFIXES = ("first_stage_model.", "vae.")  # of VAE names in a file with several networks

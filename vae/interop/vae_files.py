@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from vae.config.errors import UserError
 from vae.config.options import build
 from vae.interop.checkpoint_file import DamagedCheckpointError, ForeignFileError, load_checkpoint
 from vae.interop.diffusers_folder import parse_config, read_config
@@ -15,6 +14,7 @@ from vae.interop.fitting import check_fit, config_from_shapes, load_weights
 from vae.interop.safetensors_file import read_safetensors
 from vae.interop.vae_path import locate_vae, refused_pickle
 from vae.model.autoencoder import AutoencoderKL
+from vae.system.errors import UserError
 
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
 START_KEY = "start"  # metadata key of files from train_vae.py: the hash in VaeFile.start

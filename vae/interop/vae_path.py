@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vae.config.errors import UserError
+from vae.system.errors import UserError
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 PICKLES = (".ckpt", ".bin", ".pth", ".pkl", ".pickle")

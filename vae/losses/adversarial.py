@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vae.ops.library import accumulation_dtype
-from vae.shapes import Logits, PerImage, Scalar
+from vae.ops.shapes import Logits, PerImage, Scalar
 
 
 def hinge_discriminator_loss(real_logits: Logits, fake_logits: Logits) -> PerImage:

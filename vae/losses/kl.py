@@ -5,7 +5,7 @@ import torch
 from vae.config.options import LossConfig
 from vae.losses.terms import TermFunction
 from vae.ops.library import accumulation_dtype
-from vae.shapes import Latents, PerImage
+from vae.ops.shapes import Latents, PerImage
 
 
 def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> tuple[str, TermFunction]:

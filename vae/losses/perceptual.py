@@ -18,13 +18,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torchvision import models
 
-from vae.config.errors import UserError
 from vae.config.options import LossConfig
 from vae.losses.feature_distance import FeatureDistance
 from vae.losses.terms import LossTerms, TermFunction
 from vae.losses.trunk_weights import find_trunk_weights, read_trunk_weights, wrong_network
 from vae.ops.library import layout_of
-from vae.shapes import Images, PerImage
+from vae.ops.shapes import Images, PerImage
+from vae.system.errors import UserError
 
 # Mean and deviation of ImageNet's colors, for images in [-1, 1]: LPIPS was calibrated with these constants.
 SHIFT = (-0.030, -0.088, -0.188)

@@ -7,7 +7,7 @@ import torch
 from vae.config.options import LossConfig
 from vae.losses.terms import TermFunction
 from vae.ops.library import accumulation_dtype
-from vae.shapes import Images, PerImage
+from vae.ops.shapes import Images, PerImage
 
 
 def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> tuple[str, TermFunction]:

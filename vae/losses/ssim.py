@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vae.config.options import LossConfig
 from vae.losses.terms import TermFunction
 from vae.ops.library import accumulation_dtype
-from vae.shapes import Images, PerImage
+from vae.ops.shapes import Images, PerImage
 
 SCALES = 3  # full size, half and a quarter
 WINDOW = 7  # px at each scale

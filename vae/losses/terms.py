@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from vae.config.options import LossConfig
-from vae.shapes import PerImage
+from vae.ops.shapes import PerImage
 
 TermFunction = Callable[..., PerImage]  # of the arguments that LossTerms names
 

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torchvision import models
 
-from vae.config.errors import UserError
-from vae.console import fetch_command
-from vae.files import sha256_of_file
 from vae.progress import Progress
+from vae.system.console import fetch_command
+from vae.system.errors import UserError
+from vae.system.files import sha256_of_file
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,

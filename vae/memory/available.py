@@ -2,13 +2,13 @@
 
 import torch
 
-from vae.config.gpu_memory import WORKSPACE_MIB, workspace_mib
-from vae.host import GIB, free_memory
+from vae.system.gpu_memory import WORKSPACE_MIB, workspace_mib
+from vae.system.host import GIB, free_memory
 
 MIB = 2**20
 CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the rest
 # Bytes of a step on a CUDA device in addition to its live tensors: 0.25 GiB for the workspace of one
-# convolution (vae.config.gpu_memory limits it), 0.06 for cuBLAS, and the rest for gaps between tensors. With
+# convolution (vae.system.gpu_memory limits it), 0.06 for cuBLAS, and the rest for gaps between tensors. With
 # growing segments PyTorch's allocator reserved 0.17 GiB more than the tensors of a step of 25.7 GiB, and 0.30
 # more than 29.4 GiB (tests/null_gpu, workspaces of 256 MiB). What a card's own workspaces need is not
 # measured yet.

@@ -6,9 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
-from vae.host import GIB
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.available import cuda_reserve
 from vae.memory.live_bytes import LiveBytes
@@ -17,6 +15,8 @@ from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import muon_update, parameter_groups
 from vae.step import Networks, StepInputs, compute_gradients
+from vae.system.errors import UserError
+from vae.system.host import GIB
 
 META = torch.device("meta")
 ADAM_COPIES = 2  # both moments, in the parameters' fp32

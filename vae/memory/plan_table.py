@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.options import Config
 from vae.config.precision import PrecisionSupport, choose_dtype
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
 from vae.device import precision_support
-from vae.gpus import CPU_SETTINGS, Card, find_cards, match_card
-from vae.host import GIB
 from vae.memory.available import CPU_SHARE, available_bytes, cuda_reserve
 from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, reserve_bytes, stage_spec
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.gpus import CPU_SETTINGS, Card, find_cards, match_card
+from vae.system.host import GIB
 
 # Of an RTX 5090's 31.84 GiB, PyTorch sees 31.37. CUDA itself uses 0.6 of these if a process uses the rest:
 # https://github.com/Wan-Video/Wan2.1/issues/465. The free memory of a card in this machine is read instead.

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.config.resolve import check_image_size
-from vae.host import GIB
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.plan import StepMemory, StepSpec, step_memory
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.host import GIB
 
 TERA = 1e12
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.errors import UserError
 from vae.config.options import ModelConfig
 from vae.model.layers import (
     Attention,
@@ -25,7 +24,8 @@ from vae.model.layers import (
     activated_conv,
     maybe_checkpoint,
 )
-from vae.shapes import Features, Images, Latents, Moments
+from vae.ops.shapes import Features, Images, Latents, Moments
+from vae.system.errors import UserError
 
 IMAGE_CHANNELS = 3
 LOGVAR_RANGE = (-30.0, 20.0)  # AutoencoderKL clamps to this range, so that exp() stays finite

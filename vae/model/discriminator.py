@@ -5,7 +5,7 @@ from torch import nn
 
 from vae.model.autoencoder import IMAGE_CHANNELS
 from vae.model.layers import Conv2d, GroupNorm
-from vae.shapes import Images, Logits
+from vae.ops.shapes import Images, Logits
 
 MAX_WIDTH_FACTOR = 8  # as in pix2pix: each layer doubles the width, up to eight times the first
 

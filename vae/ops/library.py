@@ -46,7 +46,7 @@ KERNEL_KEYS = tuple(
         ("feature_distance", False),
     )
 )
-REPLACED: set[KernelKey] = set()  # by PyTorch operations, in this process: vae.kernel_check decides
+REPLACED: set[KernelKey] = set()  # by PyTorch operations, in this process: vae.ops.kernel_check decides
 
 MAX_COMPILED_KERNELS = 10_000  # entries of about 1 KiB
 _compiled_kernels: dict[tuple[Any, ...], Any] = {}  # of `launch`

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from vae import console
 from vae.config.prepare_flags import ReadingConfig
-from vae.data.decoding import DecodedImage, read_image
-from vae.data.formats import BadImageError
-from vae.data.strict_jpeg import has_simplejpeg
-from vae.files import sha256_of_file
-from vae.host import GIB
+from vae.images.decoding import DecodedImage, read_image
+from vae.images.formats import BadImageError
+from vae.images.strict_jpeg import has_simplejpeg
 from vae.prepare.engine import run_tasks
 from vae.prepare.ledger import ACCEPTED, REJECTED, Result
 from vae.prepare.perceptual_hash import hash_pixels
 from vae.prepare.pool import Answer, Failure, Item, Limits
 from vae.prepare.rejections import TRANSIENT
+from vae.system import console
+from vae.system.files import sha256_of_file
+from vae.system.host import GIB
 
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
 BYTES_PER_PIXEL = 16

@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vae import console
-from vae.config.addresses import is_remote
-from vae.config.errors import UserError
 from vae.config.prepare_flags import ReadingConfig
 from vae.prepare.pool import Answer, Failure, Item, Limits, count_workers, run_each
+from vae.system import console
+from vae.system.addresses import is_remote
+from vae.system.errors import UserError
 
 TASKS_PER_CPU = 2  # at once: the next one is already on its way
 MOST_RETRIES = 20  # of a task whose node died; then it is the task that ends nodes

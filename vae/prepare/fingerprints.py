@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from vae.config.options import MAX_PIXELS
-from vae.data.decoding import DECODER_ERRORS, decode_image
-from vae.data.formats import sniff_format
+from vae.images.decoding import DECODER_ERRORS, decode_image
+from vae.images.formats import sniff_format
 from vae.prepare.keypoints import SIDE, find_keypoints, is_complete
 from vae.prepare.perceptual_hash import hash_pixels
 

@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae.config.errors import UserError
-from vae.console import printable
-from vae.files import parse_json
+from vae.system.console import printable
+from vae.system.errors import UserError
+from vae.system.files import parse_json
 
 ACCEPTED, REJECTED, DUPLICATE = "accepted", "rejected", "duplicate"
 PAGE = 1000  # rows read at a time, so that the caller can write in between

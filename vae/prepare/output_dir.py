@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-from vae.config.errors import UserError
+from vae.system.errors import UserError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

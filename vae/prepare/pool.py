@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
-from vae.host import GIB, usable_cores
+from vae.system.host import GIB, usable_cores
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

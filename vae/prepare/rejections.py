@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from vae.console import printable
 from vae.prepare.ledger import Result, Skips
+from vae.system.console import printable
 
 REMEDIES = {
     "animated": "save one frame, or use --first_frame",

@@ -11,10 +11,10 @@ import torch
 
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
+from vae.images.pixels import to_float
 from vae.losses.adversarial import adaptive_weight, squared_norm
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.conv_gradients import WEIGHT, same_conv_parameter_gradients
-from vae.pixels import to_float
 from vae.step import (
     Networks,
     StepInputs,

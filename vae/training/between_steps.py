@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from tqdm import tqdm
 
-from vae import console
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
+from vae.system import console
 from vae.training.adversarial_ratio import adversarial_ratios
 from vae.training.checkpoints.lineage import write_last_run
 from vae.training.checkpoints.saving import NOT_FINITE, raise_if_diverged, save

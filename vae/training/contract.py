@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vae import console
-from vae.config.addresses import public_address
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import Images
-from vae.data.shard_images import ShardImages
+from vae.shards.shard_images import ShardImages
+from vae.system import console
+from vae.system.addresses import public_address
 from vae.training.checkpoints.lineage import saved_lineage
 from vae.training.datasets import TrainingSet
 from vae.training.stages import Stage

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from vae import console
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
+from vae.system import console
 
 WARMUP_STEPS = 3  # before a capture: they compile kernels and let cuDNN search its algorithms
 

@@ -8,14 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vae import console
-from vae.config.addresses import public_address
-from vae.config.errors import DataError, UserError
 from vae.config.options import Config, DataConfig
-from vae.data.buckets import BucketOrder, Buckets, aspects, assign, bucket_shapes
 from vae.data.dataset import CropDataset, FolderImages, Images
-from vae.data.folder import list_images, split_names
-from vae.data.formats import BadImageError
 from vae.data.image_sizes import (
     ASPECTS_NAME,
     image_sizes,
@@ -25,15 +19,21 @@ from vae.data.image_sizes import (
     save_aspects,
 )
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
-from vae.data.remote_shards import open_images
-from vae.data.sampling import Order, ShuffledOrder
-from vae.data.shard_cache import ShardCache, open_cache
-from vae.data.shard_images import ShardImages
-from vae.data.shards import is_dataset, read_dataset
-from vae.data.stream_buckets import StreamBuckets
-from vae.data.streams import StreamOrder
+from vae.images.folder import list_images, split_names
+from vae.images.formats import BadImageError
 from vae.model.autoencoder import downsampling
 from vae.prepare.shard.shared import find_shared
+from vae.sampling.buckets import BucketOrder, Buckets, aspects, assign, bucket_shapes
+from vae.sampling.order import Order, ShuffledOrder
+from vae.sampling.stream_buckets import StreamBuckets
+from vae.sampling.streams import StreamOrder
+from vae.shards.index import is_dataset, read_dataset
+from vae.shards.remote_shards import open_images
+from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.shard_images import ShardImages
+from vae.system import console
+from vae.system.addresses import public_address
+from vae.system.errors import DataError, UserError
 from vae.training.distributed import Distributed
 from vae.training.output.appending import try_to_write
 from vae.training.validation.measure import ValidationSet

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vae import console
-from vae.config.errors import EXIT_FAILED, HangError, LostProcessError, UserError
 from vae.device import pick_device
+from vae.system import console
+from vae.system.errors import EXIT_FAILED, HangError, LostProcessError, UserError
 
 JOIN_MINUTES = 10.0  # until all processes have joined, or --hang_minutes if that is less
 WITHOUT_LIMIT_MINUTES = 24 * 60.0  # of a collective if --hang_minutes is 0; PyTorch has no "off"

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 import torch
 
-from vae import console
-from vae.config.errors import NonFiniteError, UserError
+from vae.images.pixels import to_float
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import START_KEY
 from vae.model.autoencoder import AutoencoderKL
-from vae.pixels import to_float
 from vae.step import Networks, network_input
+from vae.system import console
+from vae.system.errors import NonFiniteError, UserError
 from vae.training.between_steps import save_samples
 from vae.training.checkpoints.saving import raise_if_diverged
 from vae.training.checkpoints.store import position_name

@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vae import console
 from vae.config.flags import command_words
-from vae.files import atomic_path, write_json
 from vae.lr_range import HIGHEST, LOWEST, Curve, has_diverged, rising_rates, suggest
+from vae.system import console
+from vae.system.files import atomic_path, write_json
 from vae.training.context import RunContext, StageContext
 from vae.training.loop import measure_losses, update_weights
 from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart

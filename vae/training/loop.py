@@ -7,12 +7,12 @@ from enum import Enum
 import torch
 from tqdm import tqdm
 
-from vae.config.errors import DataError, HangError, UserError
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.data.probing import accepted_bad_images
 from vae.losses.adversarial import update_running
 from vae.step import StepInputs, apply_update
+from vae.system.errors import DataError, HangError, UserError
 from vae.training.between_steps import after_step, check_end, end_epoch, report_duration
 from vae.training.checkpoints.saving import finish_saving, save_now
 from vae.training.context import RunContext, StageContext

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.options import RECOMPUTE
 from vae.device import is_out_of_memory
 from vae.model.autoencoder import AutoencoderKL
@@ -21,6 +19,8 @@ from vae.step import (
     micro_batch_sizes,
     unwrapped,
 )
+from vae.system import console
+from vae.system.errors import UserError
 from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
 

@@ -4,16 +4,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vae.config.errors import UserError
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import check_encoder, check_length, parse_progressive, resolve, split_progressive
-from vae.data.decoding import parse_background
-from vae.data.folder import check_images
 from vae.data.manifest import is_manifest
-from vae.data.shards import is_dataset, read_dataset
-from vae.files import why_not_writable
+from vae.images.decoding import parse_background
+from vae.images.folder import check_images
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
+from vae.shards.index import is_dataset, read_dataset
+from vae.system.errors import UserError
+from vae.system.files import why_not_writable
 from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths, resume_command
 from vae.training.output.wandb_run import check_wandb_installed
 

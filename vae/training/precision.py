@@ -5,12 +5,12 @@ import shutil
 
 import torch
 
-from vae import console
 from vae.config.options import SpeedConfig
 from vae.config.precision import choose_dtype, precision_remark
 from vae.device import precision_support
 from vae.model.layers import Attention, Downsample, ResnetBlock, Upsample
 from vae.ops.library import compile_cache_tag
+from vae.system import console
 
 COMPILED_BLOCKS = (ResnetBlock, Attention, Downsample, Upsample)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from vae import console
+from vae.system import console
 
 WARMUP_STEPS = 3  # leaves out compilation, algorithm search and the first allocations
 TABLE_ROWS = 30

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vae import console
-from vae.config.errors import NonFiniteError, UserError
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.system import console
+from vae.system.errors import NonFiniteError, UserError
 from vae.training.checkpoints.lineage import saved_lineage, write_last_run
 from vae.training.checkpoints.saving import checkpoint_of
 from vae.training.checkpoints.store import is_on_line, list_checkpoints, position_name, saved_step

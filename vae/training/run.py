@@ -4,12 +4,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vae import console
-from vae.config.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
 from vae.config.options import CONTRACT, Config, flatten
 from vae.device import is_out_of_memory
 from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
+from vae.system import console
+from vae.system.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
 from vae.training.between_steps import begin_stage, validate_final
 from vae.training.checkpoints.saving import save_alone
 from vae.training.checkpoints.writer import CheckpointWriter, copy_fits

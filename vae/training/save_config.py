@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.options import flatten
 from vae.device import pick_device
-from vae.files import write_json
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import write_json
 from vae.training.setup import resolve_options
 from vae.training.stages import first_stages
 

@@ -6,24 +6,24 @@ from typing import Any
 
 import torch
 
-from vae import console
-from vae.config.addresses import public_address
-from vae.config.errors import DataError, UserError
 from vae.config.options import MIN_IMAGE_SIZE, Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import check_discriminator, check_encoder, check_image_size, check_shape, resolve
-from vae.data.buckets import bucket_shapes
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
-from vae.gpus import CPU_SETTINGS, match_card
-from vae.host import GIB
 from vae.interop.averaging import hash_of_weights
 from vae.interop.fitting import check_fit, load_weights
 from vae.interop.vae_files import VaeFile, read_vae
-from vae.kernel_check import choose_kernels
 from vae.losses.terms import LossTerms, build_terms
 from vae.model.autoencoder import downsampling
+from vae.ops.kernel_check import choose_kernels
+from vae.sampling.buckets import bucket_shapes
 from vae.step import Networks
+from vae.system import console
+from vae.system.addresses import public_address
+from vae.system.errors import DataError, UserError
+from vae.system.gpus import CPU_SETTINGS, match_card
+from vae.system.host import GIB
 from vae.training.checkpoints.lineage import read_good, saved_lineage
 from vae.training.checkpoints.older import convert_kl_weight
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step

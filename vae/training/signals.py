@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from vae import console
-from vae.config.errors import EXIT_INTERRUPTED
+from vae.system import console
+from vae.system.errors import EXIT_INTERRUPTED
 
 # What a stop signal prints, for each part of a run.
 LOADING = "finishing loading and the first step, then saving"

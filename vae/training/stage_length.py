@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vae import console
 from vae.config.recipes import recipe_values
 from vae.data.dataset import Batch
+from vae.system import console
 from vae.training.context import RunContext, StageContext
 from vae.training.duration import MINUTE, duration_text
 from vae.training.loop import update_weights

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from vae.config.errors import UserError
 from vae.config.options import Config, SpeedConfig
-from vae.host import GIB
 from vae.memory.available import available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
 from vae.memory.plan_table import describe_step
+from vae.system.errors import UserError
+from vae.system.host import GIB
 from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
 from vae.training.oom_retry import StepSettings

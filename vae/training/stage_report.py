@@ -2,8 +2,8 @@
 
 import torch
 
-from vae import console
-from vae.host import GIB
+from vae.system import console
+from vae.system.host import GIB
 from vae.training.context import RunContext, StageContext
 from vae.training.output.disk_space import space_warning
 from vae.training.schedule import HARMFUL_FACTOR

@@ -7,10 +7,10 @@ numbered over all stages, from 0 in code and from 1 in file names and messages.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vae.config.errors import UserError
 from vae.config.options import Config
 from vae.config.resolve import parse_progressive
-from vae.data.sampling import steps_per_epoch
+from vae.sampling.order import steps_per_epoch
+from vae.system.errors import UserError
 
 
 @dataclass(frozen=True)

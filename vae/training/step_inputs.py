@@ -4,7 +4,7 @@ import torch
 
 from vae.data.dataset import Batch
 from vae.losses.adversarial import adaptive_weight, ramp
-from vae.noise import posterior_noise
+from vae.ops.noise import posterior_noise
 from vae.step import StepInputs
 from vae.training.context import RunContext, StageContext
 from vae.training.state import TrainingState

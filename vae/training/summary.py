@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vae.config.addresses import is_remote, public_address
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
-from vae.console import command_line, counted
-from vae.data.buckets import Buckets
-from vae.data.shard_cache import default_folder
-from vae.data.shard_images import ShardImages
-from vae.data.store import StoreFile
-from vae.data.streams import WINDOW_SHARDS
-from vae.gpus import match_card
-from vae.host import GIB
 from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
+from vae.sampling.buckets import Buckets
+from vae.sampling.streams import WINDOW_SHARDS
+from vae.shards.shard_cache import default_folder
+from vae.shards.shard_images import ShardImages
+from vae.shards.store import StoreFile
+from vae.system.addresses import is_remote, public_address
+from vae.system.console import command_line, counted
+from vae.system.gpus import match_card
+from vae.system.host import GIB
 from vae.training.checkpoints.store import position_name
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vae import console
-from vae.config.errors import EXIT_FAILED, HangError
+from vae.system import console
+from vae.system.errors import EXIT_FAILED, HangError
 from vae.training.output.run_folder import resume_command
 
 CHECK_SECONDS = 1.0

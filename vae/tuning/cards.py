@@ -5,10 +5,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.tune_flags import TuneConfig
-from vae.script import ROOT
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.script import ROOT
 from vae.tuning.training_process import start_with_parent
 
 POLL_SECONDS = 0.5

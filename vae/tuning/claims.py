@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from vae.config.errors import UserError
-from vae.record_locks import lock_byte
+from vae.system.errors import UserError
+from vae.system.record_locks import lock_byte
 
 POLL_SECONDS = 0.02
 

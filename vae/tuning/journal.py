@@ -10,10 +10,10 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.tune_flags import DIRECTIONS
-from vae.files import parse_json
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import parse_json
 from vae.tuning.claims import claimed
 
 JOURNAL_NAME = "journal.log"

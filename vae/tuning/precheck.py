@@ -4,16 +4,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.flags import read_json
 from vae.config.options import Config, all_options
 from vae.config.recipes import recipe_values
 from vae.config.resolve import resolve
 from vae.config.tune_flags import TuneConfig
 from vae.data.manifest import is_manifest
-from vae.data.shards import is_dataset
-from vae.files import why_not_writable
+from vae.shards.index import is_dataset
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import why_not_writable
 from vae.training.precheck import check_command as check_training
 from vae.tuning.presets import PRESETS, preset
 from vae.tuning.space import Space, check_space, read_space, start_values

@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vae.config.errors import UserError
 from vae.config.options import all_options
 from vae.config.tune_flags import TuneConfig
-from vae.files import read_json, write_json
+from vae.system.errors import UserError
+from vae.system.files import read_json, write_json
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.tuning.claims import try_claim
 from vae.tuning.study import SharedStudy

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.tune_flags import DIRECTIONS
-from vae.files import atomic_path, write_json
+from vae.system.files import atomic_path, write_json
 
 UNITS = {"psnr": " dB", "ssim": "", "lpips": ""}
 DECIMALS = {"psnr": 2, "ssim": 4, "lpips": 4}

@@ -9,9 +9,9 @@ from typing import Any
 import optuna
 from optuna.trial import Trial, TrialState
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
+from vae.system import console
+from vae.system.errors import UserError
 from vae.tuning.claims import claimed
 from vae.tuning.page import write_search_page
 from vae.tuning.precheck import Base

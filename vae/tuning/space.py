@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae import files
-from vae.config.errors import UserError
 from vae.config.options import (
     Config,
     LossConfig,
@@ -20,6 +18,8 @@ from vae.config.options import (
     flatten,
 )
 from vae.config.values import base_type, check, from_json, is_list, nearest
+from vae.system import files
+from vae.system.errors import UserError
 from vae.training.schedule import full_rate
 
 # Options of the searched sections that must stay: they change the metric, the start or the networks that are

@@ -17,13 +17,13 @@ from typing import IO, Any, NamedTuple
 import optuna
 from optuna.trial import Trial, TrialState
 
-from vae.config.errors import UserError
 from vae.config.options import Config, flatten
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
-from vae.data.folder import walk_images
 from vae.data.manifest import is_manifest
-from vae.data.shards import is_dataset, read_dataset
-from vae.files import parse_json, sha256_of_file
+from vae.images.folder import walk_images
+from vae.shards.index import is_dataset, read_dataset
+from vae.system.errors import UserError
+from vae.system.files import parse_json, sha256_of_file
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.tuning.claims import claimed, try_claim
 from vae.tuning.journal import open_study

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae import console
-from vae.config.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
-from vae.files import read_json_lines, write_json
-from vae.script import ROOT
+from vae.system import console
+from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
+from vae.system.files import read_json_lines, write_json
+from vae.system.script import ROOT
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths
 from vae.tuning.claims import is_claimed

@@ -17,8 +17,8 @@ from vae.checks.judge.host import (
 from vae.checks.results import FAIL, PASS, SKIP, WARN
 from vae.config.options import Config
 from vae.data.workers import resolve_num_workers
-from vae.host import GIB
 from vae.model.autoencoder import AutoencoderKL
+from vae.system.host import GIB
 
 
 def test_default_parameters_match_the_model():

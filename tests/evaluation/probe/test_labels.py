@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from vae.config.errors import DataError, UserError
 from vae.data.manifest import write_manifest
 from vae.evaluation.probe.labels import read_labels
+from vae.system.errors import DataError, UserError
 
 NAMES = [f"{number:02d}.png" for number in range(24)]
 

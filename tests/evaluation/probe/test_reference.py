@@ -11,9 +11,9 @@ from torch import Tensor
 from torchvision import models
 
 from tests.harness.convnext_file import DEPTHS, convnext_weights
-from vae.config.errors import UserError
 from vae.evaluation.probe import reference
 from vae.evaluation.probe.reference import SOURCES, choose_reference, load_reference
+from vae.system.errors import UserError
 
 CPU = torch.device("cpu")
 

@@ -3,9 +3,9 @@
 from vae.checks import cuda_builds, remedies
 from vae.checks.facts import Facts, SmiCard
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Case, Check, check
-from vae.config.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS, growing_segments_supported
-from vae.gpus import BF16_CAPABILITY, match_card
-from vae.host import GIB
+from vae.system.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS, growing_segments_supported
+from vae.system.gpus import BF16_CAPABILITY, match_card
+from vae.system.host import GIB
 
 HIDING = ("", "-1", "nodevfiles")  # values of CUDA_VISIBLE_DEVICES that hide every card
 MAX_USED_SHARE = 0.1  # share of a card's memory that other programs may use before a warning

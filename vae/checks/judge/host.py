@@ -6,11 +6,11 @@ from pathlib import PurePosixPath, PureWindowsPath
 from vae.checks.facts import Facts, Folder
 from vae.checks.folders import VGG_FILE
 from vae.checks.results import FAIL, PASS, SKIP, WARN, Check, check
-from vae.config.addresses import is_remote
 from vae.config.options import Config
 from vae.config.recipes import RECIPES
-from vae.console import fetch_command
-from vae.host import GIB, MIB, decoding_processes
+from vae.system.addresses import is_remote
+from vae.system.console import fetch_command
+from vae.system.host import GIB, MIB, decoding_processes
 
 # Parameters of the default autoencoder (docs/results.md); a test compares this with the model.
 DEFAULT_PARAMETERS = 83_819_683

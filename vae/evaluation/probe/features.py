@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vae.config.errors import UserError
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.device import DTYPES
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.measure import VaeCodec
 from vae.evaluation.probe.reference import Pretrained
+from vae.images.pixels import to_float
 from vae.interop.vae_files import LoadedVae
-from vae.pixels import to_float
+from vae.system.errors import UserError
 
 MAP_SIDE = 16  # larger maps are averaged: the heads see no more
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from vae import console
-from vae.config.errors import DataError, UserError
-from vae.console import printable
 from vae.data.manifest import group_key, is_manifest, read_rows
-from vae.files import csv_delimiter
+from vae.system import console
+from vae.system.console import printable
+from vae.system.errors import DataError, UserError
+from vae.system.files import csv_delimiter
 
 NAME_COLUMNS = ("path", "image", "filepath", "filename", "id")
 MIN_FOLDS = 3  # one to measure, one to stop early and to weight heads, the others to train

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import models
 
-from vae.config.errors import UserError
-from vae.console import fetch_command
 from vae.losses.trunk_weights import download, download_failure, matches_name
+from vae.system.console import fetch_command
+from vae.system.errors import UserError
 
 SIDE = 224  # px: both networks were trained with it
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of both networks

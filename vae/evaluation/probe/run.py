@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vae import console
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.device import DTYPES, pick_device
 from vae.evaluation.compare import short_names
@@ -24,10 +23,11 @@ from vae.evaluation.probe.labels import Labels, read_labels, stopping_fold
 from vae.evaluation.probe.learning_rate import find_learning_rate
 from vae.evaluation.probe.reference import choose_reference, describe, load_reference
 from vae.evaluation.probe.scores import compared_with_first, ensemble_weights, scores
-from vae.files import atomic_path, csv_cell, write_json
 from vae.interop.vae_files import load_vae
-from vae.kernel_check import choose_kernels
+from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
+from vae.system import console
+from vae.system.files import atomic_path, csv_cell, write_json
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Literal
 
 from vae.config.evaluate_flags import WHOLE
 from vae.evaluation.results import METRICS, Results, SizeResult, VaeResult, mean_psnr
-from vae.host import GIB
+from vae.system.host import GIB
 
 Best = Callable[[Sequence[float]], float]  # min or max
 MAX_LISTED = 20  # hardest images and reasons of unusable ones; results.json contains all

@@ -11,14 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vae import console
-from vae.config.errors import DataError, UserError
 from vae.config.prepare_flags import AnalyzeConfig
-from vae.console import printable
-from vae.data.decoding import parse_background
-from vae.data.folder import list_images
 from vae.data.manifest import MANIFEST_NAME, replace_text
-from vae.files import why_not_writable
+from vae.images.decoding import parse_background
+from vae.images.folder import list_images
 from vae.prepare.analyze.dataset_stats import Collected, summarize
 from vae.prepare.analyze.measure_file import Measurement, PixelStats, measure_file, thumbnail_file
 from vae.prepare.analyze.page import write_analysis_page
@@ -26,6 +22,10 @@ from vae.prepare.check_file import decode_each
 from vae.prepare.fingerprints import fingerprints_to_add, read_fingerprints
 from vae.prepare.pool import Failure
 from vae.progress import Progress
+from vae.system import console
+from vae.system.console import printable
+from vae.system.errors import DataError, UserError
+from vae.system.files import why_not_writable
 
 Answer = TypeVar("Answer")
 SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped")  # of PixelStats

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.console import printable
 from vae.prepare.near_duplicates import find_clusters
+from vae.system.console import printable
 
 # Image sizes of the profiles, in px, without the 128 px of the demo.
 RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.items() if name != "demo"})

@@ -11,12 +11,12 @@ import numpy as np
 from PIL import Image
 
 from vae.config.prepare_flags import ReadingConfig
-from vae.data.decoding import DECODER_ERRORS
-from vae.data.formats import BadImageError
-from vae.files import sha256_of_file
+from vae.images.decoding import DECODER_ERRORS
+from vae.images.formats import BadImageError
 from vae.prepare.check_file import check_image
 from vae.prepare.fingerprints import Fingerprint, fingerprint_file, fingerprint_pixels
 from vae.prepare.pool import Failure
+from vae.system.files import sha256_of_file
 
 SAMPLE_SIDE = 256  # px: every n-th pixel is used, so that colours are exact and not averaged
 TILE, TILES_A_SIDE = 128, 4  # px; sharpness is measured in 4 x 4 tiles at full resolution

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae.host import GIB, MIB
 from vae.html import data_uri, write_page
 from vae.prepare.analyze.dataset_stats import Sections
 from vae.prepare.pool import Failure
+from vae.system.host import GIB, MIB
 
 TITLES = {
     "short_side": ("Short side", "px"),

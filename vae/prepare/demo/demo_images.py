@@ -6,15 +6,15 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.prepare_flags import DemoConfig
 from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
-from vae.files import atomic_path, read_json, write_json
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.encode import EXTENSIONS, encode
 from vae.prepare.pool import end_with_parent
 from vae.progress import Progress
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import atomic_path, read_json, write_json
 
 SETTINGS_NAME = "demo_settings.json"
 SETTINGS = ("target_size", "seed", "format")  # flags that decide the pixels; the same for a whole folder

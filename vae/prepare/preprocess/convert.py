@@ -8,13 +8,13 @@ from uuid import uuid4
 import numpy as np
 
 from vae.config.prepare_flags import PreprocessConfig
-from vae.data.decoding import DecodedImage
-from vae.data.formats import BadImageError
-from vae.files import sha256_of_file
+from vae.images.decoding import DecodedImage
+from vae.images.formats import BadImageError
 from vae.prepare.check_file import check_image
 from vae.prepare.encode import encode
 from vae.prepare.ledger import ACCEPTED, REJECTED, Result
 from vae.prepare.preprocess.resize import Shape, plan_shape, resize_to_shapes
+from vae.system.files import sha256_of_file
 
 
 def convert_file(config: PreprocessConfig, scratch: str, task: tuple[str, str]) -> Result:

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from vae.config.prepare_flags import PreprocessConfig
-from vae.console import printable
-from vae.files import sha256_of_file
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Content, Ledger, Result, first_names
 from vae.prepare.pool import count_workers
 from vae.prepare.preprocess.convert import record_without_images
 from vae.prepare.rejections import TRANSIENT
 from vae.progress import Progress
+from vae.system.console import printable
+from vae.system.files import sha256_of_file
 
 CHUNK = 1000  # files at a time, so that memory does not grow
 

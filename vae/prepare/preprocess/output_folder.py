@@ -14,14 +14,14 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from vae.config.errors import UserError
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, format_row, read_rows, replace_text
-from vae.files import parse_json, read_json
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result
 from vae.prepare.output_dir import check_apart
 from vae.prepare.preprocess.naming import output_key
 from vae.prepare.preprocess.resize import engine
+from vae.system.errors import UserError
+from vae.system.files import parse_json, read_json
 
 SETTINGS_NAME, REJECTED_NAME = "preprocess_settings.json", "rejected.jsonl"
 HIDDEN = ".prepare"

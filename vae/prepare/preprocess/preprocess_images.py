@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from vae import console
-from vae.config.errors import EXIT_DATA, DataError
 from vae.config.prepare_flags import PreprocessConfig
-from vae.data.folder import OTHER_EXTENSIONS, walk_images
+from vae.images.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import decode_each, is_current, warn_without_simplejpeg
 from vae.prepare.encode import EXTENSIONS
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result, Skips
@@ -29,6 +27,8 @@ from vae.prepare.preprocess.output_folder import OutputFolder
 from vae.prepare.preprocess.resize import engine
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
 from vae.progress import Progress
+from vae.system import console
+from vae.system.errors import EXIT_DATA, DataError
 
 
 @dataclass

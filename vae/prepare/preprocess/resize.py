@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from vae.config.prepare_flags import PreprocessConfig
-from vae.data.decoding import parse_background
-from vae.data.formats import BadImageError
+from vae.images.decoding import parse_background
+from vae.images.formats import BadImageError
 
 LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 2**31 - 1}  # px: limits of the formats
 # A size is made from a larger size only if that is at least this factor larger: no detail is lost twice.

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vae.data.formats import EXTENSIONS_OF
 from vae.data.manifest import replace_text
-from vae.data.shards import Shard
+from vae.images.formats import EXTENSIONS_OF
+from vae.shards.index import Shard
 
 ENERGON_FOLDER = ".nv-meta"
 SUFFIXES = (".tar.idx", ".idx")  # of the index of Energon and of DALI

@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from vae.data.folder import count_lowest
+from vae.images.folder import count_lowest
 from vae.prepare.ledger import Ledger, Result
 from vae.prepare.near_duplicates import cluster_sorted
 

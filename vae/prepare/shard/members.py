@@ -8,15 +8,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.prepare_flags import ShardConfig
-from vae.data.folder import count_lowest
-from vae.data.formats import EXTENSIONS_OF
-from vae.files import parse_json
+from vae.images.folder import count_lowest
+from vae.images.formats import EXTENSIONS_OF
 from vae.prepare.ledger import Ledger, Result
 from vae.prepare.shard.groups import Groups, hash_number, split_groups
 from vae.prepare.shard.write import KEY_DIGITS, Member
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import parse_json
 
 TRAINING, VALIDATION = "dataset.json", "validation.json"  # the sides, as the files of their datasets
 OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold"}  # of a manifest

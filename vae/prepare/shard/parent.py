@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vae import console
-from vae.data.formats import BadImageError
-from vae.data.shards import Shard, ShardedDataset, read_dataset, read_index
+from vae.images.formats import BadImageError
 from vae.prepare.shard.engines import SUFFIXES
 from vae.prepare.shard.members import TRAINING, VALIDATION, Members
 from vae.prepare.shard.write import Member, Plan, read_mark, write_mark
+from vae.shards.index import Shard, ShardedDataset, read_dataset, read_index
+from vae.system import console
 
 FILES = (".tar", ".npy", *SUFFIXES)  # of a shard
 

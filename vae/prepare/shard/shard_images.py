@@ -18,13 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from vae import console
-from vae.config.errors import EXIT_DATA, DataError, UserError
 from vae.config.prepare_flags import ShardConfig
-from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.data.manifest import MANIFEST_NAME, read_rows, replace_text
-from vae.data.shards import Shard, dataset_content
-from vae.files import read_json, remove_temporary
+from vae.images.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import check_file, decode_each, is_current, warn_without_simplejpeg
 from vae.prepare.engine import run_tasks
 from vae.prepare.ledger import DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
@@ -37,6 +33,10 @@ from vae.prepare.shard.members import ROW, TRAINING, VALIDATION, Members
 from vae.prepare.shard.parent import Kept, Parent
 from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.progress import Progress
+from vae.shards.index import Shard, dataset_content
+from vae.system import console
+from vae.system.errors import EXIT_DATA, DataError, UserError
+from vae.system.files import read_json, remove_temporary
 
 MEGABYTE = 10**6
 LEAST_KEPT = 0.5  # of --shard_mb: smaller shards of the parent are packed again, so that few are small

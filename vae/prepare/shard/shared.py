@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vae.data.shard_images import ShardImages
 from vae.prepare.near_duplicates import near_between
+from vae.shards.shard_images import ShardImages
 
 LEAST_ROWS = 2**18  # that are compared at once
 

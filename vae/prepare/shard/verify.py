@@ -13,23 +13,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vae import console
-from vae.config.errors import EXIT_DATA, UserError
 from vae.config.prepare_flags import ValidateConfig
-from vae.data.decoding import decode_bytes
-from vae.data.formats import BadImageError
 from vae.data.manifest import replace_text
-from vae.data.remote_shards import HEADER_BYTES, RemoteShards, no_room, open_images
-from vae.data.shard_cache import ShardCache, open_cache
-from vae.data.shards import INDEX, Shard, ShardedDataset, read_dataset, read_index
-from vae.data.store import MissingError, StoreFile
-from vae.files import sha256_of_file
+from vae.images.decoding import decode_bytes
+from vae.images.formats import BadImageError
 from vae.prepare.engine import run_tasks
 from vae.prepare.pool import Failure, Limits, count_workers
 from vae.prepare.shard.engines import Entry, indexes
 from vae.prepare.shard.shared import find_shared
 from vae.prepare.shard.write import SHARD_SECONDS
 from vae.progress import Progress
+from vae.shards.index import INDEX, Shard, ShardedDataset, read_dataset, read_index
+from vae.shards.remote_shards import HEADER_BYTES, RemoteShards, no_room, open_images
+from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.store import MissingError, StoreFile
+from vae.system import console
+from vae.system.errors import EXIT_DATA, UserError
+from vae.system.files import sha256_of_file
 
 EXAMPLES = 10  # problems that are printed
 SHARED = ("is_in_training", "looks_alike")  # problems of the images, not of their files

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vae.config.errors import DataError
-from vae.console import printable
 from vae.data.manifest import replace_text
-from vae.data.shards import INDEX, Shard, index_path
-from vae.files import atomic_path, read_json, sha256_of_file
 from vae.prepare.shard.engines import SUFFIXES, Entry, indexes
+from vae.shards.index import INDEX, Shard, index_path
+from vae.system.console import printable
+from vae.system.errors import DataError
+from vae.system.files import atomic_path, read_json, sha256_of_file
 
 HIDDEN = ".prepare"  # folder with marks of complete shards
 BLOCK = tarfile.BLOCKSIZE  # bytes: members begin at multiples of it

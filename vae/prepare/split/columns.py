@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from vae.config.errors import DataError
 from vae.data.manifest import KEYS, format_row, group_key, parse_row, read_lines
 from vae.prepare.split.grouping import Rule
 from vae.prepare.split.sides import NONE, TRAIN, VAL
+from vae.system.errors import DataError
 
 FLAG = "--input_dir"
 SPLIT_KEYS = (*KEYS, "split", "fold")

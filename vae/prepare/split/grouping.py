@@ -9,11 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vae.config.addresses import public_address
-from vae.config.errors import DataError, UserError
-from vae.console import printable
-from vae.data.formats import BadImageError
 from vae.data.manifest import MANIFEST_NAME, read_rows
+from vae.images.formats import BadImageError
 from vae.prepare.fingerprints import (
     Fingerprint,
     fingerprint_file,
@@ -25,6 +22,9 @@ from vae.prepare.overlaps import join_overlapping
 from vae.prepare.pool import Failure, Limits, run_each
 from vae.prepare.split.metadata_csv import Metadata
 from vae.progress import Progress
+from vae.system.addresses import public_address
+from vae.system.console import printable
+from vae.system.errors import DataError, UserError
 
 NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
 FINGERPRINT_LIMITS = Limits(memory_gib=4.0)  # of one image

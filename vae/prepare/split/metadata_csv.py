@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from vae.config.errors import DataError, UserError
 from vae.config.values import nearest
-from vae.console import printable
-from vae.files import csv_delimiter, csv_text
+from vae.system.console import printable
+from vae.system.errors import DataError, UserError
+from vae.system.files import csv_delimiter, csv_text
 
 ID, FILEPATH = "id", "filepath"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from vae.config.errors import DataError, UserError
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import replace_text
-from vae.files import read_json
+from vae.system.errors import DataError, UserError
+from vae.system.files import read_json
 
 DEFAULT_SHARE = 0.1
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vae.config.errors import UserError
-from vae.data.folder import SMALL_SET
+from vae.images.folder import SMALL_SET
+from vae.system.errors import UserError
 
 NONE = -1  # no side yet, no fold
 TRAIN, VAL = 0, 1

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows, replace_text
 from vae.prepare.pool import count_workers
@@ -33,6 +31,8 @@ from vae.prepare.split.sides import (
     earlier_choice,
     gather,
 )
+from vae.system import console
+from vae.system.errors import UserError
 
 LABELS = "labels"  # by the file of --labels, in later splits by the labels that it left in the manifest
 

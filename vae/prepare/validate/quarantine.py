@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from vae import console
-from vae.config.errors import DataError, UsageError, UserError
-from vae.console import printable
-from vae.files import bounded_lines, parse_json
 from vae.prepare.ledger import Result
+from vae.system import console
+from vae.system.console import printable
+from vae.system.errors import DataError, UsageError, UserError
+from vae.system.files import bounded_lines, parse_json
 
 RECORD_NAME = "quarantine.jsonl"
 

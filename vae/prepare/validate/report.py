@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vae import console
-from vae.console import printable
 from vae.data.manifest import replace_text
-from vae.files import csv_cell
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, EXAMPLES, REJECTED, Ledger, Result, Skips
 from vae.prepare.rejections import REMEDIES, duplicates_text, rejection_lines, skip_lines
+from vae.system import console
+from vae.system.console import printable
+from vae.system.files import csv_cell
 
 COLUMNS = ("path", "status", "reason", "detail", "flags", "format", "width", "height", "bytes", "sha256")
 

@@ -7,14 +7,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from vae import console
-from vae.config.errors import EXIT_DATA, DataError, UserError
 from vae.config.prepare_flags import ValidateConfig
-from vae.data.decoding import parse_background
-from vae.data.folder import OTHER_EXTENSIONS, walk_images
 from vae.data.manifest import MANIFEST_NAME, read_rows
-from vae.data.shards import is_dataset
-from vae.files import why_not_writable
+from vae.images.decoding import parse_background
+from vae.images.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import check_file, decode_each, warn_without_simplejpeg
 from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger, Result, Skips, first_names
 from vae.prepare.pool import Failure
@@ -22,6 +18,10 @@ from vae.prepare.shard.verify import run_verify
 from vae.prepare.validate.quarantine import move_rejected, undo
 from vae.prepare.validate.report import Report, print_summary, write_reports
 from vae.progress import Progress
+from vae.shards.index import is_dataset
+from vae.system import console
+from vae.system.errors import EXIT_DATA, DataError, UserError
+from vae.system.files import why_not_writable
 
 MANIFEST_HASH = "sha256 of "  # key of a note: the hash of a path in the manifest
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vae.files import read_json
+from vae.system.files import read_json
 from vae.training.output.appending import write_json
 
 RUN_NAME = "run.json"

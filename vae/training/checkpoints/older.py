@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vae import console
+from vae.system import console
 from vae.training.stages import Position, Stage, current_stage
 
 KL_UNIT = "nats per pixel"  # of --kl_weight in a checkpoint; without the key it counted nats per image

@@ -4,10 +4,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vae import console
-from vae.config.errors import NonFiniteError, UserError
 from vae.config.options import flatten
 from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.system import console
+from vae.system.errors import NonFiniteError, UserError
 from vae.training.checkpoints.store import position_name, prune, save_verified, stage_ends
 from vae.training.context import RunContext, StageContext
 from vae.training.stages import Position, Stage, current_stage

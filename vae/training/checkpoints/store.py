@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from vae import console
-from vae.config.errors import UserError
 from vae.interop.checkpoint_file import (
     DamagedCheckpointError,
     load_checkpoint,
@@ -13,6 +11,8 @@ from vae.interop.checkpoint_file import (
     save_checkpoint,
     verify_checkpoint,
 )
+from vae.system import console
+from vae.system.errors import UserError
 from vae.training.checkpoints.lineage import Lineage, read_last_run, saved_lineage
 from vae.training.output.run_folder import checkpoint_paths, epoch_name, step_name
 from vae.training.stages import Position, Stage

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from vae import console
 from vae.config.options import Config
 from vae.device import is_out_of_memory
-from vae.host import GIB
 from vae.interop.checkpoint_schema import ContentError, check_content
 from vae.memory.available import available_bytes
 from vae.memory.plan import checkpoint_bytes
+from vae.system import console
+from vae.system.host import GIB
 from vae.training.checkpoints.store import save_verified
 
 RETRY_SECONDS = 60.0  # after a failed save, for example on a full disk

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.options import DataConfig
 from vae.data.dataset import FolderImages
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root
 from vae.evaluation.sums import reconstruction_sums
-from vae.files import atomic_path, csv_cell, read_json, read_json_lines, write_json
+from vae.images.pixels import to_float
 from vae.interop.vae_files import load_vae
-from vae.pixels import to_float
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import atomic_path, csv_cell, read_json, read_json_lines, write_json
 from vae.training.output.run_folder import METRICS_NAME
 
 REPORT_NAME = "folds.json"

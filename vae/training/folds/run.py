@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from vae import console
-from vae.config.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.config.flags import command_words
 from vae.config.options import Config
 from vae.data.manifest import is_manifest, read_rows
-from vae.host import usable_cores
-from vae.script import ROOT
+from vae.system import console
+from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
+from vae.system.host import usable_cores
+from vae.system.script import ROOT
 from vae.training.folds.report import report
 from vae.training.output.run_folder import checkpoint_paths
 from vae.training.precheck import Given, check_command, contains_run, output_folder

@@ -11,7 +11,7 @@ from typing import Any
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from vae import console, files
+from vae.system import console, files
 
 MAX_WAITING_BYTES = 16 * 2**20  # what is kept in memory until the disk accepts it
 

@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 from vae.config.options import Config
-from vae.files import nearest_existing
-from vae.host import GIB
 from vae.memory.plan import checkpoint_bytes
+from vae.system.files import nearest_existing
+from vae.system.host import GIB
 from vae.training.output.run_folder import checkpoint_paths
 from vae.training.stages import Stage, StageSteps
 

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from vae import console
-from vae.config.errors import UserError
-from vae.files import remove_temporary
-from vae.record_locks import lock_byte
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import remove_temporary
+from vae.system.record_locks import lock_byte
 
 LOCK_NAME = ".lock"
 

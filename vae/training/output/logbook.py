@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import summary
 
-from vae import console
-from vae.files import atomic_path, parse_json
+from vae.system import console
+from vae.system.files import atomic_path, parse_json
 from vae.training.output.appending import Appender, EventFile, try_to_write
 from vae.training.output.results_image import RESULTS_NAME, write_results
 from vae.training.output.run_folder import METRICS_NAME

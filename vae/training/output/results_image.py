@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from vae.files import atomic_path, read_json_lines
+from vae.system.files import atomic_path, read_json_lines
 from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, Point, draw_chart
 
 RESULTS_NAME = "results.png"

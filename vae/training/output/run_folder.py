@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from vae import console
+from vae.system import console
 
 METRICS_NAME = "metrics.jsonl"
 _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")

@@ -8,9 +8,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from vae.evaluation.baselines import bicubic_baseline
+from vae.images.pixels import to_float, to_uint8
+from vae.images.psnr import psnr
 from vae.model.autoencoder import AutoencoderKL
-from vae.pixels import to_float, to_uint8
-from vae.psnr import psnr
 from vae.step import Networks
 from vae.training.validation.measure import mode_reconstruction
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vae import console
-from vae.config.errors import DataError
-from vae.data.decoding import decode_image
-from vae.data.folder import list_images
-from vae.data.formats import BadImageError
 from vae.evaluation.image_set import square
+from vae.images.decoding import decode_image
+from vae.images.folder import list_images
+from vae.images.formats import BadImageError
+from vae.system import console
+from vae.system.errors import DataError
 
 MAX_SAMPLE_IMAGES = 8
 

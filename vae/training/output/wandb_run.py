@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vae import console
-from vae.config.errors import UserError
+from vae.system import console
+from vae.system.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from vae import console
 from vae.config.options import DataConfig
 from vae.data.dataset import Images
 from vae.data.loading import load_validation
 from vae.evaluation.latents import LATENTS, NoiseMeter, noise_facts
 from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
+from vae.images.pixels import to_float
 from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
-from vae.pixels import to_float
 from vae.step import Networks, network_input
+from vae.system import console
 from vae.training.distributed import Distributed
 from vae.training.validation.slices import Slices
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vae.console import printable
 from vae.evaluation.sums import Sums
+from vae.system.console import printable
 from vae.training.distributed import Distributed
 
 MAX_SLICES = 100  # more labels are names of single images rather than of groups

@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from vae import console
-from vae.config.errors import UserError
 from vae.config.options import LossConfig
 from vae.device import is_out_of_memory
 from vae.evaluation.sums import Sums
+from vae.system import console
+from vae.system.errors import UserError
 from vae.training.context import RunContext, StageContext
 from vae.training.oom_retry import free_memory, release_graph
 from vae.training.signals import LoadingStoppedError

@@ -1,0 +1,388 @@
+"""Real image files of each kind decode to the expected pixels or are rejected with the expected reason."""
+
+import io
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageCms
+
+from tests.harness.image_bytes import (
+    ADOBE_RGB_TO_XYZ_D50,
+    SRGB_TO_XYZ_D50,
+    adobe_rgb_profile,
+    cmyk_profile,
+    png,
+    png_chunk,
+    smooth,
+)
+from vae.images.decoding import decode_image, read_image
+from vae.images.formats import BadImageError
+from vae.system.errors import UserError
+
+RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
+
+
+def corners():
+    """16x24, each quarter in another colour, so that a rotation is visible."""
+    pixels = np.zeros((16, 24, 3), dtype=np.uint8)
+    pixels[:8, :12], pixels[:8, 12:], pixels[8:, :12], pixels[8:, 12:] = RED, GREEN, BLUE, WHITE
+    return pixels
+
+
+def reason_of(path, **options):
+    with pytest.raises(BadImageError) as caught:
+        decode_image(path, **options)
+    assert caught.value.detail
+    return caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "tolerance"),
+    [
+        ("a.png", {}, 0),
+        ("a.bmp", {}, 0),
+        ("a.tif", {}, 0),
+        ("b.tiff", {"compression": "tiff_lzw"}, 0),
+        ("a.webp", {"lossless": True}, 0),
+        ("b.webp", {"quality": 95}, 12),
+        ("a.jpg", {"quality": 95}, 12),
+        ("b.jpeg", {"quality": 95, "progressive": True}, 12),
+        ("a.avif", {"quality": 95}, 12),
+    ],
+)
+def test_each_format_is_decoded(tmp_path, name, options, tolerance):
+    Image.fromarray(smooth()).save(tmp_path / name, **options)
+    decoded = decode_image(tmp_path / name)
+    assert decoded.dtype == np.uint8
+    assert decoded.flags.writeable
+    assert np.abs(decoded.astype(int) - smooth()).max() <= tolerance
+
+
+def test_format_is_detected_by_content_not_extension(tmp_path):
+    Image.fromarray(smooth()).save(tmp_path / "really_png.jpg", format="PNG")
+    assert np.array_equal(decode_image(tmp_path / "really_png.jpg"), smooth())
+
+
+def test_every_exif_orientation_is_decoded_upright(tmp_path):
+    upright = corners()
+    stored = {  # EXIF 2.32, table of orientations: how a camera stores the upright image
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright, 1),
+        7: np.rot90(upright, 2).transpose(1, 0, 2),
+        8: np.rot90(upright, -1),
+    }
+    for orientation, pixels in stored.items():
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for name in ("a.png", "a.webp", "a.tif", "a.jpg"):
+            lossless = {"lossless": True} if name == "a.webp" else {}
+            quality = {"quality": 100, "subsampling": 0} if name == "a.jpg" else {}
+            image = Image.fromarray(np.ascontiguousarray(pixels))
+            image.save(tmp_path / name, exif=exif, **lossless, **quality)
+            decoded = decode_image(tmp_path / name)
+            assert decoded.shape == upright.shape
+            assert np.abs(decoded.astype(int) - upright).max() <= (40 if quality else 0), (orientation, name)
+
+
+def test_broken_exif_is_ignored(tmp_path):
+    Image.fromarray(smooth()).save(tmp_path / "a.jpg", quality=95, exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\0\1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.abs(decode_image(tmp_path / "a.jpg").astype(int) - smooth()).max() <= 12
+
+
+def test_16_bit_grey_is_scaled_not_clipped(tmp_path):
+    deep = np.linspace(0, 65535, 40 * 50).round().astype(np.uint16).reshape(40, 50)
+    expected = np.round(deep / 257)[..., None].repeat(3, -1)
+    for name in ("a.png", "a.tif"):
+        Image.fromarray(deep).save(tmp_path / name)
+        assert np.array_equal(decode_image(tmp_path / name), expected), name
+
+
+def test_16_bit_tiff_with_white_as_zero_is_inverted(tmp_path):
+    deep = np.array([[0, 65535], [257, 25700]], dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "a.tif", tiffinfo={262: 0})
+    decoded = decode_image(tmp_path / "a.tif")
+    assert decoded[..., 0].tolist() == [[255, 0], [254, 155]]
+
+
+def test_16_bit_rgb_is_scaled(tmp_path):
+    deep = np.array([[[0, 65535, 257 * 7], [0x8080, 0x12FF, 0xFF00]]], dtype=">u2")
+    (tmp_path / "a.png").write_bytes(png(2, 1, 16, 2, b"\0" + deep.tobytes()))
+    decoded = decode_image(tmp_path / "a.png")
+    # Pillow's reader keeps the high byte, which is at most one level below the rounded value
+    assert np.abs(decoded.astype(float) - deep.astype(float) / 257).max() < 1
+
+
+def test_wide_gamut_profile_is_converted_to_srgb(tmp_path):
+    colors = np.array([[[120, 130, 110], [200, 180, 160], [64, 64, 64], [90, 140, 150]]], dtype=np.uint8)
+    Image.fromarray(colors).save(tmp_path / "a.png", icc_profile=adobe_rgb_profile())
+    linear = (colors / 255.0) ** (563 / 256) @ ADOBE_RGB_TO_XYZ_D50.T @ np.linalg.inv(SRGB_TO_XYZ_D50).T
+    srgb = np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear.clip(0) ** (1 / 2.4) - 0.055) * 255
+    decoded = decode_image(tmp_path / "a.png").astype(float)
+    assert np.abs(srgb - colors).max() > 5  # the profile matters for these colours
+    assert np.abs(decoded - srgb).max() <= 1.5
+
+
+def test_srgb_profile_changes_nothing(tmp_path):
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    for name in ("a.png", "a.tif"):
+        Image.fromarray(smooth()).save(tmp_path / name, icc_profile=profile)
+        assert np.array_equal(decode_image(tmp_path / name), smooth())
+
+
+def test_broken_profile_is_ignored(tmp_path):
+    Image.fromarray(smooth()).save(tmp_path / "a.png", icc_profile=b"not a profile" * 20)
+    assert np.array_equal(decode_image(tmp_path / "a.png"), smooth())
+
+
+def test_cmyk_without_profile(tmp_path):
+    inks = np.zeros((8, 8, 4), dtype=np.uint8)
+    inks[:4, :, 0] = 255  # cyan above, black ink below
+    inks[4:, :, 3] = 255
+    Image.fromarray(inks, "CMYK").save(tmp_path / "a.tif")
+    decoded = decode_image(tmp_path / "a.tif")
+    assert decoded[0, 0].tolist() == [0, 255, 255]
+    assert decoded[7, 0].tolist() == [0, 0, 0]
+    Image.fromarray(inks, "CMYK").save(tmp_path / "a.jpg", quality=100)
+    assert np.abs(decode_image(tmp_path / "a.jpg")[7, 0].astype(int)).max() <= 8
+
+
+def test_cmyk_with_profile(tmp_path):
+    inks = np.zeros((8, 8, 4), dtype=np.uint8)
+    inks[:4, :, 0] = 255
+    inks[4:, :, 1] = 255  # magenta, which prints nothing on this press
+    Image.fromarray(inks, "CMYK").save(tmp_path / "a.tif", icc_profile=cmyk_profile())
+    decoded = decode_image(tmp_path / "a.tif").astype(int)
+    assert np.ptp(decoded[0, 0]) <= 2  # grey
+    assert 60 < decoded[0, 0, 0] < 180
+    assert decoded[7, 0].min() >= 253  # paper
+
+
+def test_alpha_is_composited_over_background(tmp_path):
+    pixels = np.zeros((4, 4, 4), dtype=np.uint8)
+    pixels[..., 0] = 200  # hidden red must not appear if alpha is 0
+    pixels[:2, :, 3], pixels[3, :, 3] = 255, 128
+    for name in ("a.png", "a.webp", "a.tif"):
+        Image.fromarray(pixels).save(tmp_path / name, **({"lossless": True} if name == "a.webp" else {}))
+        white = decode_image(tmp_path / name)
+        assert white[0, 0].tolist() == [200, 0, 0]
+        assert white[3, 0].tolist() == [227, 127, 127]  # 200 * 128/255 + 255 * 127/255
+        if name != "a.webp":  # lossless WebP drops the colours of transparent pixels
+            assert white[2, 0].tolist() == [255, 255, 255]
+        assert decode_image(tmp_path / name, background="#102030")[2, 0].tolist() == [16, 32, 48]
+
+
+def test_palette_with_and_without_transparency(tmp_path):
+    image = Image.new("P", (6, 4))
+    image.putpalette([255, 0, 0, 0, 0, 255] + [0] * 762)
+    image.paste(1, (3, 0, 6, 4))
+    image.save(tmp_path / "plain.png")
+    image.save(tmp_path / "clear.png", transparency=0)
+    assert decode_image(tmp_path / "plain.png")[0, [0, 5]].tolist() == [[255, 0, 0], [0, 0, 255]]
+    clear = decode_image(tmp_path / "clear.png", background="black")
+    assert clear[0, [0, 5]].tolist() == [[0, 0, 0], [0, 0, 255]]
+
+
+def test_colour_key_transparency(tmp_path):
+    Image.fromarray(corners()).save(tmp_path / "rgb.png", transparency=RED)
+    assert decode_image(tmp_path / "rgb.png", background="black")[0, [0, 20]].tolist() == [
+        [0, 0, 0],
+        [0, 255, 0],
+    ]
+    key = struct.pack(">I", 2) + b"tRNS" + b"\x12\x34"
+    key += struct.pack(">I", zlib.crc32(key[4:]))
+    raw = b"\0" + struct.pack(">HH", 0x1234, 0xFFFF)
+    (tmp_path / "deep.png").write_bytes(png(2, 1, 16, 0, raw, extra=key))
+    decoded = decode_image(tmp_path / "deep.png", background="red")
+    assert decoded[0].tolist() == [[255, 0, 0], [255, 255, 255]]
+
+
+def test_grey_one_bit_and_grey_with_alpha(tmp_path):
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    assert np.array_equal(decode_image(tmp_path / "grey.png"), grey[..., None].repeat(3, -1))
+    Image.fromarray(grey > 100).save(tmp_path / "bit.png")
+    assert np.array_equal(decode_image(tmp_path / "bit.png")[..., 1], np.where(grey > 100, 255, 0))
+    Image.fromarray(np.stack([grey, 255 - grey], -1), "LA").save(tmp_path / "la.png")
+    assert decode_image(tmp_path / "la.png", background="black")[0, 0].tolist() == [0, 0, 0]
+
+
+def test_lab_tiff(tmp_path):
+    lab = np.full((4, 4, 3), (255, 0, 0), dtype=np.uint8)  # a and b are signed in the file
+    Image.fromarray(lab, "LAB").save(tmp_path / "a.tif")
+    assert decode_image(tmp_path / "a.tif").min() >= 250
+
+
+def test_truncated_files_are_rejected(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    for name in ("a.jpg", "a.png", "a.webp", "a.bmp", "a.tif", "a.avif"):
+        path = tmp_path / name
+        Image.fromarray(noise).save(path)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        assert reason_of(path) in ("truncated", "damaged"), name
+    Image.fromarray(noise).save(tmp_path / "a.jpg")
+    whole = (tmp_path / "a.jpg").read_bytes()
+    for cut in (whole[:-2], whole[:-300] + bytes(300), whole[:-2] + bytes(2)):
+        (tmp_path / "cut.jpg").write_bytes(cut)
+        assert reason_of(tmp_path / "cut.jpg") == "truncated"
+    (tmp_path / "tail.jpg").write_bytes(whole + b"garbage after the end is harmless")
+    decode_image(tmp_path / "tail.jpg")
+
+
+def test_thumbnail_does_not_hide_missing_end_marker(tmp_path):
+    thumbnail = io.BytesIO()
+    Image.fromarray(corners()).save(thumbnail, "JPEG")
+    Image.fromarray(smooth()).save(tmp_path / "a.jpg", exif=b"Exif\0\0" + thumbnail.getvalue())
+    whole = (tmp_path / "a.jpg").read_bytes()
+    decode_image(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").write_bytes(whole[:-2])
+    assert reason_of(tmp_path / "a.jpg") == "truncated"
+
+
+def test_damaged_png_is_rejected(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    whole = bytearray((tmp_path / "a.png").read_bytes())
+    flipped = whole.copy()
+    flipped[len(whole) // 2] ^= 1
+    (tmp_path / "flip.png").write_bytes(flipped)
+    (tmp_path / "zeros.png").write_bytes(whole[:-200] + bytes(200))
+    assert reason_of(tmp_path / "flip.png") == "damaged"
+    assert reason_of(tmp_path / "zeros.png") == "damaged"
+
+
+def test_other_content_is_rejected_with_its_reason(tmp_path):
+    contents = {
+        "empty.jpg": (b"", "empty"),
+        "zeros.jpg": (bytes(500), "not_an_image"),
+        "page.jpg": (b"<!doctype html><html></html>", "not_an_image"),
+        "drawing.png": (b"<?xml version='1.0'?><svg xmlns='x'></svg>", "format_not_supported"),
+        "paper.png": (b"%PDF-1.7 and so on", "format_not_supported"),
+        "phone.jpg": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "plugin_missing"),
+        "film.jpg": (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "not_an_image"),
+        "new.jpg": (b"\xff\x0a" + bytes(50), "plugin_missing"),
+        "header.bmp": (b"BM", "damaged"),
+    }
+    for name, (content, reason) in contents.items():
+        (tmp_path / name).write_bytes(content)
+        assert reason_of(tmp_path / name) == reason, name
+    assert reason_of(tmp_path / "missing.png") == "unreadable"
+    assert reason_of(tmp_path) == "unreadable"
+
+
+def test_unsupported_jpeg_coding_is_reported(tmp_path):
+    Image.fromarray(smooth()).save(tmp_path / "a.jpg")
+    whole = bytearray((tmp_path / "a.jpg").read_bytes())
+    frame = whole.index(b"\xff\xc0")
+    whole[frame + 1] = 0xC9
+    (tmp_path / "a.jpg").write_bytes(whole)
+    with pytest.raises(BadImageError) as caught:
+        decode_image(tmp_path / "a.jpg")
+    assert caught.value.reason == "jpeg_coding_not_supported"
+    assert "arithmetic" in caught.value.detail
+
+
+def test_animations_and_pages_are_rejected(tmp_path):
+    frames = [Image.fromarray(corners()), Image.fromarray(255 - corners())]
+    for name in ("a.png", "a.webp", "a.gif", "a.tif", "a.avif"):
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+        assert reason_of(tmp_path / name) == "animated", name
+    with pytest.raises(BadImageError, match="--mode preprocess --first_frame"):
+        decode_image(tmp_path / "a.gif")  # the trainer itself has no --first_frame
+    frames[0].save(tmp_path / "stereo.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    assert decode_image(tmp_path / "stereo.jpg")[2, 2, 0] > 200  # frame 0 is red there, frame 1 is not
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.tif"])
+def test_single_frame_of_an_animation_format_is_an_ordinary_image(tmp_path, name):
+    options = {"lossless": True} if name == "a.webp" else {}
+    Image.fromarray(corners()).save(tmp_path / name, save_all=True, **options)
+    if name == "a.png":  # an APNG with a single frame, which Pillow writes as a plain PNG
+        whole = (tmp_path / name).read_bytes()
+        extra = png_chunk(b"acTL", struct.pack(">II", 1, 0))
+        extra += png_chunk(b"fcTL", struct.pack(">IIIIIHHBB", 0, 24, 16, 0, 0, 1, 10, 0, 0))
+        at = whole.index(b"IDAT") - 4
+        (tmp_path / name).write_bytes(whole[:at] + extra + whole[at:])
+    found = read_image(tmp_path / name)
+    assert (found.pixels == corners()).all()
+    assert found.flags == ()
+    assert (read_image(tmp_path / name, first_frame=True).pixels == corners()).all()
+
+
+def test_gif_that_ends_after_its_first_frame_is_truncated(tmp_path):
+    frames = [Image.fromarray(corners()), Image.fromarray(255 - corners())]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    second = (tmp_path / "two.gif").read_bytes().rindex(b"\x21\xf9")  # the extension before the second frame
+    for end in (second, second - 10, 60, 12):
+        (tmp_path / "cut.gif").write_bytes((tmp_path / "two.gif").read_bytes()[:end])
+        assert reason_of(tmp_path / "cut.gif") == "truncated", end
+
+
+def test_tiff_preview_pages_do_not_count(tmp_path):
+    page, preview = Image.fromarray(corners()), Image.fromarray(corners()[::2, ::2].copy())
+    preview.encoderinfo = {"tiffinfo": {254: 1}}
+    page.save(tmp_path / "a.tif", save_all=True, append_images=[preview])
+    assert np.array_equal(decode_image(tmp_path / "a.tif"), corners())
+
+
+def test_pixel_limit_is_checked_before_decoding(tmp_path):
+    huge = png(65000, 65000, 8, 2, b"")
+    (tmp_path / "claims.png").write_bytes(huge)
+    assert reason_of(tmp_path / "claims.png") == "too_many_pixels"
+    canvas = struct.pack("<I", 0)[:4] + (2**24 - 1).to_bytes(3, "little") + (250).to_bytes(3, "little")
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + canvas
+    (tmp_path / "claims.webp").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
+    assert reason_of(tmp_path / "claims.webp") == "too_many_pixels"
+    Image.fromarray(smooth()).save(tmp_path / "a.png")
+    assert reason_of(tmp_path / "a.png", max_pixels=40 * 56 - 1) == "too_many_pixels"
+    limit = Image.MAX_IMAGE_PIXELS
+    decode_image(tmp_path / "a.png", max_pixels=40 * 56)
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_undefined_pixel_values_are_rejected(tmp_path):
+    Image.fromarray(np.ones((8, 8), dtype=np.float32)).save(tmp_path / "float.tif")
+    assert reason_of(tmp_path / "float.tif") == "float_pixels"
+    Image.fromarray(np.ones((8, 8), dtype=np.int32)).save(tmp_path / "long.tif")
+    assert reason_of(tmp_path / "long.tif") == "format_not_supported"
+    Image.new("RGBA", (8, 8), (200, 10, 10, 0)).save(tmp_path / "clear.png")
+    assert reason_of(tmp_path / "clear.png") == "transparent"
+
+
+def test_invalid_background_reports_flag_and_value(tmp_path):
+    Image.fromarray(smooth()).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match="--background shiny"):
+        decode_image(tmp_path / "a.png", background="shiny")
+
+
+def test_random_damage_gives_pixels_or_reason(tmp_path):
+    """Truncation, zeros and flipped bits in every format cause no other exception."""
+    rng = np.random.default_rng(1)
+    path = tmp_path / "damaged"
+    for kind in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "AVIF"):
+        buffer = io.BytesIO()
+        Image.fromarray(smooth()).save(buffer, kind)
+        whole = np.frombuffer(buffer.getvalue(), dtype=np.uint8)
+        for turn in range(40):
+            data = whole.copy()
+            at = int(rng.integers(len(data) if turn % 2 else min(200, len(data))))
+            if turn % 4 == 0:
+                data = data[: at + 1]
+            elif turn % 4 == 1:
+                data[at:] = 0
+            else:
+                data[at] ^= 1 << int(rng.integers(8))
+            path.write_bytes(data.tobytes())
+            try:
+                assert decode_image(path, max_pixels=10**6).shape[2] == 3
+            except BadImageError as error:
+                assert error.reason.isidentifier()  # noqa: PT017

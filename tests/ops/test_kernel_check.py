@@ -1,0 +1,247 @@
+"""A broken Triton kernel is found at the start, replaced and reported; all processes decide the same."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from tests.harness.runs import ROOT
+from tests.harness.training_runs import ONE_PROCESS, records, train_short, train_under_torchrun
+from vae.config.flags import command_words
+from vae.losses import feature_distance, feature_distance_torch
+from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch
+from vae.ops.kernel_check import Outcome, choose_kernels, run_tests
+from vae.ops.library import KERNEL_KEYS, REPLACED, KernelKey
+from vae.system.errors import UserError
+from vae.training.precision import why_not_compile
+
+CPU = torch.device("cpu")
+FP32 = torch.float32
+NHWC = KernelKey("norm", FP32, channels_last=True)
+ONE_SIGN = ("norm_kernels", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
+
+
+def copy_of(module: ModuleType) -> ModuleType:
+    """A module with the same functions, which a test may replace."""
+    copy = ModuleType(module.__name__)
+    copy.__dict__.update(vars(module))
+    return copy
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Modules in the place of the Triton kernels, which tests break; nothing is replaced or tested yet."""
+    found = {
+        "ops.norm": norm_torch,
+        "ops.attention": attention_torch,
+        "losses.feature_distance": feature_distance_torch,
+    }
+    found = {name: copy_of(module) for name, module in found.items()}
+    for name, module in found.items():
+        monkeypatch.setitem(sys.modules, f"vae.{name}_triton", module)
+    monkeypatch.setattr(library, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(kernel_check, "_tested", set())
+    monkeypatch.setattr(kernel_check, "_broken", set())
+    monkeypatch.setattr(kernel_check, "NORM_SHAPE", (1, 32, 5, 6))
+    REPLACED.clear()
+    yield SimpleNamespace(**{name.partition(".")[2]: module for name, module in found.items()})
+    REPLACED.clear()
+
+
+def flip_bias(module):
+    """One wrong sign in `normalize`."""
+    right = module.normalize
+    module.normalize = lambda *given: right(*given[:2], given[2]._replace(bias=-given[2].bias))
+
+
+def interpreted(change: tuple[str, ...], *words: str) -> subprocess.CompletedProcess:
+    """Run a script with the changed kernel in Triton's interpreter."""
+    pytest.importorskip("triton", reason="Triton has no build for this platform")
+    return subprocess.run(
+        [sys.executable, "-m", "tests.harness.interpreted_kernels", *change, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        timeout=300,
+    )
+
+
+def test_working_kernels_are_used(kernels, capsys):
+    choose_kernels("auto", CPU, [torch.bfloat16])
+    h = torch.zeros(1, 8, 4, 4)
+    assert norm.backend(h) is kernels.norm
+    assert attention.backend(h.flatten(2)) is kernels.attention
+    assert feature_distance.backend(h) is kernels.feature_distance
+    assert norm.backend(h.double()) is norm_torch
+    assert capsys.readouterr().out == ""
+
+
+def test_wrong_kernel_is_replaced_and_reported_once(kernels, capsys):
+    flip_bias(kernels.norm)
+    for _ in range(2):  # a later command in the same process
+        choose_kernels("auto", CPU, [FP32])
+        assert {key.operation for key in REPLACED} == {"norm"}
+    h = torch.zeros(1, 8, 4, 4)
+    assert norm.backend(h) is norm_torch
+    assert attention.backend(h.flatten(2)) is kernels.attention
+    (line,) = capsys.readouterr().out.splitlines()
+    for token in ("WARNING", "norm", "the CPU", "normalize", "fp32", "channels_last", "differs", "slower"):
+        assert token in line
+
+
+@pytest.mark.parametrize("error", [RuntimeError("ptxas failed\nwith a long log"), KeyError("sm_200")])
+def test_raising_kernel_is_replaced_and_reported(kernels, capsys, error):
+    def softmax_step(*_):
+        raise error
+
+    kernels.attention.softmax_step = softmax_step
+    choose_kernels("auto", CPU, [FP32])
+    assert {KernelKey("attention", FP32, False)} == REPLACED
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f"softmax_step (fp32) raised {type(error).__name__}" in line
+    assert "long log" not in line
+
+
+def test_only_the_failing_dtype_and_layout_is_replaced(kernels):
+    right = kernels.norm.normalize_backward
+
+    def wrong_in_bf16(grad, h, *rest, **options):
+        grads = right(grad, h, *rest, **options)
+        return (grads[0] * (-1 if h.dtype == torch.bfloat16 and h.is_contiguous() else 1), *grads[1:])
+
+    kernels.norm.normalize_backward = wrong_in_bf16
+    choose_kernels("auto", CPU, [torch.bfloat16, torch.float16])
+    assert {KernelKey("norm", torch.bfloat16, channels_last=False)} == REPLACED
+
+
+def test_one_wrong_element_and_nan_are_found(kernels):
+    right = kernels.norm.normalize
+    for value in (100.0, math.nan):
+
+        def one_wrong(*args, value=value):
+            out = right(*args)
+            out[0, 31, 4, 5] = value
+            return out
+
+        kernels.norm.normalize = one_wrong
+        assert [o.kernel for o in run_tests(CPU, [FP32]) if o.is_broken] == ["normalize", "normalize"]
+
+
+@pytest.mark.parametrize("name", ["distance", "feature_gradient"])
+def test_wrong_feature_distance_is_replaced(kernels, name):
+    right = getattr(kernels.feature_distance, name)
+    setattr(kernels.feature_distance, name, lambda *args: right(*args) * 1.1)
+    choose_kernels("auto", CPU, [torch.bfloat16])
+    assert {key.operation for key in REPLACED} == {"feature_distance"}
+    assert feature_distance.backend(torch.zeros(1, 8, 4, 4)) is feature_distance_torch
+
+
+def test_triton_refuses_a_broken_kernel(kernels):
+    flip_bias(kernels.norm)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"--kernels triton: .*normalize.*use --kernels auto"):
+            choose_kernels("triton", CPU, [FP32])
+    choose_kernels("auto", CPU, [FP32])
+    assert NHWC in REPLACED
+
+
+def test_torch_never_uses_triton(kernels, monkeypatch):
+    monkeypatch.setattr(kernel_check, "run_tests", None)  # nothing is tested
+    choose_kernels("torch", CPU, [FP32])
+    assert set(KERNEL_KEYS) == REPLACED
+    h = torch.zeros(1, 8, 4, 4)
+    assert norm.backend(h) is norm_torch
+    assert attention.backend(h.flatten(2)) is attention_torch
+    assert feature_distance.backend(h) is feature_distance_torch
+    assert "--kernels torch" in why_not_compile(torch.device("cuda"), "torch")
+
+
+def test_nothing_happens_on_a_cpu(monkeypatch, capsys):
+    monkeypatch.setattr(kernel_check, "run_tests", None)
+    choose_kernels("auto", CPU, [FP32])
+    assert not REPLACED
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match=r"--kernels triton: .*cpu.*--kernels auto"):
+        choose_kernels("triton", CPU, [FP32])
+
+
+def test_missing_triton_on_a_card_is_reported(monkeypatch, capsys):
+    monkeypatch.setattr(library, "triton_is_installed", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")  # there is no driver here
+    choose_kernels("auto", torch.device("cuda"), [FP32])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "Triton is not installed" in line
+    assert "slower" in line
+    with pytest.raises(UserError, match=r"--kernels triton: Triton is not installed.*--kernels auto"):
+        choose_kernels("triton", torch.device("cuda"), [FP32])
+
+
+def test_lost_card_is_one_line_with_a_remedy(kernels, monkeypatch):
+    def normalize(*_, **__):
+        monkeypatch.setattr(torch, "ones", normalize)  # every later operation on the card fails as well
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    kernels.norm.normalize = normalize
+    with pytest.raises(UserError, match=r"normalize .*illegal memory access.*--kernels torch"):
+        choose_kernels("auto", CPU, [FP32])
+
+
+def test_finding_of_another_process_is_shared(kernels, capsys):
+    other = Outcome(NHWC, "normalize", math.inf, "RuntimeError: no")
+    choose_kernels("auto", CPU, [FP32], lambda own: own | {other})
+    assert {NHWC} == REPLACED
+    assert "normalize (fp32, channels_last) raised RuntimeError: no" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_training_goes_on_with_one_flipped_sign(tiny, tmp_path):
+    """The real kernels in the interpreter: the losses are those of a run without kernels."""
+    given = {**tiny, "max_steps": 2, "log_freq": 1, "val_split": 0.0, "init": "default"}
+    done = interpreted(ONE_SIGN, "train_vae.py", *command_words(given))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "WARNING" in line]
+    assert "Triton kernels of norm fail" in line
+    assert "normalize (fp32" in line
+    found = [record["loss"] for record in records(Path(given["output_dir"]), "train")]
+    train_short({**given, "num_epochs": 2}, tmp_path / "plain", max_steps=2, kernels="torch")
+    expected = [record["loss"] for record in records(tmp_path / "plain", "train")]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_flipped_sign_of_attention_is_found(tmp_path):
+    """Only a second tile of keys shows this sign."""
+    script = tmp_path / "tests_of_kernels.py"
+    script.write_text(
+        "import torch\nfrom vae.ops import kernel_check\n"
+        "kernel_check.KERNEL_KEYS = [k for k in kernel_check.KERNEL_KEYS if k.operation == 'attention']\n"
+        "outcomes = kernel_check.run_tests(torch.device('cpu'), [torch.float16])\n"
+        "print(*(outcome.kernel for outcome in outcomes if outcome.is_broken))\n"
+    )
+    change = ("attention_triton", "softmax_kernel", "maxima - larger", "maxima + larger")
+    done = interpreted(change, str(script))
+    assert done.stdout.split() == ["softmax_step"], done.stderr
+
+
+@pytest.mark.slow
+def test_all_processes_replace_a_kernel_that_fails_on_one(tiny):
+    before = """
+        import atexit, math, os, sys
+        from vae.ops import kernel_check
+        from vae.ops import library
+        from vae.ops.kernel_check import Outcome
+        library.runs_kernels = lambda device: True
+        wrong = [Outcome(key, "normalize", math.inf) for key in library.KERNEL_KEYS]
+        kernel_check.run_tests = lambda *_: iter(wrong if os.environ["RANK"] == "1" else [])
+        atexit.register(lambda: sys.stderr.write(f"REPLACED {len(library.REPLACED)}\\n"))
+    """
+    done = train_under_torchrun({**tiny, "max_steps": 1}, before)
+    assert done.stderr.count(f"REPLACED {len(KERNEL_KEYS)}") == 2
+    assert done.stdout.count("the Triton kernels of norm fail") == 1  # the main process prints
+    assert ONE_PROCESS.all_gather_set({NHWC}) == {NHWC}

@@ -1,0 +1,78 @@
+"""The order of a sharded dataset: complete, local to streams, the same for every number of processes."""
+
+import numpy as np
+import pytest
+
+from vae.sampling.order import StepSampler
+from vae.sampling.streams import LEAST_SAMPLES, StreamOrder, count_streams
+
+SHARDS = [37, 50, 41, 29, 60, 45, 33, 52]  # 347 samples
+STREAMS = 8
+
+
+def epoch(number: int, seed: int = 3) -> list[int]:
+    order = StreamOrder(SHARDS, STREAMS, seed)
+    return order.samples(number, 0, len(order))
+
+
+def test_epoch_has_every_sample_once_but_for_a_remainder():
+    found = [epoch(number) for number in range(4)]
+    for samples in found:
+        assert len(set(samples)) == len(samples) == 347 // STREAMS * STREAMS
+        assert set(samples) < set(range(347))
+    left_out = {tuple(sorted(set(range(347)) - set(samples))) for samples in found}
+    assert len(left_out) > 1  # other ones in each epoch
+    assert epoch(0) == found[0] != epoch(0, seed=4)
+
+
+def test_order_is_the_same_on_every_machine():
+    assert epoch(0)[:8] == [26, 173, 297, 332, 82, 238, 140, 96]
+
+
+def test_stream_reads_few_shards():
+    """A stream has an eighth of the samples, from neighbours in the epoch's sequence of shards."""
+    ends = np.cumsum(SHARDS)
+    for stream in range(STREAMS):
+        shards = np.searchsorted(ends, epoch(1)[stream::STREAMS], side="right")
+        assert len(set(shards.tolist())) <= 3
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_every_number_of_processes_sees_the_same_batches(world_size):
+    alone = list(StepSampler(StreamOrder(SHARDS, STREAMS, 3), 16))
+    ranks = [
+        StepSampler(StreamOrder(SHARDS, STREAMS, 3), 16 // world_size, r, world_size)
+        for r in range(world_size)
+    ]
+    together = [[key for part in parts for key in part] for parts in zip(*ranks, strict=True)]
+    assert list(map(sorted, together)) == list(map(sorted, alone))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_process_reads_only_its_own_streams(world_size):
+    whole = epoch(0)
+    own = {sample for stream in range(1, STREAMS, world_size) for sample in whole[stream::STREAMS]}
+    sampler = StepSampler(StreamOrder(SHARDS, STREAMS, 3), 4, 1, world_size)
+    assert {index for batch in sampler for _, index, _ in batch} <= own
+
+
+def test_resuming_reads_nothing_before_its_position():
+    order = StreamOrder([1000] * 50, 4, seed=0)
+    whole = order.samples(2, 0, len(order))
+    fresh = StreamOrder([1000] * 50, 4, seed=0)
+    assert fresh.samples(2, 30_000, 8) == whole[30_000:30_008]
+    assert len(fresh._windows) == 4  # one of each stream
+
+
+def test_process_keeps_the_windows_of_its_own_streams():
+    order = StreamOrder([1000] * 200, 16, seed=0)
+    for step in range(0, len(order) // 16 - 1, 500):
+        order.samples(0, 16 * step + 3, 8, 8)  # rank 3 of 8: two streams
+    assert len(order._windows) == 2
+
+
+def test_small_datasets_have_fewer_streams():
+    assert count_streams(64 * LEAST_SAMPLES, 64) == 64
+    assert count_streams(64 * LEAST_SAMPLES - 1, 64) == 32
+    assert count_streams(3, 64) == 1
+    assert count_streams(10**10, 48) == 48

@@ -1,0 +1,320 @@
+"""A dataset of shards is read by number and checksum; everything that is wrong with it has a reason."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import tarfile
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vae.shards.shard_images as shards_module
+from tests.harness.damaged_files import flip_bit
+from tests.harness.shards import pack, write_shards
+from vae.data.dataset import CropDataset
+from vae.data.loading import TrainLoader
+from vae.images.decoding import INTEGRITY_CHECKS, decode_image
+from vae.images.formats import BadImageError
+from vae.shards.index import (
+    FORMAT,
+    Shard,
+    dataset_content,
+    index_path,
+    is_dataset,
+    read_dataset,
+    read_index,
+)
+from vae.shards.shard_images import ShardImages
+from vae.system.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder with the image files of `image_folder`'s kind, and a dataset of them in three shards."""
+    root = tmp_path_factory.mktemp("shards")
+    random = np.random.default_rng(0)
+    (root / "raw").mkdir()
+    for number in range(12):
+        pixels = random.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "raw" / f"{number:02}.{'jpg' if number % 3 else 'png'}")
+    pack(root / "raw", root / "set")
+    return root
+
+
+@pytest.fixture
+def dataset(written, tmp_path):
+    """A copy of the dataset that the test may damage."""
+    return shutil.copytree(written / "set", tmp_path / "set") / "dataset.json"
+
+
+def images(path) -> ShardImages:
+    return ShardImages(read_dataset(path), num_streams=1)
+
+
+def test_pixels_are_those_of_the_files(written, dataset):
+    sharded = images(dataset)
+    by_key = {sharded.key(n): sharded.decode(n, max_pixels=10**6, background="white") for n in range(12)}
+    assert len(by_key) == 12
+    found = sorted(pixels.tobytes() for pixels in by_key.values())
+    assert found == sorted(decode_image(path).tobytes() for path in (written / "raw").iterdir())
+
+
+def test_crops_do_not_depend_on_the_process(dataset):
+    crops = CropDataset(images(dataset), image_size=32)
+    copy = pickle.loads(pickle.dumps(crops))
+    for index in range(12):
+        one, other = crops[3, index].image, copy[3, index].image
+        assert one is not None
+        assert other is not None
+        assert one.equal(other)
+    crops.images.close()
+
+
+def test_verified_bytes_are_not_checked_again(dataset, monkeypatch):
+    """The crc32 of the index covers what the checksums within a PNG cover."""
+    sharded = images(dataset)
+    monkeypatch.setitem(INTEGRITY_CHECKS, "PNG", lambda file, flags: pytest.fail("checked again"))
+    for number in range(12):
+        sharded.decode(number, max_pixels=10**6, background="white")
+
+
+def test_threads_read_while_another_one_waits_for_its_disk(dataset, monkeypatch):
+    """Threads that evict one another's files still read the right bytes; a slow read holds up no other."""
+    sharded = images(dataset)
+    expected = [sharded.read(n) for n in range(12)]
+    waiting, release = threading.Event(), threading.Event()
+    read, slow = shards_module._TarFile.read, []
+
+    def read_slowly(file, offset, size):
+        if not slow:
+            slow.append(offset)
+            waiting.set()
+            assert release.wait(30)
+        return read(file, offset, size)
+
+    monkeypatch.setattr(shards_module._TarFile, "read", read_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(sharded.read, 0)
+        assert waiting.wait(30)
+        sharded.close()  # as if other shards had displaced it
+        assert pool.submit(lambda: [sharded.read(n) for n in range(12)]).result(30) == expected
+        release.set()
+        assert first.result(30) == expected[0]
+
+
+def test_every_tar_reader_finds_the_images(dataset):
+    """In the layout of WebDataset: the files of a sample are neighbours and share the name before the dot."""
+    with tarfile.open(dataset.parent / "images-000000.tar") as tar:
+        names = tar.getnames()
+        metadata = json.loads(tar.extractfile(names[1]).read())
+    assert [name.split(".")[0] for name in names[::2]] == [name.split(".")[0] for name in names[1::2]]
+    assert {name.split(".")[1] for name in names[1::2]} == {"json"}
+    assert metadata["key"] == names[0].split(".")[0]
+    assert (metadata["width"], metadata["height"]) == (48, 40)
+
+
+# ---- damage ------------------------------------------------------------------------------------------------
+
+
+def test_flipped_bit_costs_one_image(dataset):
+    rows = np.load(index_path(dataset.parent, read_dataset(dataset).shards[0]))
+    flip_bit(dataset.parent / "images-000000.tar", int(rows["offset"][3]) + 50)
+    crops = CropDataset(images(dataset), image_size=32)
+    rejected = [crops[0, n].rejection for n in range(12)]
+    assert [n for n, one in enumerate(rejected) if one] == [3]
+    assert rejected[3].reason == "checksum"
+    assert rejected[3].name == f"images-000000.tar/{rows['key'][3].decode()}"
+
+
+def test_truncated_or_missing_shard_costs_its_images(dataset):
+    tar = dataset.parent / "images-000000.tar"
+    tar.write_bytes(tar.read_bytes()[:3000])
+    with pytest.raises(BadImageError, match="truncated"):
+        images(dataset).read(11)
+    tar.unlink()
+    with pytest.raises(BadImageError, match="missing_shard"):
+        images(dataset).read(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFO")
+@pytest.mark.parametrize(("name", "reason"), [("tar", "missing_shard"), ("npy", "bad_index")])
+def test_pipe_instead_of_a_file_is_not_opened(dataset, name, reason):
+    path = dataset.parent / f"images-000000.{name}"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BadImageError, match=f"{reason}.*not a regular file"):
+        images(dataset).read(0)
+
+
+def bad_rows(rows):
+    yield "cut", rows[:-1]
+    for name, value in (("offset", 2**40), ("offset", -1), ("size", 10 * 2**30), ("size", 0)):
+        changed = rows.copy()
+        changed[name][5] = value
+        yield f"{name} {value}", changed
+    twice = rows.copy()
+    twice["key"][5] = twice["key"][2]
+    yield "two images of one key", twice
+    yield "another type", np.zeros(len(rows))
+    yield "pickle", np.array([{}] * len(rows), dtype=object)
+
+
+def test_index_that_does_not_fit_is_refused(dataset):
+    (shard,) = read_dataset(dataset).shards
+    path = index_path(dataset.parent, shard)
+    for _, rows in bad_rows(np.load(path)):
+        np.save(path, rows, allow_pickle=True)
+        with pytest.raises(BadImageError, match="bad_index"):
+            images(dataset).read(0)
+    path.write_bytes(b"not an array")
+    with pytest.raises(BadImageError, match="bad_index"):
+        images(dataset).key(0)
+
+
+def test_many_shards_need_little_memory_and_are_read_once(tmp_path):
+    """10,000 shards: as objects they would need 5.3 MiB."""
+    names = [f"images-{n:06}.tar" for n in range(10_000)]
+    shards = [Shard(name, 6000 + n, 10**9 + n, f"{n:064x}") for n, name in enumerate(names)]
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps(dataset_content(shards, {}, None)))
+    tracemalloc.start()
+    found = read_dataset(path)
+    held, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1.5 * 2**20
+    assert [found.shards[n] for n in (0, 7_777, -1)] == [shards[n] for n in (0, 7_777, -1)]
+    assert found.samples == sum(shard.samples for shard in shards)
+    assert read_dataset(path) is found
+    path.write_text(json.dumps(dataset_content(shards[:10], {}, None)))
+    assert list(read_dataset(path).shards) == shards[:10]
+
+
+def test_sizes_and_a_sample_come_from_few_indexes(tmp_path):
+    """Of whole shards that are spread over the dataset; those of a bad index are unknown."""
+    path = write_shards(tmp_path, count=12, shard_bytes=30_000)
+    images, shards = ShardImages(read_dataset(path), 1), read_dataset(path).shards
+    assert len(shards) > 4
+    assert images.spread(12).tolist() == images.spread(10**9).tolist() == list(range(12))
+    some = images.spread(4)
+    assert 4 <= len(some) < 12
+    for number, shard in enumerate(shards):
+        own = [n for n in range(12) if images.locate(n)[0] == number]
+        assert len(set(own) & set(some.tolist())) in (0, shard.samples)
+    assert some[-1] - some[0] > 6
+    (path.parent / "images-000001.npy").unlink()
+    bad = [n for n in range(12) if images.locate(n)[0] == 1]
+    wanted = np.array([11, bad[0], 0])
+    assert images.sizes(wanted).tolist() == [[64, 64], [0, 0], [64, 64]]
+    assert images.sizes(wanted[:0]).shape == (0, 2)
+
+
+def test_indexes_of_open_windows_are_read_once(tmp_path, monkeypatch):
+    """More shards than files that are kept open: 64 streams of one process have 320 shards open."""
+    dataset = write_shards(tmp_path, count=12, shard_bytes=30_000)
+    read, calls = read_index, []
+    monkeypatch.setattr("vae.shards.shard_images.read_index", lambda *args: calls.append(args) or read(*args))
+    monkeypatch.setattr("vae.shards.shard_images.OPEN_SHARDS", 1)
+    sharded = images(dataset)
+    for _ in range(3):
+        for number in range(12):
+            sharded.read(number)
+    assert len(calls) == len(sharded.dataset.shards) > 3
+
+
+SHARD = {"name": "images-000000.tar", "samples": 12, "bytes": 20000, "sha256": 64 * "0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": FORMAT + 1}, "update it"),
+        ({"format": "1"}, "is not a dataset"),
+        ({"shards": []}, "lacks shards"),
+        ({"shards": [SHARD, SHARD]}, "listed twice"),
+        ({"shards": [{**SHARD, "name": "../images-000000.tar"}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "name": "/etc/x.tar"}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "samples": -1}]}, "shard 0 is not valid"),
+        ({"validation": "../validation.json"}, "validation is no file name"),
+        ({"version": 64 * "0"}, "does not have its version"),
+    ],
+)
+def test_dataset_that_is_not_valid_is_one_line(tmp_path, change, words):
+    path = tmp_path / "dataset.json"
+    content = dataset_content([], {}, None) | {"shards": [SHARD]} | change
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=words) as caught:
+        read_dataset(path)
+    assert str(caught.value).startswith(f"--data_path {path}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\0"])
+def test_other_file_is_no_dataset(tmp_path, text):
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(DataError, match="is not a dataset of shards"):
+        read_dataset(tmp_path / "dataset.json")
+
+
+def test_missing_dataset_names_the_mode_that_writes_one(tmp_path):
+    assert is_dataset(tmp_path / "dataset.json")
+    with pytest.raises(DataError, match="--mode shard"):
+        read_dataset(tmp_path / "dataset.json")
+
+
+def test_metadata_is_the_json_file_of_the_image(dataset):
+    sharded = images(dataset)
+    for index in range(12):
+        found = sharded.metadata(index)
+        assert (found["key"], found["width"], found["type"][:6]) == (sharded.key(index), 48, "image/")
+    shard = sharded.dataset.shards[0]
+    with tarfile.open(dataset.parent / shard.name) as tar:
+        member = tar.getmembers()[1]
+    flip_bit(dataset.parent / shard.name, member.offset_data)  # its first brace
+    assert images(dataset).metadata(0) == {}
+    flip_bit(dataset.parent / shard.name, member.offset)  # its name
+    assert images(dataset).metadata(0) == {}
+    os.truncate(dataset.parent / shard.name, member.offset)
+    assert images(dataset).metadata(0) == {}
+
+
+# ---- processes ---------------------------------------------------------------------------------------------
+
+
+def count_bad_reads(sharded, seed) -> None:
+    bad = 0
+    for index in np.random.default_rng(seed).integers(0, 12, 1000):
+        try:
+            sharded.read(int(index))
+        except BadImageError:
+            bad += 1
+    os._exit(min(bad, 100))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="Windows has no fork")
+def test_forked_processes_do_not_disturb_each_other(dataset):
+    """A file that was open before the fork has one position for all processes."""
+    sharded, context = images(dataset), multiprocessing.get_context("fork")
+    sharded.read(0)
+    processes = [context.Process(target=count_bad_reads, args=(sharded, seed)) for seed in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    sharded.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_count_what_was_read(dataset, num_workers):
+    crops = CropDataset(images(dataset), image_size=32)
+    sizes = np.load(index_path(dataset.parent, read_dataset(dataset).shards[0]))["size"]
+    with TrainLoader(crops, local_batch=4, num_workers=num_workers) as loader:
+        counts = [batch.counts for batch in loader.batches(0)]
+    assert sum(one["disk_bytes"] for one in counts) == sizes.sum()
+    assert {one["open_shards"] for one in counts} == {1}

@@ -1,0 +1,90 @@
+"""Console output: who prints, closed pipes, escaped text, and shell commands."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness.runs import ROOT, closed_pipe
+from vae.system import console
+from vae.system.console import command_line, counted, fetch_command, printable
+
+
+@pytest.fixture(autouse=True)
+def _default_settings():
+    yield
+    console.configure()
+
+
+def test_streams_and_prefixes(capsys):
+    console.info("a line")
+    console.warning("a problem")
+    console.error("a mistake")
+    printed = capsys.readouterr()
+    assert printed.out == "a line\nWARNING: a problem\n"
+    assert printed.err == "a mistake\n"
+
+
+def test_other_processes_print_only_errors(capsys):
+    console.configure(is_main_process=False)
+    console.info("a line")
+    console.warning("a problem")
+    console.error("a mistake")
+    assert capsys.readouterr() == ("", "a mistake\n")
+
+
+def output_with_closed_pipe(code: str) -> tuple[int, str]:
+    """Exit code and stderr of a process that runs this code while nothing reads its stdout."""
+    words = [sys.executable, "-c", f"from vae.system import console\n{code}"]
+    with closed_pipe() as pipe:
+        done = subprocess.run(words, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stderr
+
+
+def test_closed_pipe_ends_the_process_silently():
+    code = "with console.flushed_output():\n  for _ in range(9): console.info('line')"
+    assert output_with_closed_pipe(code) == (console.EXIT_BROKEN_PIPE, "")
+
+
+def test_closed_pipe_with_remark_continues():
+    code = (
+        "console.configure(closed_output_remark='continuing silently')\n"
+        "with console.flushed_output():\n"
+        "  for _ in range(9): console.info('line')\n"
+        "  console.error('finished')"
+    )
+    assert output_with_closed_pipe(code) == (0, "continuing silently\nfinished\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Bilder ü 画像", "Bilder ü 画像"),
+        ("two\nlines\t\x1b[31m", r"two\nlines\t\x1b[31m"),
+        ("not utf-8: \udcff", r"not utf-8: \udcff"),
+    ],
+)
+def test_printable_escapes_control_characters(text, expected):
+    assert printable(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("windows", "line"),
+    [(False, "python x.py --output_dir 'my runs/a'"), (True, 'python x.py --output_dir "my runs/a"')],
+)
+def test_command_line_is_quoted_for_its_shell(windows, line):
+    assert command_line("python", "x.py", "--output_dir", "my runs/a", windows=windows) == line
+
+
+def test_fetch_command_is_quoted_for_its_shell():
+    url = "https://example.org/a.pth"
+    assert fetch_command(url, "/my cache/a.pth", windows=False) == (
+        f"curl -L --create-dirs -o '/my cache/a.pth' {url}"
+    )
+    assert fetch_command(url, r"C:\my cache\a.pth", windows=True) == (
+        rf'curl.exe -L --create-dirs -o "C:\my cache\a.pth" {url}'
+    )
+
+
+def test_counted_nouns():
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]

@@ -1,0 +1,154 @@
+"""Files: atomic writes, SHA-256, and the existing part of a path."""
+
+import csv
+import hashlib
+import io
+import os
+import re
+
+import pytest
+
+from tests.harness.runs import ROOT
+from vae.system.files import (
+    atomic_path,
+    csv_cell,
+    csv_text,
+    nearest_existing,
+    read_json,
+    read_json_lines,
+    sha256_of_file,
+    why_not_writable,
+)
+
+
+def test_file_exists_only_when_complete(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    with atomic_path(path) as temporary:
+        temporary.write_text("complete")
+        assert not path.exists()
+    assert path.read_text() == "complete"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+
+    def fail():
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_permissions_follow_the_umask(tmp_path):
+    path = tmp_path / "file.bin"
+    before = os.umask(0o022)
+    try:
+        with atomic_path(path) as temporary:
+            temporary.unlink()
+            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))  # as safetensors does
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("size", [0, 3, 2**20, 2**20 + 1])
+def test_sha256_of_file(tmp_path, size):
+    content = os.urandom(size)
+    (tmp_path / "file.bin").write_bytes(content)
+    assert sha256_of_file(tmp_path / "file.bin") == hashlib.sha256(content).hexdigest()
+
+
+def test_sha256_of_missing_file_raises(tmp_path):
+    with pytest.raises(OSError, match="missing"):
+        sha256_of_file(tmp_path / "missing")
+
+
+def test_why_not_writable(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    assert why_not_writable(tmp_path) is None
+    assert why_not_writable(tmp_path / "a" / "b") is None
+    assert why_not_writable(tmp_path / "file") == "is a file: use another folder"
+    assert f"inside of {tmp_path / 'file'}, which is a file" in why_not_writable(tmp_path / "file" / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # permissions do not stop root
+    expected = f"cannot be written ({tmp_path}: Permission denied): change its permissions or use"
+    assert why_not_writable(tmp_path / "a").startswith(expected)
+
+
+def test_nearest_existing(tmp_path, monkeypatch):
+    assert nearest_existing(tmp_path) == tmp_path
+    assert nearest_existing(str(tmp_path / "a" / "b")) == tmp_path
+    monkeypatch.chdir(tmp_path)
+    assert nearest_existing("a/b") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "Expecting"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * (2**24 + 1), "larger than 16 MiB"),
+        (b'"\xff"', "utf-8"),
+        (b"9" * 5000, "digits"),
+    ],
+)
+def test_unusable_json_is_a_value_error(tmp_path, content, message):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(tmp_path / "a.json") == {"a": 1}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_named_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_lines_that_are_no_objects_are_skipped(tmp_path):
+    lines = ['{"a": 1}', "[1]", "{torn", "[" * 100_000, "", '{"a": 2}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert list(read_json_lines(tmp_path / "a.jsonl")) == [{"a": 1}, {"a": 2}]
+    (tmp_path / "a.jsonl").write_text('"' + "a" * 2**21)
+    with pytest.raises(ValueError, match="longer than"):
+        list(read_json_lines(tmp_path / "a.jsonl"))
+
+
+def test_json_is_decoded_here_only():
+    """json.loads raises RecursionError for deep nesting, which no caller expects."""
+    sources = [*(ROOT / "vae").rglob("*.py"), *(ROOT / "launchers").glob("*.py"), *ROOT.glob("*.py")]
+    found = [path.name for path in sources if re.search(r"json\.loads?\(", path.read_text(encoding="utf-8"))]
+    assert found == ["files.py"]
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''-a", "-", "=", "+a"]
+)
+def test_formulas_in_csv_cells_are_text_and_are_read_back(text):
+    written = io.StringIO()
+    csv.writer(written).writerow([csv_cell(text)])
+    ((cell,),) = csv.reader(io.StringIO(written.getvalue(), newline=""))
+    assert cell.startswith("'")
+    assert csv_text(cell) == text
+
+
+@pytest.mark.parametrize("value", [-1.5, -3, None, "-1.5", "+2e-3", "a=b", "it's", "'quoted'", "", "a-b.png"])
+def test_other_csv_cells_are_unchanged(value):
+    assert csv_cell(value) == value
+    assert csv_text(str(value)) == str(value)

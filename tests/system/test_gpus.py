@@ -1,0 +1,212 @@
+"""Cards are matched by name and memory, so that no card gets the settings of a similar one."""
+
+from dataclasses import fields
+
+import pytest
+
+from tests.harness.runs import ROOT
+from vae.config.options import SpeedConfig, all_options
+from vae.config.recipes import RECIPES
+from vae.system.errors import UserError
+from vae.system.gpus import CARDS, CPU_SETTINGS, find_cards, lookup_card, match_card
+
+# Device name and MiB as NVML reports them, and the expected card, or None if it is unknown.
+REPORTED = [
+    ("NVIDIA GeForce RTX 5090", 32607, "RTX 5090"),
+    ("NVIDIA GeForce RTX 5090 D", 32607, "RTX 5090 D"),
+    ("NVIDIA GeForce RTX 5090 D v2", 24463, "RTX 5090 D v2"),
+    ("NVIDIA GeForce RTX 5090 Laptop GPU", 24463, "RTX 5090 Laptop GPU"),
+    ("NVIDIA GeForce RTX 5080", 16303, "RTX 5080"),
+    ("NVIDIA GeForce RTX 5080 Laptop GPU", 16303, "RTX 5080 Laptop GPU"),
+    ("NVIDIA GeForce RTX 5080 SUPER", 24463, None),
+    ("NVIDIA GeForce RTX 5070 Ti", 16303, "RTX 5070 Ti"),
+    ("NVIDIA GeForce RTX 5070 Ti Laptop GPU", 12227, "RTX 5070 Ti Laptop GPU"),
+    ("NVIDIA GeForce RTX 5060 Ti", 16311, "RTX 5060 Ti 16GB"),
+    ("NVIDIA GeForce RTX 5060 Ti", 8151, "RTX 5060 Ti 8GB"),
+    ("NVIDIA GeForce RTX 5060", 8151, "RTX 5060"),
+    ("NVIDIA GeForce RTX 4090", 24564, "RTX 4090"),
+    ("NVIDIA GeForce RTX 4090", 49140, None),  # modified, with twice the memory
+    ("NVIDIA GeForce RTX 4090 D", 24564, "RTX 4090 D"),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, "RTX 4090 Laptop GPU"),
+    ("NVIDIA GeForce RTX 4060 Ti", 8188, "RTX 4060 Ti 8GB"),
+    ("NVIDIA GeForce RTX 4060 Ti", 16380, "RTX 4060 Ti 16GB"),
+    ("NVIDIA H100 80GB HBM3", 81559, "H100"),
+    ("NVIDIA H100 PCIe", 81559, "H100 PCIe"),
+    ("NVIDIA H100 NVL", 95830, "H100 NVL"),
+    ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984, None),
+    ("NVIDIA H100 80GB HBM3 MIG 7g.80gb", 81136, None),
+    ("NVIDIA H200", 143771, "H200"),
+    ("NVIDIA H200 NVL", 143771, "H200 NVL"),
+    ("NVIDIA H200 MIG 1g.18gb", 16384, None),
+    ("NVIDIA H20", 97871, "H20"),
+    ("NVIDIA H20-3e", 144384, None),
+    ("NVIDIA GH200 480GB", 97871, "GH200 480GB"),
+    ("NVIDIA GH200 144G HBM3e", 147456, None),
+    ("NVIDIA H800", 81559, None),
+    ("NVIDIA B200", 183359, "B200"),
+    ("NVIDIA GB200", 189471, None),
+    ("NVIDIA A100-SXM4-80GB", 81920, "A100-SXM4-80GB"),
+    ("NVIDIA A100-SXM4-40GB", 40536, "A100-SXM4-40GB"),
+    ("NVIDIA A100 80GB PCIe", 81920, "A100 80GB PCIe"),
+    ("NVIDIA A10G", 23028, "A10G"),
+    ("NVIDIA L4", 23034, "L4"),
+    ("NVIDIA L40S", 46068, "L40S"),
+    ("NVIDIA A40", 46068, "A40"),
+    ("NVIDIA RTX A6000", 49140, "RTX A6000"),
+    ("NVIDIA RTX A6000", 46068, "RTX A6000"),  # with ECC
+    ("NVIDIA RTX 5000 Ada Generation", 32760, "RTX 5000 Ada Generation"),
+    ("NVIDIA RTX PRO 5000 Blackwell", 48935, "RTX PRO 5000 Blackwell"),
+    ("NVIDIA RTX PRO 5000 Blackwell", 73000, None),  # a version with 72 GB
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "RTX PRO 6000 Blackwell Server Edition"),
+    ("NVIDIA GeForce RTX 3090", 24576, "RTX 3090"),
+    ("NVIDIA GeForce RTX 3090", 24268, "RTX 3090"),
+    ("NVIDIA GeForce RTX 3080", 10240, "RTX 3080 10GB"),
+    ("NVIDIA GeForce RTX 3080", 12288, "RTX 3080 12GB"),
+    ("NVIDIA GeForce RTX 3060", 12288, "RTX 3060 12GB"),
+    ("NVIDIA GeForce RTX 3060 Laptop GPU", 6144, "RTX 3060 Laptop GPU"),
+    ("NVIDIA GeForce RTX 2080 Ti", 11019, "RTX 2080 Ti"),
+    ("NVIDIA GeForce GTX 1660 SUPER", 6144, "GTX 1660 SUPER"),
+    ("Tesla T4", 15360, "Tesla T4"),
+    ("Tesla V100-SXM2-16GB", 16160, "Tesla V100-SXM2-16GB"),
+    ("NVIDIA GeForce GTX 1080 Ti", 11264, None),
+    ("AMD Radeon RX 7900 XTX", 24560, None),
+    ("", 32607, None),
+]
+
+
+@pytest.mark.parametrize(("name", "mib", "expected"), REPORTED)
+def test_match_card_by_reported_name_and_memory(name, mib, expected):
+    found = match_card(name, mib / 1024)
+    assert (found.name if found else None) == expected
+
+
+# GiB of cards as PyTorch reports them, from its out-of-memory messages
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("RTX 5090", 31.36),
+        ("RTX 5060 Ti 16GB", 15.47),
+        ("RTX 4090", 23.64),
+        ("H200", 139.8),
+        ("B200", 178.35),
+    ],
+)
+def test_match_card_with_the_smaller_memory_of_pytorch(name, gib):
+    card = lookup_card(name)
+    assert match_card(f"NVIDIA {card.device_name}", gib) == card
+
+
+def test_match_card_ignores_brands():
+    assert (
+        match_card("GeForce RTX 5090", 31.8)
+        == match_card("RTX 5090", 31.8)
+        == match_card("NVIDIA GeForce RTX 5090", 31.4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("RTX 5090", "RTX 5090"),
+        ("rtx5090", "RTX 5090"),
+        ("5090", "RTX 5090"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+        ("RTX 5060 Ti 16GB", "RTX 5060 Ti 16GB"),
+        ("rtx 5060 ti 16 gb", "RTX 5060 Ti 16GB"),
+        ("H100", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("h200", "H200"),
+        ("RTX 3060", "RTX 3060 12GB"),
+        ("rtx 3060 8gb", "RTX 3060 8GB"),
+        ("RTX 5060 Ti", "RTX 5060 Ti 16GB"),
+        ("RTX 3060 Laptop", "RTX 3060 Laptop GPU"),
+        ("1660 super", "GTX 1660 SUPER"),
+        ("T4", "Tesla T4"),
+        ("A100 80GB", "A100-SXM4-80GB"),
+        ("V100 32 GB", "Tesla V100-SXM2-32GB"),
+        ("RTX 6000 Ada", "RTX 6000 Ada Generation"),
+        ("H100 80GB", "H100"),
+        *[(card.name, card.name) for card in CARDS],
+    ],
+)
+def test_lookup_card_accepts_spellings(typed, name):
+    assert lookup_card(typed).name == name
+
+
+def test_name_that_several_cards_share_finds_all_of_them():
+    assert [card.vram_gib for card in find_cards("RTX 3060")] == [12, 8]
+    assert {card.vram_gib for card in find_cards("A100")} == {40, 80}
+    assert [card.name for card in find_cards("RTX 4060 Ti")] == ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested", "vram_gib"),
+    [
+        ("RTX 5095", "RTX 5090", "12"),
+        ("h201", "H200", "12"),
+        ("RTX 30600", "RTX 3060", "12"),
+        ("banana", None, "12"),
+        ("", None, "12"),
+        ("10", None, "10"),
+        ("24GB", None, "24"),
+    ],
+)
+def test_unknown_card_names_similar_ones_and_the_flag_for_the_memory(typed, suggested, vram_gib):
+    with pytest.raises(UserError) as caught:
+        find_cards(typed)
+    message = str(caught.value)
+    assert repr(typed) in message
+    assert f"--vram_gib {vram_gib})" in message
+    assert "docs/plan.md" in message
+    assert "\n" not in message
+    assert ("did you mean" in message) == (suggested is not None)
+    assert (suggested or "") in message
+
+
+def test_every_card_has_plausible_facts_and_rates_have_a_source():
+    for card in CARDS:
+        assert (7, 0) <= card.compute_capability <= (12, 0)
+        assert 4 <= card.vram_gib <= 512
+        assert card.has_bf16 == (card.compute_capability >= (8, 0))
+        assert (card.bf16_tflops is None) == (card.bandwidth_gb_s is None) == (card.source == "")
+        if card.bf16_tflops is None or card.bandwidth_gb_s is None:
+            continue
+        assert card.source.startswith("https://"), card.name
+        # FLOP per byte: the range of such cards; a typing error in a digit is outside it
+        assert 80 <= card.bf16_tflops * 1000 / card.bandwidth_gb_s <= 400, card.name
+    names = [card.name for card in CARDS]
+    assert len(set(names)) == len(names)
+
+
+def test_cards_that_share_a_name_are_told_apart_by_their_memory():
+    for card in CARDS:
+        for factor in (0.94, 1):  # ECC or PyTorch report less
+            assert match_card(f"NVIDIA {card.device_name}", card.vram_gib * factor) == card
+
+
+def test_documentation_matches_every_card():
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    for card in CARDS:
+        if card.bf16_tflops is None:
+            assert f"`{card.name}` {card.vram_gib:.4g}" in page
+            continue
+        sources = " ".join(f"<{address}>" for address in card.source.split())
+        facts = f"{card.vram_mib:,} | {card.bandwidth_gb_s:,} | {card.bf16_tflops:,} | {sources} |"
+        assert f"| `{card.name}` | {facts}" in page
+
+
+@pytest.mark.parametrize("settings", [*[card.settings for card in CARDS], CPU_SETTINGS])
+def test_card_settings_affect_speed_only(settings):
+    speed = {item.name for item in fields(SpeedConfig)} | {
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+    }
+    assert settings.keys() <= speed & all_options().keys()
+
+
+def test_recipes_do_not_depend_on_cards():
+    cards = {card.name for card in CARDS}
+    for recipe in RECIPES.values():
+        assert recipe.values.keys() <= all_options().keys()
+        assert not cards & {str(value) for value in recipe.values.values()}

@@ -1,0 +1,70 @@
+"""How a script ends: one line on stderr and an exit code for the kind of error."""
+
+import sys
+
+import pytest
+
+from vae.system.errors import DataError, UsageError
+from vae.system.script import ROOT, SETUP, activation_hint, exit_code
+
+FULL_DISK = ": free some space, or give an output folder on another disk"
+HINT = activation_hint(ROOT)  # empty if the tests run in the environment of the set-up
+
+
+def raises(error: BaseException):
+    """A main function that raises this error."""
+
+    def main(argv):
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("--x is unknown"), 2, "some.py: --x is unknown"),
+        (DataError("no images"), 77, "some.py: no images"),
+        (OSError("cannot write"), 1, "some.py: cannot write"),
+        (OSError(13, "Permission denied", "a/b"), 1, "some.py: a/b: Permission denied"),
+        (OSError(28, "No space left on device", "a"), 1, f"some.py: a: No space left on device{FULL_DISK}"),
+        (OSError(28, "No space left on device"), 1, f"some.py: No space left on device{FULL_DISK}"),
+        (
+            ModuleNotFoundError("gone", name="torch.nn"),
+            1,
+            f"some.py: torch is not installed: run {SETUP}{HINT}",
+        ),
+        (KeyboardInterrupt(), 130, "stopped: nothing was written"),
+    ],
+)
+def test_error_prints_one_line_and_has_an_exit_code(capsys, error, code, line):
+    assert exit_code("some.py", raises(error), [], "stopped: nothing was written") == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("No module named 'vae.gone'", name="vae.gone"), ZeroDivisionError()]
+)
+def test_our_own_bug_keeps_its_traceback(error):
+    with pytest.raises(type(error)):
+        exit_code("some.py", raises(error), [])
+
+
+def test_result_of_main_is_the_exit_code():
+    assert exit_code("some.py", len, ["a", "b", "c"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("windows", "activate", "words"), [(False, "bin/activate", "source "), (True, "Scripts/activate", "")]
+)
+def test_activation_hint_for_an_existing_environment(tmp_path, monkeypatch, windows, activate, words):
+    assert activation_hint(tmp_path, windows) == ""
+    script = tmp_path / ".venv" / activate
+    script.parent.mkdir(parents=True)
+    script.touch()
+    assert activation_hint(tmp_path, windows) == f", or activate the environment: {words}{script}"
+    monkeypatch.chdir(tmp_path)
+    relative = script.relative_to(tmp_path)
+    assert activation_hint(tmp_path, windows) == f", or activate the environment: {words}{relative}"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert activation_hint(tmp_path, windows) == ""  # this environment lacks the package

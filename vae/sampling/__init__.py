@@ -1,0 +1,1 @@
+"""The order of images as a function of (seed, epoch, step)."""

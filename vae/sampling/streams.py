@@ -1,0 +1,106 @@
+"""The order of the images of a sharded dataset, as a function of (seed, epoch, step).
+
+Each epoch permutes the shards and cuts their samples, in this order, into V streams of equal length. Within
+a stream, samples are permuted within windows. Sample q of an epoch is the next one of stream q mod V. The
+process of rank r of W therefore reads only every W-th stream, and every W that divides V gives the same
+batches.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from vae.sampling.order import permutation
+
+WINDOW_SHARDS = 4  # samples are permuted within so many shards
+LEAST_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
+
+
+def count_streams(samples: int, most: int) -> int:
+    """The number of streams of a dataset: `most`, halved until a stream has LEAST_SAMPLES."""
+    count = most
+    while count > 1 and (samples // count < LEAST_SAMPLES):
+        count //= 2
+    return count
+
+
+class StreamOrder:
+    """The sample numbers of an epoch, computed when they are needed. Keeps one window of each used stream."""
+
+    def __init__(self, shard_samples: Sequence[int] | np.ndarray, num_streams: int, seed: int):
+        """`shard_samples`: number of samples of each shard."""
+        self._counts = np.asarray(shard_samples, dtype=np.int64)
+        self._firsts = np.cumsum(self._counts) - self._counts
+        self.seed = seed
+        self.num_streams = num_streams
+        self.length = int(self._counts.sum()) // num_streams  # of a stream
+        self.window_length = max(1, min(self.length, WINDOW_SHARDS * int(self._counts.mean())))
+        self._windows: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # the last one of each stream
+        self._shards = lru_cache(maxsize=2)(self._shard_order)  # of this epoch and the next one
+
+    @property
+    def num_images(self) -> int:
+        """Samples of the dataset."""
+        return int(self._counts.sum())
+
+    def __len__(self) -> int:
+        """Samples of an epoch; fewer than num_streams are left out, other ones in each epoch."""
+        return self.length * self.num_streams
+
+    def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
+        """Numbers, in the dataset, of the samples at the positions first, first + step, ... of an epoch."""
+        return [self._sample(epoch, first + step * n) for n in range(count)]
+
+    def shape(self, _epoch: int, _position: int) -> None:
+        """Crops are squares."""
+
+    def window(self, position: int) -> int:
+        """The window of its stream in which a position of an epoch is."""
+        return position // self.num_streams // self.window_length
+
+    def shards_ahead(self, epoch: int, position: int, world_size: int) -> list[int]:
+        """The shards in which every world_size-th sample from a position on is, of two windows.
+
+        Those of the current window come first.
+        """
+        window, streams = self.window(position), range(position % world_size, self.num_streams, world_size)
+        is_last = (window + 1) * self.window_length >= self.length
+        places = [(epoch, window), (epoch + 1, 0) if is_last else (epoch, window + 1)]
+        found = [self._window_shards(*place, stream) for place in places for stream in streams]
+        return list(dict.fromkeys(np.concatenate(found).tolist()))
+
+    def window_samples(self, epoch: int, stream: int, window: int) -> np.ndarray:
+        """The samples of a window in their order, int64."""
+        found, samples = self._windows.get(stream, (None, None))
+        if samples is None or found != (epoch, window):
+            first = window * self.window_length
+            count = min(self.window_length, self.length - first)
+            places = stream * self.length + first + np.arange(count)
+            samples = self._at(epoch, places[permutation(count, [self.seed, epoch, 1 + stream, window])])
+            self._windows[stream] = (epoch, window), samples
+        return samples
+
+    def _window_shards(self, epoch: int, window: int, stream: int) -> np.ndarray:
+        order, ends = self._shards(epoch)
+        first = stream * self.length + window * self.window_length
+        last = stream * self.length + min((window + 1) * self.window_length, self.length) - 1
+        begin, end = np.searchsorted(ends, (first, last), side="right")
+        return order[begin : end + 1]
+
+    def _sample(self, epoch: int, position: int) -> int:
+        place, stream = divmod(position, self.num_streams)
+        window, within = divmod(place, self.window_length)
+        return int(self.window_samples(epoch, stream, window)[within])
+
+    def _at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """The samples at these places of the epoch's sequence of shards."""
+        order, ends = self._shards(epoch)
+        ranks = np.searchsorted(ends, places, side="right")
+        shards = order[ranks]
+        return self._firsts[shards] + places - (ends[ranks] - self._counts[shards])
+
+    def _shard_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The shards of an epoch in their order, and the place after the last sample of each."""
+        order = permutation(len(self._counts), [self.seed, epoch, 0])
+        return order, np.cumsum(self._counts[order])

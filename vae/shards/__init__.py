@@ -1,0 +1,1 @@
+"""Datasets of shards: their index, and their images from a folder, a cache or a remote store."""

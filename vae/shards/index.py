@@ -1,0 +1,314 @@
+"""A dataset of shards: WebDataset tar files, an index of each, and a `dataset.json` that lists them.
+
+`dataset.json` has `format`, `version` (a hash of the rest), `parent` (the version that it followed, or null),
+`policy` (the rules by which images were accepted), `transforms` (how preprocessing made them), `validation`
+(the file name of the dataset of held-out images, or null) and `shards`, each with `name`, `samples`, `bytes`
+and `sha256`. The index of x.tar is x.npy: one row of INDEX for each image, in the order of the tar file.
+"""
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from vae.images.formats import BadImageError
+from vae.shards.store import StoreFile, TooLargeError, read_file
+from vae.system.addresses import is_remote
+from vae.system.errors import DataError, UserError
+from vae.system.files import check_regular, parse_json, read_json
+
+FORMAT = 1
+MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
+MAX_DATASET_BYTES = 2**30  # of dataset.json: about five million shards
+# key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
+# phash_low, phash_high: of vae/prepare/perceptual_hash.py, to find images that look alike.
+INDEX = np.dtype(
+    [
+        ("key", "S32"),
+        ("offset", "<i8"),
+        ("size", "<i8"),
+        ("crc32", "<u4"),
+        ("width", "<u4"),
+        ("height", "<u4"),
+        ("phash_low", "<u8"),
+        ("phash_high", "<u8"),
+    ]
+)
+# Only names in the dataset's own folder: a dataset may come from a stranger.
+_TAR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.tar")
+_JSON_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.json")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FIELDS = {"name", "samples", "bytes", "sha256"}  # of a shard
+_IS_SHARD = object()
+SHA256_BYTES = 32
+
+
+class Shard(NamedTuple):
+    """One shard of a dataset."""
+
+    name: str  # file name, in the folder of dataset.json
+    samples: int
+    bytes: int
+    sha256: str
+
+
+class Shards(Sequence[Shard]):
+    """The shards of a dataset as columns: 1.4 million need 0.1 GiB, and would need 0.7 GiB as objects."""
+
+    def __init__(self, columns: "_Columns") -> None:
+        self._names = np.array(columns.names, dtype=np.bytes_)
+        self.samples = np.array(columns.samples, dtype=np.int64)  # of each shard
+        self.bytes = np.array(columns.bytes, dtype=np.int64)
+        self._hashes = bytes(columns.hashes)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> Shard:  # type: ignore[override]
+        start = SHA256_BYTES * (number if number >= 0 else len(self) + number)
+        sha256 = self._hashes[start : start + SHA256_BYTES].hex()
+        name = self._names[number].decode()
+        return Shard(name, int(self.samples[number]), int(self.bytes[number]), sha256)
+
+    def has_twins(self) -> bool:
+        """Whether two shards have the same name."""
+        names = np.sort(self._names)
+        return bool((names[1:] == names[:-1]).any())
+
+
+class ShardedDataset(NamedTuple):
+    """The content of a `dataset.json`."""
+
+    path: Path | StoreFile
+    shards: Shards
+    policy: dict[str, Any]
+    validation: str | None
+    version: str
+    parent: str | None = None  # version of the dataset that this one is a new version of
+    transforms: Mapping[str, Any] = {}
+
+    @property
+    def samples(self) -> int:
+        """Number of images."""
+        return int(self.shards.samples.sum())
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the shards; DataError if it is on a remote store."""
+        if isinstance(self.path, StoreFile):
+            raise DataError(
+                f"{self.path.flag} {self.path} is on a remote store: copy the dataset to this machine, or "
+                "run the command where it is"
+            )
+        return self.path.parent
+
+    def beside(self, name: str) -> Path | StoreFile:
+        """A file in the folder of `dataset.json`."""
+        return self.path.sibling(name) if isinstance(self.path, StoreFile) else self.path.parent / name
+
+
+def is_dataset(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a dataset of shards, and not a manifest or a folder of images."""
+    return is_remote(path) or (os.fspath(path).lower().endswith(".json") and not os.path.isdir(path))
+
+
+def dataset_content(
+    shards: Sequence[Shard],
+    policy: Mapping[str, Any],
+    validation: str | None,
+    *,
+    parent: str | None = None,
+    transforms: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The content of `dataset.json`; the same images and rules have the same version everywhere."""
+    made = {"parent": parent, "policy": dict(policy), "transforms": dict(transforms or {})}
+    rest = {"format": FORMAT, **made, "validation": validation}
+    return {"version": _version(rest, shards), **rest, "shards": [shard._asdict() for shard in shards]}
+
+
+def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
+    """SHA-256 of the content as JSON with sorted keys, from its parts: the whole text can have gigabytes."""
+    mark = "shards"
+    text = json.dumps({k: v for k, v in rest.items() if k != "version"} | {"shards": mark}, sort_keys=True)
+    before, _, after = text.rpartition(f'"{mark}"')
+    digest = hashlib.sha256(f"{before}[".encode())
+    for number, (name, samples, size, sha256) in enumerate(shards):
+        shard = f'{{"bytes": {size}, "name": "{name}", "samples": {samples}, "sha256": "{sha256}"}}'
+        digest.update((f", {shard}" if number else shard).encode())
+    digest.update(f"]{after}".encode())
+    return digest.hexdigest()
+
+
+def read_dataset(path: str | os.PathLike[str] | StoreFile, *, flag: str = "--data_path") -> ShardedDataset:
+    """Read a `dataset.json`; DataError, with `flag`, if it is missing, newer than this program or damaged."""
+    if isinstance(path, StoreFile):
+        return _read(path, flag)
+    if is_remote(path):
+        return _read(StoreFile(os.fspath(path), flag), flag)
+    try:
+        found = os.stat(path)
+        return _read_once(Path(path), flag, (found.st_ino, found.st_size, found.st_mtime_ns))
+    except OSError:
+        return _read(Path(path), flag)
+
+
+@lru_cache(maxsize=4)  # a command reads it in each of its checks, and a million shards take seconds
+def _read_once(path: Path, flag: str, _stamp: tuple[int, int, int]) -> ShardedDataset:
+    return _read(path, flag)
+
+
+def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
+    try:
+        content, shards = _read_content(path)
+    except FileNotFoundError:
+        raise DataError(f"{flag} {path} does not exist: prepare_data.py --mode shard writes one") from None
+    except OSError as error:
+        raise DataError(f"{flag} {path} cannot be read: {error.strerror}") from error
+    except UserError:  # of the store
+        raise
+    except (ValueError, TooLargeError) as error:
+        raise DataError(f"{flag} {path} is not a dataset of shards: {error}") from error
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise DataError(f"{flag} {path} is not a dataset of shards: prepare_data.py --mode shard writes one")
+    if content["format"] > FORMAT:
+        raise DataError(
+            f"{flag} {path} has format {content['format']}, but this program reads up to {FORMAT}: update it"
+        )
+    problem = _problem(content, shards)
+    if problem:
+        raise DataError(
+            f"{flag} {path} is damaged ({problem}): write it again with prepare_data.py --mode shard"
+        )
+    made = content.get("parent"), content.get("transforms", {})
+    return ShardedDataset(path, shards, content["policy"], content["validation"], content["version"], *made)
+
+
+def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
+    """The content of a `dataset.json`, with _IS_SHARD in the place of each valid shard; and these shards.
+
+    ValueError if it is not JSON, OSError if it cannot be read.
+    """
+    if isinstance(path, StoreFile) and not path.name.endswith(".json"):
+        raise ValueError("give the address of its dataset.json")
+    columns = _Columns()
+    if isinstance(path, Path):
+        content = read_json(path, columns.take, most_bytes=MAX_DATASET_BYTES)
+    else:
+        data = read_file(path, most_bytes=MAX_DATASET_BYTES)
+        content = parse_json(data.decode("utf-8-sig"), columns.take)
+    return content, Shards(columns)
+
+
+class _Columns:
+    """Takes the shards out of JSON while it is decoded: their objects are never in memory together."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.samples, self.bytes, self.hashes = array("q"), array("q"), bytearray()
+
+    def take(self, pairs: list[tuple[str, Any]]) -> Any:
+        """The object with these pairs, or _IS_SHARD for a valid shard."""
+        found = dict(pairs)
+        if not _is_shard(found):
+            return found
+        self.names.append(found["name"])
+        self.samples.append(found["samples"])
+        self.bytes.append(found["bytes"])
+        self.hashes += bytes.fromhex(found["sha256"])
+        return _IS_SHARD
+
+
+def _problem(content: Mapping[str, Any], shards: Shards) -> str | None:
+    """What is wrong with the content of a dataset of a known format."""
+    listed, validation = content.get("shards"), content.get("validation")
+    if not isinstance(listed, list) or not listed or not isinstance(content.get("policy"), dict):
+        return "it lacks shards or policy"
+    if validation is not None and not (isinstance(validation, str) and _JSON_NAME.fullmatch(validation)):
+        return "validation is no file name"
+    if not isinstance(content.get("parent"), str | None) or not isinstance(
+        content.get("transforms", {}), dict
+    ):
+        return "parent or transforms is not valid"
+    wrong = next((number for number, shard in enumerate(listed) if shard is not _IS_SHARD), None)
+    if wrong is not None:
+        return f"shard {wrong} is not valid"
+    if shards.has_twins():
+        return "a shard is listed twice"
+    rest = {name: value for name, value in content.items() if name != "shards"}
+    if len(shards) != len(listed) or content.get("version") != _version(rest, shards):
+        return "its content does not have its version"
+    return None
+
+
+def _is_shard(shard: dict[str, Any]) -> bool:
+    return (
+        shard.keys() == _FIELDS
+        and isinstance(shard["name"], str)
+        and _TAR_NAME.fullmatch(shard["name"]) is not None
+        and all(type(shard[name]) is int and 0 < shard[name] < 2**63 for name in ("samples", "bytes"))
+        and isinstance(shard["sha256"], str)
+        and _SHA256.fullmatch(shard["sha256"]) is not None
+    )
+
+
+def index_path(folder: Path, shard: Shard) -> Path:
+    """The index of a shard."""
+    return folder / f"{shard.name.removesuffix('.tar')}.npy"
+
+
+def read_index(folder: Path, shard: Shard) -> np.ndarray:
+    """The index of a shard: INDEX (samples,). BadImageError if it does not describe this shard."""
+    path = index_path(folder, shard)
+    try:
+        check_regular(path)
+        with open(path, "rb") as file:
+            return parse_index(file, shard)
+    except OSError as error:
+        raise BadImageError("bad_index", f"{path.name} cannot be read ({error.strerror})") from error
+
+
+def parse_index(file: BinaryIO, shard: Shard) -> np.ndarray:
+    """The index of a shard from an open file; BadImageError as in `read_index`."""
+    name = index_path(Path(), shard).name
+    try:
+        rows = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise BadImageError("bad_index", f"{name} cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(rows, np.ndarray) or rows.dtype != INDEX or rows.shape != (shard.samples,):
+        raise BadImageError("bad_index", f"{name} does not have {shard.samples} rows of an index")
+    inside = (rows["offset"] >= 0) & (rows["size"] > 0) & (rows["size"] <= MAX_IMAGE_BYTES)
+    inside &= rows["offset"] <= shard.bytes - rows["size"]
+    if not inside.all():
+        raise BadImageError("bad_index", f"{name} points outside of {shard.name}")
+    keys = np.sort(rows["key"])
+    if (keys[1:] == keys[:-1]).any():
+        raise BadImageError("bad_index", f"{name} has two images of one key")
+    return rows
+
+
+class Row(NamedTuple):
+    """A row of an index: where an image file is."""
+
+    key: bytes
+    offset: int
+    size: int
+    crc32: int
+    width: int
+    height: int
+
+
+def check_bytes(data: bytes, row: Row) -> bytes:
+    """The bytes of an image file; BadImageError if they are not those that its row describes."""
+    if len(data) < row.size:
+        raise BadImageError("truncated", "the shard ends within it")
+    if zlib.crc32(data) != row.crc32:
+        raise BadImageError("checksum", "its bytes are not those that were written")
+    return data

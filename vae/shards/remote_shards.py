@@ -1,0 +1,196 @@
+"""The shards of a dataset on a remote store: whole ones in the cache, or single images if it has no room."""
+
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vae.images.formats import BadImageError
+from vae.shards.index import INDEX, Row, Shard, ShardedDataset, check_bytes, index_path, parse_index
+from vae.shards.read_ahead import ReadAhead
+from vae.shards.shard_cache import POLL_SECONDS, Entry, ShardCache
+from vae.shards.shard_images import ShardImages
+from vae.shards.store import StoreFile, TooLargeError, download, read_file, read_range
+from vae.system.errors import DataError, UserError
+
+ROOM_SECONDS = 300.0  # until other processes need their shards no more
+REMOVED_TRIES = 3  # another machine may remove a shard before it is opened
+HEADER_BYTES = 4096  # at most, of an index
+
+
+class RemoteShards:
+    """Shards in a cache. A copy in another process fetches those that it needs and that are not there."""
+
+    def __init__(self, dataset: StoreFile, cache: ShardCache, *, whole: bool = True) -> None:
+        """`whole`: fetch whole shards; otherwise use those of the cache, and read single images."""
+        self._dataset, self._cache, self._whole = dataset, cache, whole
+        self._gives_ranges: bool | None = None
+        self._counts = _no_counts()
+        self._bad_indexes: dict[str, BadImageError] = {}  # by the SHA-256 of the shard
+        self._checked: set[str] = set()  # shards whose copy in the cache was verified again
+        self._ahead = ReadAhead(cache, self._fetch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self._dataset, "cache": self._cache, "whole": self._whole}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard, which is fetched again once if it is bad."""
+        self._cache.touch(_entry(shard))
+        try:
+            return parse_index(io.BytesIO(self._cache.index_path(_entry(shard)).read_bytes()), shard)
+        except (OSError, BadImageError):
+            pass
+        if shard.sha256 in self._bad_indexes:
+            raise self._bad_indexes[shard.sha256]
+        try:
+            return self.fetch_index(shard)
+        except BadImageError:
+            pass
+        try:
+            return self.fetch_index(shard)
+        except BadImageError as error:
+            self._bad_indexes[shard.sha256] = error
+            raise
+
+    def fetch_index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard from the store; BadImageError if it does not describe this shard."""
+        most_bytes = HEADER_BYTES + shard.samples * INDEX.itemsize
+        name = index_path(Path(), shard).name
+        try:
+            data = read_file(self._dataset.sibling(name), most_bytes=most_bytes)
+        except TooLargeError:
+            raise BadImageError("bad_index", f"{name} is larger than an index of {shard.name}") from None
+        self._counts["remote_bytes"] += len(data)
+        rows = parse_index(io.BytesIO(data), shard)
+        self._cache.store_index(_entry(shard), data)
+        return rows
+
+    @contextmanager
+    def fetched_anew(self, shard: Shard) -> Iterator[Path]:
+        """The path of a shard, downloaded now even if the cache has it, and kept within this context.
+
+        BadImageError if the store's bytes are not those of dataset.json, UserError if there is no room.
+        """
+        entry = _entry(shard)
+        self._cache.forget_quarantine({shard.sha256})
+        self._cache.remove_if_free(entry)
+        self._cache.pin(entry)
+        try:
+            until = time.monotonic() + ROOM_SECONDS
+            while (path := self._fetch(entry, anew=True)) is None:
+                if time.monotonic() > until:
+                    raise no_room(self._cache, shard)
+                time.sleep(POLL_SECONDS)
+                self._cache.look_again()
+            yield path
+        finally:
+            self._cache.unpin(entry)
+
+    def read(self, shard: Shard, row: Row) -> bytes:
+        """The bytes of an image file, which are read again once if they are bad."""
+        try:
+            return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
+        except BadImageError:
+            if shard.sha256 in self._checked or not self._cache.remove_if_bad(_entry(shard)):
+                raise
+            self._checked.add(shard.sha256)
+        return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
+
+    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
+        """Any bytes of a shard."""
+        path = self._cache.find(_entry(shard))
+        self._counts["misses" if path is None else "hits"] += 1
+        for _ in range(REMOVED_TRIES):
+            path = path or (self._fetch(_entry(shard)) if self._whole else None)
+            if path is None:
+                break
+            try:
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    data = file.read(size)
+            except OSError:
+                path = None
+                continue
+            self._counts["disk_bytes"] += len(data)
+            return data
+        return self._read_range(shard, offset, size)
+
+    def _read_range(self, shard: Shard, offset: int, size: int) -> bytes:
+        """Some bytes of a shard, from the store."""
+        with self._cache.one_speaker() as warn:
+            if self._gives_ranges is None:
+                index = self._dataset.sibling(index_path(Path(), shard).name)
+                self._gives_ranges = len(read_range(index, 0, 1, warn=warn)) == 1
+            if self._gives_ranges:
+                data = read_range(self._dataset.sibling(shard.name), offset, size, warn=warn)
+                self._counts["remote_bytes"] += len(data)
+                return data
+        path = self._fetch(_entry(shard))
+        if path is None:
+            raise DataError(
+                f"{self._dataset.flag} {self._dataset}: the store gives only whole files, and {shard.name} "
+                f"({shard.bytes / 1e6:.0f} MB) does not fit into the cache: raise --cache_gib, or give a "
+                "--cache_dir on another disk"
+            )
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def _fetch(self, entry: Entry, *, anew: bool = False) -> Path | None:
+        with self._cache.one_speaker() as warn:
+            return self._cache.obtain(entry, partial(self._download, entry, warn), anew=anew)
+
+    def _download(self, entry: Entry, warn: Callable[[str], None], path: Path) -> None:
+        download(self._dataset.sibling(entry.name), path, most_bytes=entry.bytes, warn=warn)
+        self._counts["remote_bytes"] += path.stat().st_size
+
+    def expect(self, shards: Sequence[Shard]) -> None:
+        """Fetch these shards ahead, in this order, and keep them until the next call."""
+        self._ahead.want([_entry(shard) for shard in shards])
+
+    def scattered(self) -> "RemoteShards":
+        """The same files, for reading a few images of many shards."""
+        return RemoteShards(self._dataset, self._cache, whole=False)
+
+    def counts(self) -> dict[str, int]:
+        """Bytes and images read, and shards that this process keeps."""
+        counts, self._counts = self._counts, _no_counts()
+        return {**counts, "open_shards": len(self._ahead)}
+
+    def close(self) -> None:
+        """Let other processes remove the shards."""
+        self._ahead.want([])
+
+
+def open_images(dataset: ShardedDataset, num_streams: int, cache: ShardCache | None) -> ShardImages:
+    """The images of a dataset, local or remote; a remote one needs a cache."""
+    if not isinstance(dataset.path, StoreFile):
+        return ShardImages(dataset, num_streams)
+    assert cache is not None
+    cache.forget_quarantine({shard.sha256 for shard in dataset.shards})
+    return ShardImages(dataset, num_streams, RemoteShards(dataset.path, cache))
+
+
+def no_room(cache: ShardCache, shard: Shard) -> UserError:
+    """The error of a shard that does not fit into the cache."""
+    return UserError(
+        f"--cache_dir {cache.folder} has no room for {shard.name} ({shard.bytes / 1e6:.0f} MB): raise "
+        "--cache_gib, free some space, or give a --cache_dir on another disk"
+    )
+
+
+def _no_counts() -> Counter[str]:
+    return Counter(remote_bytes=0, disk_bytes=0, hits=0, misses=0)
+
+
+def _entry(shard: Shard) -> Entry:
+    return Entry(shard.name, shard.bytes, shard.sha256)

@@ -1,0 +1,303 @@
+"""The images of a dataset of shards, read by number, from a folder or from elsewhere."""
+
+import os
+import tarfile
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vae.images.decoding import decode_bytes
+from vae.images.formats import BadImageError
+from vae.sampling.order import Order
+from vae.sampling.streams import StreamOrder, count_streams
+from vae.shards.index import Row, Shard, ShardedDataset, check_bytes, read_index
+from vae.system.files import check_regular, parse_json
+
+OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
+INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
+METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
+
+
+class ShardFiles(Protocol):
+    """Where the shards of a dataset are. Forked processes, and copies in others, may use a copy."""
+
+    def index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard: INDEX (samples,). BadImageError if it does not describe this shard."""
+        ...
+
+    def read(self, shard: Shard, row: Row) -> bytes:
+        """The bytes of an image file; BadImageError if they cannot be read or differ from those written."""
+        ...
+
+    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
+        """Any bytes of a shard, fewer at its end; BadImageError if they cannot be read."""
+        ...
+
+    def expect(self, shards: Sequence[Shard]) -> None:
+        """These shards are read next, the first ones first."""
+        ...
+
+    def scattered(self) -> "ShardFiles":
+        """The same files, for reading a few images of many shards."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """What was read since the last call, as in vae.data.dataset.Images."""
+        ...
+
+    def close(self) -> None:
+        """Close all files."""
+        ...
+
+
+class LocalShards:
+    """Shards in a folder. Keeps the last OPEN_SHARDS open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open: OrderedDict[str, _TarFile] = OrderedDict()
+        self._guard = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard: INDEX (samples,)."""
+        return read_index(self._folder, shard)
+
+    def read(self, shard: Shard, row: Row) -> bytes:
+        """The bytes of an image file."""
+        return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
+
+    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
+        """Any bytes of a shard."""
+        if self._process != os.getpid():  # a forked process drops the files of its parent
+            self._begin()
+        with self._guard:
+            file = self._file(shard)
+        try:
+            data = file.read(offset, size)
+        except OSError as error:
+            raise BadImageError("unreadable", error.strerror or str(error)) from error
+        self._counts["disk_bytes"] += len(data)
+        return data
+
+    def _file(self, shard: Shard) -> "_TarFile":
+        if shard.name in self._open:
+            self._open.move_to_end(shard.name)
+            return self._open[shard.name]
+        path = self._folder / shard.name
+        try:
+            check_regular(path)
+            file = _TarFile(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
+        except OSError as error:
+            raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
+        self._open[shard.name] = file
+        if len(self._open) > OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return file
+
+    def expect(self, _shards: Sequence[Shard]) -> None:
+        """Nothing to do."""
+
+    def scattered(self) -> "LocalShards":
+        """The same files."""
+        return self
+
+    def counts(self) -> dict[str, int]:
+        """Bytes read, and files that are open."""
+        counts, self._counts = self._counts, Counter()
+        return {**counts, "open_shards": len(self._open)}
+
+    def close(self) -> None:
+        """Close all files that no thread is reading."""
+        self._open.clear()
+
+
+class _TarFile:
+    """A file that threads read at the same time; it is closed when nothing refers to it."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes from `offset` on; fewer at the end of the file."""
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, size, offset)
+        with self._lock:  # Windows has a single position
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            return os.read(self._descriptor, size)
+
+
+class ShardImages:
+    """The image files of a dataset by their index, checked by their crc32. Keeps INDEX_BYTES of indexes."""
+
+    def __init__(self, dataset: ShardedDataset, num_streams: int, files: ShardFiles | None = None):
+        """`num_streams`: of the order of training (vae.sampling.streams). `files`: default: local ones."""
+        self.dataset = dataset
+        self.num_streams = num_streams
+        self._files = files or LocalShards(dataset.folder)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rows: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._expected: tuple[int, int] | None = None
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.dataset.shards.samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "num_streams": self.num_streams, "_files": self._files}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def location(self) -> str:
+        """The path of `dataset.json`."""
+        return str(self.dataset.path)
+
+    def order(self, seed: int) -> Order:
+        """Every sample in each epoch, except fewer than `num_streams`."""
+        counts = self.dataset.shards.samples
+        return StreamOrder(counts, count_streams(len(self), self.num_streams), seed)
+
+    def fingerprint(self) -> str:
+        """The version of the dataset and the number of streams."""
+        return f"{self.dataset.version} {self.num_streams}"
+
+    def record(self) -> dict[str, Any]:
+        """Path, version and size of the dataset."""
+        return {"dataset": self.location, "version": self.dataset.version, "samples": len(self)}
+
+    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
+        """The pixels of an image: uint8 (H, W, 3)."""
+        first_frame = bool(self.dataset.policy.get("first_frame"))
+        return decode_bytes(
+            self.read(index),
+            max_pixels=max_pixels,
+            background=background,
+            first_frame=first_frame,
+            is_verified=True,
+        )
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The shard of a sample, and its row there."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return number, index - int(self._ends[number] - self.dataset.shards.samples[number])
+
+    def name(self, index: int) -> str:
+        """A name for messages: shard and key, or shard and row if the index cannot be read."""
+        number, row = self.locate(index)
+        shard = self.dataset.shards[number].name
+        try:
+            return f"{shard}/{self.key(index)}"
+        except BadImageError:
+            return f"{shard}, sample {row}"
+
+    def key(self, index: int) -> str:
+        """The key of a sample: equal image files have equal keys. BadImageError if the shard is unusable."""
+        number, row = self.locate(index)
+        return self._index(number)["key"][row].decode("ascii", "replace")
+
+    def indexes(self) -> Iterator[np.ndarray]:
+        """The index of each shard: INDEX (samples,). BadImageError for a bad one."""
+        return map(self._files.index, self.dataset.shards)
+
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        """Width and height of images: int64 (n, 2); 0 for those of a bad index, which reading names."""
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        sizes = np.zeros((len(indices), 2), np.int64)
+        order = np.argsort(numbers, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            with suppress(BadImageError, IndexError):  # no images at all
+                number = int(numbers[places[0]])
+                first = self._ends[number] - self.dataset.shards.samples[number]
+                rows = self._index(number)[indices[places] - first]
+                sizes[places] = np.stack([rows["width"], rows["height"]], axis=1)
+        return sizes
+
+    def spread(self, least: int) -> np.ndarray:
+        """The images of some shards, spread over the dataset, at least so many; or all images."""
+        samples = self.dataset.shards.samples
+        count = min(len(samples), -(-least * len(samples) // len(self)))
+        numbers = np.arange(count) * len(samples) // count
+        return np.concatenate([np.arange(self._ends[n] - samples[n], self._ends[n]) for n in numbers])
+
+    def read(self, index: int) -> bytes:
+        """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
+        number, row = self.locate(index)
+        return self._files.read(self.dataset.shards[number], self._row(number, row))
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """The content of an image's JSON file; empty if there is none. BadImageError if it cannot be read."""
+        number, row = self.locate(index)
+        shard, place = self.dataset.shards[number], self._row(number, row)
+        offset = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # the next member
+        head = self._files.read_unchecked(shard, offset, min(METADATA_BYTES, shard.bytes - offset))
+        try:
+            member = tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+            if member.name != f"{place.key.decode('ascii', 'replace')}.json" or not member.isreg():
+                return {}
+            content = parse_json(head[tarfile.BLOCKSIZE :][: member.size].decode("utf-8"))
+        except (tarfile.HeaderError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _row(self, number: int, row: int) -> Row:
+        return Row(*self._index(number)[row].item()[: len(Row._fields)])
+
+    def _index(self, number: int) -> np.ndarray:
+        """The index of a shard. Threads may read one twice, but never a part of one."""
+        rows = self._rows.get(number)
+        if rows is None:
+            rows = self._rows[number] = self._files.index(self.dataset.shards[number])
+            if len(self._rows) > max(OPEN_SHARDS, INDEX_BYTES // rows.nbytes):
+                with suppress(KeyError):  # another thread has emptied it
+                    self._rows.popitem(last=False)
+        return rows
+
+    def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
+        """Training continues with every world_size-th image from this position on: shards are fetched."""
+        assert isinstance(order, StreamOrder)
+        window = epoch, order.window(position)
+        if window != self._expected:
+            self._expected = window
+            numbers = order.shards_ahead(epoch, position, world_size)
+            self._files.expect([self.dataset.shards[number] for number in numbers])
+
+    def scattered(self) -> "ShardImages":
+        """The same images, for reading a few of them: no shards are fetched for that."""
+        return ShardImages(self.dataset, self.num_streams, self._files.scattered())
+
+    def counts(self) -> dict[str, int]:
+        """What this process has read since the last call (vae.data.dataset.Images)."""
+        return self._files.counts()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()

@@ -1,0 +1,91 @@
+"""Runs the main function of every script: a user's mistake is one line on stderr and an exit code."""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from vae.system import console
+from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from vae.system.gpu_memory import set_gpu_memory_variables
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
+
+
+def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stopped") -> NoReturn:
+    """Run `main` with the command line of the script `name`, then exit the process with its exit code.
+
+    `stopped` is printed if Ctrl-C, SIGTERM or SIGHUP ends it.
+    """
+    limit_spinning()
+    set_gpu_memory_variables()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
+    hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has none, nohup ignores it
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
+        signal.signal(hangup, signal.default_int_handler)
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # the parent process closed it, for example with >&-
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        getattr(sys, stream).reconfigure(errors="backslashreplace")  # file names that cannot be encoded
+    with console.flushed_output():
+        sys.exit(exit_code(name, main, sys.argv[1:], stopped))
+
+
+def limit_spinning() -> None:
+    """Make OpenMP threads wait actively for about 0.1 ms only, before PyTorch reads the settings.
+
+    By default they spin for longer. If another program needs the cores, a thread that waits then takes time
+    from the thread that it waits for. Threads that sleep at once are slow too: waking them takes longer than
+    most pauses between operations. A user's own setting wins. Measured: docs/measurements.md, "Precision and
+    threads on a CPU".
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # for other OpenMP libraries than GNU's
+        os.environ["GOMP_SPINCOUNT"] = "50000"  # turns of a waiting loop
+
+
+def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stopped: str = "stopped") -> int:
+    """The result of `main(argv)`, or the exit code of the error that ended it, printed as one line."""
+    try:
+        code = main(argv)
+        sys.stdout.flush()  # a full disk fails here
+        return code
+    except UserError as error:
+        line, code = str(error), error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "vae").split(".")[0]
+        if package == "vae":
+            raise  # our own bug
+        line, code = f"{package} is not installed: run {SETUP}{activation_hint(ROOT)}", EXIT_FAILED
+    except BrokenPipeError:
+        raise  # console.flushed_output handles it
+    except OSError as error:  # a full disk or a removed folder: not a bug
+        line, code = system_error_line(error), EXIT_FAILED
+    except KeyboardInterrupt:
+        console.error(stopped)
+        return EXIT_INTERRUPTED
+    console.error(f"{name}: {line}")
+    return code
+
+
+def system_error_line(error: OSError) -> str:
+    """The message of an error of the system, with the file; for a full disk with the remedy."""
+    if error.strerror is None:  # raised by us or by a library, with its own message
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    remedy = ": free some space, or give an output folder on another disk"
+    return f"{where}{error.strerror}{remedy if error.errno in (errno.ENOSPC, errno.EDQUOT) else ''}"
+
+
+def activation_hint(root: Path, windows: bool = os.name == "nt") -> str:
+    """A second remedy for a missing package, if there is an environment that this process does not use."""
+    script = Path(".venv", "Scripts", "activate") if windows else Path(".venv", "bin", "activate")
+    if not (root / script).exists() or Path(sys.prefix).resolve() == (root / ".venv").resolve():
+        return ""
+    shown = script if Path.cwd() == root else root / script
+    words = [shown] if windows else ["source", shown]
+    return f", or activate the environment: {console.command_line(*words, windows=windows)}"
