@@ -12,7 +12,7 @@ from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
 from vae.device import is_out_of_memory
 from vae.system.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS
 from vae.system.host import GIB
-from vae.training.stage_memory import memory_peaks
+from vae.training.memory.stage_memory import memory_peaks
 
 TITLE = f"Memory of a step within {CARD_GIB} GiB: predicted, allocated, reserved, retries"
 MODULE = "benchmarks.first_hour.memory"

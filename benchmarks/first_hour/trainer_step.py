@@ -13,15 +13,15 @@ from vae.data.dataset import Batch
 from vae.model.recompute import set_recompute
 from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.context import RunContext, StageContext
-from vae.training.cuda_graph import WARMUP_STEPS
 from vae.training.distributed import Distributed
 from vae.training.loop import update_weights
+from vae.training.memory.cuda_graph import WARMUP_STEPS
+from vae.training.memory.stage_memory import plan_stage
 from vae.training.output.logbook import Logbook
+from vae.training.recovery.signals import StopSignals
+from vae.training.recovery.watchdog import Watchdog
 from vae.training.setup import prepare_run
-from vae.training.signals import StopSignals
-from vae.training.stage_memory import plan_stage
 from vae.training.state import TrainingState
-from vae.training.watchdog import Watchdog
 
 WARMUP = WARMUP_STEPS + 2  # the step after WARMUP_STEPS becomes a CUDA graph
 SMALL = {"channels": [32, 64], "layers_per_block": 1, "norm_groups": 8}

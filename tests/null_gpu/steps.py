@@ -35,9 +35,9 @@ from vae.optimizers import build_optimizers  # noqa: E402
 from vae.step import Networks, StepInputs, UpdateState, apply_update  # noqa: E402
 from vae.system.gpus import lookup_card  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
-from vae.training.cuda_graph import StepGraph  # noqa: E402
 from vae.training.distributed import Distributed  # noqa: E402
-from vae.training.oom_retry import StepSettings, gradients_with_oom_retry  # noqa: E402
+from vae.training.memory.cuda_graph import StepGraph  # noqa: E402
+from vae.training.memory.oom_retry import StepSettings, gradients_with_oom_retry  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)

@@ -16,7 +16,7 @@ from tests.harness.toy_networks import TERM_WEIGHTS
 from vae.config.flags import command_words
 from vae.config.prepare_flags import CONFIG_OF
 from vae.config.recipes import RECIPES
-from vae.training.health import Gathered
+from vae.training.records.health import Gathered
 from vae.training.validation.slices import slice_record
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -14,8 +14,8 @@ from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepSpec, _meta_inputs, _meta_networks, step_memory
 from vae.model.recompute import set_recompute
 from vae.step import compute_gradients
-from vae.training import adversarial_ratio
-from vae.training.adversarial_ratio import last_layer_sq_norms
+from vae.training.records import adversarial_ratio
+from vae.training.records.adversarial_ratio import last_layer_sq_norms
 
 ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 2, "disc_channels": 8, "disc_layers": 2}
 RATIOS = {"adversarial_ratio", "adversarial_ratio_last_layer"}
@@ -106,7 +106,7 @@ def test_measurement_that_runs_out_of_memory_is_left_out(tiny, tmp_path, monkeyp
 
 ONE_WITHOUT_MEMORY = """
     import os, torch
-    from vae.training import adversarial_ratio
+    from vae.training.records import adversarial_ratio
     measure = adversarial_ratio.last_layer_sq_norms
     def limited(*args):
         if os.environ["RANK"] == "1":

@@ -37,7 +37,7 @@ def test_corrupt_image_is_skipped_and_reported_once(options, tmp_path, monkeypat
         batches.append((inputs.images.clone(), inputs.image_share))
         return compute_gradients(networks, inputs, sizes, shared_pass)
 
-    monkeypatch.setattr("vae.training.oom_retry.compute_gradients", spy)
+    monkeypatch.setattr("vae.training.memory.oom_retry.compute_gradients", spy)
     assert train({**options, "num_epochs": 3, "max_bad_fraction": 0.1}) == 0
     sizes = [len(images) for images, _ in batches]
     assert sorted(sizes) == [3] * 3 + [4] * 9  # once in each of 3 epochs of 4 steps

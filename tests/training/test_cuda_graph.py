@@ -19,13 +19,13 @@ from vae.config.options import SpeedConfig
 from vae.memory.plan import StepMemory
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system.errors import UserError
-from vae.training import cuda_graph
-from vae.training.adversarial_ratio import last_layer_sq_norms
-from vae.training.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.distributed import Distributed
-from vae.training.oom_retry import StepSettings, gradients_with_oom_retry
+from vae.training.memory import cuda_graph
+from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
+from vae.training.memory.oom_retry import StepSettings, gradients_with_oom_retry
+from vae.training.memory.stage_memory import uses_cuda_graph
+from vae.training.records.adversarial_ratio import last_layer_sq_norms
 from vae.training.run import train
-from vae.training.stage_memory import uses_cuda_graph
 
 SIZES = [2, 2]
 
@@ -201,7 +201,7 @@ import json, os, torch
 from tests.harness.toy_networks import toy_inputs, toy_networks
 from tests.null_gpu.counters import Counters
 from tests.training.test_cuda_graph import on_cuda
-from vae.training.cuda_graph import StepGraph
+from vae.training.memory.cuda_graph import StepGraph
 
 torch.backends.cudnn.benchmark = True
 networks, inputs = on_cuda(torch.bfloat16)

@@ -189,7 +189,7 @@ def test_two_compiled_processes_have_the_same_losses(tiny, tmp_path):
 
 NON_FINITE = """
     import os
-    import vae.training.oom_retry as oom_retry
+    import vae.training.memory.oom_retry as oom_retry
     compute_gradients, calls = oom_retry.compute_gradients, []
     def nonfinite(networks, inputs, *rest):
         calls.append(1)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vae.training.duration import MIN_SECONDS, StageDuration, duration_line, duration_text
+from vae.training.records.duration import MIN_SECONDS, StageDuration, duration_line, duration_text
 from vae.training.run import train
 
 
@@ -78,7 +78,7 @@ def test_line_names_the_local_time_of_the_end():
 
 
 def test_run_prints_it_into_a_log_file(tiny, monkeypatch, capsys):
-    monkeypatch.setattr("vae.training.duration.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("vae.training.records.duration.MIN_SECONDS", 0.0)
     assert train({**tiny, "max_steps": 5}) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stage: ")]
     assert re.fullmatch(r"stage: about \d+ s, until (\d{4}-\d\d-\d\d )?\d\d:\d\d", lines[0])

@@ -9,11 +9,11 @@ import pytest
 from tests.harness.runs import run_script
 from tests.harness.training_runs import assert_same
 from vae.config.flags import parse_flags
-from vae.training import find_lr
 from vae.training import run as run_module
-from vae.training.find_lr import NAME, Spread
 from vae.training.run import train
 from vae.training.state import checkpoint_content
+from vae.training.trials import find_lr
+from vae.training.trials.find_lr import NAME, Spread
 
 
 def test_spread_is_the_median_and_the_range():

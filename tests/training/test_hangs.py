@@ -17,9 +17,10 @@ from tests.harness.training_runs import assert_same_result, last_checkpoint, rec
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
-from vae.training import loop, run, signals, watchdog
+from vae.training import loop, run
+from vae.training.recovery import signals, watchdog
+from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.run import train
-from vae.training.signals import LoadingStoppedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="processes are forks")]
 # 16 steps of 2 images; a worker has decoded at most two batches when it is killed or stopped.

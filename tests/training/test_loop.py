@@ -7,7 +7,7 @@ from tests.harness.training_runs import SHORT, assert_weights_close, records, tr
 from vae.config.options import RECOMPUTE
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, NonFiniteError
-from vae.training import oom_retry
+from vae.training.memory import oom_retry
 from vae.training.run import train
 
 # --- settings that do not change the weights ------------------------------------------------------------

@@ -14,8 +14,9 @@ from tests.harness.faults import Fault, injected, run_forked
 from tests.harness.training_runs import SHORT, assert_same, first_moments, records
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
-from vae.training import between_steps, loop, rollback
+from vae.training import between_steps, loop
 from vae.training.checkpoints.store import load_newest
+from vae.training.recovery import rollback
 from vae.training.run import train
 
 FOREVER = 10_000

@@ -13,8 +13,8 @@ from vae.images.pixels import to_float
 from vae.images.psnr import psnr
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import DataError
-from vae.training.output import sample_grid as module
-from vae.training.output.sample_grid import (
+from vae.training.validation import sample_grid as module
+from vae.training.validation.sample_grid import (
     ERROR_GAIN,
     FONT_SIZE,
     GAP,
@@ -22,7 +22,7 @@ from vae.training.output.sample_grid import (
     TEXT_HEIGHT,
     sample_grid,
 )
-from vae.training.output.sample_images import MAX_SAMPLE_IMAGES, load_sample_images
+from vae.training.validation.sample_images import MAX_SAMPLE_IMAGES, load_sample_images
 
 WHITE = 255
 

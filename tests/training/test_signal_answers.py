@@ -11,9 +11,9 @@ from tests.harness.training_runs import last_checkpoint
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE
 from vae.training import export, loop, run
-from vae.training import signals as signals_module
+from vae.training.recovery import signals as signals_module
+from vae.training.recovery.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
 from vae.training.run import train
-from vae.training.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
 from vae.training.validation import stage as stage_validation
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows sends no signals to other processes")

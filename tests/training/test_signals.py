@@ -18,8 +18,8 @@ from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_SAVED_RESUMABLE
 from vae.training import loop
+from vae.training.recovery.signals import StopSignals
 from vae.training.run import train
-from vae.training.signals import StopSignals
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send signals to other processes")
 TIMEOUT = 120  # seconds: a busy machine is no failure

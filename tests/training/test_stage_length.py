@@ -14,10 +14,10 @@ from tests.harness.training_runs import (
 )
 from vae.config.options import Config, all_options
 from vae.config.resolve import PER_COMMAND
-from vae.training import stage_length
 from vae.training.run import train
-from vae.training.stage_length import MAX_EPOCHS, MIN_STEPS, epochs_for
 from vae.training.stages import StageSteps
+from vae.training.trials import stage_length
+from vae.training.trials.stage_length import MAX_EPOCHS, MIN_STEPS, epochs_for
 
 FOUR_MINUTES = 240.0
 # Every part of the state: EMA, discriminator from the first step, fp32. 12 training images: 3 steps an epoch.
@@ -172,7 +172,7 @@ def test_stop_signal_while_measuring_writes_nothing(tiny, tmp_path, monkeypatch,
 @pytest.mark.slow
 def test_two_processes_choose_the_same_number(tiny, tmp_path):
     patched = """
-        from vae.training import stage_length
+        from vae.training.trials import stage_length
         stage_length.MEASURED_SECONDS, stage_length.MEASURED_STEPS, stage_length.MAX_EPOCHS = 0.0, 2, 3
     """
     given = {**tiny, "init": "default", "batch_size": 2, "train_minutes": 9.0}

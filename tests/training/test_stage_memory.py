@@ -10,9 +10,9 @@ from vae.device import precision_support
 from vae.memory.plan import StepMemory
 from vae.memory.plan_table import Target, plan_profile
 from vae.system.host import GIB
-from vae.training import stage_memory
+from vae.training.memory import stage_memory
+from vae.training.memory.stage_memory import StagePlan, memory_limit, memory_line
 from vae.training.run import train
-from vae.training.stage_memory import StagePlan, memory_limit, memory_line
 
 
 def test_each_stage_prints_its_plan_and_writes_a_record(tiny, tmp_path, capsys):

@@ -15,14 +15,14 @@ from vae.step import UpdateState
 from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.context import StageContext
 from vae.training.loop import Outcome, train_stage
-from vae.training.oom_retry import StepSettings
+from vae.training.memory.oom_retry import StepSettings
+from vae.training.memory.stage_memory import plan_stage
 from vae.training.output.logbook import Logbook
+from vae.training.recovery.signals import StopSignals
+from vae.training.recovery.watchdog import Watchdog
 from vae.training.setup import prepare_run
-from vae.training.signals import StopSignals
-from vae.training.stage_memory import plan_stage
 from vae.training.stages import Position, Stage
 from vae.training.validation.history import History
-from vae.training.watchdog import Watchdog
 
 
 def test_schema_of_checkpoints_has_the_fields_that_training_saves():

@@ -10,8 +10,8 @@ from tests.harness.training_runs import records
 from vae.config.options import SpeedConfig
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
+from vae.training.records.summary import device_line
 from vae.training.run import train
-from vae.training.summary import device_line
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,14 @@ from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
+from vae.training.records.summary import (
+    PROBLEMS_PAGE,
+    busy_line,
+    cache_warning,
+    verdict_line,
+    warm_start_warning,
+)
 from vae.training.run import train
-from vae.training.summary import PROBLEMS_PAGE, busy_line, cache_warning, verdict_line, warm_start_warning
 
 BICUBIC = "8x bicubic", 22.26
 CPU = torch.device("cpu")

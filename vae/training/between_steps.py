@@ -11,23 +11,23 @@ from tqdm import tqdm
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.system import console
-from vae.training.adversarial_ratio import adversarial_ratios
 from vae.training.checkpoints.lineage import write_last_run
 from vae.training.checkpoints.saving import NOT_FINITE, raise_if_diverged, save
 from vae.training.checkpoints.store import position_name
 from vae.training.context import RunContext, StageContext
-from vae.training.duration import duration_line
-from vae.training.health import exposed_allreduce_seconds
-from vae.training.oom_retry import free_memory, release_graph
+from vae.training.memory.oom_retry import free_memory, release_graph
+from vae.training.memory.stage_memory import memory_peaks
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import epoch_name, step_name
-from vae.training.output.sample_grid import GRID_IMAGES, sample_grid
-from vae.training.signals import LAST_VALIDATION, VALIDATION
-from vae.training.stage_memory import memory_peaks
+from vae.training.records.adversarial_ratio import adversarial_ratios
+from vae.training.records.duration import duration_line
+from vae.training.records.health import exposed_allreduce_seconds
+from vae.training.records.running_metrics import RunningMetrics, loss_record
+from vae.training.recovery.signals import LAST_VALIDATION, VALIDATION
 from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState, is_finite
-from vae.training.step_log import RunningMetrics, loss_record
 from vae.training.validation.measure import Metrics
+from vae.training.validation.sample_grid import GRID_IMAGES, sample_grid
 from vae.training.validation.stage import measure_baselines, validate, validate_smoke_set
 
 

@@ -12,18 +12,18 @@ from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.contract import Resume
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
-from vae.training.duration import StageDuration
-from vae.training.oom_retry import StepSettings
+from vae.training.memory.oom_retry import StepSettings
+from vae.training.memory.stage_memory import StagePlan
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import resume_command
+from vae.training.records.duration import StageDuration
+from vae.training.records.running_metrics import RunningMetrics
+from vae.training.recovery.signals import StopSignals
+from vae.training.recovery.watchdog import Watchdog
 from vae.training.schedule import TRAINED, peak_learning_rate
-from vae.training.signals import StopSignals
-from vae.training.stage_memory import StagePlan
 from vae.training.stages import Stage, StageSteps
-from vae.training.step_log import RunningMetrics
 from vae.training.validation.measure import Metrics, ValidationSet
 from vae.training.validation.slices import Slices
-from vae.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from vae.training.checkpoints.store import position_name
 from vae.training.context import RunContext
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import epoch_name
+from vae.training.records.summary import next_command, progress_line, result_lines
+from vae.training.recovery.watchdog import Watchdog
 from vae.training.stages import Stage
 from vae.training.state import TrainingState
-from vae.training.summary import next_command, progress_line, result_lines
 from vae.training.validation.measure import Metrics
-from vae.training.watchdog import Watchdog
 
 _Item = TypeVar("_Item")
 

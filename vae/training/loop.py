@@ -16,9 +16,11 @@ from vae.system.errors import DataError, HangError, UserError
 from vae.training.between_steps import after_step, check_end, end_epoch, report_duration
 from vae.training.checkpoints.saving import finish_saving, save_now
 from vae.training.context import RunContext, StageContext
-from vae.training.oom_retry import gradients_with_oom_retry
+from vae.training.memory.oom_retry import gradients_with_oom_retry
 from vae.training.output.logbook import REJECTED_NAME
-from vae.training.profiling import StepProfiler
+from vae.training.records.profiling import StepProfiler
+from vae.training.records.running_metrics import RunningMetrics
+from vae.training.recovery.signals import STEP, LoadingStoppedError
 from vae.training.schedule import (
     discriminator_steps,
     ema_decay,
@@ -27,10 +29,8 @@ from vae.training.schedule import (
     lowered,
     warmup_steps,
 )
-from vae.training.signals import STEP, LoadingStoppedError
 from vae.training.state import TrainingState
 from vae.training.step_inputs import step_inputs
-from vae.training.step_log import RunningMetrics
 
 
 class Outcome(Enum):

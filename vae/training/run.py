@@ -17,23 +17,23 @@ from vae.training.context import RunContext, StageContext
 from vae.training.datasets import store_aspects
 from vae.training.distributed import Distributed
 from vae.training.export import finish
-from vae.training.find_lr import find_learning_rate
 from vae.training.loop import Outcome, train_stage
+from vae.training.memory.stage_memory import StagePlan, memory_limit, plan_stage, reset_memory_peaks
 from vae.training.output.appending import write_json
 from vae.training.output.folder_lock import FolderLock
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import METRICS_NAME, resume_command
 from vae.training.output.wandb_run import WandbRun
 from vae.training.precheck import contains_run, output_folder
-from vae.training.rollback import begin_run, roll_back
+from vae.training.records.stage_report import print_remarks, print_stage, record_memory
+from vae.training.recovery.rollback import begin_run, roll_back
+from vae.training.recovery.signals import EXPORT, LoadingStoppedError, StopSignals
+from vae.training.recovery.watchdog import Watchdog
 from vae.training.setup import prepare_run
-from vae.training.signals import EXPORT, LoadingStoppedError, StopSignals
-from vae.training.stage_length import choose_length
-from vae.training.stage_memory import StagePlan, memory_limit, plan_stage, reset_memory_peaks
-from vae.training.stage_report import print_remarks, print_stage, record_memory
 from vae.training.stages import Stage, current_stage
 from vae.training.state import TrainingState
-from vae.training.watchdog import Watchdog
+from vae.training.trials.find_lr import find_learning_rate
+from vae.training.trials.stage_length import choose_length
 
 
 def train(given: dict[str, Any]) -> int:

@@ -32,7 +32,6 @@ from vae.training.contract import NEW, Resume, came_from, compare, contract_of, 
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
 from vae.training.output.run_folder import folders_of_runs, resume_command
-from vae.training.output.sample_images import load_sample_images
 from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
 from vae.training.schedule import RANDOM, TRAINED, WARM
@@ -45,6 +44,7 @@ from vae.training.stages import (
     resumed_stages,
 )
 from vae.training.state import TrainingState, begin_state, checkpoint_content, restore
+from vae.training.validation.sample_images import load_sample_images
 
 Checkpoint = tuple[Path, dict[str, Any]]
 

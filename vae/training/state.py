@@ -14,7 +14,7 @@ from vae.optimizers import build_optimizers
 from vae.step import UpdateState
 from vae.training.checkpoints.lineage import Lineage
 from vae.training.checkpoints.older import KL_UNIT
-from vae.training.stability import Stability
+from vae.training.recovery.stability import Stability
 from vae.training.stages import Position, Stage
 from vae.training.validation.history import History
 

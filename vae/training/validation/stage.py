@@ -13,8 +13,8 @@ from vae.evaluation.sums import Sums
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.context import RunContext, StageContext
-from vae.training.oom_retry import free_memory, release_graph
-from vae.training.signals import LoadingStoppedError
+from vae.training.memory.oom_retry import free_memory, release_graph
+from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.state import TrainingState
 from vae.training.validation.measure import (
     Measure,

@@ -21,9 +21,9 @@ from vae.system.files import atomic_path, write_json
 from vae.training.context import RunContext, StageContext
 from vae.training.loop import measure_losses, update_weights
 from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart
+from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.state import TrainingState
-from vae.training.step_log import RunningMetrics, loss_record
-from vae.training.trial_steps import trial_steps
+from vae.training.trials.trial_steps import trial_steps
 
 NAME = "find_lr"
 WIDTH, HEIGHT = 1280, 800  # px, of the chart

@@ -8,7 +8,7 @@ import torch
 
 from vae.losses.terms import LossTerms
 from vae.training.distributed import Distributed
-from vae.training.health import Health
+from vae.training.records.health import Health
 
 SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
 

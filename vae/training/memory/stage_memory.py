@@ -12,9 +12,9 @@ from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
 from vae.memory.plan_table import describe_step
 from vae.system.errors import UserError
 from vae.system.host import GIB
-from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
-from vae.training.oom_retry import StepSettings
+from vae.training.memory.cuda_graph import StepGraph
+from vae.training.memory.oom_retry import StepSettings
 from vae.training.stages import Stage
 
 

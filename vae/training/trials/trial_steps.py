@@ -10,7 +10,7 @@ from vae.model.recompute import set_recompute
 from vae.training.checkpoints.writer import HostCopy
 from vae.training.context import RunContext, StageContext
 from vae.training.loop import train_loader
-from vae.training.signals import MEASURING
+from vae.training.recovery.signals import MEASURING
 from vae.training.state import TrainingState, checkpoint_content, restore
 
 

@@ -8,11 +8,11 @@ from vae.config.recipes import recipe_values
 from vae.data.dataset import Batch
 from vae.system import console
 from vae.training.context import RunContext, StageContext
-from vae.training.duration import MINUTE, duration_text
 from vae.training.loop import update_weights
+from vae.training.records.duration import MINUTE, duration_text
 from vae.training.stages import StageSteps, replace_stage
 from vae.training.state import TrainingState
-from vae.training.trial_steps import trial_steps
+from vae.training.trials.trial_steps import trial_steps
 
 MIN_STEPS = 100  # docs/measurements.md, "The demo": shorter runs may end below their own start
 MAX_EPOCHS = 1000  # only reached with few images, which the network memorizes long before

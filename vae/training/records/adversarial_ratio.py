@@ -24,7 +24,7 @@ from vae.step import (
     unwrapped,
 )
 from vae.training.context import RunContext, StageContext
-from vae.training.oom_retry import free_memory, release_graph
+from vae.training.memory.oom_retry import free_memory, release_graph
 from vae.training.state import TrainingState
 from vae.training.step_inputs import step_inputs
 

@@ -5,11 +5,9 @@ import torch
 from vae.system import console
 from vae.system.host import GIB
 from vae.training.context import RunContext, StageContext
+from vae.training.memory.stage_memory import memory_line, memory_peaks, plan_line
 from vae.training.output.disk_space import space_warning
-from vae.training.schedule import HARMFUL_FACTOR
-from vae.training.stage_memory import memory_line, memory_peaks, plan_line
-from vae.training.state import TrainingState
-from vae.training.summary import (
+from vae.training.records.summary import (
     busy_line,
     cache_line,
     cache_warning,
@@ -21,6 +19,8 @@ from vae.training.summary import (
     steps_line,
     warm_start_warning,
 )
+from vae.training.schedule import HARMFUL_FACTOR
+from vae.training.state import TrainingState
 
 
 def print_remarks(run: RunContext, state: TrainingState) -> None:

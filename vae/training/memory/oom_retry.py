@@ -21,8 +21,8 @@ from vae.step import (
 )
 from vae.system import console
 from vae.system.errors import UserError
-from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
+from vae.training.memory.cuda_graph import StepGraph
 
 
 @dataclass
