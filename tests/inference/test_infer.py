@@ -15,6 +15,7 @@ from safetensors import safe_open
 from tests.harness.runs import TINY
 from tests.harness.small_vae import write_vae
 from vae import progress
+from vae.inference import session
 from vae.interop.vae_files import load_vae
 from vae.system.errors import DataError, UserError
 from vae.training.run import train
@@ -81,6 +82,15 @@ def test_tiles_give_the_same_images(command, image_folder, tmp_path):
         whole = pixels(path).astype(int)
         same = pixels(tmp_path / "tiled" / path.relative_to(tmp_path / "out")).astype(int)
         assert np.abs(whole - same).max() <= 1
+
+
+def test_large_images_on_a_cpu_are_computed_in_tiles(command, image_folder, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(session, "MAX_WHOLE_PIXELS", 400)
+    assert command("reconstruct", "--input", image_folder / "image_00.png", "--tile_size", "32") == 0
+    assert "encode: " in capsys.readouterr().err
+    assert command("reconstruct", "--overwrite", "--no-tile", "--input", image_folder / "image_00.png") == 0
+    assert "encode: " not in capsys.readouterr().err
 
 
 def test_tiles_of_one_image_show_progress(command, image_folder, tmp_path, monkeypatch, capsys):

@@ -26,7 +26,11 @@ def photos(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("mode", "words", "remedy"),
-    [("reconstruct", (), "--tile"), ("encode", (), "--tile"), ("reconstruct", ("--tile",), "shrink")],
+    [
+        ("reconstruct", ("--no-tile",), "--no-tile"),
+        ("encode", ("--no-tile",), "--no-tile"),
+        ("reconstruct", (), "shrink"),
+    ],
 )
 def test_infer_refuses_the_image_and_finishes_the_others(
     command, photos, tmp_path, capsys, mode, words, remedy
@@ -39,11 +43,20 @@ def test_infer_refuses_the_image_and_finishes_the_others(
     assert [path.stem for path in (tmp_path / "out").iterdir()] == ["small"]
 
 
+def test_an_image_that_does_not_fit_is_computed_in_tiles(command, photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(codec, "free_memory", lambda: 35 * MB)
+    assert command("reconstruct", "--input", photos) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "computes in tiles" in line]
+    assert len(said) == 1
+    assert said[0].startswith("large.png does not fit into memory on cpu (decode needs")
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == {"large", "small"}
+
+
 def test_reconstruction_is_refused_before_it_is_encoded(command, photos, monkeypatch):
     """Encoding fits, decoding does not."""
     monkeypatch.setattr(codec, "free_memory", lambda: 35 * MB)
     monkeypatch.setattr(AutoencoderKL, "encode", lambda *_: pytest.fail("encoded"))
-    assert command("reconstruct", "--input", photos / "large.png") == 77
+    assert command("reconstruct", "--no-tile", "--input", photos / "large.png") == 77
 
 
 def test_python_api_raises_a_memory_error(vae_folder, photos):

@@ -65,7 +65,7 @@ def test_missing_pytorch_is_one_line():
         ({"--titel": "512"}, 2, "--tile"),
         ({"--steps": "1", "--mode": "interpolate"}, 78, "--steps 1 is too small: the minimum is 2"),
         ({"--count": "3"}, 78, "--mode variations, not with --mode reconstruct"),
-        ({"--tile_size": "256"}, 78, "--tile_size 256 has no effect without --tile"),
+        ({"--tile_size": "16"}, 78, "--tile_size 16 is too small: the minimum is 32"),
         ({"--background": "whitish"}, 78, "--background whitish is not a colour"),
         ({"--vae": "nowhere"}, 78, "--vae nowhere"),
         ({"--input": "nowhere.png"}, 77, "--input nowhere.png does not exist"),

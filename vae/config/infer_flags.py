@@ -59,10 +59,10 @@ class InferConfig:
     seed: int = option(
         0, "variations: random seed of the samples", metavar="N", at_least=0, at_most=2**63 - 1
     )
-    tile: bool = option(
-        False,
-        "for images that do not fit into memory: compute layer by layer over tiles, with features in host "
-        "memory; same result up to rounding",
+    tile: bool | None = option(
+        None,
+        "compute layer by layer over tiles, with features in host memory, and show progress within an image; "
+        "same result up to rounding; default: large images on a CPU, and images that do not fit into memory",
     )
     tile_size: int = option(
         512, "side of the tiles in px; smaller tiles need less memory", metavar="PX", at_least=32
@@ -84,7 +84,6 @@ EPILOG = """examples:
   infer_vae.py --vae outputs/first/vae --mode reconstruct --input photo.jpg --output_dir seen
   infer_vae.py --vae outputs/first/vae --mode encode --input data/train --output_dir latents
   infer_vae.py --vae outputs/first/vae --mode decode --input latents --output_dir decoded
-  infer_vae.py --vae outputs/first/vae --mode reconstruct --input huge.png --output_dir seen --tile
 
 A file that cannot be used is reported, the other files are processed, and the exit code is then 77.
 """
@@ -105,6 +104,6 @@ def parse_infer_flags(argv: list[str]) -> InferConfig:
             raise UserError(
                 f"--{name} has an effect only with --mode {mode}, not with --mode {config.mode}: remove it"
             )
-    if "--tile_size" in given and not config.tile:
-        raise UserError(f"--tile_size {config.tile_size} has no effect without --tile: add --tile")
+    if "--tile_size" in given and config.tile is False:
+        raise UserError(f"--tile_size {config.tile_size} has no effect with --no-tile: remove one of them")
     return config

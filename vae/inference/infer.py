@@ -43,17 +43,19 @@ def _attempt(session: Session, task: Task) -> str | None:
         if not is_out_of_memory(error):
             raise
         needed = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""
-        return (
-            f"out_of_memory: does not fit into memory on {session.device.type}{needed}: "
-            f"{_smaller_setting(session)}"
-        )
-    return None
+        problem = f"does not fit into memory on {session.device.type}{needed}"
+    else:
+        return None
+    if session.use_tiles():
+        console.info(f"{task.name} {problem}: computes in tiles from here on")
+        return _attempt(session, task)
+    return f"out_of_memory: {problem}: {_smaller_setting(session)}"
 
 
 def _smaller_setting(session: Session) -> str:
     """The remedy if a command has run out of memory."""
-    if not session.tile:
-        return "add --tile"
+    if session.config.tile is False:
+        return "remove --no-tile"
     return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the image"
 
 

@@ -26,8 +26,10 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import Progress
 
+MAX_WHOLE_PIXELS = 2**20  # on a CPU, where tiles cost no time: above, they need less memory and show progress
 
-@dataclass(frozen=True)
+
+@dataclass
 class Session:
     """A loaded VAE and its settings."""
 
@@ -35,21 +37,32 @@ class Session:
     model: AutoencoderKL
     source: LatentSource
     dtype: torch.dtype
+    always_in_tiles: bool = False
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    @property
-    def tile(self) -> int | None:
-        return self.config.tile_size if self.config.tile else None
+    def tile(self, pixels: int) -> int | None:
+        """The side of the tiles for an image of so many pixels, or None to compute it as a whole."""
+        in_tiles = self.config.tile
+        if in_tiles is None:
+            in_tiles = self.always_in_tiles or (self.device.type == "cpu" and pixels > MAX_WHOLE_PIXELS)
+        return self.config.tile_size if in_tiles else None
+
+    def use_tiles(self) -> bool:
+        """Use tiles for every image from now on; False if that changes nothing."""
+        if self.config.tile is not None or self.always_in_tiles:
+            return False
+        self.always_in_tiles = True
+        return True
 
     @property
     def headline(self) -> str:
         """One line about the VAE and the settings."""
         config = self.model.config
         names = {dtype: name for name, dtype in DTYPES.items()}
-        tiles = f", tiles of {self.tile} px" if self.tile else ""
+        tiles = f", tiles of {self.config.tile_size} px" if self.config.tile else ""
         return (
             f"{self.config.vae}: {config.z_channels} latent channels, "
             f"{self.model.downsampling}x downsampling; {names[self.dtype]} on {self.device.type}{tiles}"
@@ -57,19 +70,19 @@ class Session:
 
     def encode(self, images: torch.Tensor) -> Latents:
         """Latents of images (1, 3, H, W) in [-1, 1]; MemoryError if what follows does not fit either."""
+        tile = self.tile(images[:, 0].numel())
         if self.config.mode != "encode":
-            check_main_memory(self.model, "decode", images[:, 0].numel(), self.dtype, self.tile)
+            check_main_memory(self.model, "decode", images[:, 0].numel(), self.dtype, tile)
         with _tile_progress("encode") as on_step:
-            posterior = encode_images(self.model, images, dtype=self.dtype, tile=self.tile, on_step=on_step)
+            posterior = encode_images(self.model, images, dtype=self.dtype, tile=tile, on_step=on_step)
         self._check_finite(posterior.mean)
         return Latents(posterior, (images.shape[2], images.shape[3]))
 
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
         """uint8 (H, W, 3) pixels of latents (1, Z, h, w)."""
         with _tile_progress("decode") as on_step:
-            images = decode_latents(
-                self.model, latents, size, dtype=self.dtype, tile=self.tile, on_step=on_step
-            )
+            tile = self.tile(size[0] * size[1])
+            images = decode_latents(self.model, latents, size, dtype=self.dtype, tile=tile, on_step=on_step)
         self._check_finite(images)
         return to_uint8(images[0]).permute(1, 2, 0).cpu().numpy()
 

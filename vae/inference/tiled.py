@@ -3,14 +3,14 @@
 The result equals that of the whole image up to rounding and is not blended from overlapping parts. Every tile
 is read with the border pixels that its layer needs. A GroupNorm uses statistics of the whole feature map,
 which the previous pass accumulates while it writes the tiles. Feature maps are in host memory. Device memory
-contains the weights, one tile and, in the middle block only, a whole feature map, because attention reads
-every position.
+contains the weights, one tile and, for attention, which reads every position, feature maps of the lowest
+resolution.
 
 Two feature maps exist at a time, as in a residual block: the trunk, and the branch that is added to it.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +19,10 @@ from torch import nn
 
 from vae.inference.feature_map import FeatureMap, Moments
 from vae.model.autoencoder import AutoencoderKL, MidBlock
-from vae.model.layers import Conv2d, Downsample, ModuleList, NormSiLU, ResnetBlock, Upsample
+from vae.model.layers import Attention, Conv2d, Downsample, NormSiLU, ResnetBlock, Upsample
 
 Range = tuple[int, int]  # first row or column, and the one after the last
+QUERIES = 512  # of attention at a time: 0.44 GiB of fp32 scores for an image of 5120 x 2880 px
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,30 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A module that needs the whole feature map at once: the middle block."""
+class Attend:
+    """Attention over the whole feature map, some of its rows of queries at a time."""
 
-    module: MidBlock
+    module: Attention
 
-    def flops(self, pixels: int) -> int:
-        """Floating-point operations for an image whose features have `pixels` pixels."""
-        attention = sum(4 * pixels**2 * part.to_q.out_features for part in self.module.attentions)
-        return 2 * pixels * _weights(self.module) + attention
+    def flops(self, pixels: int, queries: int | None = None) -> int:
+        """Floating-point operations for some queries (all by default) of an image with `pixels` features."""
+        per_query = 2 * _weights(self.module) + 4 * pixels * self.module.to_q.out_features
+        return (pixels if queries is None else queries) * per_query
+
+    def run(self, x: torch.Tensor, count: Callable[[int], None]) -> torch.Tensor:
+        """The module's result for x (B, C, H, W); calls `count` with the FLOPs of each block of queries."""
+        batch, channels, height, width = x.shape
+        tokens = self.module.group_norm(x).permute(0, 2, 3, 1).reshape(batch, 1, -1, channels)
+        key, value = self.module.to_k(tokens), self.module.to_v(tokens)
+        h = torch.empty_like(tokens)  # (B, 1, N, C), with one head
+        for block_tokens, block_h in zip(tokens.split(QUERIES, dim=2), h.split(QUERIES, dim=2), strict=True):
+            query = self.module.to_q(block_tokens)
+            block_h.copy_(self.module.to_out[0](F.scaled_dot_product_attention(query, key, value)))
+            count(self.flops(height * width, query.shape[2]))
+        return x + h.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
-Plan = list[Pass | Whole]
+Plan = list[Pass | Attend]
 
 
 def _weights(module: nn.Module) -> int:
@@ -92,7 +105,7 @@ def encoder_plan(model: AutoencoderKL) -> Plan:
         plan += _blocks(level.resnets)
         if not level.last:
             plan.append(Pass(level.downsamplers[0]))
-    plan += [Whole(encoder.mid_block), Pass(encoder.conv_out, encoder.conv_norm_out)]
+    plan += [*_middle(encoder.mid_block), Pass(encoder.conv_out, encoder.conv_norm_out)]
     return plan if model.quant_conv is None else [*plan, Pass(model.quant_conv)]
 
 
@@ -100,7 +113,7 @@ def decoder_plan(model: AutoencoderKL) -> Plan:
     """The decoder from latents to images (B, 3, H, W), layer by layer."""
     decoder = model.decoder
     plan: Plan = [] if model.post_quant_conv is None else [Pass(model.post_quant_conv)]
-    plan += [Pass(decoder.conv_in), Whole(decoder.mid_block)]
+    plan += [Pass(decoder.conv_in), *_middle(decoder.mid_block)]
     for level in decoder.up_blocks:
         plan += _blocks(level.resnets)
         if not level.last:
@@ -108,7 +121,12 @@ def decoder_plan(model: AutoencoderKL) -> Plan:
     return [*plan, Pass(decoder.conv_out, decoder.conv_norm_out)]
 
 
-def _blocks(resnets: ModuleList[ResnetBlock]) -> Plan:
+def _middle(block: MidBlock) -> Plan:
+    first, last = block.resnets
+    return [*_blocks([first]), Attend(block.attentions[0]), *_blocks([last])]
+
+
+def _blocks(resnets: Iterable[ResnetBlock]) -> Plan:
     plan: Plan = []
     for block in resnets:
         plan.append(Pass(block.conv1, block.norm1, to_branch=True))
@@ -133,16 +151,20 @@ def run_plan(
     with the FLOPs of one image: tiles take very different times, and attention may take minutes.
     """
     total, done = count_flops(plan, values.shape[2], values.shape[3]), 0
+
+    def count(flops: int) -> None:
+        nonlocal done
+        done += flops
+        on_step(done, total)
+
     trunk = FeatureMap.of(values.to("cpu", dtype), tile)
     branch: FeatureMap | None = None
     for step, following in itertools.zip_longest(plan, plan[1:]):
         norm_groups = groups if isinstance(following, Pass) and following.norm is not None else None
-        if isinstance(step, Whole):
+        if isinstance(step, Attend):
             whole = trunk.read((0, trunk.height), (0, trunk.width), device)
             trunk.release(trunk.height)
-            trunk = FeatureMap.of(step.module(whole), tile, norm_groups)
-            done += step.flops(trunk.height * trunk.width)
-            on_step(done, total)
+            trunk = FeatureMap.of(step.run(whole, count), tile, norm_groups)
             continue
         source = branch if step.from_branch else trunk
         assert source is not None, "a pass to the branch comes before a pass from it"
@@ -153,8 +175,7 @@ def run_plan(
             if is_last_of_row and not step.to_branch:
                 source.release(step.window(rows[1], rows[1], source.height)[0])
                 trunk.release(rows[1] if step.from_branch else 0)
-            done += step.flops((rows[1] - rows[0]) * (columns[1] - columns[0]))
-            on_step(done, total)
+            count(step.flops((rows[1] - rows[0]) * (columns[1] - columns[0])))
         if step.to_branch:
             branch = result
         else:
