@@ -82,6 +82,38 @@ def test_encode_and_decode(model, pixels):
     assert torch.equal(vae.reconstruct(model, pixels[:21, :30]), decoded)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: vae.encode("photo.png", m), "first argument has type str: give a VAE that load_vae"),
+        (lambda m: vae.reconstruct("photo.png", m), "that load_vae returned"),
+        (lambda m: vae.encode(m, 5), "images have type int: give a path"),
+        (lambda m: vae.encode(m, [5]), "an image has type int: give a path"),
+        (lambda m: vae.encode(m, np.full((16, 16, 3), 200.0)), r"values up to 200: give floats in \[-1, 1\]"),
+        (lambda m: vae.encode(m, torch.full((3, 16, 16), torch.nan)), "values up to nan"),
+        (lambda m: vae.encode(m, torch.zeros(3, 4, 16)), "16x4 px: the smallest side is 8 px"),
+        (lambda m: vae.decode(m, "photo.png"), "latents have type str: give a tensor"),
+        (
+            lambda m: vae.decode(m, torch.zeros(1, 3, 16, 16)),
+            r"shape \(1, 3, 16, 16\) .* give floats \(B, 16,",
+        ),
+        (
+            lambda m: vae.decode(m, torch.zeros(1, 16, 2, 3), (9999, 9999)),
+            r"size=\(9999, 9999\) .* H 5 to 8, W 9 to 12",
+        ),
+        (lambda m: vae.decode(m, torch.zeros(1, 16, 2, 3), (8,)), r"size=\(8,\) does not match"),
+    ],
+)
+def test_wrong_arguments_are_user_errors(model, call, message):
+    with pytest.raises(vae.UserError, match=message):
+        call(model)
+
+
+def test_a_loaded_vae_prints_as_one_line(model):
+    expected = "LoadedVae(diffusers, z_channels=16, downsampling=4, scaling_factor=0.5)"
+    assert repr(model) == expected
+
+
 def test_seed_selects_a_reproducible_sample(model, pixels):
     mode, first, again, other = (vae.encode(model, pixels, seed=seed) for seed in (None, 1, 1, 2))
     assert torch.equal(first, again)

@@ -27,6 +27,7 @@ from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
 from vae.images.pixels import to_float, to_uint8
 from vae.inference.codec import decode_latents, encode_images
+from vae.inference.padding import MIN_SIDE, padded_side
 from vae.interop import vae_files
 from vae.interop.vae_files import LoadedVae
 from vae.ops.kernel_check import choose_kernels
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 PathLike = str | os.PathLike[str]
+MAX_VALUE = 4.0  # of float images: a reconstruction may exceed [-1, 1], values of 0 to 255 are a mistake
 ImageLike = PathLike | Image.Image | np.ndarray | torch.Tensor
 
 
@@ -96,6 +98,10 @@ def load_images(
     """
     if isinstance(images, str | os.PathLike | Image.Image | np.ndarray | torch.Tensor):
         images = [images]
+    elif not isinstance(images, Sequence):
+        raise DataError(
+            f"images have type {_type(images)}: give a path, a PIL image, an array, a tensor, or a list"
+        )
     batches = [_to_batch(image, background) for image in images]
     if not batches:
         raise DataError("load_images needs at least one image")
@@ -125,7 +131,12 @@ def encode(
     compute dtype: "fp32", "bf16" or "fp16". `tile` is the side of tiles in px for images larger than memory;
     None processes whole images. Diffusion models use `(latents - vae.shift_factor) * vae.scaling_factor`.
     """
-    batch = load_images(images).to(_device(vae))
+    device = _device(vae)
+    batch = load_images(images).to(device)
+    if min(batch.shape[2:]) < MIN_SIDE:
+        raise DataError(
+            f"images have {batch.shape[3]}x{batch.shape[2]} px: the smallest side is {MIN_SIDE} px"
+        )
     posterior = encode_images(vae.autoencoder, batch, dtype=_compute_dtype(vae, dtype), tile=tile)
     if seed is None:
         return posterior.mode()
@@ -146,9 +157,12 @@ def decode(
     `size` is (H, W) of the encoded images; it removes the padding of sides that are not a multiple of f.
     `dtype` and `tile` are the same as in `encode`.
     """
-    latents = latents.to(_device(vae))
-    target = None if size is None else (size[0], size[1])
-    return decode_latents(vae.autoencoder, latents, target, dtype=_compute_dtype(vae, dtype), tile=tile)
+    device = _device(vae)
+    _check_latents(vae, latents)
+    target = None if size is None else _image_size(vae, latents, size)
+    return decode_latents(
+        vae.autoencoder, latents.to(device), target, dtype=_compute_dtype(vae, dtype), tile=tile
+    )
 
 
 def reconstruct(
@@ -159,6 +173,7 @@ def reconstruct(
     tile: int | None = None,
 ) -> torch.Tensor:
     """Encode and decode images: fp32 (B, 3, H, W) in about [-1, 1], not clamped. See `encode`."""
+    _device(vae)
     batch = load_images(images)
     latents = encode(vae, batch, dtype=dtype, tile=tile)
     return decode(vae, latents, batch.shape[2:], dtype=dtype, tile=tile)
@@ -210,7 +225,38 @@ def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any)
 
 
 def _device(vae: LoadedVae) -> torch.device:
+    if not isinstance(vae, LoadedVae):
+        raise UserError(f"the first argument has type {_type(vae)}: give a VAE that load_vae returned")
     return next(vae.autoencoder.parameters()).device
+
+
+def _check_latents(vae: LoadedVae, latents: torch.Tensor) -> None:
+    """DataError unless these are latents (B, Z, h, w) of this VAE."""
+    if not isinstance(latents, torch.Tensor):
+        raise DataError(
+            f"latents have type {_type(latents)}: give a tensor (B, Z, h, w), as encode returns it"
+        )
+    channels = vae.autoencoder.config.z_channels
+    if latents.ndim != 4 or latents.shape[1] != channels or not latents.is_floating_point():
+        raise DataError(
+            f"latents have shape {tuple(latents.shape)} and dtype {latents.dtype}: "
+            f"give floats (B, {channels}, h, w), as encode returns them"
+        )
+
+
+def _image_size(vae: LoadedVae, latents: torch.Tensor, size: Sequence[int]) -> tuple[int, int]:
+    """`size` as (H, W); DataError if no image of this size has such latents."""
+    f, sides = vae.autoencoder.downsampling, latents.shape[2:]
+    if len(size) != 2 or any(
+        padded_side(int(side), f) != n * f for side, n in zip(size, sides, strict=False)
+    ):
+        height, width = (f"{(n - 1) * f + 1} to {n * f}" for n in sides)
+        raise DataError(f"size={tuple(size)} does not match the latents: give (H, W), H {height}, W {width}")
+    return int(size[0]), int(size[1])
+
+
+def _type(value: object) -> str:
+    return type(value).__name__
 
 
 def _compute_dtype(vae: LoadedVae, name: str) -> torch.dtype:
@@ -230,6 +276,8 @@ def _to_batch(image: ImageLike, background: str) -> torch.Tensor:
         if tensor.ndim not in (3, 4):
             raise DataError(f"an image array has shape {tuple(image.shape)}: give (H, W, 3) or (B, H, W, 3)")
         return _check_batch((tensor if tensor.ndim == 4 else tensor[None]).permute(0, 3, 1, 2))
+    if not isinstance(image, str | os.PathLike | Image.Image):
+        raise DataError(f"an image has type {_type(image)}: give a path, a PIL image, an array or a tensor")
     pixels = (
         _pil_pixels(image, background) if isinstance(image, Image.Image) else _file_pixels(image, background)
     )
@@ -259,6 +307,9 @@ def _check_batch(images: torch.Tensor) -> torch.Tensor:
         return to_float(images)
     if not images.is_floating_point():
         raise DataError(f"images have dtype {images.dtype}: give uint8, or floats in [-1, 1]")
+    largest = images.abs().max().item() if images.numel() else 0.0
+    if not largest <= MAX_VALUE:  # or NaN
+        raise DataError(f"images have float values up to {largest:g}: give floats in [-1, 1], or uint8")
     return images.float()
 
 

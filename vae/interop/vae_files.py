@@ -44,6 +44,12 @@ class LoadedVae:
     autoencoder: AutoencoderKL
     file: VaeFile
 
+    def __repr__(self) -> str:
+        z, f = self.autoencoder.config.z_channels, self.autoencoder.downsampling
+        return (
+            f"LoadedVae({self.kind}, z_channels={z}, downsampling={f}, scaling_factor={self.scaling_factor})"
+        )
+
     @property
     def kind(self) -> str:
         return self.file.kind
