@@ -5,6 +5,7 @@ setlocal EnableExtensions DisableDelayedExpansion
 cd /d "%~dp0"
 if not exist launchers\environment.py (
     echo Cannot run in "%~dp0": the folder launchers is missing here, or a network path has no drive letter. 1>&2
+    if "%~1"=="" pause
     exit /b 1
 )
 set "PYTHONUTF8=1"

@@ -5,6 +5,7 @@ setlocal EnableExtensions DisableDelayedExpansion
 cd /d "%~dp0"
 if not exist launchers\training.py (
     echo Cannot run in "%~dp0": the folder launchers is missing here, or a network path has no drive letter. 1>&2
+    if "%~1"=="" pause
     exit /b 1
 )
 set "PYTHONUTF8=1"
@@ -20,10 +21,11 @@ rem --help works with any Python, before gigabytes are downloaded.
 if "%~1"=="--help" set "PYTHON=python"
 if "%~1"=="--help" goto start
 call setup_windows.bat --yes
-if errorlevel 1 exit /b %ERRORLEVEL%
+if errorlevel 1 goto stop
 
 :start
 "%PYTHON%" -X utf8 -m launchers.training %*
+:stop
 set "CODE=%ERRORLEVEL%"
 rem Without arguments it may be a double click, and its window would close at once.
 if "%~1"=="" pause

@@ -51,22 +51,32 @@ def test_batch_and_shell_script_start_the_same_module(batch, shell, body):
     lines = lines_of(batch)
     (start,) = [i for i, line in enumerate(lines) if f"launchers.{body}" in line]
     assert lines[start].endswith(f" -X utf8 -m launchers.{body} %*")
+    end = start + 1 + (lines[start + 1] == ":stop")
     # On its own line: inside parentheses cmd would expand the earlier exit code.
-    assert lines[start + 1] == 'set "CODE=%ERRORLEVEL%"'
-    assert lines[start + 2 : start + 4] == ['if "%~1"=="" pause', "exit /b %CODE%"]
+    assert lines[end] == 'set "CODE=%ERRORLEVEL%"'
+    assert lines[end + 1 : end + 3] == ['if "%~1"=="" pause', "exit /b %CODE%"]
     assert f'-m launchers.{body} "$@"' in (ROOT / shell).read_text()
 
 
 def test_both_launchers_run_the_set_up_if_the_stamp_is_missing():
     batch, shell = lines_of("train_rtx5090.bat"), (ROOT / "train_rtx5090.sh").read_text()
     call = batch.index("call setup_windows.bat --yes")  # without `call`, cmd would not return
-    assert batch[call + 1] == "if errorlevel 1 exit /b %ERRORLEVEL%"
+    assert batch[call + 1] == "if errorlevel 1 goto stop"  # a double click reads why: its window stays
     assert "./setup.sh --yes" in shell
     assert 'wait "$setup" || exit' in shell
     for text in ("\n".join(batch).replace("\\", "/"), shell):
         assert ".venv/.setup-stamp.json" in text
         assert "VAE_PYTHON" in text
     assert STAMP == ".setup-stamp.json"
+
+
+@pytest.mark.parametrize("name", BATCH_FILES)
+def test_no_end_closes_the_window_of_a_double_click(name):
+    lines = lines_of(name)
+    main = lines[: lines.index(":probe")] if ":probe" in lines else lines
+    ends = [i for i, line in enumerate(main) if line.startswith("exit /b")]
+    assert ends
+    assert all(main[i - 1] == 'if "%~1"=="" pause' for i in ends)
 
 
 @pytest.mark.parametrize("name", BATCH_FILES)
