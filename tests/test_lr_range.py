@@ -38,3 +38,9 @@ def test_a_loss_that_is_no_number_has_diverged():
     assert has_diverged(math.nan, 1.0)
     assert has_diverged(4.1, 1.0)
     assert not has_diverged(3.9, 1.0)
+
+
+def test_the_rate_of_the_minimum_is_never_suggested():
+    """The loss falls faster and faster until it diverges."""
+    found = suggest(curve_of(lambda exponent: 1.5 - math.exp(exponent) if exponent < -1 else 3.9))
+    assert found.steepest <= 10 * found.tenth / 2

@@ -35,7 +35,7 @@ class Curve(NamedTuple):
 class Suggestion(NamedTuple):
     """Two usual choices of a learning rate."""
 
-    steepest: float  # where the smoothed loss falls fastest
+    steepest: float  # where the smoothed loss falls fastest, at most half of the rate at which it is lowest
     tenth: float  # of the rate at which the smoothed loss is lowest
 
 
@@ -54,4 +54,5 @@ def suggest(curve: Curve) -> Suggestion:
     smoothed, rates = curve.smoothed(), np.array(curve.rates)
     lowest = max(1, int(smoothed.argmin()))
     slopes = np.gradient(np.log(smoothed[: lowest + 1]))
-    return Suggestion(float(rates[slopes.argmin()]), float(rates[lowest] / 10))
+    safe = max(1, int((rates[:lowest] <= rates[lowest] / 2).sum()))
+    return Suggestion(float(rates[slopes[:safe].argmin()]), float(rates[lowest] / 10))
