@@ -10,8 +10,8 @@ def run_checks(config):
 
     from vae.checks import report
     from vae.checks.gather import gather
-    from vae.checks.judge.all_checks import judge
-    from vae.checks.results import exit_code
+    from vae.checks.judge import judge
+    from vae.checks.table import exit_code
 
     if sys.stdout.isatty() and not (config.json or config.quick):
         print("Checking this machine; the test computations take up to a minute ...", file=sys.stderr)

@@ -6,8 +6,8 @@ from dataclasses import fields
 from tests.harness.machines import DESKTOP
 from tests.harness.runs import ROOT
 from vae.checks.cuda_builds import BLACKWELL_DRIVER, FIRST_DRIVER
-from vae.checks.judge.all_checks import judge
-from vae.checks.judge.host import CHECKPOINT_BYTES, CHECKPOINTS
+from vae.checks.judge import judge
+from vae.checks.system import CHECKPOINT_BYTES, CHECKPOINTS
 from vae.config.check_flags import CheckConfig
 from vae.system.host import GIB
 

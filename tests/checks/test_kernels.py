@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from vae.checks import kernels
-from vae.checks.judge.kernels import TITLES
+from vae.checks.computations import TITLES
 from vae.ops.kernel_check import TOLERANCE, Outcome
 from vae.ops.library import KernelKey
 
@@ -33,45 +32,31 @@ def test_compile_within_tolerance(device):
     assert difference <= tolerance
 
 
-def test_wrong_convolution_exceeds_the_tolerance(monkeypatch):
-    right = F.conv2d
+class WrongGradient(torch.autograd.Function):
+    """The identity; its gradient is twice too large."""
 
-    def wrong(x, w, **kwargs):
-        return right(x, w, **kwargs) * (1.1 if x.dtype != torch.float64 else 1.0)
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
 
-    monkeypatch.setattr(kernels.F, "conv2d", wrong)
-    for name in ("conv", "channels_last"):
-        difference, tolerance = kernels.KERNELS[name](torch.device("cpu"))
-        assert difference > tolerance
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
 
 
-def test_wrong_gradient_exceeds_the_tolerance(monkeypatch):
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, q, k, v):
-            return v.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad, grad, 2 * grad
-
-    monkeypatch.setattr(kernels, "attention_reference", lambda q, k, v: v + 0 * (q + k))
-    monkeypatch.setattr(kernels, "attention", Wrong.apply)
-    difference, tolerance = kernels.run_attention(torch.device("cpu"))
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda x: 1.1 * x, lambda x: x * float("nan"), WrongGradient.apply],
+    ids=["result", "nan", "gradient"],
+)
+def test_wrong_computation_exceeds_the_tolerance(wrong):
+    difference, tolerance = kernels.compare(wrong, lambda x: x, ((65, 33),), torch.device("cpu"))
     assert difference > tolerance
 
 
-def test_nan_exceeds_the_tolerance(monkeypatch):
-    monkeypatch.setattr(kernels, "attention", lambda q, k, v: (q + k + v) * float("nan"))
-    difference, tolerance = kernels.run_attention(torch.device("cpu"))
-    assert difference > tolerance
-
-
-def test_lost_channels_last_layout_raises(monkeypatch):
-    right = F.conv2d
-    monkeypatch.setattr(kernels.F, "conv2d", lambda x, w, **k: right(x, w, **k).contiguous())
+def test_lost_channels_last_layout_raises():
     with pytest.raises(RuntimeError, match="channels_last"):
-        kernels.run_channels_last(torch.device("cpu"))
+        kernels.require_channels_last(torch.zeros(2, 3, 4, 4))
 
 
 def test_broken_triton_kernel_raises_and_is_replaced_for_the_later_computations(monkeypatch):

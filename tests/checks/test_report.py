@@ -6,9 +6,9 @@ import json
 import pytest
 
 from tests.harness.machines import DESKTOP, NO_CARD, WITHOUT_TORCH, changed, folder
-from vae.checks.judge.all_checks import GROUPS, judge
+from vae.checks.judge import GROUPS, judge
 from vae.checks.report import SCHEMA_VERSION, as_json, as_text, wants_colour
-from vae.checks.results import PASS, Check, exit_code
+from vae.checks.table import PASS, Result, exit_code
 
 
 @pytest.mark.parametrize("facts", [DESKTOP, NO_CARD, WITHOUT_TORCH])
@@ -37,7 +37,7 @@ def test_summary_counts():
 
 
 def test_long_texts_are_wrapped():
-    check = Check("torch.loads", "PyTorch loads", PASS, "word " * 60)
+    check = Result("torch.loads", "PyTorch loads", PASS, "word " * 60)
     assert all(len(line) <= 100 for line in as_text([check], colour=False).splitlines())
 
 

@@ -2,56 +2,60 @@
 
 import json
 
+import pytest
+
 from vae.checks.child_process import FinishedProcess
+from vae.checks.facts import CudaDevice
 from vae.checks.torch_process import parse
 
+CONV = {"name": "conv", "seconds": 0.1, "difference": 0.001, "tolerance": 0.03}
+STEP = {"name": "step", "seconds": 0.1, "error": "RuntimeError: no"}
+CARD = {"arch_list": ["sm_120"], "cuda_available": True, "devices": [["RTX 5090", [12, 0], 34_000_000_000]]}
 
-def lines(*facts: dict) -> str:
-    return "".join(json.dumps(fact) + "\n" for fact in facts)
+
+def line(**facts) -> str:
+    return json.dumps({"facts": facts}) + "\n"
 
 
-WHOLE = lines(
-    {"fact": "begin", "what": "loading torch"},
-    {"fact": "loaded", "arch_list": ["sm_120"]},
-    {"fact": "begin", "what": "looking for cards"},
-    {"fact": "cuda", "cuda_available": True, "devices": [["RTX 5090", [12, 0], 34_000_000_000]]},
-    {"fact": "begin", "what": "kernel conv"},
-    {"fact": "kernel", "name": "conv", "seconds": 0.1, "difference": 0.001, "tolerance": 0.03},
-    {"fact": "begin", "what": "kernel step"},
-    {"fact": "kernel", "name": "step", "seconds": 0.1, "error": "RuntimeError: no"},
-    {"fact": "end"},
-)
+STARTED = line(kernels=[], unfinished="loading torch")
+RUNNING = STARTED + line(kernels=[CONV], unfinished="kernel step", **CARD)
+WHOLE = RUNNING + line(kernels=[CONV, STEP], unfinished=None, **CARD)
 
 
 def test_complete_output():
     loaded = parse(FinishedProcess(0, WHOLE, ""))
-    assert loaded.arch_list == ("sm_120",)
-    (card,) = loaded.devices
-    assert (card.name, card.capability, card.memory_total) == ("RTX 5090", (12, 0), 34_000_000_000)
+    assert (loaded.arch_list, loaded.devices) == (
+        ("sm_120",),
+        (CudaDevice("RTX 5090", (12, 0), 34_000_000_000),),
+    )
     assert [(k.name, k.error) for k in loaded.kernels] == [("conv", None), ("step", "RuntimeError: no")]
     assert (loaded.unfinished, loaded.ended, loaded.error) == (None, None, None)
 
 
 def test_foreign_lines_are_ignored():
-    noise = 'Welcome to a library\n{"fact": broken\n{"other": 1}\n'
+    noise = 'Welcome to a library\n{"facts": broken\n{"other": 1}\n'
     assert parse(FinishedProcess(0, noise + WHOLE, "")) == parse(FinishedProcess(0, WHOLE, ""))
 
 
-def test_crash_reports_what_was_running():
-    until = WHOLE.index('{"fact": "kernel", "name": "step"')
-    for cut in (until, until + 20):  # before the line, and within it
-        loaded = parse(FinishedProcess(-11, WHOLE[:cut], "warning\nFatal Python error: Segmentation fault\n"))
-        assert loaded.unfinished == "kernel step"
-        assert loaded.ended == "killed by signal 11: Fatal Python error: Segmentation fault"
-        assert len(loaded.kernels) == 1
+@pytest.mark.parametrize("cut", [len(RUNNING), len(RUNNING) + 20])  # before the last line, and within it
+def test_crash_reports_what_was_running(cut):
+    loaded = parse(FinishedProcess(-11, WHOLE[:cut], "warning\nFatal Python error: Segmentation fault\n"))
+    assert loaded.unfinished == "kernel step"
+    assert loaded.ended == "killed by signal 11: Fatal Python error: Segmentation fault"
+    assert len(loaded.kernels) == 1
 
 
-def test_time_limit_is_reported():
-    loaded = parse(FinishedProcess(None, lines({"fact": "begin", "what": "loading torch"}), ""))
-    assert (loaded.unfinished, loaded.ended) == ("loading torch", "it exceeded the time limit")
-
-
-def test_python_that_does_not_start():
-    loaded = parse(FinishedProcess(1, "", "Fatal Python error: init_fs_encoding\n"))
-    assert loaded.unfinished == "starting Python"
-    assert "init_fs_encoding" in loaded.ended
+@pytest.mark.parametrize(
+    ("process", "unfinished", "ended"),
+    [
+        (FinishedProcess(None, STARTED, ""), "loading torch", "it exceeded the time limit"),
+        (
+            FinishedProcess(1, "", "Fatal: no codec\n"),
+            "starting Python",
+            "ended with code 1: Fatal: no codec",
+        ),
+    ],
+)
+def test_early_end(process, unfinished, ended):
+    loaded = parse(process)
+    assert (loaded.unfinished, loaded.ended) == (unfinished, ended)

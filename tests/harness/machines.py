@@ -1,7 +1,8 @@
-"""Facts of machines for the judge: a desktop with an RTX 5090 that passes every check, and variants of it."""
+"""Facts of machines for the checks: a desktop with an RTX 5090 that passes every check, and variants."""
 
 from dataclasses import replace
 
+from vae.checks.computations import TITLES
 from vae.checks.facts import (
     CudaDevice,
     Facts,
@@ -14,13 +15,10 @@ from vae.checks.facts import (
     Smi,
     SmiCard,
     TorchFiles,
-    WeightsFile,
-    WindowsFacts,
 )
-from vae.checks.judge.all_checks import judge
-from vae.checks.judge.host import VGG_BYTES
-from vae.checks.judge.kernels import TITLES
-from vae.checks.results import Check
+from vae.checks.judge import judge
+from vae.checks.system import VGG_BYTES
+from vae.checks.table import Result
 from vae.system.host import GIB
 
 ARCHS_130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -103,7 +101,8 @@ DESKTOP = Facts(
         folder("the images", "--data_path", "./data/train"),
         folder("this project", "", "/home/me/vae"),
     ),
-    vgg=WeightsFile("/home/me/.cache/torch/hub/checkpoints/vgg16-397923af.pth", VGG_BYTES),
+    vgg_path="/home/me/.cache/torch/hub/checkpoints/vgg16-397923af.pth",
+    vgg_bytes=VGG_BYTES,
 )
 
 WINDOWS = replace(
@@ -113,7 +112,8 @@ WINDOWS = replace(
         system="Windows",
         release="11",
         shared_memory=None,
-        windows=WindowsFacts(long_paths=True, page_files=("?:\\pagefile.sys",)),
+        long_paths=True,
+        page_files=("?:\\pagefile.sys",),
     ),
     python=replace(DESKTOP.python, executable="C:\\Users\\Jörg B\\vae\\.venv\\Scripts\\python.exe"),
     torch_files=replace(
@@ -125,7 +125,7 @@ WINDOWS = replace(
 )
 WITHOUT_TORCH = replace(
     DESKTOP,
-    loaded=None,
+    loaded=LoadedTorch(installed=False),
     torch_files=TorchFiles(),
     requirements=tuple(replace(r, installed=None) for r in DESKTOP.requirements),
 )
@@ -153,12 +153,11 @@ def changed(facts: Facts = DESKTOP, **parts) -> Facts:
     )
 
 
-def verdict(facts: Facts, check: str) -> Check:
-    """The check with this id."""
-    (found,) = [c for c in judge(facts) if c.id == check]
-    return found
+def verdict(facts: Facts, check: str) -> Result:
+    """The result of the check with this id."""
+    return next(result for result in judge(facts) if result.id == check)
 
 
 def statuses(facts: Facts, status: str) -> set[str]:
     """The ids of all checks with this status."""
-    return {c.id for c in judge(facts) if c.status == status}
+    return {result.id for result in judge(facts) if result.status == status}

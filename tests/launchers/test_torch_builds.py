@@ -7,7 +7,7 @@ from tests.harness.machines import DESKTOP, changed
 from tests.harness.runs import ROOT
 from vae.checks import remedies
 from vae.checks.cuda_builds import AUTO_ORDER, AUTO_ORDER_WINDOWS, BUILDS, has_code_for
-from vae.checks.facts import Smi, SmiCard
+from vae.checks.facts import LoadedTorch, Smi, SmiCard
 from vae.checks.packages import read_requirements
 from vae.checks.versions import satisfies
 
@@ -48,7 +48,8 @@ def test_check_compatibility_suggests_the_build_of_auto(driver, cards, system, p
     smi = Smi(
         "answered", "", f"{driver}.10", tuple(SmiCard(i, str(c), capability=c) for i, c in enumerate(cards))
     )
-    suggested = remedies.suggested(changed(DESKTOP, loaded=None, smi=smi, host={"system": system}))
+    missing = LoadedTorch(installed=False)
+    suggested = remedies.suggested(changed(DESKTOP, loaded=missing, smi=smi, host={"system": system}))
     build, reason = build_for(Machine.of(smi), platform)
     assert suggested == build or (suggested is None and "update to 580" in reason)
 

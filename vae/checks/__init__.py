@@ -2,9 +2,10 @@
 
 gather.py -> facts.Facts         machine.py, nvidia_smi.py, packages.py and folders.py read the machine;
                                  torch_process.py runs kernels.py in a child process (child_process.py)
-judge/ -> results.Check          one file per subject, pure functions of the facts; cuda_builds.py and
-                                 versions.py contain the rules, remedies.py the commands that fix a problem
-report.py                        prints the checks as text or JSON
+judge.py -> table.Result         software.py, cards.py, computations.py and system.py: the table of checks,
+                                 functions of the facts; cuda_builds.py and versions.py contain the rules,
+                                 remedies.py the commands that fix a problem
+report.py                        prints the results as text or JSON
 
 Everything except kernels.py and the code inside the child process needs only the standard library.
 """

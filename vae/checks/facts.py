@@ -1,4 +1,4 @@
-"""Facts about a machine, as plain data: gather.py fills them in, the judge only reads them.
+"""Facts about a machine, as plain data: gather.py fills them in, the checks only read them.
 
 Sizes are in bytes and times in seconds unless a name contains another unit. None means unknown.
 """
@@ -56,8 +56,8 @@ class KernelRun:
 
     name: str
     seconds: float = 0.0
-    difference: float | None = None  # relative, the largest over all results and gradients
-    tolerance: float | None = None
+    difference: float = 0.0  # relative, the largest over all results and gradients
+    tolerance: float = 0.0
     error: str | None = None
 
 
@@ -65,6 +65,7 @@ class KernelRun:
 class LoadedTorch:
     """What PyTorch reports after it is imported, in a child process."""
 
+    installed: bool = True
     error: str | None = None  # why it cannot be imported
     vision_error: str | None = None
     arch_list: tuple[str, ...] = ()
@@ -124,12 +125,6 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class WindowsFacts:
-    long_paths: bool | None = None
-    page_files: tuple[str, ...] | None = None  # lines of the registry's PagingFiles
-
-
-@dataclass(frozen=True)
 class HostFacts:
     system: str  # Linux, Windows, Darwin
     release: str
@@ -143,13 +138,8 @@ class HostFacts:
     shared_memory: int | None = None  # size of /dev/shm
     c_compiler: str | None = None
     variables: dict[str, str] = field(default_factory=dict)  # relevant environment variables
-    windows: WindowsFacts | None = None
-
-
-@dataclass(frozen=True)
-class WeightsFile:
-    path: str
-    size: int | None  # None: the file does not exist
+    long_paths: bool | None = None  # of Windows
+    page_files: tuple[str, ...] | None = None  # lines of the registry's PagingFiles
 
 
 @dataclass(frozen=True)
@@ -161,11 +151,12 @@ class Facts:
     python: PythonFacts
     requirements: tuple[Requirement, ...]
     torch_files: TorchFiles
-    loaded: LoadedTorch | None  # None: torch is not installed
+    loaded: LoadedTorch
     smi: Smi
     host: HostFacts
     folders: tuple[Folder, ...]
-    vgg: WeightsFile
+    vgg_path: str
+    vgg_bytes: int | None  # None: the file does not exist
 
     @property
     def on_windows(self) -> bool:
@@ -174,7 +165,7 @@ class Facts:
     @property
     def devices(self) -> tuple[CudaDevice, ...]:
         """The cards that PyTorch can use."""
-        return self.loaded.devices if self.loaded else ()
+        return self.loaded.devices
 
     @property
     def capabilities(self) -> list[tuple[str, tuple[int, int]]]:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vae.checks.facts import Folder, WeightsFile
+from vae.checks.facts import Folder
 from vae.system.addresses import is_remote, public_address
 from vae.system.files import nearest_existing
 
@@ -75,16 +75,8 @@ def kind_of_mount(mounts: str, path: str) -> str | None:
     return kind
 
 
-def torch_hub() -> Path:
-    """The folder where torch.hub stores downloads, by its documented rules, without importing torch."""
+def vgg_path() -> Path:
+    """Where torch.hub stores the weights, by its documented rules, without importing torch."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TORCH_HOME") or os.path.join(cache, "torch")
-    return Path(os.path.expanduser(home), "hub")
-
-
-def gather_vgg() -> WeightsFile:
-    path = torch_hub() / "checkpoints" / VGG_FILE
-    try:
-        return WeightsFile(str(path), path.stat().st_size)
-    except OSError:
-        return WeightsFile(str(path), None)
+    return Path(os.path.expanduser(home), "hub", "checkpoints", VGG_FILE)

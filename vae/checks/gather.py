@@ -1,6 +1,7 @@
 """Gathers all facts: the only place where the checks read the machine."""
 
 import importlib.util
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,13 @@ def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -
     If `data_path` is None, the trainer's default is checked; that folder does not have to exist.
     """
     images = Config().data.data_path if data_path is None else data_path
-    child, loaded = None, None
+    child, loaded = None, LoadedTorch(installed=False)
     if _is_installed("torch"):
         try:
             child = torch_process.start(project, quick)
         except OSError as error:
             loaded = LoadedTorch(error=f"a second Python cannot be started: {error.strerror or error}")
+    vgg = folders.vgg_path()
     facts = Facts(
         project=str(project),
         quick=quick,
@@ -39,12 +41,13 @@ def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -
             folders.gather_folder("the images", "--data_path", images, data_path is not None, writes=False),
             folders.gather_folder("this project", "", str(project), True, writes=False),
         ),
-        vgg=folders.gather_vgg(),
+        vgg_path=str(vgg),
+        vgg_bytes=vgg.stat().st_size if os.path.exists(vgg) else None,
     )
     if child is None:
         return facts
-    outcome = child.finish(TORCH_SECONDS_QUICK if quick else TORCH_SECONDS)
-    return replace(facts, loaded=torch_process.parse(outcome))
+    process = child.finish(TORCH_SECONDS_QUICK if quick else TORCH_SECONDS)
+    return replace(facts, loaded=torch_process.parse(process))
 
 
 def _is_installed(package: str) -> bool:

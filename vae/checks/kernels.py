@@ -5,6 +5,7 @@ largest over all results and gradients. References are computed in fp32 or fp64 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ STEP_TOLERANCE = 2**-3  # about twenty rounded layers, forward and backward
 
 TINY = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
 PIXELS_ONLY = LossConfig(perceptual_weight=0.0, kl_weight=1e-4)
+Function = Callable[..., Tensor]
 
 
 def applies(name: str, device: torch.device) -> bool:
@@ -35,35 +37,52 @@ def low_precision(device: torch.device) -> torch.dtype:
     return getattr(torch, precision_support(device).fast_dtype)
 
 
-def run_matmul(device: torch.device) -> tuple[float, float]:
-    """A matrix product whose sides are not multiples of 8, forward and backward, in low precision."""
-    dtype = low_precision(device)
-    a, b = _random((67, 129), (129, 65), seed=0)
-    return _compare(lambda x, y: x @ y, (a, b), device, dtype), TOLERANCE[dtype]
+def compare(
+    function: Function,
+    reference: Function,
+    shapes: tuple[tuple[int, ...], ...],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> tuple[float, float]:
+    """Results and input gradients of `function` in low precision, compared with `reference` in fp64."""
+    dtype = dtype or low_precision(device)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
+    computed = _with_gradients(function, [t.to(device, dtype) for t in inputs])
+    expected = _with_gradients(reference, [t.double() for t in inputs])
+    return max(_relative(a, b) for a, b in zip(computed, expected, strict=True)), TOLERANCE[dtype]
 
 
-def run_conv(device: torch.device) -> tuple[float, float]:
-    """A 3x3 convolution with odd image sizes, forward and backward, in low precision."""
-    dtype = low_precision(device)
-    x, weight = _random((2, 24, 19, 21), (40, 24, 3, 3), seed=1)
-    return _compare(lambda x, w: F.conv2d(x, w, padding=1), (x, weight), device, dtype), TOLERANCE[dtype]
+def conv(x: Tensor, weight: Tensor) -> Tensor:
+    return F.conv2d(x, weight, padding=1)
 
 
-def run_channels_last(device: torch.device) -> tuple[float, float]:
+def conv_channels_last(x: Tensor, weight: Tensor) -> Tensor:
     """The same in channels_last layout, which the result must keep."""
-    dtype = low_precision(device)
-    x, weight = _random((2, 24, 16, 16), (32, 24, 3, 3), seed=2)
+    last = torch.channels_last
+    out = conv(x.contiguous(memory_format=last), weight.contiguous(memory_format=last))
+    return require_channels_last(out)
 
-    def conv(x: Tensor, w: Tensor) -> Tensor:
-        if x.dtype == torch.float64:
-            return F.conv2d(x, w, padding=1)
-        last = torch.channels_last
-        out = F.conv2d(x.contiguous(memory_format=last), w.contiguous(memory_format=last), padding=1)
-        if not out.is_contiguous(memory_format=last):
-            raise RuntimeError("a convolution did not keep the channels_last layout")
-        return out
 
-    return _compare(conv, (x, weight), device, dtype), TOLERANCE[dtype]
+def require_channels_last(out: Tensor) -> Tensor:
+    if not out.is_contiguous(memory_format=torch.channels_last):
+        raise RuntimeError("a convolution did not keep the channels_last layout")
+    return out
+
+
+def run_compile(device: torch.device) -> tuple[float, float]:
+    """torch.compile of a convolution, a norm and an activation, in fp32."""
+
+    def block(x: Tensor, weight: Tensor) -> Tensor:
+        return F.silu(F.group_norm(conv(x, weight), 4))
+
+    compiled = torch.compile(block, dynamic=False)
+    torch.compiler.config.cache_key_tag = compile_cache_tag()
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    try:
+        return compare(compiled, block, ((2, 8, 16, 16), (8, 8, 3, 3)), device, torch.float32)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def run_triton(device: torch.device) -> tuple[float, float]:
@@ -80,82 +99,37 @@ def run_triton(device: torch.device) -> tuple[float, float]:
     return worst.difference, TOLERANCE[worst.key.dtype]
 
 
-def run_attention(device: torch.device) -> tuple[float, float]:
-    """The model's attention compared with the plain formula, forward and backward, in low precision."""
-    dtype = low_precision(device)
-    q, k, v = _random((2, 65, 32), (2, 65, 32), (2, 65, 32), seed=3)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (attention_reference if q.dtype == torch.float64 else attention)(q, k, v)
-
-    return _compare(run, (q, k, v), device, dtype), TOLERANCE[dtype]
-
-
 def run_step(device: torch.device) -> tuple[float, float]:
     """One optimizer step of a tiny VAE in two micro-batches: its gradients compared with fp32 on the CPU."""
-    dtype = low_precision(device)
     expected, _ = _tiny_step(torch.device("cpu"), torch.float32)
-    found, changed = _tiny_step(device, dtype)
+    gradients, changed = _tiny_step(device, low_precision(device))
     if not changed:
         raise RuntimeError("the step changed no weight: a gradient was not finite")
-    return _relative(found, expected), STEP_TOLERANCE
+    return _relative(gradients, expected), STEP_TOLERANCE
 
 
-def run_compile(device: torch.device) -> tuple[float, float]:
-    """torch.compile of a convolution, a norm and an activation, forward and backward, in fp32."""
-    x, weight = _random((2, 8, 16, 16), (8, 8, 3, 3), seed=4)
-
-    def block(x: Tensor, w: Tensor) -> Tensor:
-        return F.silu(F.group_norm(F.conv2d(x, w, padding=1), 4))
-
-    compiled = torch.compile(block, dynamic=False)
-    torch.compiler.config.cache_key_tag = compile_cache_tag()
-
-    def run(x: Tensor, w: Tensor) -> Tensor:
-        return (block if x.dtype == torch.float64 else compiled)(x, w)
-
-    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    try:
-        return _compare(run, (x, weight), device, torch.float32), TOLERANCE[torch.float32]
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
+# Sizes that are not multiples of 8 where the layout allows it.
 KERNELS: dict[str, Callable[[torch.device], tuple[float, float]]] = {
-    "matmul": run_matmul,
-    "conv": run_conv,
-    "channels_last": run_channels_last,
+    "matmul": partial(compare, torch.matmul, torch.matmul, ((67, 129), (129, 65))),
+    "conv": partial(compare, conv, conv, ((2, 24, 19, 21), (40, 24, 3, 3))),
+    "channels_last": partial(compare, conv_channels_last, conv, ((2, 24, 16, 16), (32, 24, 3, 3))),
     "triton": run_triton,
-    "attention": run_attention,
+    "attention": partial(compare, attention, attention_reference, ((2, 65, 32),) * 3),
     "step": run_step,
     "compile": run_compile,
 }
 
 
-def _random(*shapes: tuple[int, ...], seed: int) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
-
-
-def _compare(
-    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], device: torch.device, dtype: torch.dtype
-) -> float:
-    """Largest relative difference of the result and the input gradients from fp64 on the CPU."""
-    found = _with_gradients(function, [t.to(device, dtype) for t in inputs])
-    expected = _with_gradients(function, [t.double() for t in inputs])
-    return max(_relative(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def _with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+def _with_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     out = function(*leaves)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)]
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def _relative(computed: Tensor, expected: Tensor) -> float:
     expected = expected.double().cpu()
-    difference = (found.detach().double().cpu() - expected).norm() / expected.norm()
+    difference = (computed.detach().double().cpu() - expected).norm() / expected.norm()
     return float(difference) if torch.isfinite(difference) else float("inf")
 
 
@@ -175,10 +149,7 @@ def _tiny_step(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, bool]:
     )
     optimizer = torch.optim.AdamW(autoencoder.parameters(), lr=1e-3, fused=True)
     compute_gradients(networks, inputs, [2, 1])
-    gradients = []
-    for parameter in autoencoder.parameters():
-        assert parameter.grad is not None
-        gradients.append(parameter.grad.float().flatten().cpu())
+    gradients = [p.grad.float().flatten().cpu() for p in autoencoder.parameters() if p.grad is not None]
     before = next(autoencoder.parameters()).detach().clone()
     apply_update([optimizer], UpdateState.begin(device, fp16=False), OptimConfig(), fp16=False, empty=False)
     return torch.cat(gradients), not torch.equal(before, next(autoencoder.parameters()))

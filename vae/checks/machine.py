@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vae.checks.facts import HostFacts, PythonFacts, WindowsFacts
+from vae.checks.facts import HostFacts, PythonFacts
 from vae.system.host import container_memory, main_memory, usable_cores
 
 VARIABLES = (
@@ -59,7 +59,7 @@ def gather_host() -> HostFacts:
         shared_memory=_size_of("/dev/shm") if sys.platform == "linux" else None,
         c_compiler=find_compiler(),
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
-        windows=gather_windows() if sys.platform == "win32" else None,
+        **(gather_windows() if sys.platform == "win32" else {}),
     )
 
 
@@ -83,14 +83,15 @@ def _size_of(folder: str) -> int | None:
         return None
 
 
-def gather_windows() -> WindowsFacts:
+def gather_windows() -> dict[str, Any]:
+    """The settings of Windows among the fields of HostFacts."""
     control = r"SYSTEM\CurrentControlSet\Control"
     long_paths = _registry_value(control + r"\FileSystem", "LongPathsEnabled")
     files = _registry_value(control + r"\Session Manager\Memory Management", "PagingFiles")
-    return WindowsFacts(
-        long_paths=None if long_paths is None else bool(long_paths),
-        page_files=None if files is None else tuple(files),
-    )
+    return {
+        "long_paths": None if long_paths is None else bool(long_paths),
+        "page_files": None if files is None else tuple(files),
+    }
 
 
 def _registry_value(key: str, name: str) -> Any:

@@ -27,9 +27,8 @@ FIELDS = {
     "temperature_c": "temperature.gpu",
     "clock_reasons": "clocks_event_reasons.active",
 }
-OLD_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}  # before R535
 PATIENT_SECONDS = 15.0  # a sleeping card takes seconds to wake up
-REQUIRED = ("index", "name", "driver_version")  # every driver supports these
+REQUIRED = ("index", "name", "driver")  # every driver supports these
 
 
 def query(timeout_seconds: float) -> Smi:
@@ -41,14 +40,16 @@ def query(timeout_seconds: float) -> Smi:
     while True:
         command = [program, f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader,nounits"]
         try:
-            outcome = ChildProcess(command).finish(timeout_seconds)
+            process = ChildProcess(command).finish(timeout_seconds)
         except OSError as error:
             return Smi("failed", f"{program}: {error.strerror or error}")
-        if outcome.code is None:
+        if process.code is None:
             return Smi("hanging", f"no answer in {timeout_seconds:g} s")
-        refused = re.search(r'Field "([^"]+)" is not a valid field', outcome.out + outcome.err)
-        if not refused or not drop_field(fields, refused[1]):
-            return parse(list(fields), outcome.code, outcome.out, outcome.err)
+        refused = re.search(r'Field "([^"]+)" is not a valid field', process.out + process.err)
+        kept = {ours: theirs for ours, theirs in fields.items() if not refused or theirs != refused[1]}
+        if kept == fields or not kept.keys() >= set(REQUIRED):
+            return parse(list(fields), process.code, process.out, process.err)
+        fields = kept
 
 
 def find_program() -> str | None:
@@ -57,28 +58,14 @@ def find_program() -> str | None:
     return next(filter(None, (shutil.which("nvidia-smi", path=folder) for folder in folders)), None)
 
 
-def drop_field(fields: dict[str, str], refused: str) -> bool:
-    """Replace a refused field by its older name, or remove it; False if the field is required."""
-    for ours, theirs in fields.items():
-        if theirs == refused and theirs not in REQUIRED:
-            if theirs in OLD_NAMES:
-                fields[ours] = OLD_NAMES[theirs]
-            else:
-                del fields[ours]
-            return True
-    return False
-
-
 def parse(names: list[str], code: int, out: str, err: str) -> Smi:
     """The output of a query for `names`; output without any card is taken as an error message."""
-    rows = [row for row in csv.reader(out.splitlines(), skipinitialspace=True) if len(row) == len(names)]
     cards, driver = [], None
-    for row in rows:
-        values = dict(zip(names, (cell.strip() for cell in row), strict=True))
-        if not values["index"].isdigit():
-            continue
-        driver = driver or values.get("driver")
-        cards.append(_card(values))
+    for row in csv.reader(out.splitlines(), skipinitialspace=True):
+        if len(row) == len(names) and row[0].strip().isdigit():
+            values = dict(zip(names, (cell.strip() for cell in row), strict=True))
+            driver = driver or values["driver"]
+            cards.append(_card(values))
     if cards:
         return Smi("answered", "", driver, tuple(cards))
     message = " ".join((out + " " + err).split())

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import TextIO
 
 from vae.checks.facts import Facts
-from vae.checks.judge.all_checks import GROUPS
-from vae.checks.results import FAIL, PASS, SKIP, WARN, Check, count
+from vae.checks.judge import GROUPS
+from vae.checks.table import FAIL, PASS, SKIP, WARN, Result, count
 
 SCHEMA_VERSION = 1
 WORDS = {PASS: "ok", WARN: "WARN", FAIL: "FAIL", SKIP: "skip"}
@@ -18,7 +18,7 @@ COLOURS = {PASS: "32", WARN: "33", FAIL: "31", SKIP: "2"}
 WIDTH, TITLE_WIDTH = 100, 22  # characters of a line, and of a check's title
 
 
-def as_json(facts: Facts, checks: list[Check], code: int) -> str:
+def as_json(facts: Facts, checks: list[Result], code: int) -> str:
     """One object: schema_version, ok, exit_code, counts, checks, environment; ASCII only."""
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -31,7 +31,7 @@ def as_json(facts: Facts, checks: list[Check], code: int) -> str:
     return json.dumps(content, indent=2)
 
 
-def as_text(checks: list[Check], colour: bool) -> str:
+def as_text(checks: list[Result], colour: bool) -> str:
     """The commands to run first, then every check by group, then the summary."""
     lines = _to_do(checks)
     for group, title in GROUPS.items():
@@ -44,7 +44,7 @@ def as_text(checks: list[Check], colour: bool) -> str:
     return "\n".join(lines)
 
 
-def summary(checks: list[Check]) -> str:
+def summary(checks: list[Result]) -> str:
     counts = count(checks)
     words = f"{counts[FAIL]} failed, {counts[WARN]} warnings, {counts[PASS]} ok, {counts[SKIP]} skipped"
     if counts[FAIL]:
@@ -54,7 +54,7 @@ def summary(checks: list[Check]) -> str:
     return f"{words}. Everything is ready."
 
 
-def _to_do(checks: list[Check]) -> list[str]:
+def _to_do(checks: list[Result]) -> list[str]:
     """The remedies of the failed checks, each once, in the order in which they must be applied."""
     failed = (check for check in checks if check.status == FAIL)
     remedies = list(dict.fromkeys(check.remedy for check in failed if check.remedy))
@@ -63,7 +63,7 @@ def _to_do(checks: list[Check]) -> list[str]:
     return ["To do first:", *(f"    {remedy}" for remedy in remedies)]
 
 
-def _lines(check: Check, colour: bool) -> list[str]:
+def _lines(check: Result, colour: bool) -> list[str]:
     lines = _wrapped(check.status, f"{check.title:<{TITLE_WIDTH}}", check.found, colour)
     if check.status in (WARN, FAIL):
         lines += [f"{'':<8}expected: {check.expected}"] if check.expected else []
@@ -71,7 +71,7 @@ def _lines(check: Check, colour: bool) -> list[str]:
     return lines
 
 
-def _skipped(checks: list[Check], colour: bool) -> list[str]:
+def _skipped(checks: list[Result], colour: bool) -> list[str]:
     """One line per reason with the titles of the checks that were skipped for it."""
     titles: dict[str, list[str]] = {}
     for check in checks:
@@ -96,17 +96,6 @@ def wants_colour(stream: TextIO) -> bool:
     """Colour only on a terminal that supports it, and never if NO_COLOR is set (no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
         return False
-    return _windows_console_colours() if sys.platform == "win32" else True
-
-
-def _windows_console_colours() -> bool:
-    """Enable colours in the Windows console; False if it is too old."""
-    import ctypes
-
-    if sys.platform != "win32":  # for the type checker
-        raise AssertionError
-    kernel, mode = ctypes.windll.kernel32, ctypes.c_uint()
-    handle = kernel.GetStdHandle(-11)  # STD_OUTPUT_HANDLE
-    if not kernel.GetConsoleMode(handle, ctypes.byref(mode)):
-        return False
-    return bool(kernel.SetConsoleMode(handle, mode.value | 4))  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
+    if sys.platform == "win32":
+        os.system("")  # makes the Windows console understand colours
+    return True

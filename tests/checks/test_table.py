@@ -1,0 +1,373 @@
+"""The checks on whole machines and on machines with one fault: each fault is found, with its remedy."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from tests.harness.machines import (
+    ARCHS_126,
+    DESKTOP,
+    NO_CARD,
+    RTX_5090,
+    WINDOWS,
+    WITHOUT_TORCH,
+    changed,
+    folder,
+    statuses,
+    verdict,
+)
+from vae.checks import system
+from vae.checks.facts import CudaDevice, Requirement, Smi
+from vae.checks.judge import GROUPS, judge
+from vae.checks.system import CHECKPOINT_BYTES, DEFAULT_PARAMETERS, batch_bytes, workers
+from vae.checks.table import FAIL, PASS, SKIP, WARN, exit_code
+from vae.config.options import Config
+from vae.data.workers import resolve_num_workers
+from vae.model.autoencoder import AutoencoderKL
+from vae.system.host import GIB
+
+MACHINES = [DESKTOP, WINDOWS, NO_CARD, WITHOUT_TORCH]
+SETUP_130 = "./setup.sh --torch cu130"
+PYTHON = "/home/me/vae/.venv/bin/python"
+REINSTALL = f"{PYTHON} -m pip install --force-reinstall torch torchvision --index-url https://download.pytorch.org/whl/cpu"
+
+
+@pytest.mark.parametrize("facts", [DESKTOP, WINDOWS], ids=["linux", "windows"])
+def test_good_machine_passes_without_remedies(facts):
+    assert statuses(facts, FAIL) == statuses(facts, WARN) == set()
+    assert exit_code(judge(facts), strict=True) == 0
+    assert not any(result.remedy for result in judge(facts))
+
+
+@pytest.mark.parametrize("facts", MACHINES)
+def test_every_machine_gets_the_same_checks_from_pure_functions(facts):
+    before, results = asdict(facts), judge(facts)
+    assert results == judge(facts)
+    assert asdict(facts) == before
+    ids = [result.id for result in results]
+    assert ids == [result.id for result in judge(DESKTOP)]
+    assert len(set(ids)) == len(ids)
+    assert list(dict.fromkeys(result.group for result in results)) == list(GROUPS)
+    for result in results:
+        if result.status in (FAIL, WARN):
+            assert result.found, result.id
+            assert result.expected, result.id
+
+
+def test_missing_card_is_only_a_warning():
+    assert (statuses(NO_CARD, WARN), statuses(NO_CARD, FAIL)) == ({"card.present"}, set())
+    assert exit_code(judge(NO_CARD), strict=False) == 0
+    assert exit_code(judge(NO_CARD), strict=True) == 3
+
+
+def test_first_remedy_without_torch_is_the_set_up():
+    first = judge(WITHOUT_TORCH)[0]
+    assert (first.id, first.status, first.remedy) == ("torch.loads", FAIL, "./setup.sh")
+    windows = changed(WINDOWS, torch_files=WITHOUT_TORCH.torch_files, loaded=WITHOUT_TORCH.loaded)
+    assert verdict(windows, "torch.loads").remedy == "setup_windows.bat"
+    assert {r.status for r in judge(WITHOUT_TORCH) if r.group == "kernels"} == {SKIP}
+
+
+# --- one fault: the check, its status, and texts in its finding or remedy, in DESKTOP with changes
+
+
+def card(**values) -> dict:
+    return {"smi": {"cards": (replace(RTX_5090, **values),)}}
+
+
+def second_card(**values) -> dict:
+    return {"smi": {"cards": (RTX_5090, replace(RTX_5090, index=1, **values))}}
+
+
+def devices(*names_and_capabilities) -> dict:
+    return {"loaded": {"devices": tuple(CudaDevice(n, c, 11 * GIB) for n, c in names_and_capabilities)}}
+
+
+def kernel(changed_kernel: str, **values) -> dict:
+    kernels = DESKTOP.loaded.kernels
+    return {
+        "loaded": {"kernels": tuple(replace(k, **values) if k.name == changed_kernel else k for k in kernels)}
+    }
+
+
+def package(*row) -> dict:
+    return {"requirements": (*DESKTOP.requirements[:2], Requirement(*row))}
+
+
+def runs(**values) -> dict:
+    return {"folders": (folder("the runs", "--output_dir", "/data/runs", **values), *DESKTOP.folders[1:])}
+
+
+def images(**values) -> dict:
+    there = folder("the images", "--data_path", "./data/train", **values)
+    return {"folders": (DESKTOP.folders[0], there, DESKTOP.folders[2])}
+
+
+NO_DEVICES = {"loaded": {"devices": ()}}
+OLD_DRIVER = {"smi": {"driver": "572.16"}}
+CPU_BUILD = {"torch_files": {"version": "2.14.0+cpu", "cuda": None, "vision_version": "0.29.0+cpu"}}
+BUILD_126 = {"torch_files": {"version": "2.14.0+cu126", "cuda": "12.6"}, "loaded": {"arch_list": ARCHS_126}}
+HANGING, MISMATCH = Smi("hanging", "no answer in 15 s"), Smi("failed", "Driver/library version mismatch")
+RTX_4090 = {
+    "smi": {"driver": "535.183.01", "cards": (replace(RTX_5090, capability=(8, 9)),)},
+    **devices(("NVIDIA GeForce RTX 4090", (8, 9))),
+}
+NO_IMAGE = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
+
+FAULTS = [
+    # Python and packages
+    ("software.python", FAIL, {"python": {"version": (3, 9, 18)}}, "install Python"),
+    ("software.python", FAIL, {"python": {"bits": 32}}, "32-bit"),
+    ("software.encoding", WARN, {"python": {"file_name_encoding": "ascii"}}, "export PYTHONUTF8=1"),
+    ("software.pillow", FAIL, package("Pillow", ">=13", "12.1.0"), f"{PYTHON} -m pip install 'Pillow>=13'"),
+    ("software.pillow", FAIL, package("Pillow", ">=13", None), "./setup.sh"),
+    ("software.simplejpeg", WARN, package("simplejpeg", ">=1.8", None), "slower"),  # all works without it
+    # the build of PyTorch
+    (
+        "torch.loads",
+        FAIL,
+        {"loaded": {"error": "OSError: libcudart.so.13"}},
+        "libcudart",
+        "--force-reinstall",
+    ),
+    ("torch.loads", FAIL, {"loaded": {"unfinished": "loading torch", "ended": "signal 4"}}, "signal 4"),
+    ("torch.loads", FAIL, {"loaded": {"unfinished": "starting Python", "ended": "time limit"}}, "time limit"),
+    ("torch.version", FAIL, {"torch_files": {"version": "2.9.1+cu128"}}, "--force-reinstall"),
+    ("torch.version", FAIL, {"torch_files": {"version": "2.13.0+cpu"}}),
+    ("torch.version", PASS, {"torch_files": {"version": "2.13.0+cu130"}}),
+    ("torch.pair", FAIL, {"torch_files": {"version": "2.14.0+cpu"}}, "two different builds", REINSTALL),
+    ("torch.pair", FAIL, {"torch_files": {"vision_wants_torch": "==2.13.0"}}, "another torch"),
+    ("torch.pair", FAIL, {"torch_files": {"vision_version": None}}, "not installed"),
+    ("torch.pair", FAIL, {"loaded": {"vision_error": "operator torchvision::nms"}}, "torchvision::nms"),
+    # the general index lists both versions without a build
+    ("torch.pair", PASS, {"torch_files": {"version": "2.14.0", "vision_version": "0.29.0"}}),
+    ("torch.build", FAIL, {**CPU_BUILD, **NO_DEVICES}, "no CUDA", SETUP_130),
+    ("torch.build", PASS, {**CPU_BUILD, **NO_DEVICES, "smi": Smi("missing")}),
+    ("torch.architectures", FAIL, BUILD_126, "RTX 5090 (sm_120)", SETUP_130),
+    ("torch.architectures", FAIL, {**BUILD_126, **OLD_DRIVER}, "./setup.sh --torch cu128"),
+    # CUDA does not start: from nvidia-smi
+    ("torch.architectures", FAIL, {"loaded": {"devices": (), "arch_list": ARCHS_126}}, "sm_120"),
+    (
+        "torch.architectures",
+        WARN,
+        devices(("NVIDIA GeForce RTX 5090", (12, 0)), ("NVIDIA GeForce GTX 1080", (6, 1))),
+        "export CUDA_VISIBLE_DEVICES=0",
+    ),
+    ("torch.triton", WARN, {"torch_files": {"triton_version": "3.7.1"}}, f"{PYTHON} -m pip install 'triton"),
+    ("torch.triton", WARN, {"torch_files": {"triton_version": None}}, "not installed"),
+    ("torch.triton", SKIP, {"torch_files": {"cuda": None, "triton_version": None}}),
+    ("torch.compiler", WARN, {"host": {"c_compiler": None}}, "sudo apt install gcc g++"),
+    # cards and driver
+    ("card.driver", FAIL, OLD_DRIVER, "install driver 580", "./setup.sh --torch cu128"),
+    ("card.driver", FAIL, {**OLD_DRIVER, "host": {"wsl": 2}}, "in Windows"),
+    # CUDA 12.8 runs on a driver of CUDA 12.2 if that driver supports the card
+    ("card.driver", PASS, {**RTX_4090, "torch_files": {"cuda": "12.8"}}),
+    ("card.present", FAIL, {**NO_DEVICES, "smi": HANGING}, "no answer", "restart"),
+    ("card.present", WARN, {**NO_DEVICES, "smi": HANGING, "quick": True}, "without --quick"),  # it may sleep
+    ("card.present", FAIL, {**NO_DEVICES, "smi": MISMATCH}, "mismatch"),
+    ("card.present", WARN, {"smi": MISMATCH}),  # PyTorch can use the card in spite of that
+    ("card.present", PASS, {"smi": Smi("missing")}, "its state is unknown"),
+    ("card.usable", FAIL, {"loaded": {"devices": (), "cuda_message": "unknown"}}, "unknown", "restart"),
+    ("card.usable", FAIL, {**NO_DEVICES, **OLD_DRIVER}, "install driver 580"),  # one remedy, not two
+    ("card.bf16", WARN, devices(("NVIDIA GeForce RTX 2080 Ti", (7, 5))), "fp16"),
+    ("card.same", WARN, {**NO_DEVICES, **second_card(name="GTX 1080")}, "CUDA_DEVICE_ORDER"),
+    ("card.same", PASS, {**NO_DEVICES, **second_card()}),
+    ("card.memory", WARN, card(memory_used_mib=28000), "27.3 of 31.8 GiB"),
+    ("card.pcie", WARN, card(pcie_width=4), "x16 slot"),
+    ("card.pcie", WARN, second_card(pcie_width=8), "1: x8 of x16"),
+    *(("card.clocks", PASS, card(clock_reasons=bits)) for bits in (0x0, 0x1, 0x4)),
+    *(("card.clocks", WARN, card(clock_reasons=bits), "airflow") for bits in (0x20, 0x48, 0x80)),
+    ("card.power", SKIP, card(power_limit_w=None)),
+    ("card.clocks", SKIP, card(clock_reasons=None)),
+    ("card.temperature", SKIP, card(temperature_c=None)),
+    ("card.memory", SKIP, card(memory_used_mib=None)),
+    # test computations
+    ("kernels.conv", FAIL, kernel("conv", difference=0.5), "wrong results"),
+    ("kernels.conv", FAIL, kernel("conv", difference=float("inf")), "wrong results"),
+    ("kernels.conv", FAIL, kernel("conv", error=NO_IMAGE), SETUP_130),
+    # in a container without nvidia-smi: never the CPU build if PyTorch finds a card
+    ("kernels.conv", FAIL, {**kernel("conv", error=NO_IMAGE), "smi": Smi("missing")}, SETUP_130),
+    ("kernels.step", FAIL, kernel("step", error="OutOfMemoryError: CUDA out of memory."), "nvidia-smi"),
+    ("kernels.conv", FAIL, kernel("conv", name="import", error="ImportError: numpy"), "numpy"),
+    ("kernels.compile", WARN, kernel("compile", error="RuntimeError: no C compiler found"), "sudo apt"),
+    ("kernels.triton", WARN, kernel("triton", error="normalize differs"), "training replaces them"),
+    # system
+    ("system.os", PASS, {"host": {"wsl": 2}}),
+    ("system.os", WARN, {"host": {"wsl": 1}}, "--set-version"),
+    ("system.cores", WARN, {"host": {"cores_usable": 2}}, "docker"),
+    ("system.memory", WARN, {"host": {"memory_limit": 6 * GIB}}, "the container may use"),
+    ("system.memory", FAIL, {"host": {"memory_free": GIB}}),
+    # Docker's default is smaller than the prefetched default batches of 12 decoding processes
+    ("system.shm", FAIL, {"host": {"shared_memory": 64 * 2**20}}, "--shm-size=3g"),
+    ("system.shm", WARN, {"host": {"shared_memory": GIB}}),
+    ("system.shm", FAIL, {"host": {"shared_memory": None}}, "missing"),
+    ("system.shm", SKIP, {"host": {"system": "Darwin"}}),
+    # folders
+    ("disk.runs", FAIL, runs(problem="Permission denied"), "Permission denied"),
+    ("disk.runs", WARN, runs(file_system="nfs4"), "nfs4"),
+    ("disk.runs", WARN, runs(file_system="network"), "a network drive"),
+    ("disk.runs", WARN, runs(nearest="/Users/me/Dropbox (Work)/runs"), "uploads every file"),
+    ("disk.images", SKIP, images(exists=False, given=False)),
+    ("disk.images", FAIL, images(exists=False, given=True), "does not exist"),  # the flag was given
+    ("disk.space", WARN, runs(free=3 * CHECKPOINT_BYTES)),
+    ("disk.space", FAIL, runs(free=CHECKPOINT_BYTES)),
+    ("disk.space", SKIP, runs(free=None)),
+    ("disk.vgg", WARN, {"vgg_bytes": 1000}, "incomplete"),  # training without LPIPS does not need them
+    ("disk.vgg", WARN, {"vgg_bytes": None}, "not downloaded"),
+]
+
+
+@pytest.mark.parametrize(("check", "status", "changes", "texts"), [(*row[:3], row[3:]) for row in FAULTS])
+def test_fault(check, status, changes, texts):
+    result = verdict(changed(DESKTOP, **changes), check)
+    assert result.status == status
+    for text in texts:
+        assert text in f"{result.found}\n{result.remedy}"
+    assert bool(result.remedy) == (status in (WARN, FAIL))
+
+
+WINDOWS_FAULTS = [
+    ("software.encoding", PASS, {"python": {"text_encoding": "cp1252"}}),
+    ("torch.triton", WARN, {"torch_files": {"triton_version": None}}, 'install "triton-windows==3.8.*"'),
+    ("torch.triton", WARN, {"torch_files": {"version": "2.15.0+cu130"}}, "setup_windows.bat --torch cu128"),
+    ("torch.compiler", SKIP, {"host": {"c_compiler": None}}),
+    ("system.page_file", WARN, {"host": {"page_files": ()}}),
+    ("system.page_file", WARN, {"host": {"page_files": ("C:\\pagefile.sys 400 800",)}}),
+    ("system.page_file", PASS, {"host": {"page_files": ("C:\\pagefile.sys 65536 65536",)}}),
+    ("system.page_file", SKIP, {"host": {"page_files": None}}),
+    ("system.long_paths", WARN, {"host": {"long_paths": False}}, "reg add HKLM\\SYSTEM"),
+    ("system.long_paths", WARN, {"host": {"long_paths": None}}),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "changes", "texts"), [(*row[:3], row[3:]) for row in WINDOWS_FAULTS]
+)
+def test_fault_on_windows(check, status, changes, texts):
+    result = verdict(changed(WINDOWS, **changes), check)
+    assert result.status == status
+    assert all(text in result.remedy for text in texts)
+
+
+# --- faults that concern several checks, or what a check expects
+
+
+def test_expected_driver_states_its_reasons():
+    old = verdict(changed(DESKTOP, **OLD_DRIVER), "card.driver")
+    assert old.expected == "580 or newer: CUDA 13.0 needs 580, RTX 50 and B200 need 570"
+    for_card = changed(DESKTOP, smi={"driver": "550.54.14"}, torch_files={"cuda": "12.8"})
+    assert verdict(for_card, "card.driver").expected.startswith("570 or newer")
+    assert "--torch" not in verdict(for_card, "card.driver").remedy  # no build helps
+
+
+def test_inactive_project_environment_is_pointed_out():
+    facts = changed(WITHOUT_TORCH, python={"project_python": ".venv/bin/python"})
+    assert ".venv/bin/python check_compatibility.py" in verdict(facts, "torch.loads").found
+
+
+@pytest.mark.parametrize(("value", "status"), [("", WARN), ("-1", WARN), ("0", PASS)])
+def test_hidden_cards(value, status):
+    facts = changed(DESKTOP, **NO_DEVICES, host={"variables": {"CUDA_VISIBLE_DEVICES": value}})
+    assert verdict(facts, "card.visible").status == status
+    if status == WARN:
+        for check in ("card.visible", "card.usable"):
+            assert verdict(facts, check).remedy == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_card_without_nvidia_smi_fails_nothing():
+    facts = changed(DESKTOP, smi=Smi("missing"))
+    assert statuses(facts, FAIL) == set()
+    assert verdict(facts, "card.pcie").status == SKIP
+
+
+@pytest.mark.parametrize(
+    ("host", "status", "shown"),
+    [
+        ({"system": "Windows", "release": "11"}, PASS, "Windows"),
+        ({"release": "5.15.153.1-microsoft-standard-WSL2"}, PASS, "WSL"),
+        ({"variables": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}, WARN, "max_split_size_mb:64"),
+        ({"variables": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}, WARN, "the driver refuses"),
+    ],
+)
+def test_memory_segments_that_do_not_grow(host, status, shown):
+    result = verdict(changed(DESKTOP, loaded={"growing_segments": False}, host=host), "card.segments")
+    assert (result.status, bool(result.remedy)) == (status, status == WARN)
+    assert shown in result.found
+
+
+def test_crash_in_a_kernel_fails_that_kernel_and_skips_the_later_ones():
+    part = {"kernels": DESKTOP.loaded.kernels[:2], "unfinished": "kernel channels_last", "ended": "signal 11"}
+    facts = changed(DESKTOP, loaded=part)
+    assert statuses(facts, FAIL) == {"kernels.channels_last"}
+    assert {"kernels.attention", "kernels.step", "kernels.compile"} <= statuses(facts, SKIP)
+    triton = changed(DESKTOP, loaded={**part, "unfinished": "kernel triton"})
+    assert statuses(triton, FAIL) == {"kernels.triton"}  # training would crash too
+    assert "--kernels torch" in verdict(triton, "kernels.triton").remedy
+
+
+@pytest.mark.parametrize(
+    "unfinished",
+    ["starting Python", "loading torch", "loading torchvision", "looking for cards", "loading the model"],
+)
+def test_crash_before_any_kernel_fails_a_check(unfinished):
+    part = {"kernels": (), "unfinished": unfinished, "ended": "killed by signal 11", "devices": ()}
+    assert statuses(changed(DESKTOP, loaded=part), FAIL)
+    assert statuses(changed(NO_CARD, loaded=part), FAIL)
+
+
+def test_triton_kernels_are_skipped_without_a_card():
+    kernels = tuple(run for run in DESKTOP.loaded.kernels if run.name != "triton")
+    assert "kernels.triton" in statuses(changed(NO_CARD, loaded={"kernels": kernels}), SKIP)
+
+
+# --- requirements of the trainer
+
+
+def test_default_parameters_match_the_model():
+    with torch.device("meta"):
+        model = AutoencoderKL(Config().model)
+    assert sum(p.numel() for p in model.parameters()) == DEFAULT_PARAMETERS
+
+
+@pytest.mark.parametrize("platform", ["Linux", "Windows"])
+@pytest.mark.parametrize("cores", [1, 2, 3, 6, 14, 64])
+def test_workers_match_num_workers_auto(monkeypatch, cores, platform):
+    monkeypatch.setattr("vae.data.workers.usable_cores", lambda: cores)
+    monkeypatch.setattr("vae.data.workers.sys.platform", "win32" if platform == "Windows" else "linux")
+    facts = changed(DESKTOP, host={"cores_usable": cores, "system": platform})
+    assert workers(facts) == resolve_num_workers("auto")
+
+
+def test_batch_bytes():
+    assert batch_bytes() == Config().run.batch_size * 3 * Config().data.image_size ** 2
+    assert batch_bytes("standard") == 16 * 3 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("lines", "limit"),
+    [
+        (("?:\\pagefile.sys",), None),  # Windows manages drive and size
+        (("C:\\pagefile.sys 0 0",), None),
+        (("C:\\pagefile.sys",), None),
+        (("C:\\pagefile.sys 1024 4096", "D:\\pagefile.sys 1024 2048"), 6 * GIB),
+        (("C:\\pagefile.sys 1024 4096", "D:\\pagefile.sys 0 0"), None),
+        (("",), 0),
+    ],
+)
+def test_page_file_size_from_the_registry(lines, limit):
+    assert system.max_page_file_bytes(lines) == limit
+
+
+@pytest.mark.parametrize(
+    ("path", "windows", "service"),
+    [
+        ("C:\\Users\\me\\OneDrive - Firma GmbH\\vae", True, "OneDrive - Firma GmbH"),
+        ("C:\\vae", True, None),
+        ("/home/me/GoogleDrive/vae", False, "GoogleDrive"),
+        ("/home/me/dropboxes/vae", False, None),
+        ("/Users/me/Library/Mobile Documents/com~apple~CloudDocs", False, "Mobile Documents"),
+    ],
+)
+def test_synced_folders(path, windows, service):
+    assert system.synced_by(path, windows=windows) == service

@@ -1,1 +1,0 @@
-"""Judges the facts, one file per subject; `all_checks.judge` combines them."""
