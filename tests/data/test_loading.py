@@ -374,6 +374,14 @@ def test_probe_of_a_small_set_compares_all_images_with_the_accepted_fraction(ima
     assert "\n" not in message
 
 
+def test_probe_says_if_decoding_is_slow(image_folder, monkeypatch, capsys):
+    probe(dataset(image_folder), 1.0)
+    assert "decoding takes" not in capsys.readouterr().out
+    monkeypatch.setattr(probing, "SLOW_SECONDS", 0.0)
+    probe(dataset(image_folder), 1.0)
+    assert "--mode preprocess --target_size 32" in capsys.readouterr().out
+
+
 def test_probe_of_a_large_set_decodes_a_sample(image_folder, monkeypatch):
     monkeypatch.setattr(probing, "COMPLETE", 11)
     monkeypatch.setattr(probing, "SAMPLE", 4)  # images 0, 4, 7 and 11 of 12

@@ -1,5 +1,6 @@
 """A test, before anything expensive starts, whether the images of a folder can be used."""
 
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ from vae.system.host import usable_cores
 
 COMPLETE = 500  # images: decoding that many takes seconds; of larger sets, a sample is tested
 SAMPLE = 16
+SLOW_SECONDS = 0.2  # of one core per image: a JPEG file of about 12 megapixels
 MAX_THREADS = 8  # decoding releases the GIL; each thread holds one decoded image in memory
 REMEDIES = {
     "too_small": "add --upscale or use a smaller --image_size",
@@ -38,11 +40,18 @@ def probe(dataset: CropDataset, max_bad_fraction: float, *, flag: str = "--data_
     """Decode all images of a small set, or a sample spread over a larger one; return the rejections.
 
     Raises DataError, one line with the reasons, an example and a remedy, if no image can be used, or if more
-    of a small set are unusable than `max_bad_fraction` accepts. Prints a warning about fewer.
+    of a small set are unusable than `max_bad_fraction` accepts. Prints a warning about fewer, and a note if
+    decoding takes long.
     """
     total = len(dataset)
     count = total if total <= COMPLETE else SAMPLE
-    rejected = _rejections(dataset, count)
+    rejected, seconds = _try_images(dataset, count)
+    if seconds > SLOW_SECONDS:
+        command = f"prepare_data.py --mode preprocess --target_size {dataset.image_size}"
+        console.info(
+            f"decoding takes {seconds:.1f} s of one core per image, which may limit training: {command} makes "
+            "copies that decode faster"
+        )
     if not rejected:
         return []
     if len(rejected) == count:
@@ -64,14 +73,20 @@ def probe(dataset: CropDataset, max_bad_fraction: float, *, flag: str = "--data_
     return rejected
 
 
-def _rejections(dataset: CropDataset, count: int) -> list[Rejection]:
-    """The rejected images among `count` that are spread over the set."""
+def _try_images(dataset: CropDataset, count: int) -> tuple[list[Rejection], float]:
+    """The rejected images among `count` that are spread over the set, and the mean seconds of one core."""
     dataset = dataset.scattered()
+
+    def attempt(index: int) -> tuple[Rejection | None, float]:
+        began = time.thread_time()
+        return dataset[0, index].rejection, time.thread_time() - began
+
     indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
     with ThreadPoolExecutor(min(MAX_THREADS, usable_cores())) as threads:
-        found = threads.map(lambda index: dataset[0, index].rejection, indices)
-        found = track(found, "checking images", len(indices), "image", keep=False)
-        return [rejection for rejection in found if rejection is not None]
+        attempts = threads.map(attempt, indices)
+        found = list(track(attempts, "checking images", len(indices), "image", keep=False))
+    rejected = [rejection for rejection, _ in found if rejection is not None]
+    return rejected, sum(seconds for _, seconds in found) / max(1, len(found))
 
 
 def _reasons(rejected: list[Rejection], other_remedy: str) -> str:
