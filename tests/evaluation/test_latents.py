@@ -10,7 +10,7 @@ from vae.model.autoencoder import Posterior
 
 
 def gather(mean: torch.Tensor, logvar: torch.Tensor):
-    meter = LatentMeter()
+    meter = LatentMeter(mean.shape[1])
     for part in range(len(mean)):
         meter.add(Posterior(mean[part : part + 1], logvar[part : part + 1]))
     model = SimpleNamespace(config=SimpleNamespace(z_channels=mean.shape[1]), downsampling=8)

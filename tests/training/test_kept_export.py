@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.harness.runs import run_script
 from tests.harness.training_runs import last_checkpoint, records
 from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
+from vae.interop.diffusers_folder import save_diffusers_folder
 from vae.system.errors import NonFiniteError, UserError
 from vae.training import export
 from vae.training.run import train
@@ -57,8 +59,7 @@ def test_worse_export_keeps_the_one_that_it_replaces(finished, tmp_path):
     assert history["best"]["psnr"] == start
     assert train({**finished, **RUINOUS}) == 0
     assert content_of(run / "vae_before") == before
-    assert content_of(run / "vae_before_2") == worse
-    assert kept_folders(run) == ["vae_before", "vae_before_2"]
+    assert kept_folders(run) == ["vae_before"]  # the start of the stage, not what the first attempt wrote
 
 
 def test_export_that_is_not_worse_or_not_validated_replaces_the_one_before(finished, tmp_path):
@@ -123,7 +124,15 @@ def keep(folder: Path, adversarial_weight: float) -> None:
         output_dir=folder, config=config, resume_command="RESUME", peak_of=lambda _stage: optim.learning_rate
     )
     state = SimpleNamespace(history=History(start_psnr=30.0, last_psnr=20.0))
-    export._keep_replaced(run, state, SimpleNamespace())
+    export._keep_replaced(run, state, SimpleNamespace(first_epoch=2))
+
+
+@pytest.mark.parametrize(("first_epoch", "kept"), [("2", []), ("1", ["vae_before"])])
+def test_worse_export_of_the_same_stage_is_not_kept(tmp_path, first_epoch, kept):
+    weights = {"weight": torch.zeros(1)}
+    save_diffusers_folder(tmp_path / "vae", weights, {}, {export.WORSE_KEY: first_epoch})
+    keep(tmp_path, 0.0)
+    assert kept_folders(tmp_path) == kept
 
 
 def test_adversarial_loss_is_no_warning(tmp_path, capsys):

@@ -19,46 +19,6 @@ MIN_STD_SHARE = 1e-3
 LATENTS = "latents "  # the names of the sums of a NoiseMeter begin with it
 
 
-class LatentMeter:
-    """Accumulates statistics of posteriors of images of any size, in fp64."""
-
-    def __init__(self) -> None:
-        self._sampled = LatentSums()
-        self._means = LatentSums()  # only the posteriors' means
-        self._kl = torch.zeros((), dtype=torch.float64)  # nats per position, summed over images
-        self._log_sigma = torch.zeros((), dtype=torch.float64)
-        self._images = 0
-
-    def add(self, posterior: Posterior) -> None:
-        """Add posteriors (B, C, h, w)."""
-        mean, logvar = posterior.mean, posterior.logvar
-        self._sampled.add(mean, logvar)
-        self._means.add(mean, torch.full_like(logvar, -torch.inf))
-        positions = mean[0, 0].numel()
-        self._kl += kl_divergence(mean.double(), logvar.double()).sum().cpu() / positions
-        self._log_sigma = self._log_sigma + 0.5 * logvar.double().sum((0, 2, 3)).cpu()
-        self._images += len(mean)
-
-    def facts(self, model: AutoencoderKL) -> LatentFacts | None:
-        """Facts about all latents of `model` that were added; None if there were none."""
-        if self._images == 0:
-            return None
-        sampled, means = self._sampled.statistics(), self._means.statistics()
-        signal = means.std.square()
-        dead = signal < MIN_SIGNAL_SHARE * sampled.std.square()
-        dead |= means.std <= MIN_STD_SHARE * means.std.max()
-        return LatentFacts(
-            channels=model.config.z_channels,
-            downsampling=model.downsampling,
-            mean=sampled.mean.tolist(),
-            std=sampled.std.tolist(),
-            kl_nats_per_pixel=(self._kl / self._images).item() / model.downsampling**2,
-            sigma_over_std=sigma_over_std(self._log_sigma / means.count, means.std),
-            dead_channels=dead.nonzero().flatten().tolist(),
-            dead_share=dead.double().mean().item(),
-        )
-
-
 class NoiseMeter:
     """The posterior's noise beside the spread of the latents, from sums that processes can add.
 
@@ -82,6 +42,42 @@ class NoiseMeter:
         return {f"{LATENTS}{index:04}": (value, self._count) for index, value in enumerate(values)}
 
 
+class LatentMeter:
+    """Accumulates statistics of posteriors of `channels` and images of any size, in fp64."""
+
+    def __init__(self, channels: int) -> None:
+        self._sampled, self._noise = LatentSums(), NoiseMeter(channels)
+        self._kl = torch.zeros((), dtype=torch.float64)  # nats per position, summed over images
+        self._images = 0
+
+    def add(self, posterior: Posterior) -> None:
+        """Add posteriors (B, C, h, w)."""
+        mean, logvar = posterior.mean, posterior.logvar
+        self._sampled.add(mean, logvar)
+        self._noise.add(mean, logvar)
+        positions = mean[0, 0].numel()
+        self._kl += kl_divergence(mean.double(), logvar.double()).sum().cpu() / positions
+        self._images += len(mean)
+
+    def facts(self, model: AutoencoderKL) -> LatentFacts | None:
+        """Facts about all latents of `model` that were added; None if there were none."""
+        if self._images == 0:
+            return None
+        sampled, (std, log_sigma) = self._sampled.statistics(), _std_and_log_sigma(self._noise.sums())
+        dead = std.square() < MIN_SIGNAL_SHARE * sampled.std.square()
+        dead |= std <= MIN_STD_SHARE * std.max()
+        return LatentFacts(
+            channels=model.config.z_channels,
+            downsampling=model.downsampling,
+            mean=sampled.mean.tolist(),
+            std=sampled.std.tolist(),
+            kl_nats_per_pixel=(self._kl / self._images).item() / model.downsampling**2,
+            sigma_over_std=_sigma_over_std(log_sigma, std),
+            dead_channels=dead.nonzero().flatten().tolist(),
+            dead_share=dead.double().mean().item(),
+        )
+
+
 def noise_facts(sums: Sums) -> dict[str, float]:
     """`latent_std` and `sigma_over_std` from the sums of a NoiseMeter; nothing if no latents were added.
 
@@ -89,16 +85,21 @@ def noise_facts(sums: Sums) -> dict[str, float]:
     """
     if not all(count for _, count in sums.values()):
         return {}
-    means = torch.tensor([value / count for _, (value, count) in sorted(sums.items())], dtype=torch.float64)
-    mean, square, log_sigma = means.view(3, -1)
-    std = (square - mean.square()).clamp(min=MIN_VARIANCE).sqrt()
+    std, log_sigma = _std_and_log_sigma(sums)
     return {
         "latent_std": std.square().mean().sqrt().item(),
-        "sigma_over_std": sigma_over_std(log_sigma, std),
+        "sigma_over_std": _sigma_over_std(log_sigma, std),
     }
 
 
-def sigma_over_std(log_sigma: torch.Tensor, std: torch.Tensor) -> float:
+def _std_and_log_sigma(sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
+    """Standard deviation of the means, and mean of log sigma, of each channel (C,) fp64."""
+    means = torch.tensor([value / count for _, (value, count) in sorted(sums.items())], dtype=torch.float64)
+    mean, square, log_sigma = means.view(3, -1)
+    return (square - mean.square()).clamp(min=MIN_VARIANCE).sqrt(), log_sigma
+
+
+def _sigma_over_std(log_sigma: torch.Tensor, std: torch.Tensor) -> float:
     """The posterior's sigma over the standard deviation of its means, as a median over the channels.
 
     `log_sigma` is the mean of log sigma, so that sigma is a geometric mean, and `std` the standard deviation

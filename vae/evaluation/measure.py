@@ -69,7 +69,7 @@ class VaeCodec:
 
     def start(self) -> None:
         """Reset times, peaks and latents, before another size is measured."""
-        self.latents = LatentMeter()
+        self.latents = LatentMeter(self.model.config.z_channels)
         self._seconds = {"encode": 0.0, "decode": 0.0}
         self._peaks: dict[str, int | None] = {"encode": None, "decode": None}
         self._images = 0

@@ -1,16 +1,19 @@
 """The end of a run: OUTPUT_DIR/vae, which diffusers.AutoencoderKL.from_pretrained loads, and the result.
 
-If the weights of a stage validate worse than its start, the folder that they replace is kept beside it.
+If the weights of a stage validate worse than its start, the folder that they replace is kept beside it, once
+per stage: later pieces of the stage replace what the first wrote.
 """
 
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from vae.images.pixels import to_float
-from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
+from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
 from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import START_KEY
@@ -33,6 +36,7 @@ from vae.training.validation.measure import Metrics
 _Item = TypeVar("_Item")
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
+WORSE_KEY = "below_start_of_epoch"  # metadata key of an export below its start: the stage's first epoch
 LATENT_IMAGES = 256  # crops from which the latent statistics are measured
 
 
@@ -82,16 +86,18 @@ def export_final(run: RunContext, state: TrainingState, stage: Stage, constants:
             f"{folder} is not written, because weights or statistics of the latents are not finite: "
             f"{_remedy(run, state, stage)}"
         )
+    metadata = {START_KEY: start} if start else {}
     if state.history.is_below_start:
         _keep_replaced(run, state, stage)
+        metadata[WORSE_KEY] = str(stage.first_epoch)
     config = diffusers_config(model.config, stage.image_size, *constants)
-    save_diffusers_folder(folder, weights, config, {START_KEY: start} if start else {})
+    save_diffusers_folder(folder, weights, config, metadata)
 
 
 def _keep_replaced(run: RunContext, state: TrainingState, stage: Stage) -> None:
     """Rename the export of before, which the weights of a worse validation would replace, and report it."""
     folder, history = run.output_dir / EXPORT_NAME, state.history
-    if not (folder / "config.json").is_file():  # written last
+    if not (folder / "config.json").is_file() or _is_worse_of(folder, stage):  # config.json is written last
         return
     kept, number = folder.with_name("vae_before"), 2
     while os.path.lexists(kept):
@@ -111,6 +117,15 @@ def _keep_replaced(run: RunContext, state: TrainingState, stage: Stage) -> None:
         console.info(f"{line}: the adversarial loss may lower PSNR, so compare the pictures of both")
     else:
         console.warning(f"{line}: {_remedy(run, state, stage)}")
+
+
+def _is_worse_of(folder: Path, stage: Stage) -> bool:
+    """Whether the export in `folder` is of this stage and below its start, which is then kept already."""
+    try:
+        with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
+            return (file.metadata() or {}).get(WORSE_KEY) == str(stage.first_epoch)
+    except (OSError, SafetensorError):
+        return False
 
 
 def _remedy(run: RunContext, state: TrainingState, stage: Stage) -> str:
