@@ -49,8 +49,8 @@ def probe(dataset: CropDataset, max_bad_fraction: float, *, flag: str = "--data_
     if seconds > SLOW_SECONDS:
         command = f"prepare_data.py --mode preprocess --target_size {dataset.image_size}"
         console.info(
-            f"decoding takes {seconds:.1f} s of one core per image, which may limit training: {command} makes "
-            "copies that decode faster"
+            f"decoding takes {seconds:.1f} s of one core per image, which may limit training: {command} "
+            "makes copies that decode faster"
         )
     if not rejected:
         return []
