@@ -56,6 +56,32 @@ def lock_in_another_process(folder: Path) -> str:
     return found.stdout.strip() or found.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need special permissions")
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".lock",
+        "checkpoint_epoch_3.pt.tmp",
+        "checkpoint_epoch_3.pt.sha256.tmp",
+        "metrics.jsonl",
+        "vae/config.json",
+    ],
+)
+@pytest.mark.parametrize("folder", [False, True])
+def test_nothing_is_written_through_a_link(tmp_path, name, folder):
+    """Into a folder that came from others, at a file or at the folder of files."""
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    (outside / "letter.txt").write_text("dear")
+    link = run / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside if folder else outside / "letter.txt")
+    with FolderLock() as lock, pytest.raises(UserError, match=f"contains the link {name}, and a run could"):
+        lock.acquire(run)
+    assert [path.name for path in outside.iterdir()] == ["letter.txt"]
+    assert (outside / "letter.txt").read_text() == "dear"
+
+
 def test_lock_names_the_process_that_holds_it(tmp_path):
     with Holder(tmp_path) as holder, FolderLock() as lock, pytest.raises(UserError) as caught:
         lock.acquire(tmp_path)

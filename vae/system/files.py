@@ -9,7 +9,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,6 +54,18 @@ def remove_temporary(folder: Path) -> None:
     for path in folder.glob("*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
+
+
+def find_link(folder: Path) -> Path | None:
+    """A symbolic link in a folder or directly in one of its folders: writing could follow it."""
+    for path in folder.iterdir():
+        if path.is_symlink():
+            return path
+        with suppress(OSError):  # a folder without permission, such as lost+found: nothing is written there
+            for inner in path.iterdir() if path.is_dir() else ():
+                if inner.is_symlink():
+                    return inner
+    return None
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from typing import IO
 
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import remove_temporary
+from vae.system.files import find_link, remove_temporary
 from vae.system.record_locks import lock_byte
 
 LOCK_NAME = ".lock"
@@ -36,11 +36,17 @@ class FolderLock:
     def acquire(self, folder: Path) -> None:
         """Lock an existing `folder`, unless this object has; UserError if another process holds the lock.
 
+        Also a UserError if the folder contains a link, as one from others may: a run would write through it.
         A file system without locks is reported, and the run continues without one. Else temporary files of
         runs that were killed are removed.
         """
         if self._file is not None:
             return
+        if link := find_link(folder):
+            raise UserError(
+                f"--output_dir {folder} contains the link {link.relative_to(folder)}, and a run could change "
+                "what it points at: replace it by a copy, or remove it"
+            )
         file = (folder / LOCK_NAME).open("a+", encoding="utf-8")
         try:
             if not lock_byte(file.fileno()):
