@@ -1,8 +1,10 @@
 """Command-line flags and JSON files of the trainer: names, defaults, validation and docs/flags.md."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
@@ -10,10 +12,10 @@ from tests.harness.runs import ROOT
 from vae.config.check_flags import parse_check_flags
 from vae.config.evaluate_flags import parse_evaluate_flags
 from vae.config.export_flags import parse_export_flags
-from vae.config.flags import build_parser, parse_flags
+from vae.config.flags import COMMON, build_parser, parse_flags
 from vae.config.flags_table import flags_markdown
 from vae.config.infer_flags import parse_infer_flags
-from vae.config.options import Config, all_options, build, flatten
+from vae.config.options import ActionConfig, Config, all_options, build, flatten
 from vae.config.prepare_flags import parse_prepare_flags
 from vae.system.errors import EXIT_CONFIG, EXIT_USAGE, UsageError, UserError
 
@@ -84,7 +86,6 @@ def test_stable_flags_have_their_defaults(name):
     assert flatten(Config())[name] == (
         list(STABLE_DEFAULTS[name]) if name == "channels" else STABLE_DEFAULTS[name]
     )
-    assert f"--{name}" in build_parser().format_help()
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -93,12 +94,40 @@ def test_every_switch_has_both_forms(name):
     assert parse_flags([f"--no-{name}"]) == {name: False}
 
 
-def test_every_flag_has_help_and_default():
-    help_text = " ".join(build_parser().format_help().split())
-    for name, (_, item) in all_options().items():
-        assert item.metadata["help"], name
-        assert f"--{name}" in help_text
-    assert help_text.count("(default:") >= len(all_options())
+# What the guide types: docs/training.md and the README.
+TYPED = (
+    "data_path output_dir config profile resume_from image_size batch_size num_epochs accumulation_steps "
+    "learning_rate weight_decay warmup_epochs gradient_clip z_channels channels kl_weight perceptual_weight "
+    "mixed_precision use_bf16 enable_tf32 channels_last persistent_workers use_torch_compile num_workers "
+    "checkpoint_freq save_samples_freq val_split val_freq val_path max_steps keep_checkpoints early_stopping"
+)
+
+
+def test_help_shows_the_flags_that_people_use():
+    """About forty, in groups, and how to see the rest."""
+    shown = re.findall(r"^  --(?:\[no-\])?(\w+)", build_parser().format_help(), re.MULTILINE)
+    assert set(shown) == {*COMMON, "help_all"}
+    assert set(TYPED.split()) <= COMMON
+    assert len(COMMON) < 45
+    assert "--help_all shows all" in build_parser().format_help()
+
+
+def test_help_all_shows_every_flag_with_its_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_flags(["--help_all"])
+    assert ended.value.code == 0
+    shown = re.findall(r"^  --(?:\[no-\])?(\w+)", capsys.readouterr().out, re.MULTILINE)
+    actions = [item.name for item in fields(ActionConfig)]
+    assert shown == ["help_all", *actions, *all_options()]
+    assert all(item.metadata["help"] for _, item in all_options().values())
+
+
+def test_help_texts_name_units_instead_of_types():
+    text = " ".join(build_parser(everything=True).format_help().split())
+    for word in (" float", " int ", "default: none", "--no-list_profiles", "(default: --seed (default"):
+        assert word not in text
+    assert "--split_seed N seed of --val_split" in text
+    assert "(default: --seed)" in text
 
 
 def test_result_contains_only_given_flags():

@@ -13,15 +13,15 @@ def test_input_files_may_have_the_names_of_flags():
 
 
 @pytest.mark.parametrize(
-    ("flag", "message"),
+    ("flags", "message"),
     [
-        ("--steps=9", "--steps .*--mode interpolate, not .*--mode reconstruct: remove"),
-        ("--tile_size=64", "--tile_size 64 .*without --tile: add --tile"),
+        (["--steps=9"], "--steps .*--mode interpolate, not .*--mode reconstruct: remove"),
+        (["--no-tile", "--tile_size=64"], "--tile_size 64 has no effect with --no-tile: remove"),
     ],
 )
-def test_flag_without_effect_is_refused(flag, message):
+def test_flag_without_effect_is_refused(flags, message):
     with pytest.raises(UserError, match=f"^{message}"):
-        parse_infer_flags([*WORDS, "image.png", flag])
+        parse_infer_flags([*WORDS, "image.png", *flags])
 
 
 def test_file_name_that_starts_with_a_minus_can_be_given():

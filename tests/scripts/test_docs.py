@@ -14,7 +14,6 @@ from launchers.menu import MENU
 from tests.harness.runs import ROOT
 from tests.harness.toy_networks import TERM_WEIGHTS
 from vae.config.flags import command_words
-from vae.config.prepare_flags import CONFIG_OF
 from vae.config.recipes import RECIPES
 from vae.training.records.health import Gathered
 from vae.training.validation.slices import slice_record
@@ -57,23 +56,24 @@ def ids(path: Path) -> str:
     return path.name
 
 
+def help_text(start: list[str], flag: str) -> str:
+    command = [sys.executable, *start, flag]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
 @functools.cache
 def flags_of(program: str) -> frozenset[str]:
     """Every flag in the help of a script, of a launcher, or of a module that runs with -m."""
-    calls = [["--help"]]
     if program in LAUNCHERS:
         start = ["-m", LAUNCHERS[program]]
-    elif program == "prepare_data.py":
-        start, calls = [program], [["--mode", mode, "--help"] for mode in CONFIG_OF]
     else:
         start = ["-m", program] if not program.endswith(".py") else [program]
-    found = {"--help"}
-    for call in calls:
-        done = subprocess.run(
-            [sys.executable, *start, *call], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60
-        )
-        assert done.returncode == 0, f"{program} {call}: {done.stderr}"
-        found |= set(FLAG.findall(done.stdout))
+    text = help_text(start, "--help")
+    if "--help_all" in text:
+        text = help_text(start, "--help_all")
+    found = {"--help", "--help_all", *FLAG.findall(text.replace("--[no-]", "--"))}
     if program.startswith("train_rtx5090"):
         found |= flags_of("train_vae.py")
     return frozenset(found | {flag.replace("--", "--no-", 1) for flag in found})

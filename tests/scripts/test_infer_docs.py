@@ -45,7 +45,7 @@ def test_every_command_runs(workplace):
 
 def test_examples_in_the_help_run(workplace):
     lines = [shlex.split(line) for line in EPILOG.splitlines() if line.startswith("  infer_vae.py")]
-    assert len(lines) == 4
+    assert len(lines) == 3
     for _, *words in lines:
         assert infer_vae.main([*words, "--overwrite"]) == 0, words
 

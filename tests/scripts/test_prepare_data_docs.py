@@ -35,11 +35,17 @@ def test_page_lists_every_flag_with_its_default(mode):
             assert rows[name].split(";")[0] == default_text(item), name
 
 
-def test_help_without_a_mode_lists_the_flags_of_every_mode(capsys):
+def help_of(argv, capsys):
     with pytest.raises(SystemExit) as ended:
-        parse_prepare_flags(["--help"])
+        parse_prepare_flags(argv)
     assert ended.value.code == 0
-    printed = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+def test_help_describes_the_modes_and_help_all_lists_their_flags(capsys):
+    short, everything = help_of(["--help"], capsys), help_of(["--help_all"], capsys)
+    assert "--mode MODE --help" in short
     for mode, config in CONFIG_OF.items():
-        text = printed[printed.index(f"usage: prepare_data.py --mode {mode} ") :]
-        assert all(f"--{item.name}" in text.split("\n\nusage:")[0] for item in fields(config))
+        assert f"  {mode} " in short
+        text = everything[everything.index(f"usage: prepare_data.py --mode {mode} ") :]
+        assert all(item.name in text.split("\nusage:")[0] for item in fields(config))

@@ -94,7 +94,7 @@ class EvaluateConfig:
         "also measure the mean of the reconstructions of all --vae, which may differ in shape and start",
     )
     ensemble_weights: tuple[float, ...] | None = option(
-        None, "weights of --ensemble, one for each --vae; none: equal", metavar="WEIGHT", at_least=0
+        None, "weights of --ensemble, one for each --vae", metavar="WEIGHT", at_least=0, unset="equal"
     )
     probe: str | None = option(
         None,

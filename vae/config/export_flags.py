@@ -61,7 +61,8 @@ class ExportConfig:
     data_path: str | None = option(None, "images for measuring the latents and testing fp16", metavar="DIR")
     image_size: int | None = option(
         None,
-        "side of the centre crops of those images, in px; none: the training size of the VAE, or 256",
+        "side of the centre crops of those images, in px",
+        unset="the training size of the VAE, or 256",
         at_least=MIN_IMAGE_SIZE,
     )
     num_images: int = option(256, "maximum number of those images, spread over all; 0: all", at_least=0)

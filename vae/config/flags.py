@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Collection
 from dataclasses import MISSING, Field, fields
 from functools import partial
 from pathlib import Path
@@ -14,38 +15,88 @@ from vae.config.values import base_type, check, from_json, is_list, nearest
 from vae.system import files
 from vae.system.errors import UserError
 
+# What --help of train_vae.py shows; --help_all and docs/flags.md have the other flags too.
+_COMMON = """
+list_profiles
+channels z_channels init_from
+data_path val_path val_split image_size num_workers persistent_workers
+reconstruction_weight perceptual_weight perceptual_net kl_weight adversarial_weight disc_start
+learning_rate weight_decay warmup_epochs gradient_clip ema_decay
+mixed_precision use_bf16 enable_tf32 channels_last use_torch_compile
+config profile output_dir resume_from batch_size accumulation_steps num_epochs train_minutes find_lr max_steps
+progressive checkpoint_freq keep_checkpoints save_samples_freq val_freq early_stopping seed
+"""
+COMMON = frozenset(_COMMON.split())
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
 
-def build_parser() -> OneLineParser:
-    """The parser of train_vae.py. Its result contains only the flags that were given."""
-    parser = OneLineParser(
-        prog="train_vae.py",
-        description="Train a high-resolution image VAE (AutoencoderKL) on a folder of images.",
-        epilog="Precedence of sources: flag, JSON file, checkpoint, profile, card, default.",
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-        formatter_class=_help_format,
+
+def build_parser(*, everything: bool = False) -> OneLineParser:
+    """The parser of train_vae.py. Its result contains only the flags that were given.
+
+    Its help shows the flags in COMMON, or `everything`.
+    """
+    count = sum(len(fields(section)) for section in (ActionConfig, *sections().values()))
+    parser = new_parser(
+        "train_vae.py",
+        "Train a high-resolution image VAE (AutoencoderKL) on a folder of images.",
+        ("" if everything else f"--help_all shows all {count} flags. ")
+        + "Each is also a key of the JSON file of --config.\nEvery on/off flag also has a --no- form. "
+        "Precedence of sources: flag, JSON file, checkpoint,\nprofile, card, default.",
     )
     for name, section in {"actions": ActionConfig, **sections()}.items():
         group = parser.add_argument_group(name, section_title(section))
         for item in fields(section):
-            _add(group, item)
+            _add(group, item, shown=everything or item.name in COMMON)
+    add_help_all(parser)
     return parser
 
 
-def _add(group: argparse._ActionsContainer, item: Field[Any]) -> None:
-    required = item.default is MISSING
-    default = "required" if required else f"default: {default_text(item)}"
-    help_text = f"{item.metadata['help']} ({default})".replace("%", "%%")
+def new_parser(prog: str, description: str, epilog: str) -> OneLineParser:
+    """A parser without flags, as every script has it."""
+    return OneLineParser(
+        prog=prog,
+        usage=f"{prog} [flags]",
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_HelpFormatter,
+    )
+
+
+def add_help_all(parser: OneLineParser) -> None:
+    """--help_all, for a parser that has been built with all of its flags shown if it is given."""
+    parser.add_argument("--help_all", action="help", help="show every flag and exit")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows an on/off flag in one form: --[no-]NAME, or --NAME for one that is off by default."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=34, width=108)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return str(action.metavar)
+        return super()._format_action_invocation(action)
+
+
+def _add(group: argparse._ActionsContainer, item: Field[Any], *, shown: bool = True) -> None:
+    text = default_text(item)
+    default = {"required": " (required)", "none": "", "off": ""}.get(text, f" (default: {text})")
+    help_text = f"{item.metadata['help']}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
     if base_type(item) is bool:
-        group.add_argument(f"--{item.name}", action=argparse.BooleanOptionalAction, help=help_text)
+        action = group.add_argument(f"--{item.name}", action=argparse.BooleanOptionalAction, help=help_text)
+        action.metavar = f"--{item.name}" if item.default is False else f"--[no-]{item.name}"
         return
+    choices = item.metadata["choices"]
     group.add_argument(
         f"--{item.name}",
         type=base_type(item),
-        required=required,
-        choices=item.metadata["choices"],
+        required=item.default is MISSING,
+        choices=choices,
         nargs="+" if is_list(item) else None,
-        metavar=item.metadata["metavar"] or (None if item.metadata["choices"] else base_type(item).__name__),
+        metavar=item.metadata["metavar"] or (None if choices else _METAVARS[base_type(item)]),
         help=help_text,
     )
 
@@ -53,8 +104,10 @@ def _add(group: argparse._ActionsContainer, item: Field[Any]) -> None:
 def default_text(item: Field[Any]) -> str:
     """An option's default as --help and docs/flags.md print it."""
     default: Any = item.default
+    if default is MISSING:
+        return "required"
     if default is None:
-        return "auto" if base_type(item) is bool else "none"
+        return item.metadata["unset"] or ("auto" if base_type(item) is bool else "none")
     if isinstance(default, bool):
         return "on" if default else "off"
     return " ".join(map(str, default)) if is_list(item) else str(default)
@@ -68,21 +121,25 @@ def parse_section(section: type, prog: str, description: str, epilog: str, argv:
     return section(**parse_values(section, prog, description, epilog, argv))
 
 
-def parse_values(section: type, prog: str, description: str, epilog: str, argv: list[str]) -> dict[str, Any]:
+def parse_values(
+    section: type,
+    prog: str,
+    description: str,
+    epilog: str,
+    argv: list[str],
+    details: Collection[str] = (),
+) -> dict[str, Any]:
     """The values of the flags that were given; an option with the default MISSING is required.
 
-    Raises UsageError if the command line cannot be parsed and UserError if a value is outside its limits.
+    Only --help_all shows the options in `details`. Raises UsageError if the command line cannot be parsed and
+    UserError if a value is outside its limits.
     """
-    parser = OneLineParser(
-        prog=prog,
-        description=description,
-        epilog=epilog,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-        formatter_class=_help_format,
-    )
+    parser = new_parser(prog, description, epilog)
+    everything = "--help_all" in argv
     for item in fields(section):
-        _add(parser, item)
+        _add(parser, item, shown=everything or item.name not in details)
+    if details:
+        add_help_all(parser)
     values = vars(parser.parse(argv))
     for item in fields(section):
         if item.name in values:
@@ -92,16 +149,12 @@ def parse_values(section: type, prog: str, description: str, epilog: str, argv: 
     return values
 
 
-def _help_format(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=108)
-
-
 def parse_flags(argv: list[str]) -> dict[str, Any]:
     """Option values of the trainer's command line; they override the values of its --config file.
 
     Raises UsageError for an unknown flag and UserError for a value outside its limits.
     """
-    parser = build_parser()
+    parser = build_parser(everything="--help_all" in argv)
     values = vars(parser.parse(argv))
     options = {
         item.name: item for section in (ActionConfig, *sections().values()) for item in fields(section)

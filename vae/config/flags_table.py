@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from vae.config.flags import default_text
+from vae.config.flags import COMMON, default_text
 from vae.config.options import ActionConfig, section_title, sections
 from vae.config.recipes import profile_table
 
@@ -13,7 +13,8 @@ def flags_markdown() -> str:
         "# Flags of train_vae.py",
         "",
         "`python -m vae.config.flags_table` generates this page from `vae/config/options.py`.",
-        "Every on/off flag also has a `--no-` form.",
+        "`--help` shows the flags in bold, `--help_all` shows all. Each is also a key of the JSON file of",
+        "`--config`, except the actions. Every on/off flag also has a `--no-` form.",
         "Precedence of sources: flag, JSON file, checkpoint, profile, card, default.",
     ]
     for name, section in {"actions": ActionConfig, **sections()}.items():
@@ -22,7 +23,8 @@ def flags_markdown() -> str:
         for item in fields(section):
             choices = item.metadata["choices"]
             meaning = item.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
-            lines.append(f"| `--{item.name}` | {meaning} | {default_text(item)} |")
+            flag = f"**`--{item.name}`**" if item.name in COMMON else f"`--{item.name}`"
+            lines.append(f"| {flag} | {meaning} | {default_text(item)} |")
     lines += ["", "## Profiles", "", "```", profile_table(), "```"]
     return "\n".join(lines) + "\n"
 

@@ -62,7 +62,8 @@ class InferConfig:
     tile: bool | None = option(
         None,
         "compute layer by layer over tiles, with features in host memory, and show progress within an image; "
-        "same result up to rounding; default: large images on a CPU, and images that do not fit into memory",
+        "same result up to rounding",
+        unset="images above one megapixel on a CPU, and images that do not fit into memory",
     )
     tile_size: int = option(
         512, "side of the tiles in px; smaller tiles need less memory", metavar="PX", at_least=32

@@ -25,10 +25,15 @@ def option(
     at_least: float | None = None,
     at_most: float | None = None,
     auto: bool = False,
+    unset: str | None = None,
 ) -> Any:
-    """A dataclass field with its help text and valid values; `auto` also allows the text "auto"."""
+    """A dataclass field with its help text and valid values; `auto` also allows the text "auto".
+
+    `unset` is what the default None means, as the help prints it.
+    """
     limits = {"at_least": at_least, "at_most": at_most, "auto": auto}
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar, **limits})
+    texts = {"help": help, "choices": choices, "metavar": metavar, "unset": unset}
+    return field(default=default, metadata={**texts, **limits})
 
 
 def term_weight(default: float, help: str, term: str, *, always: bool = False) -> Any:
@@ -70,9 +75,9 @@ def cache_dir_option() -> Any:
     """--cache_dir of every script that reads a dataset on a remote store."""
     return option(
         None,
-        "folder on this machine for the shards of remote datasets, in its subfolder vae-trainer-shards; "
-        "default: vae-trainer in the user's cache folder",
+        "folder on this machine for the shards of remote datasets, in its subfolder vae-trainer-shards",
         metavar="DIR",
+        unset="vae-trainer in the user's cache folder",
     )
 
 
@@ -80,7 +85,7 @@ def cache_gib_option(without: str = "; 0: none, images are read one by one over 
     """--cache_gib of every script that reads a dataset on a remote store; `without`: what 0 means."""
     return option(
         50,
-        "most GiB of --cache_dir, or less if the disk has less room; the shards used longest ago are removed"
+        "maximum GiB of --cache_dir, less if the disk is smaller; the shards used longest ago are removed"
         + without,
         metavar="GIB",
         at_least=0,
@@ -164,8 +169,8 @@ class DataConfig:
     )
     split_seed: int | None = option(
         None,
-        "seed of --val_split, so that runs with several --seed have the same validation images; default: "
-        "--seed",
+        "seed of --val_split, so that runs with several --seed have the same validation images",
+        unset="--seed",
         at_least=0,
         at_most=2**63 - 1,
     )
@@ -289,9 +294,10 @@ class OptimConfig:
     )
     learning_rate: float | None = option(
         None,
-        "peak learning rate of the autoencoder; default: 1e-4 x 512 / widest level, less for a stage of "
-        "fewer than 400 steps, half for a trained VAE and for later stages (docs/training.md)",
+        "peak learning rate of the autoencoder",
         metavar="RATE",
+        unset="1e-4 x 512 / widest level, less for a stage of fewer than 400 steps, half for a trained VAE "
+        "and for later stages; see docs/training.md",
         at_least=0,
     )
     weight_decay: float = option(1e-5, "decoupled weight decay", at_least=0)
@@ -337,7 +343,9 @@ class SpeedConfig:
         False, "use bf16 if the device supports it, else fp16 with loss scaling; the choice is printed"
     )
     use_bf16: bool | None = option(
-        None, "use bf16 even if it is slow; an error if the device does not support it; --no-use_bf16: never"
+        None,
+        "use bf16 even if it is slow; an error if the device does not support it; --no-use_bf16: never",
+        unset="see --mixed_precision",
     )
     enable_tf32: bool = option(True, "use TF32 for fp32 matrix products and convolutions on NVIDIA cards")
     channels_last: bool = option(True, "use the NHWC memory layout")
@@ -346,8 +354,8 @@ class SpeedConfig:
     )
     cuda_graph: bool | None = option(
         None,
-        "start a step's kernels with one call, for cards that compute faster than the host starts them; "
-        "default: if the memory of a step fits twice, with one process and without --profile_steps",
+        "start a step's kernels with one call, for cards that compute faster than the host starts them",
+        unset="on if the memory of a step fits twice, with one process and without --profile_steps",
     )
     micro_batch_size: str = option(
         "auto",

@@ -42,6 +42,9 @@ class OneLineParser(argparse.ArgumentParser):
         """Print. argparse itself ignores a closed pipe or a full disk when a help text fills the buffer."""
         (file or sys.stderr).write(message)
 
+    def _list(self) -> str:
+        return where_listed(flag for action in self._actions for flag in action.option_strings)
+
     def _switches(self) -> list[str]:
         """The flags without a value."""
         return [flag for action in self._actions if action.nargs == 0 for flag in action.option_strings]
@@ -52,7 +55,7 @@ class OneLineParser(argparse.ArgumentParser):
             raise UsageError(unknown_choice(action.option_strings[0], value, action.choices))
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(self._reworded(message) or f"{message} (--help lists every flag)")
+        raise UsageError(self._reworded(message) or f"{message} ({self._list()})")
 
     def _reworded(self, message: str) -> str | None:
         """A message of argparse with the remedy; None for those that nothing is known about."""
@@ -66,7 +69,7 @@ class OneLineParser(argparse.ArgumentParser):
         if found := re.fullmatch(r"argument (--\w+): expected (one|at least one) argument", message):
             return f"{found[1]} needs a value; one that starts with a minus is written {found[1]}=VALUE"
         if found := re.fullmatch(r"the following arguments are required: (.*)", message):
-            return f"{found[1]} {'are' if ',' in found[1] else 'is'} missing (--help lists every flag)"
+            return f"{found[1]} {'are' if ',' in found[1] else 'is'} missing ({self._list()})"
         return None
 
 
@@ -87,4 +90,10 @@ def _without_commas(value: str, is_list: bool) -> str:
 
 def unknown_flag(flag: str, known: Iterable[str]) -> str:
     """The message about a flag that does not exist."""
-    return f"unknown flag {flag}{nearest(flag, known)} (--help lists every flag)"
+    known = list(known)
+    return f"unknown flag {flag}{nearest(flag, known)} ({where_listed(known)})"
+
+
+def where_listed(flags: Iterable[str]) -> str:
+    """Which of these flags shows all others."""
+    return f"{'--help_all' if '--help_all' in flags else '--help'} lists every flag"

@@ -45,15 +45,16 @@ class ReadingConfig:
     )
     ray_address: str | None = option(
         None,
-        "cluster of --engine ray, such as 10.0.0.1:6379; none: RAY_ADDRESS, or the cluster that runs on this "
-        "machine, or a new one on it",
+        "cluster of --engine ray, such as 10.0.0.1:6379",
         metavar="ADDRESS",
+        unset="RAY_ADDRESS, or the cluster that runs on this machine, or a new one on it",
     )
     time_limit: float = option(60.0, "time limit for one image", metavar="SECONDS")
     memory_gib: float | None = option(
         None,
-        "memory limit for one image; not on Windows; none: 16 bytes per pixel of --max_pixels, plus 1 GiB",
+        "memory limit for one image; not on Windows",
         metavar="GIB",
+        unset="16 bytes per pixel of --max_pixels, plus 1 GiB",
     )
 
 
@@ -91,8 +92,9 @@ class ValidateConfig(ReadingConfig):
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
     val_path: str | None = option(
         None,
-        "dataset of shards that must share no image with the one in --input_dir; none: its validation set",
+        "dataset of shards that must share no image with the one in --input_dir",
         metavar="FILE",
+        unset="its validation set",
     )
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option("; it needs room for the largest shard")
@@ -135,6 +137,9 @@ class AnalyzeConfig(ReadingConfig):
     )
 
 
+PREVIOUS = "as in the previous split; first split: "
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     """Assign the images of a manifest to training and validation."""
@@ -142,34 +147,36 @@ class SplitConfig:
     input_dir: str = option(MISSING, "folder with a manifest, or the manifest itself", metavar="DIR")
     val_split: float | None = option(
         None,
-        "share of the validation set; none: as in the previous split; first split: 0.1, or 0 with "
-        "--num_folds",
+        "share of the validation set",
         metavar="SHARE",
+        unset=f"{PREVIOUS}0.1, or 0 with --num_folds",
     )
     num_folds: int | None = option(
         None,
-        "folds that the other images are divided into; none: as in the previous split; first split: no folds",
+        "folds that the other images are divided into",
         metavar="K",
+        unset=f"{PREVIOUS}no folds",
     )
     group_by: str | None = option(
         None,
         "images to keep together: near_duplicates, manifest (the groups in it), folder:N "
-        "(the N outermost folders) or a column of --features; none: as in the previous split; first split: "
-        "manifest if it has groups, otherwise near_duplicates",
+        "(the N outermost folders) or a column of --features",
         metavar="RULE",
+        unset=f"{PREVIOUS}manifest if it has groups, otherwise near_duplicates",
     )
     label_by: str | None = option(
         None,
-        "label to balance by: manifest, folder:N or a column of --features; none: as in the previous split; "
-        "first split: manifest",
+        "label to balance by: manifest, folder:N or a column of --features",
         metavar="RULE",
+        unset=f"{PREVIOUS}manifest",
     )
     features: str | None = option(None, "CSV file with the columns id, filepath and others", metavar="FILE")
     labels: str | None = option(None, "CSV file with id and a label, or one-hot columns", metavar="FILE")
     seed: int | None = option(
         None,
-        "another seed gives another split; none: as in the previous split; first split: 0",
+        "another seed gives another split",
         metavar="N",
+        unset=f"{PREVIOUS}0",
         at_least=0,
     )
     num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
@@ -212,11 +219,9 @@ def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
     given = {word.split("=")[0] for word in words if word.startswith("--")}
     _refuse_unknown_flags(mode, given)
     if mode is None:
-        if not {"-h", "--help"} & set(words):
-            raise UsageError(
-                f"--mode is missing: give one of {', '.join(CONFIG_OF)} (--help lists every flag)"
-            )
-        _print_help_of_every_mode()
+        if not {"-h", "--help", "--help_all"} & set(words):
+            raise UsageError(f"--mode is missing: give one of {', '.join(CONFIG_OF)} (--help describes them)")
+        _print_help(everything="--help_all" in words)
         sys.exit(0)
     if "--undo_quarantine" in given:  # its own message about a missing folder names the folder in the record
         words = ["--input_dir", os.devnull, *words]
@@ -233,17 +238,25 @@ def _parse_mode(mode: str, words: list[str]) -> PrepareConfig:
         raise UsageError(str(error)) from None
 
 
-def _print_help_of_every_mode() -> None:
-    console.info(DESCRIPTION)
-    for mode in CONFIG_OF:
-        console.info("")
-        with suppress(SystemExit):  # argparse exits after it prints the help
-            _parse_mode(mode, ["--help"])
+def _print_help(*, everything: bool) -> None:
+    """The modes, or `everything`: the flags of each mode."""
+    console.info(f"usage: prepare_data.py --mode MODE [flags]\n\n{DESCRIPTION}\n")
+    for mode, section in CONFIG_OF.items():
+        if everything:
+            with suppress(SystemExit):  # argparse exits after it prints the help
+                _parse_mode(mode, ["--help"])
+            console.info("")
+        else:
+            console.info(f"  {mode:<12}{section.__doc__}")
+    if not everything:
+        console.info(
+            "\nprepare_data.py --mode MODE --help shows the flags of a mode, --help_all those of all modes."
+        )
 
 
 def _refuse_unknown_flags(mode: str | None, given: set[str]) -> None:
     """Raise UsageError for a flag that no mode has, or that another mode has."""
-    for flag in sorted(given - {"--help"}):
+    for flag in sorted(given - {"--help", "--help_all"}):
         if not (owners := _owners(flag)):
             raise UsageError(_unknown_flag(mode, flag))
         if mode is not None and mode not in owners:

@@ -82,8 +82,9 @@ class TuneConfig:
     )
     cards: tuple[int, ...] | None = option(
         None,
-        "numbers of the CUDA cards to use, one process each; default: one process on the first card",
+        "numbers of the CUDA cards to use, one process each",
         metavar="N",
+        unset="one process on the first card",
         at_least=0,
     )
 
