@@ -11,13 +11,8 @@ def main(argv: list[str]) -> int:
     from vae.evaluation.precheck import check_command
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
-    if config.probe_profile is not None:
-        from vae.classifier.run import run_profile
-
-        run_profile(config)
-        return 0
-    if config.probe is not None:
-        from vae.evaluation.probe.run import run_probe
+    if config.probe is not None or config.probe_profile is not None:
+        from vae.probe.command import run_probe
 
         run_probe(config)
         return 0
@@ -28,6 +23,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_script(
-        "evaluate_vae.py", main, stopped="stopped: no results; latents and epochs of --probe_profile are kept"
-    )
+    run_script("evaluate_vae.py", main, stopped="stopped: no results; latents and epochs of a probe are kept")

@@ -114,7 +114,7 @@ def test_comparison_writes_correct_values_to_every_file(flags, folder, tmp_path)
 
 
 def test_samples_of_the_posterior_do_not_depend_on_the_batch(flags, tmp_path):
-    flags.update({"--posterior": "sample", "--vae": flags["--vae"][:1], "--probe_images": 0})
+    flags.update({"--posterior": "sample", "--vae": flags["--vae"][:1], "--equivariance_images": 0})
     found = []
     for batch, seed in ((1, 0), (3, 0), (1, 1)):
         flags["--output_dir"] = tmp_path / f"{batch}_{seed}"
@@ -127,7 +127,7 @@ def test_samples_of_the_posterior_do_not_depend_on_the_batch(flags, tmp_path):
 
 def test_one_bicubic_row_for_each_downsampling(flags, tmp_path):
     flags["--vae"].append(str(write_vae(tmp_path / "third", shape=replace(SMALL, channels=(16, 32)))))
-    flags.update({"--samples": 0, "--probe_images": 0, "--max_images": 1})
+    flags.update({"--samples": 0, "--equivariance_images": 0, "--max_images": 1})
     assert run_command(flags)[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     rows = [row for row in results["vaes"] if row["kind"] == "baseline"]
@@ -145,7 +145,7 @@ def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path)
     weights = load_file(file)
     weights["decoder.conv_out.weight"][:] = 3e38  # finite, as files must be, but sums overflow
     save_file(weights, file)
-    flags.update({"--vae": [str(broken)], "--probe_images": 0})
+    flags.update({"--vae": [str(broken)], "--equivariance_images": 0})
     code, output, _ = run_command(flags)
     assert code == 0
     assert "NaN or infinity for 3 of 3 images" in output
@@ -211,7 +211,7 @@ def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
     old = tmp_path / "out" / "samples" / "07_original.png"
     old.write_bytes(b"old")
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    flags.update({"--vae": flags["--vae"][:1], "--probe_images": 0})
+    flags.update({"--vae": flags["--vae"][:1], "--equivariance_images": 0})
     assert run_command(flags, "--overwrite", "--no-codecs")[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["kind"] for row in results["vaes"]] == ["diffusers"]

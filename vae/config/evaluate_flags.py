@@ -18,15 +18,17 @@ from vae.config.values import unknown_choice
 from vae.system.errors import UserError
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
-PROBE_HEADS = ("linear", "mlp", "convnext", "resnet")
+PROBE_HEADS = ("linear", "convnext")
 WHOLE = 0  # as a size: whole images, not cropped
-# The rate, decay and EMA of ConvNeXt (Liu et al. 2022), whose rate of 4e-3 is for 4096 images per step; 90
-# epochs with 5 of warm-up (Goyal et al. 2017).
+# ConvNeXt-T (Liu et al. 2022), whose rate of 4e-3 is for 4096 images per step; 90 epochs (Goyal et al. 2017).
 PROBE_PROFILES: dict[str, dict[str, Any]] = {
     "probe-imagenet": {
         "probe_heads": ("convnext",),
         "probe_epochs": 90,
         "probe_learning_rate": 1e-3,
+        "probe_batch_size": 1024,
+        "probe_widths": (96, 192, 384, 768),
+        "probe_depths": (3, 3, 9, 3),
         "batch_size": 16,
     }
 }
@@ -102,27 +104,10 @@ class EvaluateConfig:
         "manifest.jsonl",
         metavar="FILE",
     )
-    probe_column: str = option("label", "column of --probe with the labels", metavar="NAME")
-    probe_heads: tuple[str, ...] = option(PROBE_HEADS, "classifiers of --probe", metavar="HEAD")
-    probe_folds: int = option(
-        5, "folds of --probe: one is measured, one stops training, the others train", at_least=3
-    )
-    probe_epochs: int = option(30, "most epochs of a classifier", metavar="N", at_least=1)
-    probe_learning_rate: float | None = option(
-        None,
-        "peak of the classifiers' one-cycle schedule; none: found for each by a learning rate range test",
-        at_least=1e-6,
-    )
-    probe_reference: str = option(
-        "auto",
-        "pretrained network of --probe for pixels and reconstructions; auto: the first of resnet50 and "
-        "convnext_22k that is in PyTorch's cache, otherwise none; none: the small heads of --probe_heads",
-        choices=("auto", "none", "resnet50", "convnext_22k"),
-    )
     probe_profile: str | None = option(
         None,
-        "instead of the comparison: train one large classifier on the latents of a training set, and measure "
-        "it on a validation set; labels are in --probe, or in the shards",
+        "instead of the comparison: train the network on the latents of a training set by the recipe of "
+        "ImageNet, and measure it on a validation set; labels are in --probe, or in the shards",
         choices=tuple(PROBE_PROFILES),
     )
     val_path: str | None = option(
@@ -130,48 +115,63 @@ class EvaluateConfig:
         "validation images of --probe_profile; none: the validation.json of the dataset of shards",
         metavar="PATH",
     )
+    probe_column: str = option(
+        "label", "column with the labels; folder: the name of the folder of each image", metavar="NAME"
+    )
+    probe_heads: tuple[str, ...] = option(
+        PROBE_HEADS, "classifiers: linear, convnext (a network); a profile: convnext", metavar="HEAD"
+    )
+    probe_folds: int = option(
+        5, "folds of --probe: each is measured once, and the others train", metavar="N", at_least=3
+    )
+    probe_reference: str = option(
+        "auto",
+        "pretrained network of --probe for pixels and reconstructions; auto: the first of resnet50 and "
+        "convnext_22k that is in PyTorch's cache, otherwise none; none: the heads of --probe_heads",
+        choices=("auto", "none", "resnet50", "convnext_22k"),
+    )
     probe_cache: str | None = option(
         None,
-        "folder for the latents of --probe_profile, which are encoded once; none: latents in --output_dir",
+        "folder for the latents, which are encoded once; none: latents in --output_dir",
         metavar="DIR",
     )
     probe_views: int = option(
         2,
-        "latents of each training image: the square, its mirror image, then random regions of the image",
+        "latents of each training image of --probe_profile: the square, its mirror image, then random "
+        "regions of the image",
         metavar="N",
         at_least=1,
         at_most=100,
     )
+    probe_epochs: int = option(15, "epochs of the network; probe-imagenet: 90", metavar="N", at_least=1)
+    probe_learning_rate: float = option(
+        3e-3, "peak learning rate of the network; probe-imagenet: 0.001", metavar="RATE", at_least=1e-6
+    )
     probe_batch_size: int = option(
-        1024, "images of an optimizer step of --probe_profile", metavar="N", at_least=2
+        64, "images of an optimizer step of the network; probe-imagenet: 1024", metavar="N", at_least=2
     )
     probe_micro_batch_size: str = option(
         "auto",
-        "images of a pass; auto: the most that fit into the memory",
+        "images of a pass of the network; auto: the most that fit into the memory",
         metavar="N",
         auto=True,
         at_least=1,
     )
     probe_widths: tuple[int, ...] = option(
-        (96, 192, 384, 768), "channels of each stage of the classifier", metavar="N", at_least=8
+        (48, 96),
+        "channels of each stage of the network; probe-imagenet: 96 192 384 768",
+        metavar="N",
+        at_least=8,
     )
     probe_depths: tuple[int, ...] = option(
-        (3, 3, 9, 3), "blocks of each stage of the classifier", metavar="N", at_least=1
+        (1, 1), "blocks of each stage of the network; probe-imagenet: 3 3 9 3", metavar="N", at_least=1
     )
-    probe_warmup_epochs: float = option(5.0, "epochs of linear warm-up", metavar="N", at_least=0)
-    probe_weight_decay: float = option(0.05, "weight decay of AdamW", at_least=0)
-    probe_label_smoothing: float = option(
-        0.1, "share of the label that all classes get", at_least=0, at_most=0.9
-    )
-    probe_ema_decay: float = option(
-        0.9999, "decay of the EMA weights, which are measured; 0: no EMA", at_least=0, at_most=0.99999
-    )
-    probe_compile: bool | None = option(None, "compile the classifier of --probe_profile; auto: on a GPU")
+    probe_compile: bool | None = option(None, "compile the network; auto: on a GPU with --probe_profile")
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
     )
-    probe_images: int = option(
+    equivariance_images: int = option(
         16,
         "number of images to measure equivariance on, at the smallest size; 0: none",
         metavar="N",
@@ -215,47 +215,41 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     profile = PROBE_PROFILES.get(given.get("probe_profile", ""), {})
     config = EvaluateConfig(**{**profile, **given})
     _check_together(config)
-    _check_profile(config, given)
+    _check_probe(config, given)
     return config
 
 
 # Flags that only one of the two commands reads.
-_ONLY_PROFILE = (
-    "val_path", "probe_cache", "probe_views", "probe_batch_size", "probe_micro_batch_size", "probe_widths",
-    "probe_depths", "probe_warmup_epochs", "probe_weight_decay", "probe_label_smoothing", "probe_ema_decay",
-    "probe_compile",
-)  # fmt: skip
+_ONLY_PROFILE = ("val_path", "probe_views")
 _NOT_PROFILE = (
     "posterior", "max_images", "perceptual_net", "rfid", "ensemble", "probe_folds", "probe_reference",
-    "codecs", "probe_images", "samples",
+    "codecs", "equivariance_images", "samples",
 )  # fmt: skip
 
 
-def _check_profile(config: EvaluateConfig, given: dict[str, Any]) -> None:
+def _check_probe(config: EvaluateConfig, given: dict[str, Any]) -> None:
     """Raise UserError for flags that have no effect, or that do not fit together."""
     name = config.probe_profile
     useless = next((flag for flag in (_NOT_PROFILE if name else _ONLY_PROFILE) if flag in given), None)
     if useless is not None:
         which = f"with --probe_profile {name}" if name else "without --probe_profile"
         raise UserError(f"--{useless} has no effect {which}: remove it")
-    if name is None:
-        return
-    if len(config.sizes) > 1 or WHOLE in config.sizes:
+    if (name or config.probe) and (len(config.sizes) > 1 or WHOLE in config.sizes):
         shown = " ".join(map(str, config.sizes))
-        raise UserError(f"--sizes {shown}: --probe_profile needs one size of squares, such as --sizes 256")
-    if len(config.probe_heads) > 1:
-        shown = " ".join(config.probe_heads)
-        raise UserError(f"--probe_heads {shown}: --probe_profile trains one classifier: give one of them")
+        raise UserError(
+            f"--sizes {shown}: {'--probe_profile' if name else '--probe'} needs one size of squares, such as "
+            "--sizes 256"
+        )
+    unknown = next((head for head in config.probe_heads if head not in PROBE_HEADS), None)
+    if unknown is not None:
+        raise UserError(unknown_choice("--probe_heads", unknown, PROBE_HEADS))
     if len(config.probe_widths) != len(config.probe_depths):
         raise UserError(
             f"--probe_widths has {len(config.probe_widths)} stages, and --probe_depths "
             f"{len(config.probe_depths)}: give one number for each stage in both"
         )
-    odd = next((width for width in config.probe_widths if width % 8), None)
-    if odd is not None:
-        raise UserError(
-            f"--probe_widths {odd} is not a multiple of 8: try {odd // 8 * 8} or {odd // 8 * 8 + 8}"
-        )
+    if sum(config.probe_depths) < 2:
+        raise UserError("--probe_depths 1: the network needs at least two blocks, such as 1 1")
 
 
 def _check_together(config: EvaluateConfig) -> None:
@@ -269,11 +263,6 @@ def _check_together(config: EvaluateConfig) -> None:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise UserError(f"--{name} contains {twice} twice: give it once")
-    unknown = next((head for head in config.probe_heads if head not in PROBE_HEADS), None)
-    if unknown is not None:
-        raise UserError(unknown_choice("--probe_heads", unknown, PROBE_HEADS))
-    if config.probe is not None and WHOLE in config.sizes:
-        raise UserError("--probe needs squares: give another size than --sizes 0")
     if config.ensemble and len(config.vae) < 2:
         raise UserError("--ensemble needs several VAEs: list them all after one --vae, or remove --ensemble")
     weights = config.ensemble_weights

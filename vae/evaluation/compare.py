@@ -193,11 +193,11 @@ def _measure_row(
         if isinstance(codec, VaeCodec):
             result.latents = codec.latents.facts(codec.model)
             result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
-            if config.probe_images:
+            if config.equivariance_images:
                 batches = (
                     to_float(images).to(metrics.device) for _, images in image_set.batches(sizes[0], 1)
                 )
-                probed = islice(batches, config.probe_images)
+                probed = islice(batches, config.equivariance_images)
                 result.equivariance = equivariance(codec.model, probed, codec.dtype)
 
 

@@ -72,7 +72,7 @@ def _check_labels(labels: str) -> None:
 
 
 def _check_sklearn() -> None:
-    """Raise UserError if the package that scores a probe is missing."""
+    """Raise UserError if the package of the linear head and the scores is missing."""
     if not importlib.util.find_spec("sklearn"):
         raise UserError("--probe needs scikit-learn: run python -m pip install scikit-learn")
 

@@ -1,4 +1,4 @@
-"""--find_lr: a learning rate range test with real steps on a copy of everything (`vae/lr_range.py`).
+"""--find_lr: a learning rate range test with real steps on a copy of everything (`lr_range.py`).
 
 The unchanged weights are measured on the same images, crops and noise.
 """
@@ -15,11 +15,11 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vae.config.flags import command_words
-from vae.lr_range import HIGHEST, LOWEST, Curve, has_diverged, rising_rates, suggest
 from vae.system import console
 from vae.system.files import atomic_path, write_json
 from vae.training.context import RunContext, StageContext
 from vae.training.loop import measure_losses, update_weights
+from vae.training.lr_range import HIGHEST, LOWEST, Curve, has_diverged, rising_rates, suggest
 from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.state import TrainingState

@@ -23,9 +23,9 @@ from tests.harness.http_store import http_store, hurry
 from tests.harness.labelled_shards import CLASSES, drawn, write_labelled
 from tests.harness.runs import ROOT
 from tests.harness.small_vae import SMALL, write_vae
-from vae.classifier import latent_cache
-from vae.classifier import run as recipe_run
 from vae.images.formats import BadImageError
+from vae.probe import command, latents
+from vae.probe.training import Training
 from vae.shards.index import Shard, dataset_content, read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.files import read_json, write_json
@@ -81,7 +81,9 @@ def results(out: Path) -> tuple[dict, str]:
 
 def test_a_whole_recipe_writes_scores_and_probabilities(folder, tmp_path, capsys):
     assert run(folder, tmp_path / "out", probe_views=3) == 0
-    assert "96 training and 24 validation images, 4 classes" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "96 images in --data_path and 24 images in --val_path, 4 classes" in out
+    assert "32 images per step, 32 in a pass; planned" in out
     content, text = results(tmp_path / "out")
     (found,) = content["sets"].values()
     assert content["classes"] == list(CLASSES)
@@ -104,7 +106,7 @@ def test_a_whole_recipe_writes_scores_and_probabilities(folder, tmp_path, capsys
 
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_numbers(folder, tmp_path):
-    flags = {"probe_epochs": 3, "probe_heads": "mlp", "probe_micro_batch_size": 16}
+    flags = {"probe_epochs": 3, "probe_micro_batch_size": 16}
     assert run(folder, tmp_path / "whole", **flags) == 0
     command = [sys.executable, str(ROOT / "evaluate_vae.py"), *words(folder, tmp_path / "killed", **flags)]
     with subprocess.Popen(
@@ -118,25 +120,21 @@ def test_a_killed_run_ends_with_the_same_numbers(folder, tmp_path):
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
-def test_a_stopped_run_continues_and_refuses_other_settings(folder, tmp_path, capsys, monkeypatch):
-    def stop(*args: object) -> None:
-        save(*args)
+@pytest.mark.parametrize("flags", [{}, {"probe_learning_rate": 0.02}])
+def test_a_stopped_run_continues_only_with_the_same_settings(folder, tmp_path, capsys, monkeypatch, flags):
+    def stop(training: Training, path: Path) -> None:
+        save(training, path)
         raise KeyboardInterrupt
 
-    save = recipe_run.save_state
-    monkeypatch.setattr(recipe_run, "save_state", stop)
-    assert run(folder, tmp_path / "out") == 130
-    monkeypatch.setattr(recipe_run, "save_state", save)
+    save = Training.save
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "save", stop)
+        assert run(folder, tmp_path / "out") == 130
+    assert len(list((tmp_path / "out").glob("probe_*.pt"))) == 1
     capsys.readouterr()
-    assert run(folder, tmp_path / "out", probe_learning_rate=0.02) == 78
-    error = capsys.readouterr().err.strip()
-    assert all(token in error for token in ("learning_rate 0.01", "0.02", "--overwrite"))
-    (tmp_path / "out" / "probe_state_0.pt").write_bytes(b"torn")
-    assert run(folder, tmp_path / "out") == 78
-    assert "probe_state_0.pt is damaged" in capsys.readouterr().err
-    flags = words(folder, tmp_path / "out")
-    assert exit_code("evaluate_vae.py", evaluate_vae.main, [*flags, "--overwrite"]) == 0
-    assert run(folder, tmp_path / "whole") == 0
+    assert run(folder, tmp_path / "out", **flags) == 0
+    assert ("continues after epoch 1 of 2" in capsys.readouterr().out) == (not flags)
+    assert run(folder, tmp_path / "whole", **flags) == 0
     assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 
@@ -151,18 +149,7 @@ def test_the_command_in_the_documentation_runs(folder, tmp_path, monkeypatch):
         shutil.copytree(folder / side, Path("data", name))
     _, script, *given = shlex.split(block.replace("\\\n", " "))
     assert script == "evaluate_vae.py"
-    quick = [
-        "--sizes",
-        "32",
-        "--device",
-        "cpu",
-        "--probe_widths",
-        "8",
-        "--probe_depths",
-        "1",
-        "--probe_epochs",
-        "1",
-    ]
+    quick = words(folder, tmp_path, data_path=None, val_path=None, output_dir=None, vae=None)
     assert evaluate_vae.main([*given, *quick]) == 0
     assert read_json(Path("results/imagenet/probe.json"))["classes"] == list(CLASSES)
 
@@ -189,14 +176,17 @@ def test_remote_datasets_give_the_numbers_of_local_ones(folder, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
-    [("train_epoch", "--probe_micro_batch_size 16: out of memory: try"), ("encode_set", "--batch_size 4")],
+    ("where", "function", "words"),
+    [
+        (Training, "train_epoch", "--probe_micro_batch_size 16: out of memory: try"),
+        (command, "encode_set", "--batch_size 4"),
+    ],
 )
-def test_too_little_memory_names_the_flag(folder, tmp_path, capsys, monkeypatch, function, words):
+def test_too_little_memory_names_the_flag(folder, tmp_path, capsys, monkeypatch, where, function, words):
     def fail(*_args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(recipe_run, function, fail)
+    monkeypatch.setattr(where, function, fail)
     assert run(folder, tmp_path / "out", probe_micro_batch_size=16, batch_size=4) == 78
     assert words in capsys.readouterr().err
 
@@ -223,7 +213,7 @@ def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):
         assert read_json(tmp_path / name / "probe.json")["classes"] == list(CLASSES)
     shutil.copy(tmp_path / "train/circle/0.png", tmp_path / "val/circle/0.png")
     for row, message in (
-        ("square/0.png,b", "1 of its 2 images are neither in --data_path nor in --val_path"),
+        ("square/0.png,b", "1 of its 2 images are not in --data_path or --val_path"),
         ("circle/100.png,b", "circle/0.png is in --data_path and in --val_path"),
     ):
         (tmp_path / "labels.csv").write_text(f"path,label\ncircle/0.png,a\n{row}\n")
@@ -245,9 +235,9 @@ def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):
         ({"probe_folds": 4}, ("--probe_folds", "no effect", "--probe_profile")),
         ({"probe_profile": None, "probe": "x.csv"}, ("--val_path", "no effect", "without --probe_profile")),
         ({"sizes": (32, 64)}, ("--sizes 32 64", "one size")),
-        ({"probe_heads": ("mlp", "linear")}, ("--probe_heads mlp linear", "one classifier")),
+        ({"probe_heads": "mlp"}, ("--probe_heads mlp", "linear")),
         ({"probe_widths": 8}, ("--probe_widths has 1", "--probe_depths 2")),
-        ({"probe_widths": (8, 12)}, ("--probe_widths 12", "multiple of 8")),
+        ({"probe_widths": 8, "probe_depths": 1}, ("--probe_depths 1", "two blocks")),
         (
             {"probe_widths": (8, 8, 8, 8, 8), "probe_depths": (1, 1, 1, 1, 1)},
             ("--probe_widths", "5 stages", "8 x 8", "--sizes"),
@@ -275,7 +265,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, flags, tokens):
 
 def test_an_interrupted_encoding_continues_where_it_was(folder, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    monkeypatch.setattr(latent_cache, "SECONDS_PER_SAVE", 0.0)
+    monkeypatch.setattr(latents, "SECONDS_PER_SAVE", 0.0)
     flags = {"probe_epochs": 1, "probe_views": 3, "batch_size": 4}
     assert run(folder, tmp_path / "a", probe_cache=whole, **flags) == 0
     decode, seen = ShardImages.decode, []
@@ -314,6 +304,6 @@ def test_damaged_images_are_left_out_and_named(folder, tmp_path, capsys, monkeyp
     assert run(folder, tmp_path / "out", probe_epochs=1) == 0
     assert "--data_path: 2 images are left out" in capsys.readouterr().out
     assert read_json(tmp_path / "out" / "probe.json")["images"] == 22
-    monkeypatch.setattr(latent_cache, "MOST_UNUSABLE", 0.01)
+    monkeypatch.setattr(latents, "MAX_UNUSABLE", 0.01)
     assert run(folder, tmp_path / "other", probe_views=1) == 77
     assert "2 of 96 images cannot be used" in capsys.readouterr().err

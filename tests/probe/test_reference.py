@@ -11,8 +11,8 @@ from torch import Tensor
 from torchvision import models
 
 from tests.harness.convnext_file import DEPTHS, convnext_weights
-from vae.evaluation.probe import reference
-from vae.evaluation.probe.reference import SOURCES, choose_reference, load_reference
+from vae.probe import reference
+from vae.probe.reference import SOURCES, choose_reference, load_reference
 from vae.system.errors import UserError
 
 CPU = torch.device("cpu")

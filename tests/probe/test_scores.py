@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from vae.evaluation.probe.scores import ensemble_weights, paired_bootstrap, scores
+from vae.probe.scores import paired_bootstrap, scores
 
 TARGETS = np.array([0, 0, 1, 2])
 PROBABILITIES = np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.1, 0.8, 0.1], [0.5, 0.4, 0.1]])
@@ -30,14 +30,6 @@ def test_scores_equal_those_of_scikit_learn():
     assert found["log_loss"] == pytest.approx(metrics.log_loss(targets, probabilities), rel=1e-12)
     assert found["recall"] == metrics.recall_score(targets, predicted, average=None).tolist()
     assert found["confusion"] == metrics.confusion_matrix(targets, predicted).tolist()
-
-
-def test_ensemble_weights_prefer_low_losses():
-    assert ensemble_weights([0.5, 0.5]).tolist() == [0.5, 0.5]
-    weights = ensemble_weights([0.5, 0.6, 5.0])
-    assert weights.sum() == pytest.approx(1)
-    assert weights[1] / weights[0] == pytest.approx(np.exp(-1))
-    assert weights[2] < 1e-10
 
 
 def test_bootstrap_is_paired_and_draws_groups():

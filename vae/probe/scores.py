@@ -1,16 +1,20 @@
-"""Scores of out-of-fold probabilities, by scikit-learn, weights of an ensemble, and a paired bootstrap.
+"""Scores of probabilities by scikit-learn, a paired bootstrap, and the table and files that show them.
 
 Shapes: N images, K classes.
 """
 
+import csv
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vae.system.console import printable
+from vae.system.files import atomic_path, csv_cell
+
 RESAMPLES = 2000
-TEMPERATURE = 0.1  # log loss that scales an ensemble weight by 1/e
 
 
 def scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
@@ -19,10 +23,9 @@ def scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
 
     classes = np.arange(probabilities.shape[1])
     predicted = probabilities.argmax(1)
-    k = min(5, len(classes) - 1)
     top5 = 1.0  # with five classes or fewer
     if len(classes) > 5:
-        top5 = metrics.top_k_accuracy_score(targets, probabilities, k=k, labels=classes)
+        top5 = metrics.top_k_accuracy_score(targets, probabilities, k=5, labels=classes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a class that is never predicted: F1 is 0
         f1 = metrics.f1_score(targets, predicted, labels=classes, average="macro", zero_division=0)
@@ -36,12 +39,6 @@ def scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
         "recall": [float(value) for value in recall],
         "confusion": metrics.confusion_matrix(targets, predicted, labels=classes).tolist(),
     }
-
-
-def ensemble_weights(losses: Sequence[float]) -> np.ndarray:
-    """Weights of heads by their log loss on the stopping folds, which sum to 1."""
-    powers = np.exp(-(np.array(losses) - min(losses)) / TEMPERATURE)
-    return powers / powers.sum()
 
 
 def paired_bootstrap(
@@ -65,11 +62,48 @@ def paired_bootstrap(
 
 
 def compared_with_first(
-    names: Sequence[str], probabilities: Sequence[np.ndarray], targets: np.ndarray, groups: np.ndarray
+    probabilities: Mapping[str, np.ndarray], targets: np.ndarray, groups: np.ndarray
 ) -> list[dict[str, Any]]:
     """Each other VAE against the first: the difference of the top-1 accuracy, by a paired bootstrap."""
-    correct = [found.argmax(1) == targets for found in probabilities]
+    correct = {name: found.argmax(1) == targets for name, found in probabilities.items()}
+    (first, reference), *others = correct.items()
     return [
-        {"first": name, "second": names[0]} | paired_bootstrap(values, correct[0], groups)
-        for name, values in zip(names[1:], correct[1:], strict=True)
+        {"first": name, "second": first} | paired_bootstrap(values, reference, groups)
+        for name, values in others
     ]
+
+
+def score_lines(
+    classes: Sequence[str], scores_of: Mapping[str, Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """The scores of each head on each kind of maps, and the differences of VAEs, as printed."""
+    width = max(len(printable(name)) for name in scores_of)
+    lines = ["", f"{'':{width}}  head      top-1   top-5   macro F1  log loss  worst recall"]
+    for name, heads in scores_of.items():
+        for head, found in heads.items():
+            worst = int(np.argmin(found["recall"]))
+            lines.append(
+                f"{printable(name):{width}}  {head:8}  {found['top1']:6.1%}  "
+                f"{found['top5']:6.1%}  {found['macro_f1']:8.3f}  {found['log_loss']:8.3f}  "
+                f"{found['recall'][worst]:.0%} {printable(classes[worst])}"
+            )
+    lines += [
+        f"{printable(pair['first'])} - {printable(pair['second'])}: top-1 "
+        f"{pair['difference']:+.1%}, 95 % interval {pair['low']:+.1%} to {pair['high']:+.1%}"
+        for pair in pairs
+    ]
+    return lines
+
+
+def write_probabilities(
+    path: Path, names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray
+) -> None:
+    """A CSV file of (N, K): one row per image, one column per class."""
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["id", *map(csv_cell, classes)])
+        for name, row in zip(names, probabilities, strict=True):
+            writer.writerow([csv_cell(name), *(f"{value:.6f}" for value in row / row.sum())])

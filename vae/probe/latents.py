@@ -22,7 +22,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from vae.classifier.labelled import LabelledSet
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.augment import resized_crop
 from vae.device import DTYPES
@@ -32,6 +31,7 @@ from vae.images.pixels import to_float
 from vae.inference.codec import encode_images
 from vae.interop.averaging import hash_of_weights
 from vae.model.autoencoder import AutoencoderKL
+from vae.probe.labels import LabelledSet
 from vae.progress import Progress
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
@@ -41,7 +41,7 @@ from vae.system.lock_file import lock_file
 
 FORMAT = 1  # changes with the meaning of the files
 SECONDS_PER_SAVE = 30.0  # a command that is stopped loses at most so much
-MOST_UNUSABLE = 0.1  # share of images: above it, the data set is wrong
+MAX_UNUSABLE = 0.1  # share of images: above it, the data set is wrong
 # Of RandomResizedCrop (Szegedy et al. 2015; torchvision's defaults).
 REGION_SCALE, REGION_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
@@ -50,40 +50,43 @@ REGION_SCALE, REGION_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 class LatentCache:
     """The latents of a set."""
 
+    name: str  # a hash of all that decides the latents
     latents: np.ndarray  # fp16 (N, V, Z, h, w), on disk
     unusable: dict[str, str]  # reason by position, as text
-    identity: dict[str, Any]  # all that decides the latents
 
 
-def view_of(pixels: np.ndarray, view: int, index: int, size: int, crop: str, seed: int) -> np.ndarray:
+def view_of(pixels: np.ndarray, view: int, index: int, config: EvaluateConfig) -> np.ndarray:
     """A view (S, S, 3) of an image (H, W, 3): the square, its mirror image, then random regions of the image.
 
     A region depends on (seed, index, view) alone; odd views are mirrored.
     """
+    size = config.sizes[0]
     if view < 2:
-        if crop == "center" and min(pixels.shape[:2]) < size:
+        if config.crop == "center" and min(pixels.shape[:2]) < size:
             height, width = pixels.shape[:2]
             raise BadImageError("too_small", f"{width}x{height} px with --crop center")
-        pixels = square(pixels, size, crop)
+        pixels = square(pixels, size, config.crop)
     else:
-        words = np.random.PCG64(np.random.SeedSequence([seed, index, view])).random_raw(4).tolist()
+        words = np.random.PCG64(np.random.SeedSequence([config.seed, index, view])).random_raw(4).tolist()
         pixels = resized_crop(pixels, words, size, REGION_SCALE, REGION_RATIO, enlarge=True)
     return pixels[:, ::-1] if view % 2 else pixels
 
 
-def identity(
-    labelled: LabelledSet, model: AutoencoderKL, config: EvaluateConfig, views: int
-) -> dict[str, Any]:
-    """All that decides the latents of a set."""
-    return {
-        "format": FORMAT,
-        "vae": hash_of_weights(model.state_dict()),
-        "images": labelled.fingerprint(),
-        "views": views,
-        "size": config.sizes[0],
-        "seed": config.seed if views > 2 else None,
-        **{name: getattr(config, name) for name in ("crop", "dtype", "background", "max_pixels")},
-    }
+def load_views(
+    labelled: LabelledSet, config: EvaluateConfig, views: int, start: int
+) -> tuple[torch.Tensor, dict[str, str]]:
+    """uint8 (B, V, 3, S, S) of the images from `start` on, zeros for unusable ones, and why they are."""
+    size = config.sizes[0]
+    indices = labelled.indices[start : start + config.batch_size].tolist()
+    found, unusable = np.zeros((len(indices), views, size, size, 3), np.uint8), {}
+    for position, index in enumerate(indices):
+        try:
+            pixels = labelled.images.decode(index, max_pixels=config.max_pixels, background=config.background)
+            for view in range(views):
+                found[position, view] = view_of(pixels, view, index, config)
+        except BadImageError as error:
+            unusable[str(start + position)] = f"{labelled.images.name(index)}: {error}"
+    return torch.from_numpy(found.transpose(0, 1, 4, 2, 3).copy()), unusable
 
 
 def encode_set(
@@ -94,20 +97,32 @@ def encode_set(
     Raises DataError for unusable images and latents, and UserError if the disk is too small, or if another
     process encodes the same.
     """
-    made = identity(labelled, model, config, views)
-    name = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+    identity = {
+        "format": FORMAT,
+        "vae": hash_of_weights(model.state_dict()),
+        "images": labelled.fingerprint(),
+        "views": views,
+        "size": config.sizes[0],
+        "seed": config.seed if views > 2 else None,
+        **{name: getattr(config, name) for name in ("crop", "dtype", "background", "max_pixels")},
+    }
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     side = -(-config.sizes[0] // model.downsampling)
     shape = (len(labelled.indices), views, model.config.z_channels, side, side)
     path, record_path = folder / f"{name}.f16", folder / f"{name}.json"
     with _locked(folder, name):
-        record = _read_record(record_path, path, shape)
+        record = _read_record(record_path, path, shape) | {"identity": identity}
         if record["done"] < len(labelled.indices):
-            _check_disk(folder, shape, record["done"])
+            needed, free = (shape[0] - record["done"]) * _row_bytes(shape), shutil.disk_usage(folder).free
+            if needed > free:
+                raise UserError(
+                    f"--probe_cache {folder}: the latents need {needed / GIB:.1f} GiB, and the disk has "
+                    f"{free / GIB:.1f} GiB: give a folder on another disk, or fewer --probe_views"
+                )
             with path.open("r+b" if path.exists() else "wb") as file:
-                _encode(labelled, model, config, shape, file, record_path, record | {"identity": made})
-    record = read_json(record_path)
-    return LatentCache(np.memmap(path, np.float16, "r", shape=shape), record["unusable"], made)
+                _encode(labelled, model, config, shape, file, record_path, record)
+    return LatentCache(name, np.memmap(path, np.float16, "c", shape=shape), record["unusable"])
 
 
 @contextmanager
@@ -130,22 +145,13 @@ def _row_bytes(shape: tuple[int, ...]) -> int:
 
 def _read_record(record_path: Path, path: Path, shape: tuple[int, ...]) -> dict[str, Any]:
     """What is on disk; nothing if the latents are fewer than the record says."""
-    nothing: dict[str, Any] = {"done": 0, "unusable": {}}
     try:
         record = read_json(record_path)
-        complete = path.stat().st_size >= record["done"] * _row_bytes(shape)
-        return {name: record[name] for name in nothing} if complete else nothing
+        if path.stat().st_size >= record["done"] * _row_bytes(shape):
+            return {name: record[name] for name in ("done", "unusable")}
     except (OSError, ValueError, KeyError, TypeError):
-        return nothing
-
-
-def _check_disk(folder: Path, shape: tuple[int, ...], done: int) -> None:
-    needed, free = (shape[0] - done) * _row_bytes(shape), shutil.disk_usage(folder).free
-    if needed > free:
-        raise UserError(
-            f"--probe_cache {folder}: the latents need {needed / GIB:.1f} GiB, and the disk has "
-            f"{free / GIB:.1f} GiB: give a folder on another disk, or fewer --probe_views"
-        )
+        pass
+    return {"done": 0, "unusable": {}}
 
 
 def _encode(
@@ -160,42 +166,25 @@ def _encode(
     """Encode from the first missing image on; the record follows the latents to the disk."""
     file.truncate(record["done"] * _row_bytes(shape))
     file.seek(0, os.SEEK_END)
-    images, done, saved_at = len(labelled.indices), record["done"], time.monotonic()
-    starts = range(done, images, config.batch_size)
-    load = partial(_load, labelled, config, shape[1])
-    with Progress(f"encoding {labelled.flag}", images, "image", done=done) as bar:
-        for start, (pixels, unusable) in zip(starts, in_threads(load, starts), strict=True):
+    images, saved_at = shape[0], time.monotonic()
+    starts = range(record["done"], images, config.batch_size)
+    load = partial(load_views, labelled, config, shape[1])
+    with Progress(f"encoding {labelled.flag}", images, "image", done=record["done"]) as bar:
+        for pixels, unusable in in_threads(load, starts):
             file.write(_latents(model, pixels, config).reshape(len(pixels), *shape[1:]).tobytes())
             record["unusable"] |= unusable
-            done = start + len(pixels)
-            if time.monotonic() - saved_at >= SECONDS_PER_SAVE or done == images:
+            record["done"] += len(pixels)
+            if time.monotonic() - saved_at >= SECONDS_PER_SAVE or record["done"] == images:
                 file.flush()
                 os.fsync(file.fileno())
-                _check_unusable(labelled, record["unusable"], done)
-                write_json(record_path, record | {"done": done})
+                _check_unusable(labelled, record)
+                write_json(record_path, record)
                 saved_at = time.monotonic()
             bar.update(len(pixels))
 
 
-def _load(
-    labelled: LabelledSet, config: EvaluateConfig, views: int, start: int
-) -> tuple[torch.Tensor, dict[str, str]]:
-    """uint8 (B, V, 3, S, S) of the images from `start` on, zeros for unusable ones, and why they are."""
-    size = config.sizes[0]
-    indices = labelled.indices[start : start + config.batch_size].tolist()
-    found, unusable = np.zeros((len(indices), views, size, size, 3), np.uint8), {}
-    for position, index in enumerate(indices):
-        try:
-            pixels = labelled.images.decode(index, max_pixels=config.max_pixels, background=config.background)
-            for view in range(views):
-                found[position, view] = view_of(pixels, view, index, size, config.crop, config.seed)
-        except BadImageError as error:
-            unusable[str(start + position)] = f"{labelled.images.name(index)}: {error}"
-    return torch.from_numpy(found.transpose(0, 1, 4, 2, 3).copy()), unusable
-
-
 def _latents(model: AutoencoderKL, pixels: torch.Tensor, config: EvaluateConfig) -> np.ndarray:
-    """The posterior's mode of uint8 (B, V, 3, S, S) in fp16."""
+    """The posterior's mode of uint8 (B, V, 3, S, S) in fp16: (B V, Z, h, w)."""
     device = next(model.parameters()).device
     parts = [
         encode_images(model, to_float(part.to(device)), dtype=DTYPES[config.dtype]).mode().half().cpu()
@@ -210,9 +199,10 @@ def _latents(model: AutoencoderKL, pixels: torch.Tensor, config: EvaluateConfig)
     return latents.numpy()
 
 
-def _check_unusable(labelled: LabelledSet, unusable: dict[str, str], done: int) -> None:
-    if len(unusable) > MOST_UNUSABLE * done:
+def _check_unusable(labelled: LabelledSet, record: dict[str, Any]) -> None:
+    if len(record["unusable"]) > MAX_UNUSABLE * record["done"]:
         raise DataError(
-            f"{labelled.flag} {labelled.images.location}: {len(unusable)} of {done} images cannot be used, "
-            f"for example {printable(next(iter(unusable.values())))}: run prepare_data.py --mode validate"
+            f"{labelled.flag} {labelled.images.location}: {len(record['unusable'])} of {record['done']} "
+            f"images cannot be used, for example {printable(next(iter(record['unusable'].values())))}: run "
+            "prepare_data.py --mode validate"
         )

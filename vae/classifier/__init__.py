@@ -1,1 +1,0 @@
-"""`--probe_profile`: a large classifier on the latents of a frozen VAE, by a whole recipe."""

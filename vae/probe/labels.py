@@ -1,0 +1,295 @@
+"""The labelled images of a probe, from shards, folders or a CSV file, and their folds.
+
+Shapes: N labelled images, K classes.
+"""
+
+import csv
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.data.dataset import FolderImages, Images
+from vae.data.manifest import group_key, is_manifest, read_rows
+from vae.evaluation.precheck import validation_path
+from vae.images.folder import list_images
+from vae.images.formats import BadImageError
+from vae.progress import track
+from vae.shards.index import is_dataset, read_dataset
+from vae.shards.remote_shards import open_images
+from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.shard_images import ShardImages
+from vae.shards.store import StoreFile
+from vae.system import console
+from vae.system.console import printable
+from vae.system.errors import DataError
+from vae.system.files import csv_delimiter
+
+NAME_COLUMNS = ("path", "image", "filepath", "filename", "id")
+FOLDER = "folder"  # as --probe_column: the name of the folder of each image, as in ImageNet
+
+
+class Label(NamedTuple):
+    """The label of an image; group and fold are None if they are not given."""
+
+    text: str
+    group: Any = None
+    fold: Any = None
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """The labelled images of a folder or a dataset of shards."""
+
+    flag: str  # --data_path or --val_path
+    images: Images
+    indices: np.ndarray  # int64 (N,), numbers of the labelled images
+    labels: list[Label]
+    targets: np.ndarray  # int64 (N,), of the sorted classes
+    groups: np.ndarray  # int64 (N,); images of one group are always in one fold
+
+    def names(self, positions: np.ndarray) -> list[str]:
+        """Names of the labelled images at these positions."""
+        return [self.images.name(index) for index in self.indices[positions].tolist()]
+
+    def fingerprint(self) -> str:
+        """A hash of the images and of their order."""
+        return hashlib.sha256(self.images.fingerprint().encode() + self.indices.tobytes()).hexdigest()
+
+
+def read_sets(config: EvaluateConfig) -> tuple[list[str], list[LabelledSet]]:
+    """The sorted classes, and the labelled images: of --data_path, and of --val_path with --probe_profile.
+
+    Raises DataError or UserError in one line if they cannot be probed.
+    """
+    paths: dict[str, str | StoreFile] = {"--data_path": config.data_path}
+    if config.probe_profile is not None:
+        paths["--val_path"] = validation_path(config)
+    cache = open_cache((config.data_path, config.val_path), config.cache_dir, config.cache_gib)
+    sources = {flag: _open(path, flag, cache) for flag, path in paths.items()}
+    listed = None if config.probe is None else listed_labels(config.probe, config.probe_column)
+    if listed is not None:
+        _check_listed(f"--probe {config.probe}", listed, sources)
+    found = {flag: _labels_of(flag, images, config, listed) for flag, images in sources.items()}
+    classes = _classes(
+        {f"{flag} {sources[flag].location}": {x.text for x in of.values()} for flag, of in found.items()}
+    )
+    _warn_of_twins(list(sources.values()))
+    number_of = {name: number for number, name in enumerate(classes)}
+    sets = [
+        LabelledSet(
+            flag,
+            sources[flag],
+            np.array(list(labels), dtype=np.int64),
+            list(labels.values()),
+            np.array([number_of[label.text] for label in labels.values()], dtype=np.int64),
+            _numbers([label.group or f"image/{number}" for number, label in enumerate(labels.values())]),
+        )
+        for flag, labels in found.items()
+    ]
+    return classes, sets
+
+
+def _open(path: str | StoreFile, flag: str, cache: ShardCache | None) -> Images:
+    if isinstance(path, StoreFile) or is_dataset(path):
+        return open_images(read_dataset(path, flag=flag), 1, cache)
+    return FolderImages(path, list_images(path, flag=flag))
+
+
+def listed_labels(path: str, column: str) -> dict[str, Label]:
+    """The labels in a CSV file or a manifest by image. DataError if it cannot be read, or has one twice."""
+    labels: dict[str, Label] = {}
+    for name, label in _rows(path, column):
+        if name in labels:
+            raise DataError(f"--probe {path} lists {printable(name)} twice: keep one of these rows")
+        labels[name] = label
+    if not labels:
+        raise DataError(f"--probe {path} has no labels in the column {column}: give at least two classes")
+    return labels
+
+
+def _rows(path: str, column: str) -> Iterator[tuple[str, Label]]:
+    """Name and label of each labelled row."""
+    if is_manifest(path):
+        for row in read_rows(path, flag="--probe"):
+            if row.get(column) is not None:
+                yield row["path"], Label(str(row[column]), group_key(row), row.get("fold"))
+        return
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=csv_delimiter(first))
+            columns = reader.fieldnames or []
+            name = next((name for name in NAME_COLUMNS if name in columns), None)
+            if name is None or column not in columns:
+                raise DataError(
+                    f"--probe {path} needs a column {column} and one of {', '.join(NAME_COLUMNS)}, and "
+                    f"has {', '.join(map(printable, columns)) or 'none'}: separate them "
+                    "by commas, semicolons or tabs, rename them, or use --probe_column"
+                )
+            for row in reader:
+                if row[column] and not row[name]:
+                    raise DataError(
+                        f"--probe {path}: line {reader.line_num} has a label and no {name}: add it"
+                    )
+                if row[column]:
+                    yield row[name], Label(row[column], row.get("group") or None, row.get("fold") or None)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"--probe {path} cannot be read as CSV: {error}") from None
+
+
+def _check_listed(probe: str, listed: dict[str, Label], sources: dict[str, Images]) -> None:
+    """Raise DataError if --probe names images that do not exist, or that are in both sets."""
+    known = [
+        {name for name in map(images.name, range(len(images))) if name in listed}
+        for images in sources.values()
+    ]
+    unknown = sorted(listed.keys() - set().union(*known))
+    if unknown:
+        raise DataError(
+            f"{probe}: {len(unknown)} of its {len(listed)} images are not in {' or '.join(sources)}, for "
+            f"example {printable(unknown[0])}: remove these rows, or give their folder"
+        )
+    twice = sorted(known[0] & known[-1]) if len(known) > 1 else []
+    if twice:
+        raise DataError(
+            f"{probe}: {printable(twice[0])} is in {' and in '.join(sources)}, so its label is not clear: "
+            "rename one of them"
+        )
+
+
+def _labels_of(
+    flag: str, images: Images, config: EvaluateConfig, listed: dict[str, Label] | None
+) -> dict[int, Label]:
+    """The label of each labelled image by its number. DataError without any."""
+    label_of = _label_reader(images, config.probe_column, listed)
+    found: dict[int, Label] = {}
+    missing = ""
+    try:
+        for index in track(range(len(images)), f"labels of {flag}", len(images), "image", keep=False):
+            label = label_of(index)
+            if label is not None:
+                found[index] = label
+            missing = missing or (images.name(index) if label is None else "")
+    except BadImageError as error:
+        raise DataError(f"{flag} {images.location}: the labels cannot be read: {error}") from error
+    if not found:
+        remedy = (
+            f"name a column with --probe_column ({config.probe_column}; folder: the name of each image's "
+            "folder), or give --probe labels.csv"
+        )
+        if listed is not None:
+            remedy = f"add rows for them to --probe {config.probe}"
+        raise DataError(f"{flag} {images.location} has no labels, for example {printable(missing)}: {remedy}")
+    if missing:
+        console.warning(
+            f"{flag} {images.location}: {len(images) - len(found)} of {len(images)} images have no label and "
+            f"are left out, for example {printable(missing)}"
+        )
+    return found
+
+
+def _label_reader(
+    images: Images, column: str, listed: dict[str, Label] | None
+) -> Callable[[int], Label | None]:
+    """The label of an image by its number: from --probe, the JSON files of shards, or the folders."""
+    if listed is not None:
+        return lambda index: listed.get(images.name(index))
+
+    def label(index: int) -> Label | None:
+        content = images.metadata(index) if isinstance(images, ShardImages) else {}
+        text = content.get(column)
+        if column == FOLDER and column not in content:
+            name = content.get("source", "") if isinstance(images, ShardImages) else images.name(index)
+            text = PurePosixPath(str(name)).parent.name
+        return None if text in (None, "") else Label(str(text))
+
+    return label
+
+
+def _classes(labels: dict[str, set[str]]) -> list[str]:
+    """The sorted classes, from the labels of the training images and of the validation images."""
+    (train, known), *others = labels.items()
+    classes = sorted(known)
+    if len(classes) < 2:
+        raise DataError(f"{train} has only the class {printable(classes[0])}: give at least two classes")
+    for val, found in others:
+        strange = sorted(found - known)
+        if strange:
+            raise DataError(
+                f"{val} has {len(strange)} classes that --data_path lacks, for example "
+                f"{printable(strange[0])}: remove these images, or add some to --data_path"
+            )
+        if len(found) < len(classes):
+            console.warning(f"{val} lacks {len(classes) - len(found)} of {len(classes)} classes")
+    return classes
+
+
+def _warn_of_twins(sources: Sequence[Images]) -> None:
+    """Warn if image files are in both sets: the key of a shard's image is the hash of its file."""
+    keys = [
+        np.concatenate([rows["key"] for rows in images.indexes()])
+        for images in sources
+        if isinstance(images, ShardImages)
+    ]
+    twins = len(np.intersect1d(keys[0], keys[1])) if len(keys) == 2 else 0
+    if twins:
+        console.warning(
+            f"{twins} image files of --val_path are also in --data_path: the scores will be too good"
+        )
+
+
+def folds_of(labelled: LabelledSet, classes: Sequence[str], probe: str, num_folds: int) -> np.ndarray:
+    """The fold of each image, int64 (N,): that of --probe if each has one, otherwise by scikit-learn."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    targets, groups = labelled.targets, labelled.groups
+    given = [label.fold for label in labelled.labels if label.fold is not None]
+    if len(given) == len(targets):
+        folds = _numbers(given)
+        _check_folds(labelled, classes, probe, folds)
+        return folds
+    if given:
+        console.info(f"{probe}: {len(given)} of {len(targets)} images have a fold: all get a new one")
+    counts = Counter(target for target, _ in set(zip(targets.tolist(), groups.tolist(), strict=True)))
+    rarest = min(counts, key=lambda target: counts[target])
+    if counts[rarest] < num_folds:
+        raise DataError(
+            f"{probe}: the class {printable(classes[rarest])} has images of {counts[rarest]} groups, "
+            f"fewer than --probe_folds {num_folds}: add images, or "
+            f"{f'lower --probe_folds to {counts[rarest]}' if counts[rarest] > 1 else 'remove the class'}"
+        )
+    folds = np.zeros(len(targets), dtype=np.int64)
+    splitter = StratifiedGroupKFold(num_folds, shuffle=True, random_state=0)
+    for fold, (_, measured) in enumerate(splitter.split(targets, targets, groups)):
+        folds[measured] = fold
+    return folds
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    """The values numbered by their order."""
+    return np.unique([str(value) for value in values], return_inverse=True)[1]
+
+
+def _check_folds(labelled: LabelledSet, classes: Sequence[str], probe: str, folds: np.ndarray) -> None:
+    """Raise DataError for a group in several folds, and for a class in only one, that is never trained on."""
+    first: dict[int, int] = {}
+    for number, (group, fold) in enumerate(zip(labelled.groups.tolist(), folds.tolist(), strict=True)):
+        if folds[first.setdefault(group, number)] != fold:
+            names = labelled.names(np.array([first[group], number]))
+            raise DataError(
+                f"{probe}: {' and '.join(map(printable, names))} are of one group but in different folds: "
+                "split again, or remove the column fold"
+            )
+    for target, name in enumerate(classes):
+        if len(set(folds[labelled.targets == target].tolist())) == 1:
+            raise DataError(
+                f"{probe}: all images of the class {printable(name)} are in one fold, so it cannot be "
+                "trained on and measured: add images, remove the class, or remove the column fold"
+            )
