@@ -85,7 +85,7 @@ def test_images_without_label_are_left_out(read):
         ([], "path,label", ("no labels",)),
         (["00.png,a", "00.png,b"], "path,label", ("00.png", "twice")),
         (["00.png,a"], "path,kind", ("column label", "path, kind", "--probe_column")),
-        (["00.png|a"], "path|label", ("column label", "path|label", "semicolons", "--probe_column")),
+        (["00.png|a"], "path|label", ("column label", "path|label", "filename")),
         (
             [f"{n},{'a' if i < 2 else 'b'}" for i, n in enumerate(NAMES)],
             "path,label",
@@ -107,7 +107,7 @@ def test_images_without_label_are_left_out(read):
             ("class a", "in one fold", "add images"),
         ),
         (["00.png,a", ",b"], "path,label", ("line 3", "no path")),
-        (["a,00.png", "b"], "label,path", ("line 3", "no path")),
+        (["a,00.png", "b"], "label,path", ("line 3", "1 values for 2 columns")),
     ],
 )
 def test_mistakes_are_one_line(read, rows, header, tokens):

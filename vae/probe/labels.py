@@ -3,12 +3,11 @@
 Shapes: N labelled images, K classes.
 """
 
-import csv
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from vae.data.manifest import group_key, is_manifest, read_rows
 from vae.evaluation.precheck import validation_path
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
+from vae.prepare.split.metadata_csv import read_table
 from vae.progress import track
 from vae.shards.index import is_dataset, read_dataset
 from vae.shards.remote_shards import open_images
@@ -27,8 +27,7 @@ from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile
 from vae.system import console
 from vae.system.console import printable
-from vae.system.errors import DataError
-from vae.system.files import csv_delimiter
+from vae.system.errors import DataError, UserError
 
 NAME_COLUMNS = ("path", "image", "filepath", "filename", "id")
 FOLDER = "folder"  # as --probe_column: the name of the folder of each image, as in ImageNet
@@ -72,7 +71,7 @@ def read_sets(config: EvaluateConfig) -> tuple[list[str], list[LabelledSet]]:
         paths["--val_path"] = validation_path(config)
     cache = open_cache((config.data_path, config.val_path), config.cache_dir, config.cache_gib)
     sources = {flag: _open(path, flag, cache) for flag, path in paths.items()}
-    listed = None if config.probe is None else listed_labels(config.probe, config.probe_column)
+    listed = None if config.probe is None else _listed_labels(config.probe, config.probe_column)
     if listed is not None:
         _check_listed(f"--probe {config.probe}", listed, sources)
     found = {flag: _labels_of(flag, images, config, listed) for flag, images in sources.items()}
@@ -101,10 +100,10 @@ def _open(path: str | StoreFile, flag: str, cache: ShardCache | None) -> Images:
     return FolderImages(path, list_images(path, flag=flag))
 
 
-def listed_labels(path: str, column: str) -> dict[str, Label]:
+def _listed_labels(path: str, column: str) -> dict[str, Label]:
     """The labels in a CSV file or a manifest by image. DataError if it cannot be read, or has one twice."""
     labels: dict[str, Label] = {}
-    for name, label in _rows(path, column):
+    for name, label in _manifest_rows(path, column) if is_manifest(path) else _csv_rows(path, column):
         if name in labels:
             raise DataError(f"--probe {path} lists {printable(name)} twice: keep one of these rows")
         labels[name] = label
@@ -113,50 +112,39 @@ def listed_labels(path: str, column: str) -> dict[str, Label]:
     return labels
 
 
-def _rows(path: str, column: str) -> Iterator[tuple[str, Label]]:
-    """Name and label of each labelled row."""
-    if is_manifest(path):
-        for row in read_rows(path, flag="--probe"):
-            if row.get(column) is not None:
-                yield row["path"], Label(str(row[column]), group_key(row), row.get("fold"))
-        return
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
-            file.seek(0)
-            reader = csv.DictReader(file, delimiter=csv_delimiter(first))
-            columns = reader.fieldnames or []
-            name = next((name for name in NAME_COLUMNS if name in columns), None)
-            if name is None or column not in columns:
-                raise DataError(
-                    f"--probe {path} needs a column {column} and one of {', '.join(NAME_COLUMNS)}, and "
-                    f"has {', '.join(map(printable, columns)) or 'none'}: separate them "
-                    "by commas, semicolons or tabs, rename them, or use --probe_column"
-                )
-            for row in reader:
-                if row[column] and not row[name]:
-                    raise DataError(
-                        f"--probe {path}: line {reader.line_num} has a label and no {name}: add it"
-                    )
-                if row[column]:
-                    yield row[name], Label(row[column], row.get("group") or None, row.get("fold") or None)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"--probe {path} cannot be read as CSV: {error}") from None
+def _manifest_rows(path: str, column: str) -> Iterator[tuple[str, Label]]:
+    for row in read_rows(path, flag="--probe"):
+        if row.get(column) is not None:
+            yield row["path"], Label(str(row[column]), group_key(row), row.get("fold"))
+
+
+def _csv_rows(path: str, column: str) -> Iterator[tuple[str, Label]]:
+    header, rows = read_table(path, "--probe", needed=())
+    key = next((name for name in NAME_COLUMNS if name in header), None)
+    if key is None or column not in header:
+        raise UserError(
+            f"--probe {path} needs a column {column} (--probe_column) and one of {', '.join(NAME_COLUMNS)}, "
+            f"and has {', '.join(map(printable, header)) or 'none'}: rename them"
+        )
+    for number, values in enumerate(rows, 2):
+        row = dict(zip(header, values, strict=True))
+        if row[column] and not row[key]:
+            raise DataError(f"--probe {path}: line {number} has a label and no {key}: add it")
+        if row[column]:
+            yield row[key], Label(row[column], row.get("group") or None, row.get("fold") or None)
 
 
 def _check_listed(probe: str, listed: dict[str, Label], sources: dict[str, Images]) -> None:
     """Raise DataError if --probe names images that do not exist, or that are in both sets."""
-    known = [
-        {name for name in map(images.name, range(len(images))) if name in listed}
-        for images in sources.values()
-    ]
-    unknown = sorted(listed.keys() - set().union(*known))
+    counts = Counter(
+        name for images in sources.values() for name in map(images.name, range(len(images))) if name in listed
+    )
+    unknown, twice = sorted(listed.keys() - counts), [name for name, count in counts.items() if count > 1]
     if unknown:
         raise DataError(
             f"{probe}: {len(unknown)} of its {len(listed)} images are not in {' or '.join(sources)}, for "
             f"example {printable(unknown[0])}: remove these rows, or give their folder"
         )
-    twice = sorted(known[0] & known[-1]) if len(known) > 1 else []
     if twice:
         raise DataError(
             f"{probe}: {printable(twice[0])} is in {' and in '.join(sources)}, so its label is not clear: "
@@ -168,12 +156,11 @@ def _labels_of(
     flag: str, images: Images, config: EvaluateConfig, listed: dict[str, Label] | None
 ) -> dict[int, Label]:
     """The label of each labelled image by its number. DataError without any."""
-    label_of = _label_reader(images, config.probe_column, listed)
     found: dict[int, Label] = {}
     missing = ""
     try:
         for index in track(range(len(images)), f"labels of {flag}", len(images), "image", keep=False):
-            label = label_of(index)
+            label = _label_of(images, index, config.probe_column, listed)
             if label is not None:
                 found[index] = label
             missing = missing or (images.name(index) if label is None else "")
@@ -195,22 +182,15 @@ def _labels_of(
     return found
 
 
-def _label_reader(
-    images: Images, column: str, listed: dict[str, Label] | None
-) -> Callable[[int], Label | None]:
-    """The label of an image by its number: from --probe, the JSON files of shards, or the folders."""
+def _label_of(images: Images, index: int, column: str, listed: dict[str, Label] | None) -> Label | None:
+    """The label of an image: from --probe, the JSON files of shards, or the folders."""
     if listed is not None:
-        return lambda index: listed.get(images.name(index))
-
-    def label(index: int) -> Label | None:
-        content = images.metadata(index) if isinstance(images, ShardImages) else {}
-        text = content.get(column)
-        if column == FOLDER and column not in content:
-            name = content.get("source", "") if isinstance(images, ShardImages) else images.name(index)
-            text = PurePosixPath(str(name)).parent.name
-        return None if text in (None, "") else Label(str(text))
-
-    return label
+        return listed.get(images.name(index))
+    content = images.metadata(index) if isinstance(images, ShardImages) else {"source": images.name(index)}
+    text = content.get(column)
+    if column == FOLDER and column not in content:
+        text = PurePosixPath(str(content.get("source", ""))).parent.name
+    return None if text in (None, "") else Label(str(text))
 
 
 def _classes(labels: dict[str, set[str]]) -> list[str]:

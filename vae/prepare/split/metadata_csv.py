@@ -55,7 +55,7 @@ def read_metadata(
 ) -> Metadata:
     """Join both files; raises UserError or DataError for invalid columns, ids or labels."""
     features_file = os.fspath(features_file)
-    header, rows = _read_table(features_file, "--features", needed=(ID, FILEPATH))
+    header, rows = read_table(features_file, "--features", needed=(ID, FILEPATH))
     columns: dict[str, list[str]] = {name: [] for name in header}
     for row in rows:
         for name, value in zip(header, row, strict=True):
@@ -75,7 +75,7 @@ def _plain(path: str) -> str:
 
 def _labels_of(ids: list[str], features_file: str, labels_file: str) -> list[str]:
     """The label of each id, in the order of `ids`."""
-    header, rows = _read_table(labels_file, "--labels", needed=(ID,))
+    header, rows = read_table(labels_file, "--labels", needed=(ID,))
     at = header.index(ID)
     names = [name for name in header if name != ID]
     if not names:
@@ -120,7 +120,7 @@ def _hot_one(names: list[str], values: list[str], one: str, labels_file: str) ->
     return names[numbers.index(1.0)]
 
 
-def _read_table(path: str, flag: str, needed: tuple[str, ...]) -> tuple[list[str], Iterator[list[str]]]:
+def read_table(path: str, flag: str, needed: tuple[str, ...]) -> tuple[list[str], Iterator[list[str]]]:
     """Header and rows of a CSV file with commas, semicolons or tabs."""
     lines = _lines(path, flag)
     first = next(lines, "")
