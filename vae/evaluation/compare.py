@@ -30,9 +30,9 @@ from vae.evaluation.measure import (
 )
 from vae.evaluation.precheck import check_command
 from vae.evaluation.report.page import write_report
-from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult
+from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult, as_json
 from vae.evaluation.samples import choose, write_originals, write_samples
-from vae.evaluation.tables import terminal_text, write_csv, write_json, write_per_image_csv
+from vae.evaluation.summary import terminal_text, write_per_image_csv, write_results_csv
 from vae.images.pixels import to_float
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.ops.kernel_check import choose_kernels
@@ -40,7 +40,7 @@ from vae.progress import track
 from vae.system import console
 from vae.system.addresses import public_address
 from vae.system.errors import UserError
-from vae.system.files import read_json_lines
+from vae.system.files import read_json_lines, write_json
 
 CURVES_NAME = "metrics.jsonl"
 OTHER_DATA = "other data"  # how a run continued: see vae/training/contract.py
@@ -85,8 +85,8 @@ def compare(config: EvaluateConfig) -> Results:
         unusable,
     )
     _explain_missing(results, device)
-    write_json(results, output_dir / "results.json")
-    write_csv(results, output_dir / "results.csv")
+    write_json(output_dir / "results.json", as_json(results, output_dir), indent=1)
+    write_results_csv(results, output_dir / "results.csv")
     write_per_image_csv(results, output_dir / "per_image.csv")
     write_report(results, output_dir / "report.html")
     console.info(terminal_text(results))

@@ -3,7 +3,6 @@
 Shapes: N images, K classes.
 """
 
-import csv
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vae.system.console import printable
-from vae.system.files import atomic_path, csv_cell
+from vae.system.files import write_csv_rows
 
 RESAMPLES = 2000
 
@@ -99,11 +98,6 @@ def write_probabilities(
     path: Path, names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray
 ) -> None:
     """A CSV file of (N, K): one row per image, one column per class."""
-    with (
-        atomic_path(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(["id", *map(csv_cell, classes)])
-        for name, row in zip(names, probabilities, strict=True):
-            writer.writerow([csv_cell(name), *(f"{value:.6f}" for value in row / row.sum())])
+    shares = probabilities / probabilities.sum(1, keepdims=True)
+    rows = [[name, *(f"{share:.6f}" for share in row)] for name, row in zip(names, shares, strict=True)]
+    write_csv_rows(path, [["id", *classes], *rows])

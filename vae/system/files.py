@@ -1,5 +1,6 @@
-"""Files and folders: atomic writes, SHA-256, bounded JSON, CSV cells, and whether a folder can be written."""
+"""Files and folders: atomic writes, SHA-256, bounded JSON, CSV, and whether a folder can be written."""
 
+import csv
 import errno
 import hashlib
 import json
@@ -8,7 +9,7 @@ import platform
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,6 +48,15 @@ def write_json(path: Path, content: Any, indent: int | None = None) -> None:
     """Write a JSON file atomically; OSError if it cannot be written."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+
+
+def write_csv_rows(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV file atomically; OSError if it cannot be written."""
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        csv.writer(file).writerows(map(csv_cell, row) for row in rows)
 
 
 def remove_temporary(folder: Path) -> None:

@@ -1,0 +1,84 @@
+"""Results as text for the terminal and as CSV files."""
+
+from pathlib import Path
+
+from vae.evaluation.report.tables import (
+    Cell,
+    Table,
+    equivariance_table,
+    grid_table,
+    latent_table,
+    quality_tables,
+    speed_tables,
+)
+from vae.evaluation.results import METRICS, PER_IMAGE, Results
+from vae.system.console import printable
+from vae.system.files import write_csv_rows
+
+SPEED = ("encode_images_per_s", "decode_images_per_s", "encode_peak_bytes", "decode_peak_bytes")
+MAX_NAMED = 10  # unusable images in the terminal; results.json contains all
+
+
+def terminal_text(results: Results) -> str:
+    """The protocol, the tables of the report, and missing values with their reasons."""
+    protocol = results.protocol
+    lines = [
+        f"{protocol.images} images from {printable(protocol.data_path)}; {protocol.crop}; posterior "
+        f"{protocol.posterior}; {protocol.rounding}; {protocol.dtype} on {protocol.device}, "
+        f"batch size {protocol.batch_size}",
+    ]
+    others = (latent_table(results), equivariance_table(results), grid_table(results))
+    for table in (*quality_tables(results), *speed_tables(results), *others):
+        if table is not None:
+            lines += ["", *_aligned(table)]
+    if results.missing:
+        lines += ["", *(f"missing: {name}: {why}" for name, why in results.missing.items())]
+    if results.unusable:
+        lines += ["", f"{len(results.unusable)} images left out:"]
+        named = list(results.unusable.items())[:MAX_NAMED]
+        lines += [f"  {printable(name)}: {why}" for name, why in named]
+        if len(results.unusable) > MAX_NAMED:
+            lines.append("  (results.json lists all)")
+    return "\n".join(lines)
+
+
+def _aligned(table: Table) -> list[str]:
+    """Lines with the names left-aligned and the values right-aligned, without columns that have none."""
+    columns = [[table.caption, *map(printable, table.row_names)]]
+    for heading, cells in table.columns.items():
+        if any(cell.kind != "missing" for cell in cells):
+            columns.append([heading, *map(_text, cells)])
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _text(cell: Cell) -> str:
+    if cell.kind == "missing":
+        return "-"
+    return f"{cell.text} ({cell.note})" if cell.note else cell.text
+
+
+def write_results_csv(results: Results, path: Path) -> None:
+    """Write one row per VAE and size; missing values are empty."""
+    header = ["vae", "kind", "path", "size", *METRICS, *SPEED]
+    rows = [
+        [vae.name, vae.kind, vae.path, one.size, *(one.metrics[name] for name in METRICS)]
+        + [getattr(one, name) for name in SPEED]
+        for vae in results.vaes
+        for one in vae.sizes
+    ]
+    write_csv_rows(path, [header, *rows])
+
+
+def write_per_image_csv(results: Results, path: Path) -> None:
+    """Write one row per VAE, size and image; within each VAE and size, the worst PSNR comes first."""
+    rows = []
+    for vae in results.vaes:
+        for one in vae.sizes:
+            worst_first = sorted(one.per_image.items(), key=lambda item: item[1]["psnr"] or 0.0)
+            for name, values in worst_first:
+                rows.append([vae.name, one.size, name, *(values[metric] for metric in PER_IMAGE)])
+    write_csv_rows(path, [["vae", "size", "image", *PER_IMAGE], *rows])
