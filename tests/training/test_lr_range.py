@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from vae.training.lr_range import Curve, has_diverged, suggest
+from vae.training.trials.lr_range import Curve, has_diverged, suggest
 
 
 def curve_of(ratio, scale: float = 1.0) -> Curve:

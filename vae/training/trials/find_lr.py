@@ -19,10 +19,10 @@ from vae.system import console
 from vae.system.files import atomic_path, write_json
 from vae.training.context import RunContext, StageContext
 from vae.training.loop import measure_losses, update_weights
-from vae.training.lr_range import HIGHEST, LOWEST, Curve, has_diverged, rising_rates, suggest
 from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.state import TrainingState
+from vae.training.trials.lr_range import HIGHEST, LOWEST, Curve, has_diverged, rising_rates, suggest
 from vae.training.trials.trial_steps import trial_steps
 
 NAME = "find_lr"
