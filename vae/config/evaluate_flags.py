@@ -112,8 +112,9 @@ class EvaluateConfig:
     )
     val_path: str | None = option(
         None,
-        "validation images of --probe_profile; none: the validation.json of the dataset of shards",
+        "validation images of --probe_profile",
         metavar="PATH",
+        unset="the validation.json of the dataset of shards",
     )
     probe_column: str = option(
         "label", "column with the labels; folder: the name of the folder of each image", metavar="NAME"
@@ -132,8 +133,9 @@ class EvaluateConfig:
     )
     probe_cache: str | None = option(
         None,
-        "folder for the latents, which are encoded once; none: latents in --output_dir",
+        "folder for the latents, which are encoded once",
         metavar="DIR",
+        unset="latents in --output_dir",
     )
     probe_views: int = option(
         2,
