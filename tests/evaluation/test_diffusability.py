@@ -1,0 +1,118 @@
+"""Each measure has its known value on latents that are made for it."""
+
+import math
+
+import pytest
+import torch
+
+from vae.evaluation.diffusability import (
+    channel_correlation,
+    effective_rank,
+    high_frequency_share,
+    local_similarity,
+    neighbour_agreement,
+    noise_curve,
+    normalise,
+    viv,
+)
+
+
+def kronecker_latents(space: torch.Tensor, channel: torch.Tensor, count: int, height: int) -> torch.Tensor:
+    """Gaussian latents whose covariance is the Kronecker product of two diagonal ones, rotated."""
+    generator = torch.Generator().manual_seed(0)
+    white = torch.randn(count, len(space), len(channel), generator=generator, dtype=torch.float64)
+    bases = [
+        torch.linalg.qr(torch.randn(len(d), len(d), generator=generator).double())[0]
+        for d in (space, channel)
+    ]
+    tokens = bases[0] * space.sqrt() @ white * channel.sqrt() @ bases[1].T
+    return tokens.mT.unflatten(2, (height, -1))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.2, 0.5])
+def test_viv_of_a_kronecker_gaussian(decay):
+    space = torch.exp(-decay * torch.arange(24).double())
+    channel = torch.tensor([2.0, 1.0, 0.5, 0.1], dtype=torch.float64)
+    latents = kronecker_latents(space, channel, 4000, 4)
+    expected = math.pi / 2 * space.sqrt().mean() * channel.sqrt().mean()
+    assert viv(latents) == pytest.approx(expected.item(), rel=0.01)
+    labels = torch.arange(4000) % 2
+    assert viv(latents, labels) == pytest.approx(expected.item(), rel=0.01)
+
+
+def test_viv_of_white_noise_is_the_largest():
+    white = torch.randn(2000, 4, 4, 6, generator=torch.Generator().manual_seed(1))
+    smooth = torch.nn.functional.avg_pool2d(white, 3, 1, 1)
+    assert viv(normalise(white)) == pytest.approx(math.pi / 2, rel=0.01)
+    assert viv(normalise(smooth)) < 1.2
+
+
+def test_viv_of_few_latents_is_not_a_number_of_theirs():
+    assert viv(torch.randn(10, 4, 8, 8)) is None
+
+
+@pytest.mark.parametrize(("u", "v", "above"), [(0, 0, 0), (1, 2, 0), (2, 3, 1), (7, 11, 1)])
+def test_energy_is_at_its_frequency(u, v, above):
+    """One cosine of an 8 x 12 grid; rho 0.25 separates at u + v = 4.5."""
+    rows = torch.cos(math.pi / 8 * (torch.arange(8).double() + 0.5) * u)
+    columns = torch.cos(math.pi / 12 * (torch.arange(12).double() + 0.5) * v)
+    latents = (rows[:, None] * columns).expand(2, 3, 8, 12)
+    assert high_frequency_share(latents, 0.25) == pytest.approx(above, abs=1e-12)
+
+
+def test_white_noise_has_the_share_of_the_frequencies():
+    white = torch.randn(500, 2, 8, 8, generator=torch.Generator().manual_seed(2)).double()
+    grid = torch.arange(8)
+    expected = (grid[:, None] + grid > 7).double().mean().item()
+    assert high_frequency_share(white, 0.5) == pytest.approx(expected, abs=0.01)
+    assert abs(local_similarity(white)) < 0.05
+
+
+def test_similar_neighbours_and_different_distant_tokens():
+    """Left and right half have opposite tokens: neighbours are equal but for those at the middle."""
+    latents = torch.ones(1, 2, 4, 8, dtype=torch.float64)
+    latents[..., 4:] = -1
+    pairs = 4 * 7 + 3 * 8
+    near = (pairs - 2 * 4) / pairs
+    assert local_similarity(latents) > near  # far ones are mostly opposite
+    white = torch.randn(64, 16, 8, 8, generator=torch.Generator().manual_seed(3)).double()
+    smooth = torch.nn.functional.avg_pool2d(white, 3, 1, 1)
+    assert local_similarity(smooth) > 0.4
+
+
+def test_neighbours_agree_by_label():
+    labels = torch.arange(40) % 4
+    latents = labels[:, None, None, None] * 10 + torch.randn(
+        40, 1, 2, 2, generator=torch.Generator().manual_seed(4)
+    )
+    assert neighbour_agreement(latents, labels) == 1
+    assert neighbour_agreement(latents, torch.arange(40)) == 0
+
+
+def test_rank_and_correlation_of_the_channels():
+    white = normalise(torch.randn(200, 8, 8, 8, generator=torch.Generator().manual_seed(5)))
+    assert effective_rank(white) == pytest.approx(8, rel=0.01)
+    assert channel_correlation(white) < 0.02
+    copies = white[:, :1].expand(-1, 8, -1, -1)
+    assert effective_rank(copies) == pytest.approx(1)
+    assert channel_correlation(copies) == pytest.approx(1)
+    assert channel_correlation(white[:, :1]) == 0
+
+
+def test_noise_curve_of_a_linear_decoder():
+    """Its error is that of the noise alone: tau² times the squared sum of weights times std."""
+    generator = torch.Generator().manual_seed(6)
+    weights = torch.randn(3, 4, generator=generator).double() * 0.05
+    latents = (
+        torch.randn(8, 4, 64, 64, generator=generator).double() * torch.tensor([0.5, 1, 2, 1])[:, None, None]
+    )
+    noise = torch.randn(latents.shape, generator=generator).double()
+
+    def decode(values: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("dc,nchw->ndhw", weights, values)
+
+    std = latents.std((0, 2, 3), correction=0)
+    taus = (0.2, 0.8)
+    for tau, found in zip(taus, noise_curve(decode, latents, noise, decode(latents), taus), strict=True):
+        mse = tau**2 * (weights * std).square().sum(1).mean().item() * 127.5**2
+        assert found == pytest.approx(10 * math.log10(255**2 / mse), rel=0.02)

@@ -1,0 +1,148 @@
+"""Measures of latents that may tell how easily a diffusion model learns them.
+
+Shapes: N latents of C channels, H x W positions, S = H W. Every function takes latents that are normalised
+per channel (`normalise`). Values of VAEs are comparable only for equal shapes and the same images.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vae.images.psnr import MAX_PSNR_DB, psnr
+
+FLIP_FLOP_ROUNDS = 5
+RIDGE = 1e-6  # of the mean eigenvalue, so that a covariance of few latents can be inverted
+NEIGHBOURS = 5
+TAUS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of a latent's standard deviation
+
+
+def normalise(latents: Tensor) -> Tensor:
+    """Latents (N, C, H, W) with mean 0 and standard deviation 1 of each channel, in fp64."""
+    wide = latents.double()
+    std, mean = torch.std_mean(wide, dim=(0, 2, 3), correction=0, keepdim=True)
+    return (wide - mean) / std.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def viv(latents: Tensor, labels: Tensor | None = None) -> float | None:
+    """Mean over classes and eigenvalues of (π/2) sqrt(λ) (arXiv 2606.03578): π/2 for white noise, else less.
+
+    λ are the eigenvalues of Σ_s ⊗ Σ_c, the Kronecker covariance over positions and channels that the
+    flip-flop algorithm estimates (Dutilleul 1999). `labels` (N,) are classes; without them all latents are one class.
+    None if a class has too few latents for the covariance of its S positions.
+    """
+    labels = torch.zeros(len(latents), dtype=torch.int64) if labels is None else labels
+    tokens = latents.flatten(2).mT  # (N, S, C)
+    values = []
+    for label in labels.unique():
+        members = tokens[labels == label]
+        count, positions, channels = members.shape
+        if (count - 1) * channels < 2 * positions or (count - 1) * positions < 2 * channels:
+            return None
+        roots = [eigenvalues.clamp(min=0).sqrt().mean() for eigenvalues in _kronecker_spectrum(members)]
+        values.append(math.pi / 2 * (roots[0] * roots[1]).item())
+    return sum(values) / len(values)
+
+
+def _kronecker_spectrum(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of Σ_s (S,) and Σ_c (C,) of tokens (N, S, C); their products have the variance as mean."""
+    centred = tokens - tokens.mean(0)
+    count, positions, channels = centred.shape
+    space = torch.eye(positions, dtype=centred.dtype)
+    for _ in range(FLIP_FLOP_ROUNDS):
+        whitened = _solve(space, centred)
+        channel = torch.einsum("nsc,nsd->cd", centred, whitened) / (count * positions)
+        whitened = _solve(channel, centred.mT)
+        space = torch.einsum("nsc,nct->st", centred, whitened) / (count * channels)
+        space = space * (positions / space.trace())
+    variance = centred.square().mean()
+    channel = channel * (channels * variance / channel.trace())
+    return torch.linalg.eigvalsh(space), torch.linalg.eigvalsh(channel)
+
+
+def _solve(covariance: Tensor, values: Tensor) -> Tensor:
+    """covariance^-1 values, for a batch of values (N, D, K) and a covariance (D, D)."""
+    size = len(covariance)
+    ridge = RIDGE * covariance.trace() / size * torch.eye(size, dtype=covariance.dtype)
+    factor = torch.linalg.cholesky(covariance + ridge)
+    columns = values.transpose(0, 1).reshape(size, -1)  # (D, N K)
+    solved = torch.cholesky_solve(columns, factor)
+    return solved.reshape(size, len(values), -1).transpose(0, 1)
+
+
+def high_frequency_share(latents: Tensor, rho: float) -> float:
+    """Share of the energy of the DCT at frequencies u + v > rho (H + W - 2).
+
+    Known as SEC (arXiv 2606.03578). White noise has the share of these frequencies; smooth latents less.
+    """
+    height, width = latents.shape[2:]
+    spectrum = _dct_matrix(height) @ latents @ _dct_matrix(width).T
+    energy = spectrum.square().sum((0, 1))  # (H, W)
+    frequency = torch.arange(height)[:, None] + torch.arange(width)
+    return (energy[frequency > rho * (height + width - 2)].sum() / energy.sum()).item()
+
+
+def _dct_matrix(size: int) -> Tensor:
+    """The orthonormal DCT-II (size, size)."""
+    grid = torch.arange(size, dtype=torch.float64)
+    matrix = torch.cos(math.pi / size * (grid + 0.5) * grid[:, None]) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+def local_similarity(latents: Tensor) -> float:
+    """LDS: mean cosine of neighbouring tokens minus that of tokens at least half the longer side apart.
+
+    The tokens of each latent are centred. Independent tokens have 0.
+    """
+    height, width = latents.shape[2:]
+    tokens = latents.flatten(2).mT  # (N, S, C)
+    tokens = torch.nn.functional.normalize(tokens - tokens.mean(1, keepdim=True), dim=2)
+    rows, columns = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
+    distance = (rows[:, None] - rows).abs() + (columns[:, None] - columns).abs()
+    cosines = torch.einsum("nsc,ntc->st", tokens, tokens) / len(tokens)
+    return (cosines[distance == 1].mean() - cosines[distance >= max(height, width) / 2].mean()).item()
+
+
+def neighbour_agreement(latents: Tensor, labels: Tensor) -> float:
+    """LNC: share of the five nearest other latents (Euclidean) with the same label; labels (N,)."""
+    distances = torch.cdist(latents.flatten(1), latents.flatten(1)).fill_diagonal_(math.inf)
+    nearest = distances.topk(min(NEIGHBOURS, len(latents) - 1), largest=False).indices
+    return (labels[nearest] == labels[:, None]).double().mean().item()
+
+
+def effective_rank(latents: Tensor) -> float:
+    """exp(entropy) of the shares of the channel covariance's eigenvalues (Roy & Vetterli 2007): 1 to C."""
+    shares = torch.linalg.eigvalsh(_channel_covariance(latents)).clamp(min=0)
+    shares = shares / shares.sum()
+    return torch.special.entr(shares).sum().exp().item()
+
+
+def channel_correlation(latents: Tensor) -> float:
+    """Mean absolute correlation of two different channels; 0 for a single one."""
+    covariance = _channel_covariance(latents).abs()
+    pairs = len(covariance) * (len(covariance) - 1)
+    return ((covariance.sum() - covariance.trace()) / pairs).item() if pairs else 0.0
+
+
+def _channel_covariance(latents: Tensor) -> Tensor:
+    tokens = latents.transpose(0, 1).flatten(1)  # (C, N S)
+    return tokens @ tokens.T / tokens.shape[1]
+
+
+def noise_curve(
+    decode: Callable[[Tensor], Tensor],
+    latents: Tensor,
+    noise: Tensor,
+    images: Tensor,
+    taus: Sequence[float] = TAUS,
+) -> list[float]:
+    """Mean PSNR in dB of decoded latents with noise, one value for each tau.
+
+    `latents` (N, C, H, W) are those of the VAE, not normalised; the noise (N, C, H, W) is scaled by tau times
+    the standard deviation of its channel. `decode` returns images (N, 3, H f, W f).
+    """
+    std = latents.std((0, 2, 3), correction=0, keepdim=True)
+    noisy = (decode(latents + tau * std * noise) for tau in taus)
+    return [psnr(recon, images).clamp(max=MAX_PSNR_DB).mean().item() for recon in noisy]
