@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 
+from tests.harness.small_vae import write_vae
 from vae.evaluation.diffusability import (
+    TAUS,
     channel_correlation,
+    diffusability,
     effective_rank,
     high_frequency_share,
     local_similarity,
@@ -15,6 +18,7 @@ from vae.evaluation.diffusability import (
     normalise,
     viv,
 )
+from vae.interop.vae_files import load_vae
 
 
 def kronecker_latents(space: torch.Tensor, channel: torch.Tensor, count: int, height: int) -> torch.Tensor:
@@ -113,6 +117,23 @@ def test_noise_curve_of_a_linear_decoder():
 
     std = latents.std((0, 2, 3), correction=0)
     taus = (0.2, 0.8)
-    for tau, found in zip(taus, noise_curve(decode, latents, noise, decode(latents), taus), strict=True):
+    curve = noise_curve(decode, latents, noise * std[:, None, None], decode(latents), taus)
+    for tau, found in zip(taus, curve.mean(1).tolist(), strict=True):
         mse = tau**2 * (weights * std).square().sum(1).mean().item() * 127.5**2
         assert found == pytest.approx(10 * math.log10(255**2 / mse), rel=0.02)
+
+
+def test_every_measure_of_a_vae(tmp_path):
+    """VIV needs more images than positions over channels; the other measures do not."""
+    model = load_vae(write_vae(tmp_path / "vae")).autoencoder
+    images = torch.rand(12, 3, 32, 32, generator=torch.Generator().manual_seed(7)) * 2 - 1
+    found = diffusability(model, images.split(4), torch.float32)
+    assert found["VIV"] is not None
+    assert 0 < found["SEC 0.5"] < found["SEC 0.25"] < 1
+    assert 1 < found["effective rank"] <= 16
+    curve = [found[f"noise {tau:g} dB"] for tau in TAUS]
+    assert curve == sorted(curve, reverse=True)
+    assert curve[0] > curve[-1]
+    other = diffusability(model, images.split(6), torch.float32)  # batches change only the noise
+    assert other["VIV"] == pytest.approx(found["VIV"], rel=1e-3)
+    assert diffusability(model, images[:4].split(4), torch.float32)["VIV"] is None

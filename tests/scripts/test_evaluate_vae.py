@@ -212,8 +212,10 @@ def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
     old.write_bytes(b"old")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     flags.update({"--vae": flags["--vae"][:1], "--equivariance_images": 0})
-    assert run_command(flags, "--overwrite", "--no-codecs")[0] == 0
+    assert run_command(flags, "--overwrite", "--no-codecs", "--diffusability")[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert -1 < results["vaes"][0]["diffusability"]["LDS"] < 2
+    assert "Latents for diffusion" in (tmp_path / "out" / "report.html").read_text()
     assert [row["kind"] for row in results["vaes"]] == ["diffusers"]
     assert not old.exists()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*OUTPUTS, "notes.txt"}

@@ -91,6 +91,11 @@ class EvaluateConfig:
     inception_weights: str | None = option(
         None, "file with torch-fidelity's Inception weights, instead of the download", metavar="FILE"
     )
+    diffusability: bool = option(
+        False,
+        "also measure how easily a diffusion model may learn the latents, at the smallest square size: VIV, "
+        "SEC, LDS, rank and noise curve (docs/evaluate.md)",
+    )
     ensemble: bool = option(
         False,
         "also measure the mean of the reconstructions of all --vae, which may differ in shape and start",
@@ -225,7 +230,7 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
 _ONLY_PROFILE = ("val_path", "probe_views")
 _NOT_PROFILE = (
     "posterior", "max_images", "perceptual_net", "rfid", "ensemble", "probe_folds", "probe_reference",
-    "codecs", "equivariance_images", "samples",
+    "codecs", "diffusability", "equivariance_images", "samples",
 )  # fmt: skip
 
 
@@ -265,6 +270,10 @@ def _check_together(config: EvaluateConfig) -> None:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise UserError(f"--{name} contains {twice} twice: give it once")
+    if config.diffusability and config.sizes == (WHOLE,):
+        raise UserError(
+            "--diffusability needs squares, because latents of one shape are compared: add --sizes 256"
+        )
     if config.ensemble and len(config.vae) < 2:
         raise UserError("--ensemble needs several VAEs: list them all after one --vae, or remove --ensemble")
     weights = config.ensemble_weights

@@ -17,6 +17,7 @@ from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.evaluation.artefacts import equivariance, grid_artefacts
 from vae.evaluation.codecs import CODECS, bits_per_pixel
+from vae.evaluation.diffusability import diffusability
 from vae.evaluation.ensemble import ensemble
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
@@ -193,6 +194,10 @@ def _measure_row(
         if isinstance(codec, VaeCodec):
             result.latents = codec.latents.facts(codec.model)
             result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
+            if config.diffusability:
+                square = next(size for size in sizes if size != WHOLE)
+                batches = (to_float(images).to(metrics.device) for _, images in image_set.batches(square, 1))
+                result.diffusability = diffusability(codec.model, batches, codec.dtype)
             if config.equivariance_images:
                 batches = (
                     to_float(images).to(metrics.device) for _, images in image_set.batches(sizes[0], 1)

@@ -5,16 +5,24 @@ per channel (`normalise`). Values of VAEs are comparable only for equal shapes a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from vae.images.psnr import MAX_PSNR_DB, psnr
+from vae.inference.codec import decode_latents, encode_images
+from vae.model.autoencoder import AutoencoderKL
+from vae.ops.noise import keyed_normal
 
 FLIP_FLOP_ROUNDS = 5
 RIDGE = 1e-6  # of the mean eigenvalue, so that a covariance of few latents can be inverted
 NEIGHBOURS = 5
+RHOS = (0.25, 0.5)
+MAX_SIDE = 32  # positions: the covariance of more takes minutes
+MAX_DECODED = 64  # images of the noise curve
+NOISE_SEED = 0
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of a latent's standard deviation
 
 
@@ -29,7 +37,7 @@ def viv(latents: Tensor, labels: Tensor | None = None) -> float | None:
     """Mean over classes and eigenvalues of (π/2) sqrt(λ) (arXiv 2606.03578): π/2 for white noise, else less.
 
     λ are the eigenvalues of Σ_s ⊗ Σ_c, the Kronecker covariance over positions and channels that the
-    flip-flop algorithm estimates (Dutilleul 1999). `labels` (N,) are classes; without them all latents are one class.
+    flip-flop algorithm estimates (Dutilleul 1999). `labels` (N,) are classes; without them there is one.
     None if a class has too few latents for the covariance of its S positions.
     """
     labels = torch.zeros(len(latents), dtype=torch.int64) if labels is None else labels
@@ -137,12 +145,52 @@ def noise_curve(
     noise: Tensor,
     images: Tensor,
     taus: Sequence[float] = TAUS,
-) -> list[float]:
-    """Mean PSNR in dB of decoded latents with noise, one value for each tau.
+) -> Tensor:
+    """PSNR in dB of decoded latents with tau times the noise: (T, N) for T values of tau.
 
-    `latents` (N, C, H, W) are those of the VAE, not normalised; the noise (N, C, H, W) is scaled by tau times
-    the standard deviation of its channel. `decode` returns images (N, 3, H f, W f).
+    `latents` (N, C, H, W) are those of the VAE, not normalised; `noise` has the standard deviation of each of
+    their channels. `decode` returns images (N, 3, H f, W f).
     """
-    std = latents.std((0, 2, 3), correction=0, keepdim=True)
-    noisy = (decode(latents + tau * std * noise) for tau in taus)
-    return [psnr(recon, images).clamp(max=MAX_PSNR_DB).mean().item() for recon in noisy]
+    recons = (decode(latents + tau * noise) for tau in taus)
+    return torch.stack([psnr(recon, images).clamp(max=MAX_PSNR_DB) for recon in recons])
+
+
+@torch.no_grad()
+def diffusability(
+    model: AutoencoderKL, batches: Iterable[Tensor], dtype: torch.dtype
+) -> dict[str, float | None]:
+    """Every measure for images (B, 3, H, W) in [-1, 1] of one size, by its title; the posterior's mode.
+
+    VIV, SEC and LDS see the middle of large latents. The noise curve decodes the first images only.
+    """
+    middles: list[Tensor] = []
+    decoded: list[tuple[Tensor, Tensor]] = []
+    for images in batches:
+        latents = encode_images(model, images, dtype=dtype).mode()
+        middles.append(_middle(latents).double().cpu())
+        if sum(len(kept) for kept, _ in decoded) < MAX_DECODED:
+            decoded.append((latents, images))
+    raw = torch.cat(middles)
+    normalised = normalise(raw)
+    found: dict[str, float | None] = {"VIV": viv(normalised)}
+    found |= {f"SEC {rho:g}": high_frequency_share(normalised, rho) for rho in RHOS}
+    found["LDS"] = local_similarity(normalised)
+    found["effective rank"] = effective_rank(normalised)
+    found["channel correlation"] = channel_correlation(normalised)
+    std = raw.std((0, 2, 3), correction=0, keepdim=True)
+    curves = []
+    for number, (latents, images) in enumerate(decoded):
+        noise = keyed_normal(latents.shape, NOISE_SEED, number).to(latents) * std.to(latents)
+        decode = partial(decode_latents, model, size=images.shape[2:], dtype=dtype)
+        curves.append(noise_curve(decode, latents, noise, images))
+    means = torch.cat(curves, dim=1).mean(1).tolist()
+    return found | {f"noise {tau:g} dB": mean for tau, mean in zip(TAUS, means, strict=True)}
+
+
+def _middle(latents: Tensor) -> Tensor:
+    """The middle MAX_SIDE x MAX_SIDE positions of latents (B, C, H, W)."""
+    for dim in (2, 3):
+        side = latents.shape[dim]
+        kept = min(side, MAX_SIDE)
+        latents = latents.narrow(dim, (side - kept) // 2, kept)
+    return latents

@@ -5,6 +5,7 @@ from pathlib import Path
 from vae.evaluation.report.tables import (
     Cell,
     Table,
+    diffusability_table,
     equivariance_table,
     grid_table,
     latent_table,
@@ -27,8 +28,8 @@ def terminal_text(results: Results) -> str:
         f"{protocol.posterior}; {protocol.rounding}; {protocol.dtype} on {protocol.device}, "
         f"batch size {protocol.batch_size}",
     ]
-    others = (latent_table(results), equivariance_table(results), grid_table(results))
-    for table in (*quality_tables(results), *speed_tables(results), *others):
+    others = (latent_table, diffusability_table, equivariance_table, grid_table)
+    for table in (*quality_tables(results), *speed_tables(results), *(make(results) for make in others)):
         if table is not None:
             lines += ["", *_aligned(table)]
     if results.missing:

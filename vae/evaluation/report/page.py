@@ -6,6 +6,7 @@ from vae.evaluation.report.charts import channel_chart, curve_charts, curve_colo
 from vae.evaluation.report.images import articles
 from vae.evaluation.report.tables import (
     configuration_tables,
+    diffusability_table,
     equivariance_table,
     grid_table,
     hardest_table,
@@ -34,6 +35,7 @@ def write_report(results: Results, path: Path) -> None:
         speed=speed_tables(results),
         latents=latent_table(results),
         channel_charts=[channel_chart(vae.name, vae.latents) for vae in results.vaes if vae.latents],
+        diffusability=diffusability_table(results),
         equivariance=equivariance_table(results),
         grid_artefacts=grid_table(results),
         curve_colours=curve_colours(results.vaes),

@@ -201,6 +201,20 @@ def equivariance_table(results: Results) -> Table | None:
     return Table("Equivariance, dB", [vae.name for vae in vaes], columns)
 
 
+def diffusability_table(results: Results) -> Table | None:
+    """A column per measure of what a diffusion model has to learn."""
+    vaes = [vae for vae in results.vaes if vae.diffusability]
+    if not vaes:
+        return None
+    reason = "too few images for its covariance"
+    columns = {
+        name: number_column([vae.diffusability[name] for vae in vaes], reasons=[reason] * len(vaes))
+        for name in vaes[0].diffusability
+    }
+    size = next(size for size in results.protocol.sizes if size != WHOLE)
+    return Table(f"Latents for diffusion, {size_name(size)}", [vae.name for vae in vaes], columns)
+
+
 def grid_table(results: Results) -> Table | None:
     """Grid artefacts, a column per colour."""
     vaes = [vae for vae in results.vaes if vae.grid_artefacts]
