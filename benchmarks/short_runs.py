@@ -31,7 +31,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
 from vae.optimizers import build_optimizers
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
-from vae.training.schedule import WARMUP_SHARE, ema_decay, learning_rate_factor
+from vae.training.schedule import TRAINED, WARM, WARMUP_SHARE, ema_decay, learning_rate_factor
 
 FORMATS = (".png", ".jpg", ".jpeg", ".webp")
 LONGEST_SIDE = 1024  # px of a photograph in memory
@@ -101,10 +101,9 @@ def train(
             group["lr"] = peak * factor
         compute_gradients(networks, inputs, [given.batch])
         apply_update([optimizer], update, optim, fp16=False, empty=False)
+        decay = ema_decay(EMA_DECAY, step, TRAINED if given.start else WARM)
         with torch.no_grad():
-            torch._foreach_lerp_(
-                list(ema.parameters()), list(model.parameters()), 1 - ema_decay(EMA_DECAY, step)
-            )
+            torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
     return ema
 
 

@@ -66,12 +66,15 @@ def test_rate_of_short_stages_is_positive_at_every_step(schedule, total):
     assert all(0 < rate <= 1 for rate in rates)
 
 
-def test_ema_decay_rises_to_its_limit():
-    assert ema_decay(0.999, 0) == 0.1
-    assert ema_decay(0.999, 8) == 0.5
-    assert ema_decay(0.999, 90) == 0.91
-    assert ema_decay(0.999, 10_000) == 0.999
-    assert ema_decay(0.0, 5) == 0.0
+@pytest.mark.parametrize("start", [RANDOM, WARM])
+def test_ema_decay_rises_to_its_limit(start):
+    steps = (0, 8, 90, 10_000)
+    assert [ema_decay(0.999, step, start) for step in steps] == [0.1, 0.5, 0.91, 0.999]
+    assert ema_decay(0.0, 5, start) == 0.0
+
+
+def test_ema_begins_at_a_trained_vae():
+    assert {ema_decay(0.999, step, TRAINED) for step in (0, 8, 90)} == {0.999}
 
 
 def test_learning_rate_after_a_rollback_is_halved_until_the_schedule_is_lower():

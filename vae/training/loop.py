@@ -128,7 +128,7 @@ def update_weights(
         state.running_sq_norms = update_running(state.running_sq_norms, run.dist.all_reduce(measured))
         sums["adversarial_factor"] = inputs.adversarial_factor * len(batch.images)
     if total_images:
-        state.update_ema(ema_decay(run.config.optim.ema_decay, position.step))
+        state.update_ema(ema_decay(run.config.optim.ema_decay, position.step, run.begun_from))
     return sums, norms
 
 

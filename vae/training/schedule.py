@@ -88,10 +88,11 @@ def halved(factor: float, rollbacks: int) -> float:
     return factor * 0.5**rollbacks
 
 
-def ema_decay(decay: float, step: int) -> float:
-    """Decay of the EMA weights after optimizer step `step` (from 0).
+def ema_decay(decay: float, step: int, begun_from: str = RANDOM) -> float:
+    """Decay of the EMA weights after optimizer step `step` (from 0) of a run that began with `begun_from`.
 
     It is small in the first steps, so that the EMA forgets the initial weights (as TensorFlow's
-    ExponentialMovingAverage does).
+    ExponentialMovingAverage does). A trained VAE is worth remembering: in a short run, the steps of Adam add
+    noise whatever their rate, and the mean with the start is better than both (docs/measurements.md).
     """
-    return min(decay, (1 + step) / (10 + step))
+    return decay if begun_from == TRAINED else min(decay, (1 + step) / (10 + step))
