@@ -3,17 +3,12 @@
 Needs only the standard library.
 """
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 from types import FrameType
 from typing import Any, NoReturn
 
+from vae.system import child_process
 from vae.system.errors import EXIT_INTERRUPTED
-
-SECONDS_TO_END = 10.0  # between the signal that asks a command to end, and SIGKILL
 
 
 class Stopped(KeyboardInterrupt):
@@ -34,7 +29,7 @@ def stop_on_signals() -> None:
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # cleaning up takes SECONDS_TO_END at most
+    signal.signal(number, signal.SIG_IGN)  # cleaning up takes child_process.SECONDS_TO_END at most
     raise Stopped(number)
 
 
@@ -48,28 +43,9 @@ def run_command(command: list[str], **options: Any) -> int:
 
     If a signal ends the wait, the command and the processes that it has started get the same signal.
     """
-    # In a session of its own, the command is the leader of a process group.
-    process = subprocess.Popen(command, start_new_session=sys.platform != "win32", **options)
+    process = child_process.start(command, **options)
     try:
         return process.wait()
     except KeyboardInterrupt as error:
-        _end(process, error.number if isinstance(error, Stopped) else signal.SIGINT)
+        child_process.end(process, error.number if isinstance(error, Stopped) else signal.SIGINT)
         raise
-
-
-def _end(process: subprocess.Popen[Any], number: int) -> None:
-    """Ask the process and its children to end, and kill those that do not."""
-    try:
-        _send(process, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(SECONDS_TO_END)
-    finally:  # also after a second signal
-        _send(process, getattr(signal, "SIGKILL", signal.SIGTERM))
-
-
-def _send(process: subprocess.Popen[Any], number: int) -> None:
-    with contextlib.suppress(OSError):  # all of them have ended
-        if sys.platform != "win32":
-            os.killpg(process.pid, number)
-        elif number != signal.SIGINT:  # Ctrl-C has reached every process of the console
-            process.terminate()

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from vae.checks.child_process import FinishedProcess
 from vae.checks.facts import CudaDevice
 from vae.checks.torch_process import parse
+from vae.system.child_process import FinishedProcess
 
 CONV = {"name": "conv", "seconds": 0.1, "difference": 0.001, "tolerance": 0.03}
 STEP = {"name": "step", "seconds": 0.1, "error": "RuntimeError: no"}

@@ -80,7 +80,7 @@ class Project:
         self.folder = folder
         caches = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "launchers", folder / "launchers", ignore=caches)
-        for room in ("checks", "config"):
+        for room in ("checks", "config", "system"):
             shutil.copytree(ROOT / "vae" / room, folder / "vae" / room, ignore=caches)
         for path in (ROOT / "vae").glob("*.py"):
             shutil.copy(path, folder / "vae")

@@ -11,6 +11,7 @@ import pytest
 
 from launchers import command
 from tests.harness.waiting import is_running, wait_until
+from vae.system import child_process
 
 if sys.platform != "linux":
     pytest.skip("these tests read /proc", allow_module_level=True)
@@ -83,7 +84,7 @@ def test_signal_ends_pip_and_its_children(project, fake_pip, script, arguments, 
 
 
 def test_command_that_ignores_signals_is_killed(monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "SECONDS_TO_END", 0.3)
+    monkeypatch.setattr(child_process.end, "__defaults__", (0.3,))
     script = f"trap '' TERM; sleep 300 & echo $$ $! > {tmp_path}/pids; while true; do wait; done"
 
     def stop_when_started(*_) -> None:

@@ -6,8 +6,8 @@ import re
 import shutil
 from typing import Any
 
-from vae.checks.child_process import ChildProcess
 from vae.checks.facts import Smi, SmiCard
+from vae.system.child_process import ChildProcess
 
 # The field of SmiCard -> the field of `nvidia-smi --help-query-gpu`.
 FIELDS = {

@@ -12,8 +12,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from vae.checks.child_process import ChildProcess, FinishedProcess
 from vae.checks.facts import CudaDevice, KernelRun, LoadedTorch
+from vae.system.child_process import ChildProcess, FinishedProcess
 from vae.system.files import parse_json
 
 FACTS = '{"facts": '  # how our lines begin; libraries may print other lines

@@ -1,12 +1,14 @@
 """The processes that decode images: their batches, and a new start with fewer of them if one dies."""
 
+import multiprocessing
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Generator
+from multiprocessing.connection import wait
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from vae.data.dataset import Batch, Sample
 from vae.data.workers import blocked_signals
@@ -39,8 +41,7 @@ class DecodingProcesses:
         self._while_waiting = while_waiting
         self._persistent = persistent
         self._deaths = 0
-        self._loader = make_loader(num_workers)
-        self._iterator: _Batches | None = None
+        self._batches: _Batches | None = None
 
     def batches(self, start_at: Callable[[int], None]) -> Generator[Batch, None, None]:
         """All batches; `start_at(n)` is called before they are made from the nth on.
@@ -52,7 +53,10 @@ class DecodingProcesses:
             while not finished:
                 start_at(done)
                 try:
-                    self._begin()
+                    if self._batches is None:
+                        self._batches = _Batches(self._make_loader(self._num_workers))
+                    else:
+                        self._batches.begin_again()
                     while (batch := self._next()) is not None:
                         done += 1
                         yield batch
@@ -70,22 +74,16 @@ class DecodingProcesses:
 
     def end(self, kill: bool = False) -> None:
         """End the processes and wait for them; with `kill`, they do not finish their batches."""
-        if self._iterator is not None:
-            self._iterator.end(kill)
-        self._iterator = None
-
-    def _begin(self) -> None:
-        if self._iterator is None:
-            self._iterator = _Batches(self._loader)
-        else:
-            self._iterator.begin_again(self._loader)  # keeps the same worker processes
+        if self._batches is not None:
+            self._batches.end(kill)
+        self._batches = None
 
     def _next(self) -> Batch | None:
         """The next batch, or None at the end."""
-        assert self._iterator is not None
+        assert self._batches is not None
         while True:
             try:
-                return self._iterator.next()
+                return self._batches.next()
             except TimeoutError:
                 self._while_waiting()
 
@@ -96,7 +94,6 @@ class DecodingProcesses:
         if self._deaths == MAX_DEATHS:
             raise DataError(f"a decoding process died {MAX_DEATHS} times, {why}: lower --num_workers")
         self._num_workers = max(1, self._num_workers // 2)
-        self._loader = self._make_loader(self._num_workers)
         workers = console.counted(self._num_workers, "worker")
         line = f"a decoding process died, {why}: continuing with {workers}; the batches are the same"
         console.error_from_signal_handler(line)
@@ -105,22 +102,25 @@ class DecodingProcesses:
 class _Batches:
     """The batches of a DataLoader. A thread waits for them, so that this one can do something else meanwhile.
 
-    A process that is stopped, or a disk that hangs, may block the thread for ever.
+    A process that is stopped, or a disk that hangs, may block the thread for ever. Only the thread keeps the
+    DataLoader's iterator, so the processes are ended there when it drops the iterator.
     """
 
     def __init__(self, loader: DataLoader[Sample]) -> None:
-        context = loader.multiprocessing_context
-        with blocked_signals(context.get_start_method() if context else None):
-            self._iterator = iter(loader)
         self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[Batch | Exception | None] = queue.SimpleQueue()
-        self._loader: DataLoader[Sample] | None = None  # to begin with
-        self._is_waiting = False
-        threading.Thread(target=self._run, name="loading", daemon=True).start()
+        self._again = self._is_waiting = False
+        context = loader.multiprocessing_context
+        before = multiprocessing.active_children()
+        with blocked_signals(context.get_start_method() if context else None):
+            iterator = iter(loader)
+        self._processes = [child for child in multiprocessing.active_children() if child not in before]
+        self._thread = threading.Thread(target=self._run, args=(loader, iterator), daemon=True)
+        self._thread.start()
 
-    def begin_again(self, loader: DataLoader[Sample]) -> None:
-        """Begin with the batches that `loader` makes now, in the same processes."""
-        self._loader = loader
+    def begin_again(self) -> None:
+        """Begin with the batches that the loader makes now, in the same processes."""
+        self._again = True
 
     def next(self) -> Batch | None:
         """The next batch, None at the end; TimeoutError after POLL_SECONDS, then call it again."""
@@ -132,60 +132,43 @@ class _Batches:
         except queue.Empty:
             raise TimeoutError from None
         self._is_waiting = False
-        if not isinstance(made, Exception):
-            return made
-        if _means_death(made) and isinstance(self._iterator, _MultiProcessingDataLoaderIter):
-            raise _DeadWorkerError from made
-        raise made
+        if isinstance(made, Exception):
+            raise made
+        return made
 
     def end(self, kill: bool) -> None:
         """End the processes and the thread; with `kill`, they do not finish their batches."""
         self._wanted.put(False)
-        # No public method ends the processes immediately. DataLoader's own __del__ also calls this one.
-        iterator = self._iterator
-        if not isinstance(iterator, _MultiProcessingDataLoaderIter):
-            return
         if kill:
-            _kill(iterator)
-            if self._is_waiting:  # the thread is using the iterator, and soon notices that the processes died
-                return
-            # The shared event needs a lock, with which a process may have died.
-            iterator._workers_done_event = threading.Event()  # type: ignore[assignment]
-        iterator._shutdown_workers()
-        _kill(iterator)  # what hangs
-        _close_pipes(iterator)
+            self._kill()
+        if not self._is_waiting:  # otherwise, the thread soon notices that the processes were killed
+            self._thread.join(END_SECONDS)
+        self._kill()  # what hangs
+        for process in self._processes:
+            if process.exitcode is not None and not self._thread.is_alive():
+                process.close()  # its pipes: Python collects them as garbage only much later
 
-    def _run(self) -> None:
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join(END_SECONDS)
+
+    def _run(self, loader: DataLoader[Sample], iterator: Any) -> None:
         while self._wanted.get():
             try:
-                if self._loader is not None:
-                    self._iterator, self._loader = iter(self._loader), None
-                self._made.put(next(self._iterator, None))
+                if self._again:
+                    iterator, self._again = iter(loader), False
+                self._made.put(next(iterator, None))
             except Exception as error:  # `next` raises it
-                self._made.put(error)
+                traceback.clear_frames(error.__traceback__)  # they keep the iterator
+                self._made.put(_DeadWorkerError() if self._means_death(error) else error)
 
-
-def _means_death(error: Exception) -> bool:
-    """Whether a decoding process has died, also while it passed on a batch, or has no memory."""
-    if isinstance(error, ConnectionError | EOFError | FileNotFoundError) or is_out_of_memory(error):
-        return True
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
-
-
-def _kill(iterator: _MultiProcessingDataLoaderIter) -> None:
-    for process in iterator._workers:
-        if process.is_alive():
-            process.kill()
-    for process in iterator._workers:
-        process.join(END_SECONDS)
-
-
-def _close_pipes(iterator: _MultiProcessingDataLoaderIter) -> None:
-    """Close the pipes to processes that have ended: Python collects them as garbage only much later."""
-    for process in iterator._workers:
-        if process.exitcode is not None:
-            process.close()
-    results: Any = iterator._worker_result_queue  # without public names for its pipe
-    if results._thread is None:  # with pinned memory, a thread writes to it, and then closes it
-        results._reader.close()
-        results._writer.close()
+    def _means_death(self, error: Exception) -> bool:
+        """Whether a decoding process has died, also while it passed on a batch, or has no memory."""
+        if not self._processes:
+            return False
+        if isinstance(error, ConnectionError | EOFError | FileNotFoundError) or is_out_of_memory(error):
+            return True
+        ended = wait([process.sentinel for process in self._processes], timeout=0)
+        return isinstance(error, RuntimeError) and bool(ended)

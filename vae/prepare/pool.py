@@ -196,7 +196,7 @@ def _cause_of_exit(process: multiprocessing.process.BaseProcess) -> Failure:
 def _serve(pipe: Connection, function: Callable[[Any], Any], limits: Limits) -> None:
     """Main function of a worker process: answer items until the pipe is closed."""
     start_worker(0)
-    end_with_parent()
+    _end_with_parent()
     with open(os.devnull, "w") as null:  # C libraries print their messages to stderr, between our lines
         os.dup2(null.fileno(), 2)
     _limit_memory(limits.memory_gib)
@@ -219,7 +219,7 @@ def _answer(function: Callable[[Any], Any], item: Any, limits: Limits) -> tuple[
         return "raised", error
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """Start a thread that ends this process when its parent process ends, also if the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "called in a child process only"

@@ -1,15 +1,14 @@
 """A search on several cards: one process of the same command for each."""
 
-import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
 from vae.config.tune_flags import TuneConfig
-from vae.system import console
+from vae.system import child_process, console
 from vae.system.errors import UserError
 from vae.system.script import ROOT
-from vae.tuning.training_process import start_with_parent
 
 POLL_SECONDS = 0.5
 
@@ -20,7 +19,7 @@ def search_on_cards(config: TuneConfig, argv: Sequence[str]) -> None:
     script = [sys.executable, str(ROOT / "tune_vae.py")]
     words = _without_cards(argv)
     processes = {
-        card: start_with_parent([*script, *words, "--cards", str(card)], dict(os.environ))
+        card: child_process.start([*script, *words, "--cards", str(card)], stdin=subprocess.DEVNULL)
         for card in config.cards
     }
     console.info(f"cards   {', '.join(map(str, config.cards))}: one process each")

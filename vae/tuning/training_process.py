@@ -1,18 +1,15 @@
 """One run of train_vae.py in a folder of its own: started or resumed, watched, stopped, and its outcome."""
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae.system import console
+from vae.system import child_process, console
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
 from vae.system.files import read_json_lines, write_json
 from vae.system.script import ROOT
@@ -26,7 +23,6 @@ RUN_NAME = "run"  # the run's own folder
 POLL_SECONDS = 0.5
 ATTEMPTS = 3  # of a run that something else stops or kills
 _LAST_BYTES = 20_000  # of the log, for the reason of a failure
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 Validation = dict[str, float]  # a record of metrics.jsonl
 
@@ -98,15 +94,8 @@ def _start(folder: Path, options: dict[str, Any], card: int | None) -> subproces
     words = [sys.executable, str(ROOT / "train_vae.py"), "--config", str(file), "--output_dir", str(run)]
     env = dict(os.environ) if card is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(card)}
     with (folder / LOG_NAME).open("ab") as log:
-        return start_with_parent([*words, "--resume_from", "latest"], env, stdout=log, stderr=log)
-
-
-def start_with_parent(words: list[str], env: dict[str, str], **streams: Any) -> subprocess.Popen[bytes]:
-    """Start a process that gets SIGTERM when this one dies. Only Linux can do that, even after kill -9."""
-    if sys.platform == "linux":
-        prctl = ctypes.CDLL(None).prctl
-        streams["preexec_fn"] = partial(prctl, _SET_DEATH_SIGNAL, signal.SIGTERM)
-    return subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, start_new_session=True, **streams)
+        words += ["--resume_from", "latest"]
+        return child_process.start(words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def _watch(process: subprocess.Popen[bytes], folder: Path, watch: Callable[[Validation], bool]) -> bool:

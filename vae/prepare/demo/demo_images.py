@@ -1,24 +1,23 @@
 """`--mode demo`: draw the missing demo images in parallel; each file is written atomically."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from vae.config.prepare_flags import DemoConfig
-from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
+from vae.data.workers import resolve_num_workers
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.encode import EXTENSIONS, encode
-from vae.prepare.pool import end_with_parent
+from vae.prepare.pool import Limits, run_each
 from vae.progress import Progress
 from vae.system import console
-from vae.system.errors import UserError
+from vae.system.errors import DataError, UserError
 from vae.system.files import atomic_path, read_json, write_json
 
 SETTINGS_NAME = "demo_settings.json"
 SETTINGS = ("target_size", "seed", "format")  # flags that decide the pixels; the same for a whole folder
 JPEG_QUALITY = 95
+DRAWING_SECONDS = 600.0  # for one image: minutes at tens of thousands of pixels
 
 
 def run_demo(config: DemoConfig) -> int:
@@ -34,8 +33,12 @@ def run_demo(config: DemoConfig) -> int:
         missing = [index for index in range(config.count) if not _path(folder, config, index).exists()]
         draw = partial(_draw_and_save, folder, config)
         with Progress("demo", config.count, "image", done=config.count - len(missing)) as bar:
-            for _ in _map(draw, missing, num_workers):
-                bar.update()
+            drawn = run_each(draw, missing, num_workers=max(1, num_workers), limits=Limits(DRAWING_SECONDS))
+            with closing(drawn) as results:
+                for _, failure in results:
+                    if failure is not None:
+                        raise DataError(f"an image cannot be drawn: {failure.detail}: lower --num_workers")
+                    bar.update()
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be written: {error.strerror or error}") from error
     console.info(f"{folder}: {config.count} images, {len(missing)} of them drawn now")
@@ -70,23 +73,3 @@ def _draw_and_save(folder: Path, config: DemoConfig, index: int) -> None:
     image = draw_image(config.target_size, config.seed, index)
     with atomic_path(_path(folder, config, index)) as temporary:
         temporary.write_bytes(encode(image, config.format, JPEG_QUALITY))
-
-
-def _start_drawing() -> None:
-    start_worker(0)
-    end_with_parent()
-
-
-def _map(draw: Callable[[int], None], indices: list[int], num_workers: int) -> Iterator[None]:
-    workers = min(num_workers, len(indices))
-    if workers <= 1:
-        yield from map(draw, indices)
-        return
-    # spawn, as on Windows: forking a process with threads can deadlock
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_drawing)
-    try:
-        with blocked_signals("spawn"):
-            results = pool.map(draw, indices)  # starts the processes
-        yield from results
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -19,7 +19,7 @@ import torch
 from vae.config.flags import command_words
 from vae.config.options import Config
 from vae.data.manifest import is_manifest, read_rows
-from vae.system import console
+from vae.system import child_process, console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.system.host import usable_cores
 from vae.system.script import ROOT
@@ -157,9 +157,7 @@ def _start(fold: Fold, card: str | None, at_once: int, files: ExitStack) -> subp
             command += ["--num_workers", str(max(1, (usable_cores() - 2) // at_once))]
     where = f" on card {card}, output in {fold.folder / 'output.txt'}" if output else ""
     console.info(f"fold {fold.number}: {fold.folder}{where}")
-    return subprocess.Popen(
-        command, env=environment, stdout=output, stderr=output, start_new_session=sys.platform != "win32"
-    )
+    return child_process.start(command, env=environment, stdout=output, stderr=output)
 
 
 def _ended(fold: Fold, code: int) -> int:

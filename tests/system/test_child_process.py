@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.harness.waiting import is_running, wait_until
-from vae.checks.child_process import ChildProcess
+from vae.system.child_process import ChildProcess
 
 
 def python(code: str) -> ChildProcess:
