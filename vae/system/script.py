@@ -12,7 +12,7 @@ from vae.system import console
 from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from vae.system.gpu_memory import set_gpu_memory_variables
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
 
 
