@@ -299,13 +299,11 @@ def test_reason_for_one_size_or_one_vae_is_shown(results, tmp_path):
     assert "gave NaN" in reasons
 
 
-def test_curves_contain_only_finite_numbers(results, tmp_path):
+def test_every_recorded_value_is_a_chart_with_a_text(results, tmp_path):
     page = write_and_parse(results, tmp_path)
-    charts = {one["aria-label"] for one in page.all("svg") if "aria-label" in one}
+    charts = {image["alt"] for image in page.all("img") if image["src"].startswith("data:image/png")}
     assert f"loss by step: first {EVIL} from 0.5 to 0.25; second from 0.5 to 0.25" in charts
     assert any(label.startswith("PSNR dB by step: ") for label in charts)
-    for line in page.all("polyline"):
-        assert re.fullmatch(r"[\d.,\- ]+", line["points"])  # no nan, None or inf
     results.vaes = results.vaes[2:]
     assert "metrics.jsonl" in write_and_parse(results, tmp_path).shown
 

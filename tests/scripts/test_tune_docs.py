@@ -8,7 +8,6 @@ from dataclasses import fields
 import pytest
 
 pytest.importorskip("optuna", reason="the search needs optuna: pip install -r requirements-tune.txt")
-pytest.importorskip("matplotlib", reason="the page needs matplotlib: pip install -r requirements-tune.txt")
 
 import train_vae
 import tune_vae

@@ -9,7 +9,6 @@ import pytest
 from tests.harness.stub_trainer import write_stub
 
 pytest.importorskip("optuna", reason="the search needs optuna: pip install -r requirements-tune.txt")
-pytest.importorskip("matplotlib", reason="the page needs matplotlib: pip install -r requirements-tune.txt")
 
 import tune_vae
 from vae.tuning import page, search, training_process

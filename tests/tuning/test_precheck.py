@@ -40,10 +40,9 @@ def test_mistakes_are_named(image_folder, tmp_path, options, words, parts):
     assert not (tmp_path / "search").exists()
 
 
-@pytest.mark.parametrize("package", ["optuna", "matplotlib"])
-def test_missing_package_is_named_with_its_install_line(image_folder, tmp_path, monkeypatch, package):
-    monkeypatch.setattr(precheck, "find_spec", lambda name: None if name == package else name)
-    with pytest.raises(UserError, match=rf"needs {package}: run pip install -r requirements-tune.txt"):
+def test_missing_package_is_named_with_its_install_line(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(precheck, "find_spec", lambda name: None if name == "optuna" else name)
+    with pytest.raises(UserError, match=r"needs optuna: run pip install -r requirements-tune.txt"):
         tune_vae.main(command(tmp_path, image_folder, {}))
 
 

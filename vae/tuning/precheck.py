@@ -18,7 +18,6 @@ from vae.training.precheck import check_command as check_training
 from vae.tuning.presets import PRESETS, preset
 from vae.tuning.space import Space, check_space, read_space, start_values
 
-PACKAGES = {"optuna": "optuna", "matplotlib": "matplotlib"}  # module, package
 INSTALL = "pip install -r requirements-tune.txt"
 # Options of a whole command: the search sets them for each trial.
 _OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps", "find_lr_seeds")
@@ -34,9 +33,8 @@ class Base(NamedTuple):
 
 def check_command(config: TuneConfig) -> Base:
     """The defaults and the space; raises UserError for everything that is wrong with the command."""
-    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
-    if missing:
-        raise UserError(f"tune_vae.py needs {' and '.join(missing)}: run {INSTALL}")
+    if find_spec("optuna") is None:
+        raise UserError(f"tune_vae.py needs optuna: run {INSTALL}")
     folder = Path(config.output_dir)
     if problem := why_not_writable(folder):
         raise UserError(f"--output_dir {folder} {problem}")

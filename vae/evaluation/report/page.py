@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vae.evaluation.report.charts import channel_chart, curve_charts, curve_colours
+from vae.evaluation.report.charts import channel_chart, curve_charts, curve_styles
 from vae.evaluation.report.images import articles
 from vae.evaluation.report.tables import (
     configuration_tables,
@@ -38,7 +38,7 @@ def write_report(results: Results, path: Path) -> None:
         diffusability=diffusability_table(results),
         equivariance=equivariance_table(results),
         grid_artefacts=grid_table(results),
-        curve_colours=curve_colours(results.vaes),
+        curve_styles=curve_styles(results.vaes),
         curves=curve_charts(results.vaes),
         configuration=configuration_tables(results),
     )

@@ -1,9 +1,10 @@
-"""The HTML page of an analysis: texts and coordinates for the template analysis.html.jinja."""
+"""The HTML page of an analysis: texts and charts for the template analysis.html.jinja."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from vae.charts import BLUE, new_figure, page_chart
 from vae.html import data_uri, write_page
 from vae.prepare.analyze.dataset_stats import Sections
 from vae.prepare.pool import Failure
@@ -40,17 +41,6 @@ NONE_FOUND = {
     "Exact duplicates": "All files are different.",
     "Near duplicates": "No two images look alike.",
 }
-PLOT_WIDTH, PLOT_HEIGHT, AXIS_HEIGHT = 300, 110, 18  # px
-
-
-class Bar(NamedTuple):
-    """A bar of a histogram, in px."""
-
-    x: str
-    y: str
-    width: str
-    height: str
-    label: str
 
 
 def write_analysis_page(
@@ -64,7 +54,7 @@ def write_analysis_page(
         tiles=_tiles(stats),
         resolutions=[_resolution(one) for one in stats["resolutions"]],
         kinds=_kinds(stats),
-        plots=[_plot(name, plot, stats["quantiles"][name]) for name, plot in stats["histograms"].items()],
+        charts=[_chart(name, plot, stats["quantiles"][name]) for name, plot in stats["histograms"].items()],
         sections=[
             {
                 "heading": heading,
@@ -126,47 +116,23 @@ def _kinds(stats: dict[str, Any]) -> list[tuple[str, str]]:
     return kinds
 
 
-def _plot(name: str, plot: dict[str, Any], quantiles: dict[str, float | None]) -> dict[str, Any]:
+def _chart(name: str, plot: dict[str, Any], quantiles: dict[str, float | None]) -> dict[str, Any]:
+    """A histogram and what is below it."""
     title, unit = TITLES[name]
-    shared = {"title": title, "unit": unit + (", log scale" if plot["log"] else ""), "bars": []}
     edges, counts = plot["edges"], plot["counts"]
     median, low, high = (quantiles[name] for name in ("p50", "p5", "p95"))
-    if median is None or low is None or high is None:  # no image has a value
-        return shared
-    middle = (edges[0] * edges[-1]) ** 0.5 if plot["log"] else (edges[0] + edges[-1]) / 2
+    if median is None or low is None or high is None:
+        return {"title": title, "note": "", "uri": "", "summary": "no image has this value"}
+    figure, (axes,) = new_figure()
+    axes.stairs(counts, edges, fill=True, color=BLUE)
+    axes.set_ylim(bottom=0)
+    if plot["log"]:
+        axes.set_xscale("log")
+    label = f"{title}: {_number_text(edges[0])} to {_number_text(edges[-1])}"
     summary = f"median {_number_text(median)}, 90 % {_number_text(low)} to {_number_text(high)}"
     left_out = f"; {plot['left_out']:,} with 0 or without a value" if plot["left_out"] else ""
-    return {
-        **shared,
-        "width": PLOT_WIDTH,
-        "height": PLOT_HEIGHT + AXIS_HEIGHT,
-        "base": PLOT_HEIGHT,
-        "bars": _bars(edges, counts),
-        "ticks": [
-            {"x": 0, "anchor": "start", "text": _number_text(edges[0])},
-            {"x": PLOT_WIDTH / 2, "anchor": "middle", "text": _number_text(middle)},
-            {"x": PLOT_WIDTH, "anchor": "end", "text": _number_text(edges[-1])},
-        ],
-        "summary": summary + left_out,
-    }
-
-
-def _bars(edges: list[float], counts: list[int]) -> list[Bar]:
-    width, most = PLOT_WIDTH / len(counts), max(counts)
-    bars = []
-    for index, count in enumerate(counts):
-        height = max(1.0, count / most * (PLOT_HEIGHT - 12)) if count else 0
-        label = f"{_number_text(edges[index])} to {_number_text(edges[index + 1])}: {count:,}"
-        bars.append(
-            Bar(
-                f"{index * width + 0.5:.1f}",
-                f"{PLOT_HEIGHT - height:.1f}",
-                f"{width - 1:.1f}",
-                f"{height:.1f}",
-                label,
-            )
-        )
-    return bars
+    chart = page_chart(figure, title, unit + (", log scale" if plot["log"] else ""), label)
+    return {**chart._asdict(), "summary": summary + left_out}
 
 
 def _figure(name: str, caption: str, thumbnail: bytes | Failure) -> dict[str, Any]:

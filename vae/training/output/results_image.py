@@ -1,18 +1,26 @@
 """results.png: the curves of a run, drawn from its records."""
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw
-
+from vae.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Line,
+    Points,
+    draw_lines,
+    finite_points,
+    mark_x,
+    new_figure,
+    png,
+)
 from vae.system.files import atomic_path, read_json_lines
-from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, Point, draw_chart
 
 RESULTS_NAME = "results.png"
 WIDTH, HEIGHT = 1280, 800  # px
-SCALE = 2  # drawn larger, then reduced: Pillow's lines have no anti-aliasing
 DRAWN = ("step", "image_size", "codec", "loss", "learning_rate", "psnr", "ssim")  # of a record
 LOSS_QUANTILE = 0.99  # a few high values at the start would flatten the rest of the curve
 
@@ -21,12 +29,12 @@ Record = dict[str, Any]
 
 def write_results(records: Path, image: Path) -> None:
     """Draw the curves of a metrics.jsonl file as a PNG file, atomically."""
-    drawn = draw_results(read_json_lines(records))
+    content = draw_results(read_json_lines(records))
     with atomic_path(image) as temporary:
-        drawn.save(temporary, format="PNG")
+        temporary.write_bytes(content)
 
 
-def draw_results(records: Iterable[Record]) -> Image.Image:
+def draw_results(records: Iterable[Record]) -> bytes:
     """Loss, learning rate, and PSNR and SSIM of validation beside the baselines, over the optimizer steps."""
     by_kind: dict[str, list[Record]] = {"train": [], "validation": [], "baseline": []}
     for record in records:
@@ -35,27 +43,21 @@ def draw_results(records: Iterable[Record]) -> Image.Image:
             by_kind[record["kind"]].append({name: record[name] for name in DRAWN if name in record})
     train, validation, baselines = by_kind.values()
     last = max([record["step"] for kind in by_kind.values() for record in kind], default=1)
-    marks = _stage_marks(validation or baselines)
     charts = [
-        ("training loss", [Line("loss", BLUE, points(train, "loss"))], LOSS_QUANTILE),
+        ("training loss", [Line(BLUE, finite_points(train, "loss"), "loss")], LOSS_QUANTILE),
         ("validation: PSNR, dB", _validation_lines(validation, baselines, "psnr", last), 1.0),
-        ("learning rate", [Line("learning rate", GREEN, points(train, "learning_rate"))], 1.0),
+        ("learning rate", [Line(GREEN, finite_points(train, "learning_rate"), "learning rate")], 1.0),
         ("validation: SSIM", _validation_lines(validation, baselines, "ssim", last), 1.0),
     ]
-    image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), "white")
-    draw, gap = ImageDraw.Draw(image), 16 * SCALE
-    for index, (title, lines, quantile) in enumerate(charts):
-        left, top = index % 2 * image.width / 2, index // 2 * image.height / 2
-        box = Box(left + gap, top + gap, left + image.width / 2 - gap, top + image.height / 2 - gap)
-        size = 14 * SCALE
-        draw_chart(draw, box, title, lines, last_x=last, marks=marks, quantile=quantile, font_size=size)
-    return image.reduce(SCALE)
-
-
-def points(records: list[Record], name: str) -> list[Point]:
-    """The finite values of `name` by step."""
-    found = [(float(record["step"]), record.get(name)) for record in records]
-    return [(step, value) for step, value in found if value is not None and math.isfinite(value)]
+    figure, axes = new_figure(WIDTH, HEIGHT, rows=2, columns=2)
+    for one, (title, lines, quantile) in zip(axes, charts, strict=True):
+        one.set_title(title, loc="left", fontsize=11)
+        one.set_xlim(0, max(last, 1))
+        one.set_xlabel("step")
+        one.ticklabel_format(axis="y", scilimits=(-3, 4))
+        mark_x(one, _stage_marks(validation or baselines))
+        draw_lines(one, lines, quantile=quantile)
+    return png(figure)
 
 
 def _validation_lines(
@@ -66,20 +68,21 @@ def _validation_lines(
         for codec in ("bicubic", "mean_colour")
     )
     return [
-        Line("mean colour", GREY, mean_colour, sets_range=False),
-        Line("bicubic", ORANGE, bicubic),
-        Line("VAE", BLUE, points(validation, name)),
+        Line(GREY, mean_colour, "mean colour", sets_range=False),
+        Line(ORANGE, bicubic, "bicubic"),
+        Line(BLUE, finite_points(validation, name), "VAE"),
     ]
 
 
-def _steps(records: list[Record], name: str, last: float) -> list[Point]:
+def _steps(records: list[Record], name: str, last: float) -> Points:
     """A value that holds from its step to that of the next record, as the corners of a line."""
-    known = points(records, name)
-    corners = []
-    for index, (step, value) in enumerate(known):
-        end = known[index + 1][0] if index + 1 < len(known) else last
-        corners += [(step, value), (end, value)]
-    return corners
+    known = finite_points(records, name)
+    ends = [*(step for step, _ in known[1:]), last]
+    return [
+        corner
+        for (step, value), end in zip(known, ends, strict=False)
+        for corner in ((step, value), (end, value))
+    ]
 
 
 def _stage_marks(records: list[Record]) -> dict[float, str]:

@@ -4,25 +4,23 @@ The unchanged weights are measured on the same images, crops and noise.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
 from torch import Tensor
 
+from vae.charts import BLUE, GREEN, GREY, ORANGE, Line, draw_lines, mark_x, new_figure, png
 from vae.config.flags import command_words
 from vae.system import console
 from vae.system.files import atomic_path, write_json
 from vae.training.context import RunContext, StageContext
 from vae.training.loop import measure_losses, update_weights
-from vae.training.output.line_chart import BLUE, GREEN, GREY, ORANGE, Box, Line, draw_chart
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.state import TrainingState
-from vae.training.trials.lr_range import HIGHEST, LOWEST, Curve, has_diverged, rising_rates, suggest
+from vae.training.trials.lr_range import Curve, has_diverged, rising_rates, suggest
 from vae.training.trials.trial_steps import trial_steps
 
 NAME = "find_lr"
@@ -117,7 +115,6 @@ def _report(run: RunContext, curves: Sequence[Curve]) -> None:
         "curves": [{**curve._asdict(), **one._asdict()} for curve, one in zip(curves, found, strict=True)],
     }
     write_json(folder / f"{NAME}.json", content, indent=1)
-    _draw(folder / f"{NAME}.png", curves, steepest.middle)
     given = {k: v for k, v in run.given.items() if not k.startswith(NAME)}
     words = command_words({**given, "learning_rate": float(f"{steepest.middle:.2g}")})
     console.info(
@@ -125,30 +122,20 @@ def _report(run: RunContext, curves: Sequence[Curve]) -> None:
         f"curves  {folder / NAME}.png and .json\n"
         f"train with: {console.command_line('python', 'train_vae.py', *words)}"
     )
+    _draw(folder / f"{NAME}.png", curves, steepest.middle)
 
 
 def _draw(path: Path, curves: Sequence[Curve], chosen: float) -> None:
-    """Draw the smoothed losses over the steps, with marks at powers of ten and at the chosen rate."""
-    steps = max(len(curve.rates) for curve in curves)
-    longest = next(curve for curve in curves if len(curve.rates) == steps)
-    marks = {}
-    for exponent in range(round(math.log10(LOWEST)), round(math.log10(HIGHEST)) + 1):
-        at = float(np.interp(exponent, np.log10(longest.rates), np.arange(steps), left=-1, right=-1))
-        if at >= 0:
-            marks[at] = f"1e{exponent}"
-    marks[float(np.interp(math.log10(chosen), np.log10(longest.rates), np.arange(steps)))] = ""
+    """Draw the smoothed losses over the learning rates, with a mark at the chosen rate."""
+    figure, (axes,) = new_figure(WIDTH, HEIGHT)
+    axes.set_title("loss / loss of the unchanged weights, smoothed", loc="left")
+    axes.set_xscale("log")
+    axes.set_xlabel("learning rate")
     lines = [
-        Line(f"seed {curve.seed}", colour, list(enumerate(curve.smoothed().tolist())))
+        Line(colour, list(zip(curve.rates, curve.smoothed().tolist(), strict=False)), f"seed {curve.seed}")
         for curve, colour in zip(curves, itertools.cycle(COLOURS))
     ]
-    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    # The end of a curve that diverges would flatten the rest.
-    box, title = (
-        Box(16, 16, WIDTH - 16, HEIGHT - 16),
-        f"loss / loss of the unchanged weights, smoothed, by learning rate; steepest at {chosen:.2g}",
-    )
-    draw_chart(
-        ImageDraw.Draw(image), box, title, lines, last_x=steps - 1, marks=marks, quantile=0.9, font_size=16
-    )
+    draw_lines(axes, lines, quantile=0.9)  # the end of a curve that diverges would flatten the rest
+    mark_x(axes, {chosen: f"steepest at {chosen:.2g}"})
     with atomic_path(path) as temporary:
-        image.save(temporary, format="PNG")
+        temporary.write_bytes(png(figure))
