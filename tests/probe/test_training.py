@@ -157,6 +157,10 @@ def test_an_epoch_has_every_image_once_in_views_that_change():
     assert not torch.equal(seen[0], seen[2])
     assert torch.bincount(seen[2]).tolist() == [10] * 4
     marked = replace(data, maps=np.arange(80, dtype=np.float16).reshape(40, 2, 1, 1, 1))
+    for maps, targets in marked.epoch(8, 0, 0):
+        positions = maps.flatten().int() // 2
+        assert torch.equal(targets, torch.from_numpy(data.targets)[positions])
+        assert not torch.equal(positions, positions.sort().values)  # MixUp mixes neighbours
     numbers = [torch.cat([x for x, _ in marked.epoch(8, 0, e)]).flatten().int() for e in (0, 1)]
     assert all(
         torch.equal((found // 2).sort().values, torch.arange(40, dtype=torch.int32)) for found in numbers

@@ -90,7 +90,7 @@ def test_reference_sees_pixels_and_reconstructions(workplace, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "tokens"),
     [
-        (["--probe", "nothing.csv"], ("--probe nothing.csv", "is no file")),
+        (["--probe", "nothing.csv"], ("--probe nothing.csv", "is not a file")),
         (
             ["--probe", "labels.csv", "--probe_heads", "lineal"],
             ("--probe_heads lineal", "did you mean linear"),

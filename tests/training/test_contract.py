@@ -7,7 +7,7 @@ import pytest
 from tests.harness.runs import TINY
 from tests.harness.training_runs import SHORT, last_checkpoint, records
 from vae.config.flags import parse_flags
-from vae.evaluation.compare import new_lines
+from vae.evaluation.compare import branches
 from vae.training.contract import DATA, EXACT, TOPOLOGY, Resume, compare
 from vae.training.run import train
 
@@ -61,13 +61,13 @@ def test_damaged_contract_is_a_difference_and_not_an_error(part):
     assert compare({**CONTRACT, part: ["?"]}, CONTRACT, same_data=True).kind != EXACT
 
 
-def test_reports_name_new_lines():
+def test_reports_name_branches():
     runs = [
         {"kind": "run", "step": 0, "resume": "new", "changed": ""},
         {"kind": "run", "step": 5, "resume": DATA, "changed": "transform crop random -> center"},
     ]
-    assert new_lines(runs[:1]) is None
-    assert new_lines(runs) == "from step 5: transform crop random -> center"
+    assert branches(runs[:1]) is None
+    assert branches(runs) == "from step 5: transform crop random -> center"
 
 
 def test_run_records_its_contract_and_each_resume(image_folder, tmp_path, capsys):

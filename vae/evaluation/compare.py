@@ -123,7 +123,7 @@ def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Row]:
         facts = {
             "weights_dtype": str(loaded.file.dtype).removeprefix("torch."),
             "step": loaded.file.step,
-            "new_line": new_lines(curves),
+            "branch": branches(curves),
         }
         result = VaeResult(
             name=name,
@@ -254,7 +254,7 @@ def read_curves(path: Path) -> list[dict[str, Any]]:
     return [record for record in records if record.get("kind") != "train" or id(record) in kept]
 
 
-def new_lines(curves: list[dict[str, Any]]) -> str | None:
+def branches(curves: list[dict[str, Any]]) -> str | None:
     """The steps from which a run used other images or transforms than before, and what changed."""
     runs = [record for record in curves if record.get("kind") == "run" and record.get("resume") == OTHER_DATA]
     return "; ".join(f"from step {run.get('step')}: {run.get('changed')}" for run in runs) or None

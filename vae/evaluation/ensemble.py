@@ -22,15 +22,16 @@ def ensemble(
     sample_seed: int | None,
 ) -> Reconstruct:
     """The mean of the 8-bit reconstructions, rounded to 8 bit; all VAEs stay on the device."""
-    total = sum(weights)
-    shares = [weight / total for weight in weights]
+    shares = [weight / sum(weights) for weight in weights]
+    codecs: list[VaeCodec] = []  # built once: the first call of each is slower
 
     def reconstruct(images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
+        models = [vae.autoencoder.to(device).to(memory_format=torch.channels_last) for vae in vaes]
+        if not codecs:
+            codecs.extend(VaeCodec(model, dtype, sample_seed) for model in models)
         means: list[torch.Tensor | None] = [torch.zeros_like(image, dtype=torch.float32) for image in images]
-        for vae, share in zip(vaes, shares, strict=True):
-            model = vae.autoencoder.to(device).to(memory_format=torch.channels_last)
-            recons = VaeCodec(model, dtype, sample_seed)(images, indices)
-            for number, recon in enumerate(recons):
+        for codec, share in zip(codecs, shares, strict=True):
+            for number, recon in enumerate(codec(images, indices)):
                 mean = means[number]
                 means[number] = None if recon is None or mean is None else mean + share * recon.cpu()
         return [None if mean is None else mean.round().to(torch.uint8) for mean in means]

@@ -68,7 +68,7 @@ def _check_validation(config: EvaluateConfig) -> None:
 def _check_labels(labels: str) -> None:
     """Raise UserError if the file with the labels does not exist."""
     if not Path(labels).is_file():
-        raise UserError(f"--probe {labels} is no file: give a CSV file with the columns path and label")
+        raise UserError(f"--probe {labels} is not a file: give a CSV file with the columns path and label")
 
 
 def _check_sklearn() -> None:

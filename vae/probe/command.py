@@ -222,7 +222,7 @@ def _by_network(probe: Probe, kind: Kind, train: MapSet, measured: MapSet) -> np
                 done = f"continues after epoch {len(training.epochs)} of {shape.recipe.epochs}"
                 console.info(f"{printable(kind.name)}: {done}")
         while not training.is_complete:
-            training.train_epoch(kind.name)
+            training.train_epoch(printable(kind.name))
             if state is not None:
                 _validate(training, kind, measured)
                 training.save(state)

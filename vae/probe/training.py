@@ -48,21 +48,20 @@ class MapSet:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def read(self, positions: np.ndarray, views: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Maps fp16 (B, Z, h, h) and labels (B,), in the order on disk."""
-        order = np.argsort(positions)
-        positions, views = positions[order], views[order]
-        return torch.from_numpy(self.maps[positions, views]), torch.from_numpy(self.targets[positions])
-
     def epoch(self, batch_size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All full batches in an order by (seed, epoch), each image in one view; threads read ahead."""
-        order = self.chosen[permutation(len(self), [seed, epoch])]
+        shuffled = self.chosen[permutation(len(self), [seed, epoch])]
         words = np.random.PCG64(np.random.SeedSequence([seed, epoch, VIEW_WORD])).random_raw(len(self))
         views = (words % np.uint64(self.maps.shape[1])).astype(np.int64)
-        starts = range(0, len(self) - batch_size + 1, batch_size)
-        yield from in_threads(
-            lambda at: self.read(order[at : at + batch_size], views[at : at + batch_size]), starts
-        )
+
+        def read(at: int) -> tuple[Tensor, Tensor]:
+            positions = shuffled[at : at + batch_size]
+            order = np.argsort(positions)  # on disk
+            maps = np.empty((batch_size, *self.maps.shape[2:]), np.float16)
+            maps[order] = self.maps[positions[order], views[at : at + batch_size][order]]
+            return torch.from_numpy(maps), torch.from_numpy(self.targets[positions])
+
+        yield from in_threads(read, range(0, len(self) - batch_size + 1, batch_size))
 
     def in_order(self, batch_size: int) -> Iterator[Tensor]:
         """The first view of all images."""
@@ -104,13 +103,13 @@ class Training:
         self.optimizer = torch.optim.AdamW(groups, self.recipe.learning_rate)
         self._parts: tuple[Any, ...] = (self.model, self.averaged, self.optimizer)
         self.epochs: list[dict[str, float]] = []
-        self._device = device
+        self._step, self._device = 0, device
         self._forward = forward_of(self.model, dtype, is_compiled)
         self._measure = forward_of(self.averaged, dtype, is_compiled)
         self._mixup = MixUp(alpha=self.recipe.mixup, num_classes=shape.classes)
 
-    def _average(self, averaged: Any, weights: Any, count: Tensor | int) -> None:
-        torch._foreach_lerp_(averaged, weights, 1 - ema_decay(self.recipe.ema_decay, int(count)))
+    def _average(self, averaged: Any, weights: Any, _count: Tensor | int) -> None:  # it is on the device
+        torch._foreach_lerp_(averaged, weights, 1 - ema_decay(self.recipe.ema_decay, self._step))
 
     @property
     def is_complete(self) -> bool:
@@ -131,13 +130,12 @@ class Training:
         ):
             torch.manual_seed(self.seed + epoch)  # crops, mixtures and dropped paths
             for number, pair in enumerate(self.data.epoch(batch, self.seed, epoch)):
-                step = epoch * steps + number
-                rate = recipe.learning_rate * learning_rate_factor(
-                    "cosine", step, steps * recipe.epochs, warmup
-                )
+                self._step = epoch * steps + number
+                factor = learning_rate_factor("cosine", self._step, steps * recipe.epochs, warmup)
+                rate = recipe.learning_rate * factor
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
-                total += self._step(*pair)
+                total += self._update(*pair)
                 bar.update()
         loss = total.item() / steps
         if not math.isfinite(loss):
@@ -147,7 +145,7 @@ class Training:
             )
         self.epochs.append({"epoch": epoch + 1, "loss": loss, "learning_rate": rate})
 
-    def _step(self, latents: Tensor, targets: Tensor) -> Tensor:
+    def _update(self, latents: Tensor, targets: Tensor) -> Tensor:
         """An optimizer step on a batch; returns its loss."""
         device, recipe = self._device, self.recipe
         batch = self.model.standardized(latents.to(device, non_blocking=True))
