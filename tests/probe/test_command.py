@@ -23,6 +23,7 @@ from tests.harness.http_store import http_store, hurry
 from tests.harness.labelled_shards import CLASSES, drawn, write_labelled
 from tests.harness.runs import ROOT
 from tests.harness.small_vae import SMALL, write_vae
+from vae.config.flags import command_words
 from vae.images.formats import BadImageError
 from vae.probe import command, latents
 from vae.probe.training import Training
@@ -60,11 +61,7 @@ def words(folder: Path, out: Path, **flags: object) -> list[str]:
         "probe_batch_size": 32,
         "probe_learning_rate": 0.01,
     }
-    found: list[str] = []
-    for name, value in (given | flags).items():
-        if value is not None:
-            found += [f"--{name}", *map(str, value if isinstance(value, tuple) else (value,))]
-    return found
+    return list(map(str, command_words({k: v for k, v in (given | flags).items() if v is not None})))
 
 
 def run(*args: object, **flags: object) -> int:
@@ -130,8 +127,12 @@ def test_a_stopped_run_continues_only_with_the_same_settings(folder, tmp_path, c
     with monkeypatch.context() as patch:
         patch.setattr(Training, "save", stop)
         assert run(folder, tmp_path / "out") == 130
-    assert len(list((tmp_path / "out").glob("probe_*.pt"))) == 1
-    capsys.readouterr()
+    (state,) = (tmp_path / "out").glob("probe_*.pt")
+    content = state.read_bytes()
+    state.write_bytes(content[:1000])
+    assert run(folder, tmp_path / "out") == 78
+    assert f"{state} is damaged" in capsys.readouterr().err
+    state.write_bytes(content)
     assert run(folder, tmp_path / "out", **flags) == 0
     assert ("continues after epoch 1 of 2" in capsys.readouterr().out) == (not flags)
     assert run(folder, tmp_path / "whole", **flags) == 0

@@ -83,24 +83,6 @@ def test_the_linear_head_is_regularized_by_other_groups():
     assert -np.log(found[np.arange(80), targets[240:]]).mean() < 0.9  # ln 2 = 0.69 is chance
 
 
-def test_a_training_continues_with_the_same_numbers(tmp_path):
-    train, measured = made_sets(64)
-    recipe = {"erasing": 0.25, "smallest_crop": 0.08}
-    whole = trained(train, epochs=3, **recipe)
-    shape = NetworkShape(3, 8, 4, replace(RECIPE, epochs=3, **recipe))
-    stopped, continued = (Training(shape, train, CPU, torch.float32, 16, seed=0) for _ in range(2))
-    stopped.train_epoch("latents")
-    stopped.save(tmp_path / "state.pt")
-    continued.load(tmp_path / "state.pt")
-    while not continued.is_complete:
-        continued.train_epoch("latents")
-    assert continued.epochs == whole.epochs
-    assert np.array_equal(continued.predict(measured), whole.predict(measured))
-    (tmp_path / "state.pt").write_bytes(b"torn")
-    with pytest.raises(UserError, match=r"state.pt is damaged.*remove it"):
-        continued.load(tmp_path / "state.pt")
-
-
 def test_passes_give_the_gradients_of_the_whole_batch():
     def gradients(micro_batch: int) -> list[torch.Tensor]:
         model = network(replace(SMALL, recipe=replace(RECIPE, drop_path=0.0)), torch.float64)

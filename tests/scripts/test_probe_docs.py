@@ -114,7 +114,7 @@ def test_mistakes_are_one_line(workplace, capsys, words, tokens):
         "--device",
         "cpu",
     ]
-    given = words if "--sizes" in words else [*words, "--sizes", "32"]
+    given = words if "--sizes" in words else [*words, "--sizes", "32", "--device", "cpu"]
     assert exit_code("evaluate_vae.py", evaluate_vae.main, [*flags, *given]) != 0
     err = capsys.readouterr().err.strip().splitlines()
     assert len(err) == 1
