@@ -13,9 +13,10 @@ from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan_table import DRIVER_AND_CONTEXT_GIB
 from vae.probe.latents import view_of
 from vae.probe.linear import linear_probabilities
+from vae.probe.maps import MapSet
 from vae.probe.memory import choose_micro_batch, step_bytes
 from vae.probe.network import LatentClassifier, NetworkShape, Recipe, forward_of, recipe_of
-from vae.probe.training import MapSet, Training, add_gradients, random_crops, randomly_erased
+from vae.probe.training import Training, add_gradients, random_crops, randomly_erased
 from vae.system.errors import UserError
 from vae.system.gpus import CARDS
 from vae.system.host import GIB

@@ -150,9 +150,9 @@ class EvaluateConfig:
         at_least=1,
         at_most=100,
     )
-    probe_epochs: int = option(15, "epochs of the network; probe-imagenet: 90", metavar="N", at_least=1)
+    probe_epochs: int = option(30, "epochs of the network; probe-imagenet: 90", metavar="N", at_least=1)
     probe_learning_rate: float = option(
-        3e-3, "peak learning rate of the network; probe-imagenet: 0.001", metavar="RATE", at_least=1e-6
+        5e-3, "peak learning rate of the network; probe-imagenet: 0.001", metavar="RATE", at_least=1e-6
     )
     probe_batch_size: int = option(
         64, "images of an optimizer step of the network; probe-imagenet: 1024", metavar="N", at_least=2

@@ -23,14 +23,15 @@ from vae.interop.vae_files import LoadedVae, load_vae
 from vae.memory.available import available_bytes, cuda_reserve
 from vae.ops.kernel_check import choose_kernels
 from vae.probe.labels import LabelledSet, folds_of, read_sets
-from vae.probe.latents import LatentCache, encode_set
+from vae.probe.latents import encode_set
 from vae.probe.linear import linear_probabilities
+from vae.probe.maps import MapSet
 from vae.probe.memory import choose_micro_batch
 from vae.probe.network import NetworkShape, recipe_of
 from vae.probe.pixels import MapsOf, maps_of_pixels, maps_of_recon, positions_of
 from vae.probe.reference import choose_reference, describe, load_reference
 from vae.probe.scores import compared_with_first, score_lines, scores, write_probabilities
-from vae.probe.training import MapSet, Training
+from vae.probe.training import Training
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import UserError
@@ -58,7 +59,7 @@ class Kind:
 
     name: str
     heads: Sequence[str]
-    sets: list[MapSet]  # with --probe_profile: for training and for validation, otherwise one
+    sets: Sequence[MapSet]  # with --probe_profile: for training and for validation, otherwise one
     vae: str | None = None  # if they are the latents of a VAE
     identity: str | None = None  # all that decides the maps; a training on them continues
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # head -> (N, K)
@@ -123,21 +124,14 @@ def _memory_flag(flag: str, value: int) -> Iterator[None]:
         raise UserError(f"{flag} {value}: out of memory: try {flag} {max(1, value // 2)}") from None
 
 
-def _encoded(probe: Probe, vae: LoadedVae, views: Sequence[int]) -> list[tuple[LatentCache, MapSet]]:
-    """The latents of each set, without unusable images, which are reported; the VAE is on the device."""
-    config, encoded = probe.config, []
+def _encoded(probe: Probe, vae: LoadedVae, views: Sequence[int]) -> list[tuple[str, MapSet]]:
+    """The name and the latents of each set; the VAE is on the device."""
+    config = probe.config
     model = vae.autoencoder.to(probe.device).to(memory_format=torch.channels_last)
-    for labelled, count in zip(probe.sets, views, strict=True):
-        with _memory_flag("--batch_size", config.batch_size):
-            folder = Path(config.probe_cache or Path(config.output_dir, "latents"))
-            cache = encode_set(labelled, model, config, count, folder)
-        if cache.unusable:
-            example = printable(next(iter(cache.unusable.values())))
-            text = f"{labelled.flag}: {len(cache.unusable)} images are left out, for example {example}"
-            console.warning(text)
-        usable = np.setdiff1d(np.arange(len(labelled.targets)), list(map(int, cache.unusable)))
-        encoded.append((cache, MapSet(cache.latents, labelled.targets, labelled.groups, usable)))
-    return encoded
+    folder = Path(config.probe_cache or Path(config.output_dir, "latents"))
+    with _memory_flag("--batch_size", config.batch_size):
+        sets = zip(probe.sets, views, strict=True)
+        return [encode_set(labelled, model, config, count, folder) for labelled, count in sets]
 
 
 def _release(probe: Probe, vae: LoadedVae) -> None:
@@ -150,11 +144,9 @@ def _latents(probe: Probe, vaes: Sequence[LoadedVae]) -> Iterator[Kind]:
     """The latents of the training set and the validation set, of each VAE."""
     config = probe.config
     for name, vae in zip(short_names(config.vae), vaes, strict=True):
-        (train, train_maps), (val, val_maps) = _encoded(probe, vae, (config.probe_views, 1))
+        caches, sets = zip(*_encoded(probe, vae, (config.probe_views, 1)), strict=True)
         _release(probe, vae)
-        kind = Kind(f"{name} latents", config.probe_heads, [train_maps, val_maps], name)
-        kind.identity = f"{train.name} {val.name}"
-        yield kind
+        yield Kind(f"{name} latents", config.probe_heads, sets, name, " ".join(caches))
 
 
 def _maps(probe: Probe, vaes: Sequence[LoadedVae], pretrained: MapsOf | None) -> Iterator[Kind]:
@@ -162,12 +154,12 @@ def _maps(probe: Probe, vaes: Sequence[LoadedVae], pretrained: MapsOf | None) ->
     config, device = probe.config, probe.device
     heads = ("linear",) if pretrained else config.probe_heads
     for number, (name, vae) in enumerate(zip(short_names(config.vae), vaes, strict=True)):
-        ((cache, latents),) = _encoded(probe, vae, (1,))
+        ((_, latents),) = _encoded(probe, vae, (1,))
         maps_of = pretrained or partial(positions_of, factor=vae.autoencoder.downsampling)
         if number == 0:
             pixels = maps_of_pixels(probe.sets[0], config, maps_of, device)
             yield Kind("pixels", heads, [replace(latents, maps=pixels)])
-        recon = maps_of_recon(cache.latents, vae.autoencoder, config, maps_of, device)
+        recon = maps_of_recon(latents.maps, vae.autoencoder, config, maps_of, device)
         _release(probe, vae)
         yield Kind(f"{name} latents", config.probe_heads, [latents], name)
         yield Kind(f"{name} recon", heads, [replace(latents, maps=recon)])
@@ -232,7 +224,8 @@ def _by_network(probe: Probe, kind: Kind, train: MapSet, measured: MapSet) -> np
 
 def _state_path(probe: Probe, kind: Kind, shape: NetworkShape) -> Path:
     """The file for the state of a training; its name is a hash of all that decides the training."""
-    decides = [kind.identity, asdict(shape), probe.classes, str(probe.dtype), probe.config.seed]
+    labels = [hashlib.sha256(one.targets.tobytes()).hexdigest() for one in kind.sets]
+    decides = [kind.identity, labels, asdict(shape), probe.classes, str(probe.dtype), probe.config.seed]
     text = json.dumps([*decides, probe.config.probe_micro_batch_size])
     return Path(probe.config.output_dir, f"probe_{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt")
 

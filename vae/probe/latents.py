@@ -14,7 +14,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -32,7 +31,9 @@ from vae.inference.codec import encode_images
 from vae.interop.averaging import hash_of_weights
 from vae.model.autoencoder import AutoencoderKL
 from vae.probe.labels import LabelledSet
+from vae.probe.maps import MapSet
 from vae.progress import Progress
+from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
 from vae.system.files import read_json, write_json
@@ -44,15 +45,6 @@ SECONDS_PER_SAVE = 30.0  # a command that is stopped loses at most so much
 MAX_UNUSABLE = 0.1  # share of images: above it, the data set is wrong
 # Of RandomResizedCrop (Szegedy et al. 2015; torchvision's defaults).
 REGION_SCALE, REGION_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-
-
-@dataclass(frozen=True)
-class LatentCache:
-    """The latents of a set."""
-
-    name: str  # a hash of all that decides the latents
-    latents: np.ndarray  # fp16 (N, V, Z, h, w), on disk
-    unusable: dict[str, str]  # reason by position, as text
 
 
 def view_of(pixels: np.ndarray, view: int, index: int, config: EvaluateConfig) -> np.ndarray:
@@ -91,11 +83,11 @@ def load_views(
 
 def encode_set(
     labelled: LabelledSet, model: AutoencoderKL, config: EvaluateConfig, views: int, folder: Path
-) -> LatentCache:
-    """The latents of a set: those on disk, and the rest encoded now, by the VAE on its device.
+) -> tuple[str, MapSet]:
+    """The name and the latents of a set: those on disk, and the rest encoded now, by the VAE on its device.
 
-    Raises DataError for unusable images and latents, and UserError if the disk is too small, or if another
-    process encodes the same.
+    Images that cannot be decoded are left out and reported. Raises DataError for too many of them, or for
+    unusable latents, and UserError if the disk is too small, or if another process encodes the same.
     """
     identity = {
         "format": FORMAT,
@@ -122,7 +114,13 @@ def encode_set(
                 )
             with path.open("r+b" if path.exists() else "wb") as file:
                 _encode(labelled, model, config, shape, file, record_path, record)
-    return LatentCache(name, np.memmap(path, np.float16, "c", shape=shape), record["unusable"])
+    unusable = record["unusable"]
+    if unusable:
+        example = printable(next(iter(unusable.values())))
+        console.warning(f"{labelled.flag}: {len(unusable)} images are left out, for example {example}")
+    usable = np.setdiff1d(np.arange(shape[0]), list(map(int, unusable)))
+    latents = np.memmap(path, np.float16, "c", shape=shape)
+    return name, MapSet(latents, labelled.targets, labelled.groups, usable)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import torch.nn.functional as F
 
-from vae.probe.training import MapSet
+from vae.probe.maps import MapSet
 
 SIDE = 8  # of the map that it sees
 MAX_FEATURES = 4096  # larger maps are averaged further

@@ -3,7 +3,6 @@
 Shapes: N images, K classes.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,16 @@ def scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
     top5 = 1.0  # with five classes or fewer
     if len(classes) > 5:
         top5 = metrics.top_k_accuracy_score(targets, probabilities, k=5, labels=classes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a class that is never predicted: F1 is 0
-        f1 = metrics.f1_score(targets, predicted, labels=classes, average="macro", zero_division=0)
-        recall = metrics.recall_score(targets, predicted, labels=classes, average=None, zero_division=0)
-    sums = probabilities / probabilities.sum(1, keepdims=True)
+    report = metrics.classification_report(
+        targets, predicted, labels=classes, output_dict=True, zero_division=0
+    )
+    shares = probabilities / probabilities.sum(1, keepdims=True)
     return {
         "top1": float((predicted == targets).mean()),
         "top5": float(top5),
-        "macro_f1": float(f1),
-        "log_loss": float(metrics.log_loss(targets, sums, labels=classes)),
-        "recall": [float(value) for value in recall],
+        "macro_f1": float(report["macro avg"]["f1-score"]),
+        "log_loss": float(metrics.log_loss(targets, shares, labels=classes)),
+        "recall": [float(report[str(number)]["recall"]) for number in classes],
         "confusion": metrics.confusion_matrix(targets, predicted, labels=classes).tolist(),
     }
 

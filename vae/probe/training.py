@@ -1,12 +1,10 @@
 """The loop that trains the network of a probe, and the augmentation of maps.
 
-Shapes: N images, V views of each, B images of a batch, Z channels of h x h, K classes.
+Shapes: N images, B images of a batch, Z channels of h x h, K classes.
 """
 
 import math
 import pickle
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +16,19 @@ from torch.optim.swa_utils import AveragedModel
 from torchvision.ops import roi_align
 from torchvision.transforms.v2 import MixUp
 
-from vae.evaluation.image_set import in_threads
+from vae.probe.maps import MapSet
 from vae.probe.network import Forward, LatentClassifier, NetworkShape, forward_of, parameter_groups
 from vae.progress import Progress
-from vae.sampling.order import permutation
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import atomic_path
 from vae.training.schedule import ema_decay, learning_rate_factor, warmup_steps
 
-STATISTICS_IMAGES = 1024  # for the mean and the standard deviation of each channel
-VIEW_WORD = 1  # tells the random words for views from those for the order
 MAX_GRADIENT = 5.0  # norm at which gradients are clipped, as for Swin (Liu et al. 2021)
 CROP_RATIO = (3 / 4, 4 / 3)  # of RandomResizedCrop (Szegedy et al. 2015)
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)  # of RandomErasing (Zhong et al. 2020)
 
 # What PyTorch raises for files that are torn or hold other things.
 _DAMAGE = (AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
-
-
-@dataclass(frozen=True)
-class MapSet:
-    """Latents or other maps with their labels."""
-
-    maps: np.ndarray  # fp16 (N, V, Z, h, h), in memory or on disk
-    targets: np.ndarray  # int64 (N,)
-    groups: np.ndarray  # int64 (N,); images of one group are not independent
-    chosen: np.ndarray  # int64, positions of the images of this set
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    def epoch(self, batch_size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All full batches in an order by (seed, epoch), each image in one view; threads read ahead."""
-        shuffled = self.chosen[permutation(len(self), [seed, epoch])]
-        words = np.random.PCG64(np.random.SeedSequence([seed, epoch, VIEW_WORD])).random_raw(len(self))
-        views = (words % np.uint64(self.maps.shape[1])).astype(np.int64)
-
-        def read(at: int) -> tuple[Tensor, Tensor]:
-            positions = shuffled[at : at + batch_size]
-            order = np.argsort(positions)  # on disk
-            maps = np.empty((batch_size, *self.maps.shape[2:]), np.float16)
-            maps[order] = self.maps[positions[order], views[at : at + batch_size][order]]
-            return torch.from_numpy(maps), torch.from_numpy(self.targets[positions])
-
-        yield from in_threads(read, range(0, len(self) - batch_size + 1, batch_size))
-
-    def in_order(self, batch_size: int) -> Iterator[Tensor]:
-        """The first view of all images."""
-        starts = range(0, len(self), batch_size)
-        yield from in_threads(
-            lambda at: torch.from_numpy(self.maps[self.chosen[at : at + batch_size], 0]), starts
-        )
-
-    def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation (1, Z, 1, 1) of the channels, of evenly spread images."""
-        spread = self.chosen[:: max(1, len(self) // STATISTICS_IMAGES)]
-        std, mean = torch.std_mean(torch.from_numpy(self.maps[spread, 0]).double(), (0, 2, 3), keepdim=True)
-        return mean.float(), std.clamp(min=1e-6).float()
 
 
 class Training:
