@@ -8,7 +8,10 @@ import torch
 from tests.harness.small_vae import write_vae
 from vae.evaluation.diffusability import (
     TAUS,
+    VELOCITY,
+    VELOCITY_SPREAD,
     channel_correlation,
+    compared,
     diffusability,
     effective_rank,
     high_frequency_share,
@@ -121,6 +124,27 @@ def test_noise_curve_of_a_linear_decoder():
     for tau, found in zip(taus, curve.mean(1).tolist(), strict=True):
         mse = tau**2 * (weights * std).square().sum(1).mean().item() * 127.5**2
         assert found == pytest.approx(10 * math.log10(255**2 / mse), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (
+            (0.412, 0.003),
+            (0.447, 0.004),
+            "a are easier to model: velocity loss 0.412 ± 0.003 against 0.447 ± 0.004 of b",
+        ),
+        (
+            (0.447, 0.004),
+            (0.412, 0.003),
+            "b are easier to model: velocity loss 0.412 ± 0.003 against 0.447 ± 0.004 of a",
+        ),
+        ((0.412, 0.02), (0.447, 0.004), "a and b: no difference"),
+    ],
+)
+def test_the_spread_of_the_seeds_decides_whether_vaes_differ(first, second, expected):
+    sides = [{VELOCITY: loss, VELOCITY_SPREAD: spread} for loss, spread in (first, second)]
+    assert compared("a", sides[0], "b", sides[1]).startswith(f"latents of {expected}")
 
 
 def test_every_measure_of_a_vae(tmp_path):

@@ -96,6 +96,14 @@ class EvaluateConfig:
         "also measure how easily a diffusion model may learn the latents, at the smallest square size: VIV, "
         "SEC, LDS, rank and noise curve (docs/evaluate.md)",
     )
+    diffusion_probe: bool = option(
+        False,
+        "--diffusability, and train small flow-matching networks on the latents, with three seeds: their "
+        "velocity loss on held-out images",
+    )
+    diffusion_probe_steps: int = option(
+        5000, "optimizer steps of each network of --diffusion_probe", metavar="N", at_least=1
+    )
     ensemble: bool = option(
         False,
         "also measure the mean of the reconstructions of all --vae, which may differ in shape and start",
@@ -230,7 +238,7 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
 _ONLY_PROFILE = ("val_path", "probe_views")
 _NOT_PROFILE = (
     "posterior", "max_images", "perceptual_net", "rfid", "ensemble", "probe_folds", "probe_reference",
-    "codecs", "diffusability", "equivariance_images", "samples",
+    "codecs", "diffusability", "diffusion_probe", "equivariance_images", "samples",
 )  # fmt: skip
 
 
@@ -270,10 +278,9 @@ def _check_together(config: EvaluateConfig) -> None:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise UserError(f"--{name} contains {twice} twice: give it once")
-    if config.diffusability and config.sizes == (WHOLE,):
-        raise UserError(
-            "--diffusability needs squares, because latents of one shape are compared: add --sizes 256"
-        )
+    if (config.diffusability or config.diffusion_probe) and config.sizes == (WHOLE,):
+        name = "diffusion_probe" if config.diffusion_probe else "diffusability"
+        raise UserError(f"--{name} needs squares, because latents of one shape are compared: add --sizes 256")
     if config.ensemble and len(config.vae) < 2:
         raise UserError("--ensemble needs several VAEs: list them all after one --vae, or remove --ensemble")
     weights = config.ensemble_weights

@@ -34,6 +34,7 @@ from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult, as_json
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.summary import terminal_text, write_per_image_csv, write_results_csv
+from vae.evaluation.velocity import MIN_IMAGES
 from vae.images.pixels import to_float
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.ops.kernel_check import choose_kernels
@@ -74,6 +75,11 @@ def compare(config: EvaluateConfig) -> Results:
     perceptual, net = find_perceptual(config, device, missing)
     metrics = Metrics(device, perceptual, find_rfid(config, device, missing))
     image_set, unusable = find_images(config)
+    if config.diffusion_probe and len(image_set.names) < MIN_IMAGES:
+        raise UserError(
+            f"--diffusion_probe needs {MIN_IMAGES} images, and {len(image_set.names)} of --data_path "
+            f"{public_address(config.data_path)} can be used: give more, or use --diffusability"
+        )
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
     for row in rows:
         _measure_row(config, row, image_set, sizes, metrics)
@@ -194,10 +200,11 @@ def _measure_row(
         if isinstance(codec, VaeCodec):
             result.latents = codec.latents.facts(codec.model)
             result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
-            if config.diffusability:
+            if config.diffusability or config.diffusion_probe:
                 square = next(size for size in sizes if size != WHOLE)
                 batches = (to_float(images).to(metrics.device) for _, images in image_set.batches(square, 1))
-                result.diffusability = diffusability(codec.model, batches, codec.dtype)
+                steps = config.diffusion_probe_steps if config.diffusion_probe else 0
+                result.diffusability = diffusability(codec.model, batches, codec.dtype, steps)
             if config.equivariance_images:
                 batches = (
                     to_float(images).to(metrics.device) for _, images in image_set.batches(sizes[0], 1)

@@ -5,12 +5,14 @@ per channel (`normalise`). Values of VAEs are comparable only for equal shapes a
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from vae.evaluation.velocity import velocity_losses
 from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.inference.codec import decode_latents, encode_images
 from vae.model.autoencoder import AutoencoderKL
@@ -23,6 +25,8 @@ RHOS = (0.25, 0.5)
 MAX_SIDE = 32  # positions: the covariance of more takes minutes
 MAX_DECODED = 64  # images of the noise curve
 NOISE_SEED = 0
+VELOCITY, VELOCITY_SPREAD = "velocity loss", "± of seeds"  # of the networks of vae/evaluation/velocity.py
+VELOCITY_SEEDS = 3
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of a latent's standard deviation
 
 
@@ -157,11 +161,12 @@ def noise_curve(
 
 @torch.no_grad()
 def diffusability(
-    model: AutoencoderKL, batches: Iterable[Tensor], dtype: torch.dtype
+    model: AutoencoderKL, batches: Iterable[Tensor], dtype: torch.dtype, velocity_steps: int = 0
 ) -> dict[str, float | None]:
     """Every measure for images (B, 3, H, W) in [-1, 1] of one size, by its title; the posterior's mode.
 
-    VIV, SEC and LDS see the middle of large latents. The noise curve decodes the first images only.
+    VIV, SEC and LDS see the middle of large latents. The noise curve decodes the first images only. With
+    `velocity_steps`, networks are trained for so many steps, for the velocity loss and its spread over seeds.
     """
     middles: list[Tensor] = []
     decoded: list[tuple[Tensor, Tensor]] = []
@@ -184,7 +189,30 @@ def diffusability(
         decode = partial(decode_latents, model, size=images.shape[2:], dtype=dtype)
         curves.append(noise_curve(decode, latents, noise, images))
     means = torch.cat(curves, dim=1).mean(1).tolist()
-    return found | {f"noise {tau:g} dB": mean for tau, mean in zip(TAUS, means, strict=True)}
+    found |= {f"noise {tau:g} dB": mean for tau, mean in zip(TAUS, means, strict=True)}
+    if velocity_steps:
+        losses = velocity_losses(
+            normalised.to(next(model.parameters()).device), VELOCITY_SEEDS, velocity_steps
+        )
+        found |= {VELOCITY: statistics.fmean(losses), VELOCITY_SPREAD: statistics.stdev(losses)}
+    return found
+
+
+def compared(
+    name: str, found: Mapping[str, float | None], other: str, others: Mapping[str, float | None]
+) -> str:
+    """Which of two VAEs has latents whose velocity is easier to predict, in words."""
+    (loss, spread), (loss2, spread2) = (
+        (float(values[VELOCITY] or 0), float(values[VELOCITY_SPREAD] or 0)) for values in (found, others)
+    )
+    if abs(loss - loss2) <= 2 * math.hypot(spread, spread2):
+        return f"latents of {name} and {other}: no difference in velocity loss beyond that of the seeds"
+    if loss > loss2:
+        name, other, loss, loss2, spread, spread2 = other, name, loss2, loss, spread2, spread
+    return (
+        f"latents of {name} are easier to model: velocity loss {loss:.3f} ± {spread:.3f} against "
+        f"{loss2:.3f} ± {spread2:.3f} of {other}"
+    )
 
 
 def _middle(latents: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from vae.evaluation.diffusability import VELOCITY, compared
 from vae.evaluation.report.tables import (
     Cell,
     Table,
@@ -32,6 +33,7 @@ def terminal_text(results: Results) -> str:
     for table in (*quality_tables(results), *speed_tables(results), *(make(results) for make in others)):
         if table is not None:
             lines += ["", *_aligned(table)]
+    lines += velocity_lines(results)
     if results.missing:
         lines += ["", *(f"missing: {name}: {why}" for name, why in results.missing.items())]
     if results.unusable:
@@ -41,6 +43,17 @@ def terminal_text(results: Results) -> str:
         if len(results.unusable) > MAX_NAMED:
             lines.append("  (results.json lists all)")
     return "\n".join(lines)
+
+
+def velocity_lines(results: Results) -> list[str]:
+    """Each further VAE whose latents have the same shape, compared with the first by the velocity loss."""
+    vaes = [vae for vae in results.vaes if VELOCITY in vae.diffusability and vae.latents]
+    shapes = [(vae.latents.channels, vae.latents.downsampling) for vae in vaes if vae.latents]
+    return [
+        compared(printable(vaes[0].name), vaes[0].diffusability, printable(vae.name), vae.diffusability)
+        for vae, shape in zip(vaes[1:], shapes[1:], strict=True)
+        if shape == shapes[0]
+    ]
 
 
 def _aligned(table: Table) -> list[str]:

@@ -1,0 +1,133 @@
+"""A small flow-matching network on the latents of a VAE: how well can their velocity be predicted?
+
+Shapes: N latents of C channels, H x W positions, normalised per channel; t (N,) in [0, 1]. A latent x and
+noise ε are mixed to x_t = (1 - t) x + t ε, and the network predicts the velocity ε - x (Lipman et al. 2023).
+For Gaussian latents, no prediction has a loss below the mean of (π/2) sqrt(λ) over the eigenvalues λ of their
+covariance, which is `viv` in vae/evaluation/diffusability.py.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from vae.progress import Progress
+
+WIDTH, BLOCKS, GROUPS = 96, 6, 8  # about a million weights
+FREQUENCIES = 32  # of the embedding of t
+MAX_CROP = 16  # positions of a training crop along a side
+BATCH, RATE, EMA_DECAY = 32, 1e-3, 0.995
+HELD_OUT = 5  # every fifth image is held out
+MIN_IMAGES = 2 * HELD_OUT
+TIMES = 8  # values of t at which each held-out latent is measured
+
+Velocity = Callable[[Tensor, Tensor], Tensor]  # (x_t, t) to the predicted velocity, (N, C, H, W)
+
+
+class Block(nn.Module):
+    """A residual block with the embedding of t added between its convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(GROUPS, WIDTH), nn.GroupNorm(GROUPS, WIDTH)
+        self.conv1, self.conv2 = (nn.Conv2d(WIDTH, WIDTH, 3, padding=1) for _ in range(2))
+        self.time = nn.Linear(WIDTH, WIDTH)
+        nn.init.zeros_(self.conv2.weight)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x))) + self.time(embedding)[:, :, None, None]
+        return x + self.conv2(F.silu(self.norm2(h)))
+
+
+class VelocityNetwork(nn.Module):
+    """Predicts the velocity of latents with so many channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(
+            nn.Linear(2 * FREQUENCIES, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU()
+        )
+        self.conv_in = nn.Conv2d(channels, WIDTH, 3, padding=1)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm_out = nn.GroupNorm(GROUPS, WIDTH)
+        self.conv_out = nn.Conv2d(WIDTH, channels, 3, padding=1)
+        nn.init.zeros_(self.conv_out.weight)
+
+    def forward(self, x_t: Tensor, t: Tensor) -> Tensor:
+        angles = t[:, None] * torch.logspace(0, 3, FREQUENCIES, device=t.device)
+        embedding = self.embed(torch.cat([angles.sin(), angles.cos()], dim=1))
+        h = self.conv_in(x_t)
+        for block in self.blocks:
+            h = block(h, embedding)
+        return self.conv_out(F.silu(self.norm_out(h)))
+
+
+def velocity_loss(velocity: Velocity, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    """Mean squared error of the predicted velocity."""
+    weight = t[:, None, None, None]
+    predicted = velocity((1 - weight) * latents + weight * noise, t)
+    return F.mse_loss(predicted, noise - latents)
+
+
+@torch.no_grad()
+def held_out_loss(velocity: Velocity, latents: Tensor) -> float:
+    """Mean of the loss over latents and evenly spread t, with the same noise for all networks and VAEs."""
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    for step in range(TIMES):
+        noise = torch.randn(latents.shape, generator=generator).to(latents)
+        times = torch.full((len(latents),), (step + 0.5) / TIMES).to(latents)
+        parts = zip(latents.split(BATCH), noise.split(BATCH), times.split(BATCH), strict=True)
+        losses += [velocity_loss(velocity, *part).item() * len(part[0]) for part in parts]
+    return math.fsum(losses) / (TIMES * len(latents))
+
+
+@torch.enable_grad()
+def train(latents: Tensor, seed: int, steps: int, progress: Callable[[], None]) -> nn.Module:
+    """A network trained on the latents, with averaged weights. The seed decides weights and order."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = VelocityNetwork(latents.shape[1]).to(latents.device)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    averaged = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
+    for _ in range(steps):
+        batch = _random_crops(latents, generator)
+        noise = torch.randn(batch.shape, generator=generator).to(batch)
+        t = torch.rand(len(batch), generator=generator).to(batch)
+        velocity_loss(network, batch, noise, t).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        averaged.update_parameters(network)
+        progress()
+    return averaged.module
+
+
+def _random_crops(latents: Tensor, generator: torch.Generator) -> Tensor:
+    """BATCH random latents at one random place: (BATCH, C, h, w) with h and w at most MAX_CROP."""
+    batch = latents[torch.randint(len(latents), (BATCH,), generator=generator)]
+    for dim in (2, 3):
+        side = min(batch.shape[dim], MAX_CROP)
+        start = int(torch.randint(batch.shape[dim] - side + 1, (), generator=generator))
+        batch = batch.narrow(dim, start, side)
+    return batch
+
+
+def velocity_losses(latents: Tensor, seeds: int, steps: int) -> list[float]:
+    """The held-out loss of one network for each seed; every fifth latent is held out."""
+    latents = latents.float()
+    chosen = torch.arange(len(latents)) % HELD_OUT == HELD_OUT - 1
+    held_out = latents[chosen]
+    middles = [(side - min(side, MAX_CROP)) // 2 for side in latents.shape[2:]]
+    held_out = held_out[:, :, middles[0] :, middles[1] :][:, :, :MAX_CROP, :MAX_CROP]
+    losses = []
+    with Progress("velocity", seeds * steps, "step", keep=False) as bar:
+        for seed in range(seeds):
+            network = train(latents[~chosen], seed, steps, bar.update)
+            losses.append(held_out_loss(network, held_out))
+    return losses
