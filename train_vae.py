@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
         save_config(given, path)
         return 0
     if folds:
-        from vae.training.folds.run import train_folds
+        from vae.training.folds import train_folds
 
         return train_folds(given, folds)
     from vae.training.precheck import check_command

@@ -1,28 +1,42 @@
-"""Averages of checkpoints: exact weights, exact means, and errors if a score is missing."""
+"""Averages: exact means, only from one start, with scores of the same images, and with members that help."""
 
 import json
 import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from vae.interop.averaging import average, recorded_score, softmax_weights
+from tests.harness.small_vae import SMALL, write_vae
+from vae.config.export_flags import parse_export_flags
+from vae.images.psnr import psnr
+from vae.interop.averaging import ENCODER, average, combine, greedy_soup, hash_of_weights
+from vae.interop.crops import Crops
+from vae.interop.exporting import export
+from vae.interop.safetensors_file import write_safetensors
+from vae.interop.vae_files import START_KEY, load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.system.errors import UserError
 
-
-def test_equal_scores_give_equal_weights():
-    assert softmax_weights([30.0, 30.0, 30.0], 0.1) == pytest.approx([1 / 3] * 3)
+ONE, OTHER = "1" * 64, "2" * 64
 
 
-def test_score_one_temperature_below_the_best_has_weight_scaled_by_1_over_e():
-    weights = softmax_weights([30.0, 29.9, 20.0], 0.1)
-    assert sum(weights) == pytest.approx(1)
-    assert weights[1] / weights[0] == pytest.approx(1 / math.e)
-    assert weights[2] < 1e-40
+def config_of(*paths, options=""):
+    return parse_export_flags(["--vae", *map(str, paths), "--output", "out", *options.split()])
 
 
-def test_large_scores_do_not_overflow():
-    assert softmax_weights([1e6, 1e6 - 1], 1e-3) == pytest.approx([1.0, 0.0])
+def combined(*paths, options=""):
+    return combine([load_vae(path) for path in paths], config_of(*paths, options=options))
+
+
+@pytest.fixture(scope="module")
+def folds(tmp_path_factory):
+    """Three VAEs that claim to have one start."""
+    folder = tmp_path_factory.mktemp("folds")
+    return [write_vae(folder / f"fold_{seed}", seed, start=ONE) for seed in (0, 1, 2)]
 
 
 def test_mean_is_accurate_to_fp32_rounding():
@@ -41,24 +55,188 @@ def test_average_of_identical_tensors_is_bitwise_identical():
     assert torch.equal(average([part, part, part], [1 / 3] * 3)["w"], part["w"])
 
 
-def write_metrics(folder, *records):
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+def test_weights_of_scores_are_a_softmax_of_recorded_values(tmp_path, capsys):
+    """The score of the step at which each checkpoint was saved; 1/e per --temperature below the best."""
+    vaes = []
+    for number, psnr_db in enumerate((30.0, 29.9)):
+        path = write_vae(tmp_path / str(number) / "vae", 0, replace(SMALL, channels=(16,)), start=ONE)
+        records = [("validation", 4, 20.0), ("train", 8, 99.0), ("validation", 8, psnr_db)]
+        lines = [json.dumps({"kind": kind, "step": step, "psnr": value}) for kind, step, value in records]
+        (path.parent / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        vaes.append(load_vae(path))
+        vaes[-1].file.step = 8
+    config = config_of(*(tmp_path / str(number) / "vae" for number in (0, 1)), options="--average_by score")
+    combine(vaes, config)
+    weights = [float(line.split()[1].strip("%")) for line in capsys.readouterr().out.splitlines()[:2]]
+    assert weights == pytest.approx([100 / (1 + math.exp(-1)), 100 / (1 + math.e)], abs=0.1)
+    vaes[1].file.step = 12
+    with pytest.raises(UserError, match=r"has no validation at step 12.*give --scores"):
+        combine(vaes, config)
+    vaes[1].file.step = None
+    with pytest.raises(UserError, match=r"is not a checkpoint of a run.*--scores"):
+        combine(vaes, config)
 
 
-def test_recorded_score_is_of_the_same_step(tmp_path):
-    write_metrics(
-        tmp_path,
-        {"kind": "validation", "step": 4, "psnr": 20.0},
-        {"kind": "train", "step": 8, "psnr": 99.0},
-        {"kind": "validation", "step": 8, "psnr": 21.5},
-        {"kind": "validation", "step": 12, "psnr": 22.0},
+def test_soup_keeps_only_members_that_raise_the_score():
+    scores = {(2,): 30.0, (0,): 29.0, (1,): 29.5, (2, 1): 30.2, (2, 1, 0): 30.2, (2, 0): 99.0}
+    asked = []
+
+    def score_of(members):
+        asked.append(tuple(members))
+        return scores[tuple(members)]
+
+    assert greedy_soup([29.0, 29.5, 30.0], score_of) == [2, 1]  # an equal score is no gain
+    assert asked == [(2, 1), (2, 1, 0)]
+
+
+def test_hash_depends_on_values_and_names_and_not_on_layout():
+    weights = {"a": torch.randn(2, 3, 4, 4), "b": torch.randn(3)}
+    assert hash_of_weights({"b": weights["b"], "a": weights["a"].to(memory_format=torch.channels_last)}) == (
+        hash_of_weights(weights)
     )
-    assert recorded_score(tmp_path / "checkpoint_epoch_2.pt", 8) == 21.5
+    assert hash_of_weights({"a": weights["a"], "c": weights["b"]}) != hash_of_weights(weights)
+    assert hash_of_weights({**weights, "b": weights["b"] + 1e-6}) != hash_of_weights(weights)
 
 
-def test_missing_score_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"has no validation at step 8.*give --scores"):
-        recorded_score(tmp_path / "checkpoint_epoch_2.pt", 8)
-    write_metrics(tmp_path, {"kind": "validation", "step": 4, "psnr": 20.0})
-    with pytest.raises(UserError, match="--scores"):
-        recorded_score(tmp_path / "checkpoint_epoch_2.pt", 8)
+def test_different_starts_are_refused_with_the_reason(tmp_path):
+    shape = replace(SMALL, channels=(16,))
+    folds = [write_vae(tmp_path / "one", 3, shape, start=ONE, init="default")]
+    other = write_vae(tmp_path / "other", 3, shape, start=OTHER, init="default")
+    with pytest.raises(UserError) as caught:
+        combined(folds[0], other)
+    message = str(caught.value)
+    for token in (
+        str(folds[0]),
+        str(other),
+        "different weights",
+        "--init_from",
+        "evaluate_vae.py --ensemble",
+    ):
+        assert token in message
+    assert "\n" not in message
+
+
+def test_unknown_start_is_a_warning(tmp_path, capsys):
+    shape = replace(SMALL, channels=(16,))
+    combined(
+        write_vae(tmp_path / "one", 3, shape, start=ONE, init="default"),
+        write_vae(tmp_path / "foreign", 3, shape, init="default"),
+    )
+    assert "does not say from which weights" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("options", ["", "--format single --dtype bf16"])
+def test_exports_and_averages_keep_their_start(tmp_path, image_folder, capsys, options):
+    written = write_vae(tmp_path / "written", 3, replace(SMALL, channels=(16,)), start=ONE)
+
+    def exported(name, *paths):
+        output = tmp_path / (f"{name}_out.safetensors" if "single" in options else f"{name}_out")
+        export(parse_export_flags(["--vae", *map(str, paths), "--output", str(output), *options.split()]))
+        return output
+
+    def exported_with(start, name):
+        source = shutil.copytree(written, tmp_path / name)
+        weights = load_file(source / WEIGHTS_NAME)
+        write_safetensors(source / WEIGHTS_NAME, weights, {START_KEY: start} if start else {})
+        return exported(name, source)
+
+    one, two = exported("one", written), exported("two", written)
+    other, foreign = exported_with(OTHER, "other"), exported_with("", "foreign")
+    capsys.readouterr()
+    mean = exported("mean", one, two)
+    assert "does not say" not in "".join(capsys.readouterr())
+    assert load_vae(mean).file.start == ONE
+    with pytest.raises(UserError, match="different weights"):
+        exported("refused", mean, other)
+    unsure = exported("unsure", one, foreign)
+    assert "does not say" in "".join(capsys.readouterr())
+    assert load_vae(unsure).file.start == ""
+    options += f" --fold_scaling sd --data_path {image_folder} --image_size 32 --device cpu"
+    assert load_vae(exported("folded", written)).file.start == ""  # its channels have scales of their own
+
+
+def test_soup_on_held_out_images_is_at_least_as_good_as_the_best(folds, image_folder, capsys):
+    options = f"--average_by soup --held_out {image_folder} --image_size 32 --device cpu"
+    combined(*folds, options=options)
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if line.startswith("soup of")]
+    alone = {line.split()[2]: float(line.split("PSNR ")[1].split()[0]) for line in lines[:3]}
+    best = max(alone, key=alone.get)
+    first = load_vae(folds[0])
+    crops = Crops.of(str(image_folder), config_of(*folds, options=options), first)
+    values = [psnr(first.autoencoder(images)[0], images) for images in crops.batches()]
+    assert alone["1"] == pytest.approx(torch.cat(values).mean().item(), abs=1e-3)  # as validations measure it
+    assert lines[3].startswith(f"soup of {best} ")
+    kept = [line for line in out.splitlines() if line.startswith("averaged:") and " 0.0%" not in line]
+    assert str(folds[int(best) - 1]) in "".join(kept)
+
+
+def test_soup_of_one_is_that_vae(folds, image_folder, capsys, monkeypatch):
+    """It says nothing of other encoders, which differ, and keeps the constants of the VAE."""
+    monkeypatch.setattr("vae.interop.averaging.greedy_soup", lambda scores, score_of: [1])
+    options = f"--average_by soup --held_out {image_folder} --image_size 32 --device cpu"
+    found = combined(*folds, options=options)
+    out = capsys.readouterr().out
+    assert f"{folds[1]} alone" in out
+    assert "equal" not in out
+    for name, value in load_vae(folds[1]).autoencoder.state_dict().items():
+        assert torch.equal(value, found.autoencoder.state_dict()[name])
+
+
+def test_scores_are_measured_on_the_same_images(folds, image_folder, capsys):
+    options = (
+        f"--average_by score --temperature 1000000 --held_out {image_folder} --image_size 32 --device cpu"
+    )
+    combined(*folds, options=options)
+    assert capsys.readouterr().out.count("averaged: 33.3%") == 3
+
+
+def test_scores_of_different_validation_images_are_refused(tmp_path):
+    paths = []
+    for number, start in enumerate((ONE, ONE)):
+        folder = tmp_path / str(number)
+        shape = replace(SMALL, channels=(16,))
+        paths.append(write_vae(folder / "vae", number, shape, start=start, init="default"))
+        record = {"contract": {"validation": {"version": str(number)}}}
+        (folder / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"different images.*--held_out.*--scores"):
+        combined(*paths, options="--average_by score")
+
+
+def test_frozen_encoders_stay_bitwise_and_others_are_reported(folds, capsys):
+    first, second = (load_vae(path) for path in folds[:2])
+    state = second.autoencoder.state_dict()
+    encoder = {
+        name: value for name, value in first.autoencoder.state_dict().items() if name.startswith(ENCODER)
+    }
+    second.autoencoder.load_state_dict(state | encoder)
+    mean = combine([first, second], config_of(*folds[:2])).autoencoder.state_dict()
+    assert all(torch.equal(mean[name], value) for name, value in encoder.items())
+    assert "the same as before" in capsys.readouterr().out
+    combined(*folds[:2])
+    assert "encode images again" in capsys.readouterr().out
+
+
+def test_constants_of_differing_encoders_are_measured(folds, image_folder, tmp_path):
+    changed = Path(shutil.copytree(folds[1], tmp_path / "changed"))
+    config = json.loads((changed / "config.json").read_text()) | {"scaling_factor": 0.7}
+    (changed / "config.json").write_text(json.dumps(config))
+    words = ["--vae", str(folds[0]), str(changed), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    with pytest.raises(UserError, match="give --data_path"):
+        export(parse_export_flags(words))
+    export(parse_export_flags([*words, "--data_path", str(image_folder), "--image_size", "32"]))
+    assert (tmp_path / "out" / WEIGHTS_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ("--average_by soup", ("--average_by soup", "--held_out")),
+        ("--held_out images", ("--held_out", "--average_by")),
+        ("--average_by score --scores 1 2 --held_out images", ("--held_out", "--scores")),
+    ],
+)
+def test_options_that_contradict_each_other(options, tokens):
+    with pytest.raises(UserError) as caught:
+        config_of("a", "b", options=options)
+    assert all(token in str(caught.value) for token in tokens)

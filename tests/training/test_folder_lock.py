@@ -11,9 +11,9 @@ import pytest
 from tests.harness.runs import ROOT, run_script
 from tests.harness.training_runs import train_on_two_processes
 from vae.config.flags import command_words
+from vae.system import lock_file
 from vae.system.errors import EXIT_CONFIG, UserError
 from vae.training import loop
-from vae.training.output import folder_lock
 from vae.training.output.folder_lock import LOCK_NAME, FolderLock
 from vae.training.run import train
 
@@ -124,10 +124,10 @@ def test_lock_removes_temporary_files_of_runs_that_were_killed(tmp_path):
 
 
 def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
-    def refuse(_handle: int) -> None:
+    def refuse(*_arguments: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(folder_lock, "lock_byte", refuse)
+    monkeypatch.setattr(lock_file, "_lock", refuse)
     with FolderLock() as lock:
         lock.acquire(tmp_path)
     (line,) = capsys.readouterr().out.splitlines()

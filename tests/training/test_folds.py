@@ -18,9 +18,8 @@ from vae.config.flags import command_words
 from vae.data.manifest import write_manifest
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.system.files import read_json, sha256_of_file
-from vae.training.folds import run as folds_module
-from vae.training.folds.report import spread
-from vae.training.folds.run import find_folds
+from vae.training import folds as folds_module
+from vae.training.folds import find_folds, spread
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
 from vae.device import pick_device
-from vae.interop.combining import combine
+from vae.interop.averaging import combine
 from vae.interop.compvis_names import to_compvis
 from vae.interop.crops import DEFAULT_IMAGE_SIZE, Crops
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder

@@ -1,8 +1,12 @@
-"""Locks by name, between the processes of one machine or of several, in one file.
+"""Locks between processes, of one machine or of several: of a whole file, and by name within one file.
 
-The system releases them when their process ends, however it ends, and forked processes do not inherit them.
+They are record locks (lockf): the system releases them when their process ends, however it ends. A forked
+process would share the lock of flock, and hold it after its parent was killed. The package filelock uses
+flock, and has no shared locks by name, of which the cache of shards needs thousands in one file.
+A process that closes a file releases all its locks on it.
 """
 
+import errno
 import os
 import threading
 from collections import Counter
@@ -10,12 +14,62 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
-from vae.system.record_locks import FAR, lock_byte, unlock_byte
+_HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)  # by another process
+FAR = 2**30  # behind any text: Windows lets no other process read a locked byte
+
+if os.name == "nt":
+    import msvcrt
+
+    def _lock(handle: int, offset: int, shared: bool) -> None:
+        """Windows has no shared locks here, but removes no file in use."""
+        os.lseek(handle, offset, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+
+    def _unlock(handle: int, offset: int) -> None:
+        os.lseek(handle, offset, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
+
+else:
+    import fcntl
+
+    def _lock(handle: int, offset: int, shared: bool) -> None:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.lockf(handle, kind | fcntl.LOCK_NB, 1, offset)
+
+    def _unlock(handle: int, offset: int) -> None:
+        fcntl.lockf(handle, fcntl.LOCK_UN, 1, offset)
+
+
+def lock_byte(handle: int, offset: int = FAR, *, shared: bool = False) -> bool:
+    """Lock one byte unless another process holds it; OSError on a file system without locks."""
+    try:
+        _lock(handle, offset, shared)
+    except OSError as error:
+        if error.errno in _HELD:
+            return False
+        raise
+    return True
+
+
+def open_locked(path: Path) -> IO[str] | None:
+    """The file, locked until it is closed, or None if another process holds it.
+
+    Never open a path twice within one process. Raises OSError on a file system without locks.
+    """
+    file = path.open("a+", encoding="utf-8")
+    locked = False
+    try:
+        locked = lock_byte(file.fileno())
+    finally:
+        if not locked:
+            file.close()
+    return file if locked else None
 
 
 class LockFile:
-    """The locks of one file. Each process opens it once: closing a file would release all its locks."""
+    """Locks by name in one file. Each process opens it once."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be created, or is a link."""
@@ -39,8 +93,9 @@ class LockFile:
         with self._guard:
             if name in self._exclusive or (self._shared[name] and not shared):
                 return False
-            if not self._shared[name] and not _lock(self._handle, _offset(name), shared):
-                return False
+            with suppress(OSError):  # a file system without locks
+                if not self._shared[name] and not lock_byte(self._handle, _offset(name), shared=shared):
+                    return False
             if shared:
                 self._shared[name] += 1
             else:
@@ -56,7 +111,7 @@ class LockFile:
             self._exclusive.discard(name)
             if not self._shared[name]:
                 with suppress(OSError):  # a file system without locks
-                    unlock_byte(self._handle, _offset(name))
+                    _unlock(self._handle, _offset(name))
 
 
 @cache
@@ -68,11 +123,3 @@ def lock_file(path: Path) -> LockFile:
 def _offset(name: str) -> int:
     """The byte of a name. Two names may share one: they then seem to be locked together."""
     return int(sha256(name.encode()).hexdigest()[:12], 16) % FAR
-
-
-def _lock(handle: int, offset: int, shared: bool) -> bool:
-    """Whether no other process holds the byte. Windows has no shared locks, but removes no file in use."""
-    try:
-        return lock_byte(handle, offset, shared=shared)
-    except OSError:  # a file system without locks
-        return True

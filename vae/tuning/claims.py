@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from vae.system.errors import UserError
-from vae.system.record_locks import lock_byte
+from vae.system.lock_file import open_locked
 
 POLL_SECONDS = 0.02
 
@@ -19,18 +19,13 @@ def try_claim(path: Path) -> IO[str] | None:
     without locks, because two processes could then train the same trial.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+", encoding="utf-8")
     try:
-        if lock_byte(file.fileno()):
-            return file
+        return open_locked(path)
     except OSError as error:
-        file.close()
         raise UserError(
             f"--output_dir: {path} cannot be locked ({error.strerror}): use a folder on a file system with "
             "locks"
         ) from None
-    file.close()
-    return None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import IO
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import find_link, remove_temporary
-from vae.system.record_locks import lock_byte
+from vae.system.lock_file import open_locked
 
 LOCK_NAME = ".lock"
 
@@ -47,21 +47,21 @@ class FolderLock:
                 f"--output_dir {folder} contains the link {link.relative_to(folder)}, and a run could change "
                 "what it points at: replace it by a copy, or remove it"
             )
-        file = (folder / LOCK_NAME).open("a+", encoding="utf-8")
+        path = folder / LOCK_NAME
         try:
-            if not lock_byte(file.fileno()):
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                file.close()
-                raise UserError(
-                    f"--output_dir {folder} is in use by {holder}: wait until it ends, or use another folder"
-                )
+            file = open_locked(path)
         except OSError as error:
             console.warning(
                 f"--output_dir {folder} cannot be locked ({error.strerror}): "
                 "make sure that no other run uses it"
             )
+            file = path.open("a+", encoding="utf-8")
         else:
+            if file is None:
+                holder = path.read_text(encoding="utf-8").strip() or "another process"
+                raise UserError(
+                    f"--output_dir {folder} is in use by {holder}: wait until it ends, or use another folder"
+                )
             with suppress(OSError):
                 remove_temporary(folder)
         self._file = file
@@ -70,4 +70,4 @@ class FolderLock:
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         except OSError as error:  # a full disk: the lock holds without a name, too
-            console.warning(f"{folder / LOCK_NAME} cannot be written: {error.strerror}; training continues")
+            console.warning(f"{path} cannot be written: {error.strerror}; training continues")

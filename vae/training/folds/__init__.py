@@ -1,1 +1,0 @@
-"""Runs over the folds of a split."""
