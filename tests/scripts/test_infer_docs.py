@@ -1,4 +1,4 @@
-"""Every command in docs/infer.md runs, and its table lists every flag with its default."""
+"""Every command in docs/infer.md runs."""
 
 import shlex
 import shutil
@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 import infer_vae
-from tests.harness.pages import check_table_of_flags, code_blocks, commands, page_text
+from tests.harness.pages import code_blocks, commands, page_text
 from tests.harness.small_vae import write_vae
-from vae.config.infer_flags import EPILOG, MODES, InferConfig
+from vae.config.infer_flags import EPILOG, MODES
 
 TEXT = page_text("infer.md")
 
@@ -48,7 +48,3 @@ def test_examples_in_the_help_run(workplace):
     assert len(lines) == 3
     for _, *words in lines:
         assert infer_vae.main([*words, "--overwrite"]) == 0, words
-
-
-def test_table_lists_every_flag_with_its_default():
-    check_table_of_flags(TEXT, InferConfig)
