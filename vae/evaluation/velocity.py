@@ -86,7 +86,7 @@ def held_out_loss(velocity: Velocity, latents: Tensor) -> float:
 
 
 @torch.enable_grad()
-def train(latents: Tensor, seed: int, steps: int, progress: Callable[[], None]) -> nn.Module:
+def train(latents: Tensor, seed: int, steps: int, progress: Callable[[], object]) -> nn.Module:
     """A network trained on the latents, with averaged weights. The seed decides weights and order."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -118,16 +118,22 @@ def _random_crops(latents: Tensor, generator: torch.Generator) -> Tensor:
     return batch
 
 
+def velocity_loss_of(
+    latents: Tensor, held_out: Tensor, seed: int, steps: int, progress: Callable[[], object] = lambda: None
+) -> float:
+    """Train a network on latents; its loss on the middle of others."""
+    for dim in (2, 3):
+        side = min(held_out.shape[dim], MAX_CROP)
+        held_out = held_out.narrow(dim, (held_out.shape[dim] - side) // 2, side)
+    return held_out_loss(train(latents, seed, steps, progress), held_out)
+
+
 def velocity_losses(latents: Tensor, seeds: int, steps: int) -> list[float]:
-    """The held-out loss of one network for each seed; every fifth latent is held out."""
+    """The loss of one network for each seed; every fifth latent is held out."""
     latents = latents.float()
     chosen = torch.arange(len(latents)) % HELD_OUT == HELD_OUT - 1
-    held_out = latents[chosen]
-    middles = [(side - min(side, MAX_CROP)) // 2 for side in latents.shape[2:]]
-    held_out = held_out[:, :, middles[0] :, middles[1] :][:, :, :MAX_CROP, :MAX_CROP]
-    losses = []
     with Progress("velocity", seeds * steps, "step", keep=False) as bar:
-        for seed in range(seeds):
-            network = train(latents[~chosen], seed, steps, bar.update)
-            losses.append(held_out_loss(network, held_out))
-    return losses
+        return [
+            velocity_loss_of(latents[~chosen], latents[chosen], seed, steps, bar.update)
+            for seed in range(seeds)
+        ]
