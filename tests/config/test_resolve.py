@@ -114,32 +114,13 @@ def test_build_inverts_flatten():
 
 # --- profiles -------------------------------------------------------------------------------------------
 
-PROFILES = {
-    "ultra": (2048, 4, 1),
-    "high": (1536, 8, 1),
-    "standard": (1024, 16, 1),
-    "fast": (768, 24, 1),
-    "small": (512, 32, 1),
-    "maximum": (2560, 2, 2),
-    "card-8gb": (512, 16, 1),
-    "card-12gb": (768, 12, 1),
-    "card-16gb": (1024, 8, 1),
-    "card-24gb": (1280, 8, 1),
-}
 
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_profile_sets_its_size_batch_and_speed_options(name):
+@pytest.mark.parametrize("name", sorted({*RECIPES} - {"demo", "demo-gpu", "decoder"}))
+def test_profile_changes_neither_losses_nor_the_optimizer(name):
     config = resolve({}, profile=recipe_values(name, has_gpu=True))
-    assert (config.data.image_size, config.run.batch_size, config.run.accumulation_steps) == PROFILES[name]
-    speed = config.speed
-    assert speed.mixed_precision
-    assert speed.enable_tf32
-    assert speed.channels_last
-    assert not speed.use_torch_compile  # as many launches and as much memory with it (docs/rtx5090.md)
-    assert config.data.persistent_workers
     assert config.loss == Config().loss
     assert config.optim == Config().optim
+    assert not config.speed.use_torch_compile  # as many launches and as much memory with it (docs/rtx5090.md)
 
 
 @pytest.mark.parametrize("name", RECIPES)

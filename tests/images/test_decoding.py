@@ -248,47 +248,23 @@ def test_thumbnail_does_not_hide_missing_end_marker(tmp_path):
     assert reason_of(tmp_path / "a.jpg") == "truncated"
 
 
-def test_damaged_png_is_rejected(tmp_path):
+def test_other_content_is_rejected_with_its_reason(tmp_path):
+    """tests/harness/image_kinds.py has more kinds, which are read in tests/prepare/test_validate.py."""
     noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
-    whole = bytearray((tmp_path / "a.png").read_bytes())
-    flipped = whole.copy()
-    flipped[len(whole) // 2] ^= 1
-    (tmp_path / "flip.png").write_bytes(flipped)
-    (tmp_path / "zeros.png").write_bytes(whole[:-200] + bytes(200))
-    assert reason_of(tmp_path / "flip.png") == "damaged"
-    assert reason_of(tmp_path / "zeros.png") == "damaged"
-
-
-def test_other_content_is_rejected_with_its_reason(tmp_path):
     contents = {
-        "empty.jpg": (b"", "empty"),
         "zeros.jpg": (bytes(500), "not_an_image"),
-        "page.jpg": (b"<!doctype html><html></html>", "not_an_image"),
-        "drawing.png": (b"<?xml version='1.0'?><svg xmlns='x'></svg>", "format_not_supported"),
-        "paper.png": (b"%PDF-1.7 and so on", "format_not_supported"),
-        "phone.jpg": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "plugin_missing"),
         "film.jpg": (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "not_an_image"),
-        "new.jpg": (b"\xff\x0a" + bytes(50), "plugin_missing"),
         "header.bmp": (b"BM", "damaged"),
+        "zeros.png": ((tmp_path / "a.png").read_bytes()[:-200] + bytes(200), "damaged"),
     }
     for name, (content, reason) in contents.items():
         (tmp_path / name).write_bytes(content)
         assert reason_of(tmp_path / name) == reason, name
     assert reason_of(tmp_path / "missing.png") == "unreadable"
     assert reason_of(tmp_path) == "unreadable"
-
-
-def test_unsupported_jpeg_coding_is_reported(tmp_path):
-    Image.fromarray(smooth()).save(tmp_path / "a.jpg")
-    whole = bytearray((tmp_path / "a.jpg").read_bytes())
-    frame = whole.index(b"\xff\xc0")
-    whole[frame + 1] = 0xC9
-    (tmp_path / "a.jpg").write_bytes(whole)
-    with pytest.raises(BadImageError) as caught:
-        decode_image(tmp_path / "a.jpg")
-    assert caught.value.reason == "jpeg_coding_not_supported"
-    assert "arithmetic" in caught.value.detail
+    Image.fromarray(np.ones((8, 8), dtype=np.int32)).save(tmp_path / "long.tif")
+    assert reason_of(tmp_path / "long.tif") == "format_not_supported"
 
 
 def test_animations_and_pages_are_rejected(tmp_path):
@@ -347,15 +323,6 @@ def test_pixel_limit_is_checked_before_decoding(tmp_path):
     limit = Image.MAX_IMAGE_PIXELS
     decode_image(tmp_path / "a.png", max_pixels=40 * 56)
     assert limit == Image.MAX_IMAGE_PIXELS
-
-
-def test_undefined_pixel_values_are_rejected(tmp_path):
-    Image.fromarray(np.ones((8, 8), dtype=np.float32)).save(tmp_path / "float.tif")
-    assert reason_of(tmp_path / "float.tif") == "float_pixels"
-    Image.fromarray(np.ones((8, 8), dtype=np.int32)).save(tmp_path / "long.tif")
-    assert reason_of(tmp_path / "long.tif") == "format_not_supported"
-    Image.new("RGBA", (8, 8), (200, 10, 10, 0)).save(tmp_path / "clear.png")
-    assert reason_of(tmp_path / "clear.png") == "transparent"
 
 
 def test_invalid_background_reports_flag_and_value(tmp_path):

@@ -288,11 +288,21 @@ def edited_config(tmp_path, **values):
         {"shift_factor": [1]},
         {"scaling_factor": True},
         {"norm_num_groups": 2.5},
+        {"norm_num_groups": "many"},
+        {"norm_num_groups": 0},
+        {"_class_name": "VQModel"},
         {"_class_name": ["AutoencoderKL"]},
     ],
 )
 def test_invalid_config_value_is_a_one_line_error(values, tmp_path):
     assert "config.json" in error_of(edited_config(tmp_path, **values))
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]"])
+def test_config_that_is_no_object_is_a_one_line_error(text, tmp_path):
+    edited_config(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    assert "config.json" in error_of(tmp_path)
 
 
 @pytest.mark.parametrize("values", [{"sample_size": [64, 64]}, {"sample_size": -1}, {"sample_size": None}])

@@ -28,21 +28,8 @@ NOWHERE = "http://127.0.0.1:9/whl"  # the discard port refuses connections at on
 # --- the menu and the flags --------------------------------------------------------------------
 
 
-def test_menu_numbers_and_choices():
-    assert list(environment.MENU) == list("12345678")
-    titles = [environment.menu_line(number).split("  ")[2] for number in environment.MENU]
-    assert titles[:4] == [
-        "CUDA 11.8 (ended)",
-        "CUDA 12.1 (ended)",
-        "CUDA 12.4 (ended)",
-        "CUDA 12.8 (RTX 5090; driver 570 or newer)",
-    ]
-    assert titles[4:] == [
-        "CUDA 13.0 (driver 580 or newer)",
-        "CUDA 13.2 (driver 580 or newer)",
-        "ROCm (AMD, Linux)",
-        "CPU",
-    ]
+def test_menu_choices_exist():
+    assert environment.MENU["4"] == "cu128"  # as README and docs say
     assert set(environment.MENU.values()) - set(ENDED) <= set(environment.CHOICES)
 
 

@@ -215,50 +215,37 @@ Path(".venv", STAMP).write_text(json.dumps(wanted(test=False)))
 """
 
 
-def test_missing_environment_is_created_first_and_a_failure_stops(project):
+@pytest.mark.parametrize("changed", [False, True], ids=["missing environment", "changed requirements"])
+def test_environment_is_completed_first_and_a_failure_stops(project, changed):
+    def spoil() -> None:
+        if changed:
+            with (project.folder / "requirements.txt").open("a") as requirements:
+                requirements.write("new-thing\n")
+        elif (project.folder / ".venv").exists():
+            (project.folder / ".venv/.setup-stamp.json").unlink()
+        project.calls()
+
     replace_set_up(project, MAKES_ENVIRONMENT)
+    if changed:
+        project.train("--profile", "fast", VAE_PYTHON="")
+    spoil()
     done = project.train("--profile", "fast", VAE_PYTHON="")
     assert done.returncode == 0
-    assert done.stdout == "--yes\n"
+    assert done.stdout.splitlines()[-1] == "--yes"
+    assert ("requirements have changed" in done.stdout) == changed
     assert project.calls() == [["train_vae.py", *RUN, "--profile", "fast"]]
     assert project.train("--profile", "fast", VAE_PYTHON="").stdout == ""  # complete: no set-up runs
 
-    (project.folder / ".venv/.setup-stamp.json").unlink()
+    spoil()
     replace_set_up(project, "import sys; sys.exit(3)")
-    project.calls()
     assert project.train("--profile", "fast", VAE_PYTHON="").returncode == 3
     assert project.calls() == []
-
-
-def test_changed_requirements_are_installed_first_and_a_failure_stops(project):
-    replace_set_up(project, MAKES_ENVIRONMENT)
-    project.train("--profile", "fast", VAE_PYTHON="")
-    project.calls()
-    with (project.folder / "requirements.txt").open("a") as requirements:
-        requirements.write("new-thing\n")
-    done = project.train("--profile", "fast", VAE_PYTHON="")
-    assert "requirements have changed" in done.stdout
-    assert done.stdout.endswith("\n--yes\n")
-    assert project.calls() == [["train_vae.py", *RUN, "--profile", "fast"]]
-    assert project.train("--profile", "fast", VAE_PYTHON="").stdout == ""
-
-    (project.folder / "requirements.txt").write_text("other\n")
-    replace_set_up(project, "import sys; sys.exit(3)")
-    project.calls()
-    assert project.train("--profile", "fast", VAE_PYTHON="").returncode == 3
-    assert project.calls() == []
-
-
-def test_help_does_not_create_an_environment(project):
-    replace_set_up(project, "raise SystemExit('the set-up ran')")
-    done = project.train("--help", VAE_PYTHON="")
-    assert done.returncode == 0
-    assert "--demo" in done.stdout
-    assert not (project.folder / ".venv").exists()
 
 
 def test_help_starts_nothing(project):
-    done = project.train("--help")
+    replace_set_up(project, "raise SystemExit('the set-up ran')")
+    done = project.train("--help", VAE_PYTHON="")
     assert done.returncode == 0
+    assert not (project.folder / ".venv").exists()
     assert "--demo" in done.stdout
     assert project.calls() == []

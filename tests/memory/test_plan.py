@@ -12,7 +12,7 @@ from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
 from vae.losses import feature_distance_torch
 from vae.losses.terms import build_terms
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import StepSpec, choose_step, fastest_level, largest_count, step_memory
+from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, largest_count, step_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
@@ -73,38 +73,35 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
         return before, counter.peak - before
 
 
+def check_prediction(spec: StepSpec, micro_batch: int, tolerance: float = 0.01) -> StepMemory:
+    """Compare with the real step; returns the prediction."""
+    predicted = step_memory(spec, micro_batch)
+    resident, working = measured(spec, micro_batch)
+    assert predicted.resident == pytest.approx(resident, rel=0.01)
+    assert predicted.working == pytest.approx(working, rel=tolerance)
+    assert predicted.total > 0.99 * (resident + working)
+    return predicted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
 @pytest.mark.parametrize("loss", [PIXELS_ONLY, ALL], ids=["pixels", "all losses"])
 def test_prediction_equals_the_peak_of_the_real_step(loss, micro_batch):
-    spec = replace(SPEC, loss=loss)
-    predicted = step_memory(spec, micro_batch)
-    resident, working = measured(spec, micro_batch)
-    assert predicted.resident == pytest.approx(resident, rel=0.01)
     # 4 = 3 + 1 is planned as two passes of 3: the plan may be larger than the step, never smaller
-    assert predicted.working == pytest.approx(working, rel=0.01 if micro_batch != 3 else 0.05)
-    assert predicted.total > 0.99 * (resident + working)
+    check_prediction(replace(SPEC, loss=loss), micro_batch, tolerance=0.01 if micro_batch != 3 else 0.05)
 
 
 @pytest.mark.slow
 def test_many_passes_with_discriminator_store_every_reconstruction():
     # its block runs after the autoencoder's last pass and needs the reconstructions of all passes
-    loss = replace(ALL, perceptual_weight=0.0)
-    spec = replace(SPEC, loss=loss, batch=9, ema=False)
-    resident, working = measured(spec, 1)
-    assert step_memory(spec, 1).working == pytest.approx(working, rel=0.01)
-    assert step_memory(spec, 1).resident == pytest.approx(resident, rel=0.01)
+    check_prediction(replace(SPEC, loss=replace(ALL, perceptual_weight=0.0), batch=9, ema=False), 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prediction_in_each_precision_and_layout(dtype, channels_last):
-    spec = replace(SPEC, dtype=dtype, channels_last=channels_last, batch=2)
-    resident, working = measured(spec, 1)
-    predicted = step_memory(spec, 1)
-    assert predicted.resident == pytest.approx(resident, rel=0.01)
-    assert predicted.working == pytest.approx(working, rel=0.01)
+    check_prediction(replace(SPEC, dtype=dtype, channels_last=channels_last, batch=2), 1)
 
 
 @pytest.mark.slow
@@ -114,10 +111,7 @@ def test_prediction_with_muon(loss, image_size):
     """At 16 px, the update needs more memory than backward; with other losses, gradients of both networks."""
     wide = replace(MODEL, channels=(32, 64)) if image_size == 16 else MODEL
     spec = replace(SPEC, model=wide, loss=loss, image_size=image_size, optimizer="muon")
-    predicted = step_memory(spec, 2)
-    resident, working = measured(spec, 2)
-    assert predicted.resident == pytest.approx(resident, rel=0.01)
-    assert predicted.working == pytest.approx(working, rel=0.01)
+    predicted = check_prediction(spec, 2)
     adamw = step_memory(replace(spec, optimizer="adamw"), 2)
     assert predicted.resident < adamw.resident
     assert (predicted.working > adamw.working) == (image_size == 16)
@@ -126,11 +120,7 @@ def test_prediction_with_muon(loss, image_size):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", RECOMPUTE[1:])
 def test_prediction_at_each_recompute_level(level):
-    spec = replace(SPEC, loss=ALL, recompute=level)
-    resident, working = measured(spec, 2)
-    predicted = step_memory(spec, 2)
-    assert predicted.resident == pytest.approx(resident, rel=0.01)
-    assert predicted.working == pytest.approx(working, rel=0.01)
+    check_prediction(replace(SPEC, loss=ALL, recompute=level), 2)
 
 
 @pytest.mark.slow
@@ -139,10 +129,7 @@ def test_prediction_in_bands_of_rows():
     spec = replace(SPEC, model=deep, image_size=128, batch=1, recompute="all", channels_last=True)
     _, whole = measured(spec, 1)
     with in_bands(2**14):
-        predicted = step_memory(spec, 1)
-        resident, working = measured(spec, 1)
-    assert predicted.resident == pytest.approx(resident, rel=0.01)
-    assert predicted.working == pytest.approx(working, rel=0.01)
+        predicted = check_prediction(spec, 1)
     assert predicted.working < 0.95 * whole  # 0.91: so small a network has little besides its widest block
 
 

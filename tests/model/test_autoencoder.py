@@ -33,13 +33,6 @@ def pair(request: pytest.FixtureRequest) -> tuple[AutoencoderKL, DiffusersVAE]:
     return model, reference
 
 
-def test_parameter_names_and_shapes_match_diffusers(pair):
-    model, reference = pair
-    assert {n: p.shape for n, p in model.state_dict().items()} == {
-        n: p.shape for n, p in reference.state_dict().items()
-    }
-
-
 def outputs(model: AutoencoderKL, images: torch.Tensor, latents: torch.Tensor) -> list[torch.Tensor]:
     """Mean and log-variance of the images, decoded latents, and the reconstruction."""
     recon, mean, logvar = model(images)
