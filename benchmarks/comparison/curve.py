@@ -1,17 +1,18 @@
-"""Throughput and memory over resolution, as figures and as an SVG chart without a plotting library."""
+"""Throughput and memory over resolution, as figures and as an SVG chart."""
 
-import math
-from collections.abc import Callable
-from html import escape
+import io
+import itertools
 from typing import Any
 
 import torch
+from matplotlib import rc_context
 
 from benchmarks.comparison.cases import Bench, OursKind, network_case
 from benchmarks.comparison.measuring import counted
 from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.theirs import AUTOCAST, BF16, BF16_CHECKPOINTING, Theirs
 from benchmarks.comparison.work import Work
+from vae.charts import new_figure
 from vae.system.host import GIB
 
 TIMED_PX = {"small": (64, 96, 128), "large": (256, 512, 1024, 1536)}
@@ -40,65 +41,31 @@ def curve(bench: Bench) -> dict[str, Any]:
     return {"megapixels_per_second": speed, "counted_gib_of_one_image": memory}
 
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, RIGHT = 520, 380, 62, 44, 46, 190
 COLORS = {"ours": ("#0b6e4f", "#21a179", "#7bd3b0"), "diffusers": ("#9c2a2a", "#d9603b", "#e8a87c")}
 
 
 def draw(found: dict[str, Any], machine: dict[str, Any]) -> str:
-    """Two panels next to each other, with logarithmic axes."""
+    """An SVG file with two panels and logarithmic axes; the same values give the same file."""
     where = machine.get("card") or f"{machine['cpu']}, {machine['threads']} threads"
-    panels = [
-        ("Whole steps: megapixels per second, " + where, found["megapixels_per_second"]),
-        ("Peak of one image's step, counted: GiB", found["counted_gib_of_one_image"]),
-    ]
-    body = "".join(_panel(title, series, index * WIDTH) for index, (title, series) in enumerate(panels))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{HEIGHT}" '
-        f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
-        f"{body}</svg>\n"
-    )
+    figure, axes = new_figure(1100, 400, columns=2)
+    _panel(axes[0], "Whole steps: megapixels per second, " + where, found["megapixels_per_second"])
+    _panel(axes[1], "Peak of one image's step, counted: GiB", found["counted_gib_of_one_image"])
+    content = io.StringIO()
+    with rc_context({"svg.hashsalt": "curve", "svg.fonttype": "none"}):
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()
 
 
-def _panel(title: str, series: dict[str, dict[str, float]], offset: int) -> str:
-    sides = sorted({int(px) for points in series.values() for px in points})
-    values = [value for points in series.values() for value in points.values()]
-    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
-    across = _scale(math.log2(sides[0]), math.log2(sides[-1]), offset + LEFT, offset + WIDTH - RIGHT)
-    upward = _scale(low, high, HEIGHT - BOTTOM, TOP)
-    parts = [_text(offset + LEFT, 20, title, "start", "bold")]
-    parts.append(_text((offset + LEFT + offset + WIDTH - RIGHT) / 2, HEIGHT - 12, "side of the image, px"))
-    for px in sides:
-        parts.append(_text(across(math.log2(px)), HEIGHT - BOTTOM + 16, str(px)))
-    for power in range(low, high + 1, max(1, (high - low) // 6)):
-        y = upward(power)
-        parts.append(f'<path d="M{offset + LEFT} {y:.1f}H{offset + WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(_text(offset + LEFT - 6, y + 4, f"{2.0**power:.3g}", "end"))
-    used: dict[str, int] = {}
-    ends = []
+def _panel(axes: Any, title: str, series: dict[str, dict[str, float]]) -> None:
+    colors = {side: iter(itertools.cycle(shades)) for side, shades in COLORS.items()}
     for name, points in series.items():
-        side = name.split()[0]
-        color = COLORS[side][used.setdefault(side, 0) % 3]
-        used[side] += 1
-        dots = [(across(math.log2(int(px))), upward(math.log2(value))) for px, value in points.items()]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in dots]
-        ends.append((dots[-1][1], name, color))
-    y = -math.inf
-    for label_y, name, color in sorted(ends):  # labels next to the last points, without overlap
-        y = max(label_y + 4, y + 14)
-        parts.append(_text(offset + WIDTH - RIGHT + 8, y, name, "start", color=color))
-    return "".join(parts)
-
-
-def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    return lambda value: start + (value - low) / max(high - low, 1e-9) * (end - start)
-
-
-def _text(
-    x: float, y: float, words: str, anchor: str = "middle", weight: str = "normal", color: str = "#222"
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" fill="{color}">'
-        f"{escape(words)}</text>"
-    )
+        sides = [int(px) for px in points]
+        axes.plot(sides, list(points.values()), marker="o", color=next(colors[name.split()[0]]), label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    ticks = sorted({int(px) for points in series.values() for px in points})
+    axes.set_xticks(ticks, ticks)
+    axes.yaxis.set_major_formatter("{x:.3g}")
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel("side of the image, px")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
