@@ -126,8 +126,11 @@ def _chart(name: str, plot: dict[str, Any], quantiles: dict[str, float | None]) 
     figure, (axes,) = new_figure()
     axes.stairs(counts, edges, fill=True, color=BLUE)
     axes.set_ylim(bottom=0)
-    if plot["log"]:
-        axes.set_xscale("log")
+    middle = (edges[0] * edges[-1]) ** 0.5 if plot["log"] else (edges[0] + edges[-1]) / 2
+    axes.set_xscale("log" if plot["log"] else "linear")
+    axes.minorticks_off()
+    ticks = (edges[0], middle, edges[-1])
+    axes.set_xticks(ticks, [_number_text(tick) for tick in ticks])
     label = f"{title}: {_number_text(edges[0])} to {_number_text(edges[-1])}"
     summary = f"median {_number_text(median)}, 90 % {_number_text(low)} to {_number_text(high)}"
     left_out = f"; {plot['left_out']:,} with 0 or without a value" if plot["left_out"] else ""
