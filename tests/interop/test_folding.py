@@ -22,28 +22,31 @@ def few_images(image_folder):
     return image_folder / "inner"
 
 
+def exported(theirs, output, images, **options):
+    theirs.save_pretrained(output.parent / "theirs")
+    measured = {"data_path": str(images), "image_size": SIZE}
+    export(ExportConfig(vae=(str(output.parent / "theirs"),), output=str(output), **measured, **options))
+
+
 def folded(theirs, tmp_path, images, **options):
-    theirs.save_pretrained(tmp_path / "theirs")
-    export(
-        ExportConfig(
-            vae=(str(tmp_path / "theirs"),),
-            output=str(tmp_path / "folded"),
-            data_path=str(images),
-            image_size=SIZE,
-            **options,
-        )
-    )
+    exported(theirs, tmp_path / "folded", images, **options)
     return AutoencoderKL.from_pretrained(tmp_path / "folded")
 
 
-def scaled_latents(model, images, scaling, shift):
-    """Statistics of the latents of the same centre crops, scaled by a program with fixed constants."""
-    sums = LatentSums()
+def center_crops(images):
+    """The crops that are measured, each (1, 3, S, S)."""
     for path in sorted(images.rglob("*.png")):
         pixels = np.array(Image.open(path))
         top, left = (pixels.shape[0] - SIZE) // 2, (pixels.shape[1] - SIZE) // 2
         crop = torch.from_numpy(pixels[top : top + SIZE, left : left + SIZE]).permute(2, 0, 1)
-        posterior = model.encode(crop[None].float() / 127.5 - 1).latent_dist
+        yield crop[None].float() / 127.5 - 1
+
+
+def scaled_latents(model, images, scaling, shift):
+    """Statistics of the latents of the same crops, scaled by a program with fixed constants."""
+    sums = LatentSums()
+    for crop in center_crops(images):
+        posterior = model.encode(crop).latent_dist
         variance = posterior.var * scaling**2
         sums.add((posterior.mean - shift) * scaling, variance.log())
     return sums.statistics()
@@ -127,21 +130,11 @@ def test_unmeasured_latent_norm_is_measured(tmp_path, few_images):
     theirs = diffusers_model("flux2", *SMALL)
     theirs.bn.running_mean.zero_()
     theirs.bn.running_var.fill_(1)
-    theirs.save_pretrained(tmp_path / "theirs")
-    export(
-        ExportConfig(
-            vae=(str(tmp_path / "theirs"),),
-            output=str(tmp_path / "out"),
-            data_path=str(few_images),
-            image_size=SIZE,
-        )
-    )
+    exported(theirs, tmp_path / "out", few_images)
     ours = load_vae(tmp_path / "out").autoencoder
     assert ours.bn.running_mean.abs().min() > 0
     sums = LatentSums()
-    for path in sorted(few_images.rglob("*.png")):
-        pixels = np.array(Image.open(path))[4:36, 8:40]
-        crop = torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 127.5 - 1
+    for crop in center_crops(few_images):
         posterior = ours.encode(crop)
         patches = ours.bn.normalize(posterior.mean)
         std = torch.nn.functional.pixel_unshuffle((0.5 * posterior.logvar).exp(), 2)

@@ -108,17 +108,6 @@ def test_threads_read_while_another_one_waits_for_its_disk(dataset, monkeypatch)
         assert first.result(30) == expected[0]
 
 
-def test_every_tar_reader_finds_the_images(dataset):
-    """In the layout of WebDataset: the files of a sample are neighbours and share the name before the dot."""
-    with tarfile.open(dataset.parent / "images-000000.tar") as tar:
-        names = tar.getnames()
-        metadata = json.loads(tar.extractfile(names[1]).read())
-    assert [name.split(".")[0] for name in names[::2]] == [name.split(".")[0] for name in names[1::2]]
-    assert {name.split(".")[1] for name in names[1::2]} == {"json"}
-    assert metadata["key"] == names[0].split(".")[0]
-    assert (metadata["width"], metadata["height"]) == (48, 40)
-
-
 # ---- damage ------------------------------------------------------------------------------------------------
 
 
