@@ -129,10 +129,6 @@ def _recorded(path: str, vae: LoadedVae) -> float:
     return float(scores[-1])
 
 
-def _is_validation(record: dict[str, Any], step: int) -> bool:
-    return record.get("kind") == "validation" and record.get("step") == step
-
-
 def _validation_set(path: str) -> str | None:
     """What identifies the validation images of a checkpoint's run, if the run recorded them."""
     try:
