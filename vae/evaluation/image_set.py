@@ -21,7 +21,8 @@ from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.index import is_dataset, read_dataset
 from vae.shards.remote_shards import open_images
-from vae.shards.shard_cache import open_cache
+from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.store import StoreFile
 from vae.system.addresses import public_address
 from vae.system.console import printable
 from vae.system.errors import DataError
@@ -105,15 +106,21 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     return replace(images, indices=usable), unusable
 
 
-def _open(config: EvaluateConfig) -> Images:
-    """The images of a folder or of a dataset of shards.
+def open_source(path: str | StoreFile, flag: str, cache: ShardCache | None) -> Images:
+    """The images of a folder or of a dataset of shards. Raises DataError or UserError if there are none."""
+    if isinstance(path, StoreFile) or is_dataset(path):
+        return open_images(read_dataset(path, flag=flag), 1, cache)
+    return FolderImages(path, list_images(path, flag=flag))
 
-    Whole shards of a remote one are fetched only if that is less than to read each image when it is needed.
+
+def _open(config: EvaluateConfig) -> Images:
+    """The images of --data_path.
+
+    Whole shards of a remote dataset are fetched only if that is less than to read each image when needed.
     """
-    path = config.data_path
-    if not is_dataset(path):
-        return FolderImages(path, list_images(path))
-    images = open_images(read_dataset(path), 1, open_cache([path], config.cache_dir, config.cache_gib))
+    images = open_source(
+        config.data_path, "--data_path", open_cache([config.data_path], config.cache_dir, config.cache_gib)
+    )
     readings = 1 + len(config.vae) * len(config.sizes)  # of each measured image, the check included
     is_cheaper = config.max_images and config.max_images * readings < len(images)
     return images.scattered() if is_cheaper else images

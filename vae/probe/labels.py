@@ -13,16 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vae.config.evaluate_flags import EvaluateConfig
-from vae.data.dataset import FolderImages, Images
+from vae.data.dataset import Images
 from vae.data.manifest import group_key, is_manifest, read_rows
+from vae.evaluation.image_set import open_source
 from vae.evaluation.precheck import validation_path
-from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.prepare.split.metadata_csv import read_table
 from vae.progress import track
-from vae.shards.index import is_dataset, read_dataset
-from vae.shards.remote_shards import open_images
-from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.shard_cache import open_cache
 from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile
 from vae.system import console
@@ -70,7 +68,7 @@ def read_sets(config: EvaluateConfig) -> tuple[list[str], list[LabelledSet]]:
     if config.probe_profile is not None:
         paths["--val_path"] = validation_path(config)
     cache = open_cache((config.data_path, config.val_path), config.cache_dir, config.cache_gib)
-    sources = {flag: _open(path, flag, cache) for flag, path in paths.items()}
+    sources = {flag: open_source(path, flag, cache) for flag, path in paths.items()}
     listed = None if config.probe is None else _listed_labels(config.probe, config.probe_column)
     if listed is not None:
         _check_listed(f"--probe {config.probe}", listed, sources)
@@ -92,12 +90,6 @@ def read_sets(config: EvaluateConfig) -> tuple[list[str], list[LabelledSet]]:
         for flag, labels in found.items()
     ]
     return classes, sets
-
-
-def _open(path: str | StoreFile, flag: str, cache: ShardCache | None) -> Images:
-    if isinstance(path, StoreFile) or is_dataset(path):
-        return open_images(read_dataset(path, flag=flag), 1, cache)
-    return FolderImages(path, list_images(path, flag=flag))
 
 
 def _listed_labels(path: str, column: str) -> dict[str, Label]:
