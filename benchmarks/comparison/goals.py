@@ -56,7 +56,7 @@ MOST_TIME_RATIO = {5: 1.05}  # a batch in passes of one image, compared with the
 MOST_ALL_IN_GIB = {5: 16.0}
 
 _FAST = "ours activations / diffusers"
-MOST_BYTES = {  # keys are names of ratios in the results of the case
+MAX_BYTES = {  # keys are names of ratios in the results of the case
     1: {f"{_FAST} bf16": 0.40},
     2: {f"{_FAST} bf16": 0.40, f"{_FAST} autocast": 0.25},
     3: {f"{_FAST} bf16": 0.40},
@@ -81,7 +81,7 @@ def judge(case: int, result: dict[str, Any], gpu: bool) -> list[dict[str, Any]]:
         for name, speed in speeds.items():
             goals.append(_goal(f"speed {name}".strip(), speed_goal, speed, speed >= speed_goal, reason))
     bytes_found = result.get("memory") or result.get("saved") or {}
-    for name, most in MOST_BYTES.get(case, {}).items():
+    for name, most in MAX_BYTES.get(case, {}).items():
         if name in bytes_found:
             found = bytes_found[name]
             goals.append(_goal(f"bytes {name}", most, found, found <= most, BYTES_REACHED_IF))

@@ -47,7 +47,7 @@ def images(folder):
         for name in ("dataset.json", "validation.json")
     ]
     assert sum(map(len, found)) == IMAGES
-    return {side.key(number): side.read(number) for side in found for number in range(len(side))}
+    return {subset.key(number): subset.read(number) for subset in found for number in range(len(subset))}
 
 
 def tars(folder):
@@ -94,14 +94,14 @@ def test_index_of_dali_has_position_and_size_of_each_file(folder):
         assert entries == [(name.split(".")[1], str(at), str(len(data)), name) for name, _, at, data in found]
 
 
-def test_metadata_of_energon_has_the_sides_and_all_samples(folder):
+def test_metadata_of_energon_has_the_subsets_and_all_samples(folder):
     meta = folder / ".nv-meta"
     counts = json.loads((meta / ".info.json").read_text())["shard_counts"]
     split = json.loads((meta / "split.yaml").read_text())["split_parts"]
-    for side, name in (("train", "dataset.json"), ("val", "validation.json")):
+    for subset, name in (("train", "dataset.json"), ("val", "validation.json")):
         shards = read_dataset(folder / name).shards
-        assert split[side] == [shard.name for shard in shards]
-        assert {name: counts.pop(name) for name in split[side]} == {s.name: s.samples for s in shards}
+        assert split[subset] == [shard.name for shard in shards]
+        assert {name: counts.pop(name) for name in split[subset]} == {s.name: s.samples for s in shards}
     assert counts == {}
 
 
@@ -140,13 +140,13 @@ def test_webdataset_reads_the_shards(folder, images):
     assert found == images
 
 
-@pytest.mark.parametrize("side", ["train", "val"])
-def test_energon_reads_the_dataset(folder, images, side):
+@pytest.mark.parametrize("subset", ["train", "val"])
+def test_energon_reads_the_dataset(folder, images, subset):
     energon = pytest.importorskip("megatron.energon", reason="megatron-energon is not installed")
     workers = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
-    dataset = energon.get_val_dataset(folder, split_part=side, batch_size=1, worker_config=workers)
+    dataset = energon.get_val_dataset(folder, split_part=subset, batch_size=1, worker_config=workers)
     found = {sample.__key__[0].rsplit("/")[-1]: sample.image[0] for sample in energon.get_loader(dataset)}
-    name = {"train": "dataset.json", "val": "validation.json"}[side]
+    name = {"train": "dataset.json", "val": "validation.json"}[subset]
     assert len(found) == read_dataset(folder / name).samples
     for key, image in found.items():
         pixels = np.asarray(Image.open(io.BytesIO(images[key])).convert("RGB"))

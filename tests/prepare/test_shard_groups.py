@@ -1,4 +1,4 @@
-"""Images that look alike are on one side of a dataset of shards."""
+"""Images that look alike are in one subset of a dataset of shards."""
 
 import json
 from hashlib import sha256
@@ -28,7 +28,7 @@ PHOTOS = 16
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Drawn images, each with a mirrored copy and a compressed one, and a manifest without sides."""
+    """Drawn images, each with a mirrored copy and a compressed one, and a manifest without subsets."""
     folder = tmp_path_factory.mktemp("groups") / "raw"
     folder.mkdir()
     for number in range(PHOTOS):
@@ -39,7 +39,7 @@ def source(tmp_path_factory):
     return folder
 
 
-def sides(source, output):
+def subsets(source, output):
     """The number of the photo of each image, for training and for validation."""
     photo = {sha256(path.read_bytes()).hexdigest()[:32]: path.name[:2] for path in source.glob("*_*")}
     found = []
@@ -52,7 +52,7 @@ def sides(source, output):
 def test_copies_of_a_validation_image_do_not_train(source, tmp_path):
     done = shard(source, tmp_path / "set", "--val_split", "0.25")
     assert done.returncode == 0, done.stderr
-    training, validation = sides(source, tmp_path / "set")
+    training, validation = subsets(source, tmp_path / "set")
     assert len(training) + len(validation) == 3 * PHOTOS
     assert not set(training) & set(validation)
     assert 0.1 < len(validation) / (3 * PHOTOS) < 0.5
@@ -73,7 +73,7 @@ def test_manifest_that_separates_copies_is_refused_unless_it_is_allowed(source, 
         assert not list((tmp_path / "set").glob("*.tar"))
         allowed = shard(source, tmp_path / "set", "--no-near_duplicates")
         assert allowed.returncode == 0, allowed.stderr
-        assert sides(source, tmp_path / "set")[1] == ["03"]
+        assert subsets(source, tmp_path / "set")[1] == ["03"]
     finally:
         manifest.unlink()
 
@@ -139,7 +139,7 @@ def test_clusters_are_the_same_if_hashes_are_sorted_in_parts():
     unique = np.unique(hashes, axis=0)
     found = cluster_sorted(unique)
     assert len(np.unique(found)) < len(unique) - 900
-    assert np.array_equal(cluster_sorted(unique, most_at_once=500), found)
+    assert np.array_equal(cluster_sorted(unique, max_at_once=500), found)
 
 
 # ---- two datasets ----------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def test_training_refuses_a_validation_set_that_shares_an_image(two, tmp_path, o
 
 
 def test_two_sets_without_near_images_share_nothing(two):
-    sides = [ShardImages(read_dataset(two[name]), 1) for name in ("train", "other")]
-    assert find_shared(*sides) == []
+    subsets = [ShardImages(read_dataset(two[name]), 1) for name in ("train", "other")]
+    assert find_shared(*subsets) == []
 
 
 def test_near_hashes_of_two_sets_are_those_of_all_pairs():

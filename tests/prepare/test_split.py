@@ -1,4 +1,4 @@
-"""No group is on two sides, labels keep their share, sides are stable, and mistakes are one-line errors."""
+"""No group is in two subsets, labels keep their share, subsets are stable, mistakes are one-line errors."""
 
 import importlib.util
 import json
@@ -16,8 +16,8 @@ from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows, write_manifest
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.fingerprints import FILE_NAME
-from vae.prepare.split.sides import NONE, TRAIN, VAL, choose_val_groups, deal_folds, earlier_choice, gather
 from vae.prepare.split.split_manifest import SplitReport, split_manifest
+from vae.prepare.split.subsets import NONE, TRAIN, VAL, choose_val_groups, deal_folds, earlier_choice, gather
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file
 
@@ -55,7 +55,7 @@ def split(folder, **options) -> SplitReport:
         return split_manifest(SplitConfig(input_dir=str(folder), **given))
 
 
-def sides_of(folder):
+def subsets_of(folder):
     return {row["path"]: (row["split"], row["fold"]) for row in read_rows(folder / "manifest.jsonl")}
 
 
@@ -73,7 +73,7 @@ def append(folder, rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", [0, 8])
-def test_groups_labels_and_stable_sides_at_20000_rows(tmp_path, labels):
+def test_groups_labels_and_stable_subsets_at_20000_rows(tmp_path, labels):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(20_000, labels=labels))
     report = split(tmp_path, val_split=0.1)
     check_groups(tmp_path)
@@ -84,10 +84,10 @@ def test_groups_labels_and_stable_sides_at_20000_rows(tmp_path, labels):
     for label, count in counts.items():
         assert abs(in_val[label] / count - 0.1) <= 0.01, label
     assert len(counts) == max(labels, 1)
-    before = sides_of(tmp_path)
+    before = subsets_of(tmp_path)
     append(tmp_path, make_rows(2_000, seed=5, labels=labels, first=20_000))
     again = split(tmp_path, val_split=0.1)
-    after = sides_of(tmp_path)
+    after = subsets_of(tmp_path)
     assert {name: after[name] for name in before} == before
     assert (again.new, again.moved, again.reassigned) == (2_000, 0, False)
     assert (report.version, again.version) == (1, 2)
@@ -95,17 +95,17 @@ def test_groups_labels_and_stable_sides_at_20000_rows(tmp_path, labels):
     check_groups(tmp_path)
 
 
-def test_without_labels_sides_do_not_depend_on_the_record(tmp_path):
+def test_without_labels_subsets_do_not_depend_on_the_record(tmp_path):
     rows = make_rows(6_000)
     write_manifest(tmp_path / "manifest.jsonl", rows)
     split(tmp_path, val_split=0.05, num_folds=4)
-    before = sides_of(tmp_path)
+    before = subsets_of(tmp_path)
     (tmp_path / "manifest_split.json").unlink()
     more = rows + make_rows(600, seed=5, first=6_000)
     random.Random(1).shuffle(more)
     write_manifest(tmp_path / "manifest.jsonl", more)
     split(tmp_path, val_split=0.05, num_folds=4)
-    after = sides_of(tmp_path)
+    after = subsets_of(tmp_path)
     assert {name: after[name] for name in before} == before
 
 
@@ -155,10 +155,10 @@ def test_folds_contain_every_image_outside_the_validation_set(tmp_path):
     report = split(tmp_path, num_folds=5)
     assert sum(report.folds) == 5_000
     assert all(abs(count - 1000) < 150 for count in report.folds)
-    assert all((fold == 0) == (side == "val") for side, fold in sides_of(tmp_path).values())
+    assert all((fold == 0) == (subset == "val") for subset, fold in subsets_of(tmp_path).values())
     report = split(tmp_path, num_folds=5, val_split=0.1)
     assert sum(report.folds) == report.train
-    assert all((fold is None) == (side == "val") for side, fold in sides_of(tmp_path).values())
+    assert all((fold is None) == (subset == "val") for subset, fold in subsets_of(tmp_path).values())
     check_groups(tmp_path)
 
 
@@ -169,10 +169,10 @@ def test_folds_of_small_sets_are_even_and_stable(tmp_path, labels):
     report = split(tmp_path, num_folds=3)
     assert max(report.folds) - min(report.folds) <= 10
     check_groups(tmp_path)
-    before = sides_of(tmp_path)
+    before = subsets_of(tmp_path)
     append(tmp_path, make_rows(90, seed=5, labels=labels, first=900))
     report = split(tmp_path)
-    after = sides_of(tmp_path)
+    after = subsets_of(tmp_path)
     assert {name: after[name] for name in before} == before
     assert max(report.folds) - min(report.folds) <= 20
     check_groups(tmp_path)
@@ -231,8 +231,8 @@ def test_folders_and_columns_as_groups(tmp_path):
     rows = make_rows(700, groups=False)
     write_manifest(tmp_path / "manifest.jsonl", rows)
     split(tmp_path, group_by="folder:1", val_split=0.2)
-    sides = sides_of(tmp_path)
-    assert len({(name.split("/")[0], side) for name, side in sides.items()}) == 7
+    subsets = subsets_of(tmp_path)
+    assert len({(name.split("/")[0], subset) for name, subset in subsets.items()}) == 7
     features = ["id,filepath,site"] + [f"z{i},{row['source']},site {i % 20}" for i, row in enumerate(rows)]
     (tmp_path / "features.csv").write_text("\n".join(features))
     labels = ["id,cat,dog"] + [f"z{i},{i // 20 % 2},{1 - i // 20 % 2}" for i in range(700)]
@@ -284,9 +284,9 @@ def twins(tmp_path):
 def test_near_duplicates_are_the_default_groups_and_are_hashed_once(twins):
     report = split(twins, val_split=0.4)
     assert report.groups == 8
-    sides = sides_of(twins)
-    assert all(sides[f"{number}.png"] == sides[f"copy_{number}.jpg"] for number in range(4))
-    assert {side for side, _ in sides.values()} == {"train", "val"}
+    subsets = subsets_of(twins)
+    assert all(subsets[f"{number}.png"] == subsets[f"copy_{number}.jpg"] for number in range(4))
+    assert {subset for subset, _ in subsets.values()} == {"train", "val"}
     hashes = (twins / FILE_NAME).read_text()
     assert len(hashes.splitlines()) == 12
     for path in twins.glob("*.png"):
@@ -300,7 +300,7 @@ def test_near_duplicates_are_the_default_groups_and_are_hashed_once(twins):
         split(twins)
 
 
-def test_overlapping_crops_are_on_one_side(tmp_path):
+def test_overlapping_crops_are_on_one_subset(tmp_path):
     for number in range(6):
         image = Image.fromarray(draw_image(256, 3, number))
         image.crop((0, 0, 190, 256)).save(tmp_path / f"{number}_left.png")
@@ -312,8 +312,8 @@ def test_overlapping_crops_are_on_one_side(tmp_path):
     ]
     write_manifest(tmp_path / "manifest.jsonl", rows)
     assert split(tmp_path, val_split=0.5).groups == 6
-    sides = sides_of(tmp_path)
-    assert all(sides[f"{number}_left.png"] == sides[f"{number}_right.jpg"] for number in range(6))
+    subsets = subsets_of(tmp_path)
+    assert all(subsets[f"{number}_left.png"] == subsets[f"{number}_right.jpg"] for number in range(6))
 
 
 def test_command_line(twins):

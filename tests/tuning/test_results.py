@@ -7,7 +7,7 @@ from vae.tuning.results import _STUDENT_T, Gain, Noise, Row, front
 
 
 def row(number: int, state: str = "complete", **values: float) -> Row:
-    return Row(number, "", state, values, {}, {}, {}, 0, None, "", "")
+    return Row(number, state, {}, values=values)
 
 
 def test_gain_is_paired_by_seed_and_its_interval_is_students():

@@ -124,7 +124,7 @@ class ShardConfig(ReadingConfig):
     )
     near_duplicates: bool = option(
         True,
-        "keep images that look alike on one side, and refuse a manifest whose split separates them",
+        "keep images that look alike in one subset, and refuse a manifest whose split separates them",
     )
 
 

@@ -8,7 +8,7 @@ from vae.config.values import unknown_choice
 from vae.system.errors import UserError
 
 DIRECTIONS = {"psnr": "maximize", "ssim": "maximize", "lpips": "minimize"}  # the objectives
-MOST_SEEDS = 10
+MAX_SEEDS = 10
 # A search of at most so many trials is random, and stops no trial early. In 150 simulated searches its regret
 # was 0.171 dB; that of TPE with successive halving was 0.190 dB.
 RANDOM_TRIALS = 24
@@ -71,7 +71,7 @@ class TuneConfig:
         "end",
         metavar="N",
         at_least=2,
-        at_most=MOST_SEEDS,
+        at_most=MAX_SEEDS,
     )
     seed: int = option(
         0,

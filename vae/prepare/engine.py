@@ -23,7 +23,7 @@ from vae.system.addresses import is_remote
 from vae.system.errors import UserError
 
 TASKS_PER_CPU = 2  # at once: the next one is already on its way
-MOST_RETRIES = 20  # of a task whose node died; then it is the task that ends nodes
+MAX_RETRIES = 20  # of a task whose node died; then it is the task that ends nodes
 CONNECT_SECONDS = 10.0
 PATIENCE_SECONDS = 30.0  # without a result, until the cluster is checked
 
@@ -50,10 +50,10 @@ def _run_on_ray(
     items_per_task: int,
 ) -> Generator[tuple[Item, Answer | Failure], None, None]:
     ray = _connect(config.ray_address)
-    task = ray.remote(num_cpus=1, max_retries=MOST_RETRIES)(_run_items)
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_run_items)
     paths = (getattr(config, name, None) for name in ("input_dir", "output_dir"))
     folders = [path for path in paths if path and not is_remote(path)]
-    seen = [*map(_witness, folders), *([] if all(map(os.path.isabs, folders)) else [os.getcwd()])]
+    seen = [*map(_probe_path, folders), *([] if all(map(os.path.isabs, folders)) else [os.getcwd()])]
     shared = ray.put((function, limits, os.getcwd(), seen))
     batches = _batches(iter(items), items_per_task)
     pending: list[Any] = []
@@ -96,8 +96,8 @@ def _run_items(
         return list(results)
 
 
-def _witness(path: str) -> str:
-    """The path of something in a folder: an empty mount point lacks it. A file is its own witness."""
+def _probe_path(path: str) -> str:
+    """The path of something in a folder: an empty mount point lacks it. A file is probed itself."""
     path = os.path.abspath(path)
     if not os.path.isdir(path):
         return path

@@ -14,26 +14,26 @@ from vae.prepare.perceptual_hash import MIRROR
 # grey, blur, stretch, mirrored, 1 % cropped on each side): copies differ in at most 5 of the lower 64 signs
 # and 13 of 128, different images in at least 17 and 43. With 3 % cropped on each side, a fifth of the copies
 # is found.
-MOST_LOW, MOST_ALL = 5, 20
+MAX_LOW, MAX_ALL = 5, 20
 # Hashes that differ in 5 bits agree in at least 3 of 8 bytes, so every choice of 3 bytes is a bucket key.
 BYTES, KEY_BYTES = 8, 3
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
-MOST_NEIGHBOURS = 64
-MOST_AT_ONCE = 2**22  # hashes that are sorted at once, about 200 MB; more of them are sorted in parts
+MAX_NEIGHBOURS = 64
+MAX_AT_ONCE = 2**22  # hashes that are sorted at once, about 200 MB; more of them are sorted in parts
 CHUNK = 2**20  # hashes that are read at once
 
 
-def find_clusters(hashes: np.ndarray, *, most_low: int = MOST_LOW, most_all: int = MOST_ALL) -> np.ndarray:
+def find_clusters(hashes: np.ndarray, *, max_low: int = MAX_LOW, max_all: int = MAX_ALL) -> np.ndarray:
     """The cluster of each of (N, 2) hashes, as the position of its first member: int64 (N,).
 
-    Two hashes form a pair if one of them, or its mirrored hash, differs from the other in at most `most_low`
-    of the lower 64 signs and `most_all` of all 128. Clusters are the connected components of these pairs.
+    Two hashes form a pair if one of them, or its mirrored hash, differs from the other in at most `max_low`
+    of the lower 64 signs and `max_all` of all 128. Clusters are the connected components of these pairs.
     All pairs are found, except in buckets with more than 64 similar hashes.
     """
     if len(hashes) == 0:
         return np.zeros(0, dtype=np.int64)
     unique, first, inverse = np.unique(hashes, axis=0, return_index=True, return_inverse=True)
-    roots = cluster_sorted(unique, most_low, most_all)  # (U,): the cluster of each different hash
+    roots = cluster_sorted(unique, max_low, max_all)  # (U,): the cluster of each different hash
     earliest = np.full(len(unique), len(hashes))
     np.minimum.at(earliest, roots, first)
     return earliest[roots[inverse.reshape(-1)]]
@@ -41,25 +41,25 @@ def find_clusters(hashes: np.ndarray, *, most_low: int = MOST_LOW, most_all: int
 
 def cluster_sorted(
     unique: np.ndarray,
-    most_low: int = MOST_LOW,
-    most_all: int = MOST_ALL,
-    most_at_once: int = MOST_AT_ONCE,
+    max_low: int = MAX_LOW,
+    max_all: int = MAX_ALL,
+    max_at_once: int = MAX_AT_ONCE,
 ) -> np.ndarray:
     """The cluster of each of (U, 2) different hashes in sorted order, as the position of its first: (U,).
 
-    `unique` may be a memory map: memory is needed for `most_at_once` hashes, and 16 bytes for each.
+    `unique` may be a memory map: memory is needed for `max_at_once` hashes, and 16 bytes for each.
     """
     parents = np.arange(len(unique))
-    for left, right in _near_pairs(unique, most_low, most_all, most_at_once):
+    for left, right in _near_pairs(unique, max_low, max_all, max_at_once):
         _join(parents, left, right)
     return find_roots(parents)
 
 
 def _near_pairs(
-    unique: np.ndarray, most_low: int, most_all: int, most_at_once: int
+    unique: np.ndarray, max_low: int, max_all: int, max_at_once: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Positions of near hashes among (U, 2) different ones, in blocks."""
-    parts = max(1, min(256, -(-2 * len(unique) // most_at_once)))
+    parts = max(1, min(256, -(-2 * len(unique) // max_at_once)))
     limits = [256 * part // parts for part in range(parts + 1)]
     for chosen in combinations(range(BYTES), KEY_BYTES):
         for least, limit in pairwise(limits):  # hashes that agree in the first byte are in the same part
@@ -67,12 +67,12 @@ def _near_pairs(
             keys = bucket_keys(both, chosen)
             order = np.argsort(keys, kind="stable")  # `unique` is sorted: similar hashes become adjacent
             keys = keys[order]
-            for step in range(1, MOST_NEIGHBOURS + 1):
+            for step in range(1, MAX_NEIGHBOURS + 1):
                 same = np.flatnonzero(keys[step:] == keys[:-step])
                 if len(same) == 0:
                     break
                 left, right = order[same], order[same + step]
-                near = are_near(both[left], both[right], most_low, most_all)
+                near = are_near(both[left], both[right], max_low, max_all)
                 yield position[left[near]], position[right[near]]
 
 
@@ -84,7 +84,7 @@ def near_between(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarra
         order = np.argsort(keys, kind="stable")
         keys, wanted = keys[order], bucket_keys(one, chosen)
         first = np.searchsorted(keys, wanted)
-        for at in range(min(MOST_NEIGHBOURS, len(keys))):
+        for at in range(min(MAX_NEIGHBOURS, len(keys))):
             places = np.minimum(first + at, len(keys) - 1)
             same = np.flatnonzero((first + at < len(keys)) & (keys[places] == wanted))
             if len(same) == 0:
@@ -117,11 +117,11 @@ def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
 
 
 def are_near(
-    one: np.ndarray, other: np.ndarray, most_low: int = MOST_LOW, most_all: int = MOST_ALL
+    one: np.ndarray, other: np.ndarray, max_low: int = MAX_LOW, max_all: int = MAX_ALL
 ) -> np.ndarray:
     """Whether two hashes are near, for each pair of (M, 2): bool (M,)."""
     low, high = (count_ones(words) for words in (one ^ other).T)
-    return (low <= most_low) & (low + high <= most_all)
+    return (low <= max_low) & (low + high <= max_all)
 
 
 def count_ones(words: np.ndarray) -> np.ndarray:

@@ -200,9 +200,9 @@ def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
         raise ValueError("give the address of its dataset.json")
     columns = _Columns()
     if isinstance(path, Path):
-        content = read_json(path, columns.take, most_bytes=MAX_DATASET_BYTES)
+        content = read_json(path, columns.take, max_bytes=MAX_DATASET_BYTES)
     else:
-        data = read_file(path, most_bytes=MAX_DATASET_BYTES)
+        data = read_file(path, max_bytes=MAX_DATASET_BYTES)
         content = parse_json(data.decode("utf-8-sig"), columns.take)
     return content, Shards(columns)
 

@@ -63,10 +63,10 @@ class RemoteShards:
 
     def fetch_index(self, shard: Shard) -> np.ndarray:
         """The index of a shard from the store; BadImageError if it does not describe this shard."""
-        most_bytes = HEADER_BYTES + shard.samples * INDEX.itemsize
+        max_bytes = HEADER_BYTES + shard.samples * INDEX.itemsize
         name = index_path(Path(), shard).name
         try:
-            data = read_file(self._dataset.sibling(name), most_bytes=most_bytes)
+            data = read_file(self._dataset.sibling(name), max_bytes=max_bytes)
         except TooLargeError:
             raise BadImageError("bad_index", f"{name} is larger than an index of {shard.name}") from None
         self._counts["remote_bytes"] += len(data)
@@ -150,7 +150,7 @@ class RemoteShards:
             return self._cache.obtain(entry, partial(self._download, entry, warn), anew=anew)
 
     def _download(self, entry: Entry, warn: Callable[[str], None], path: Path) -> None:
-        download(self._dataset.sibling(entry.name), path, most_bytes=entry.bytes, warn=warn)
+        download(self._dataset.sibling(entry.name), path, max_bytes=entry.bytes, warn=warn)
         self._counts["remote_bytes"] += path.stat().st_size
 
     def expect(self, shards: Sequence[Shard]) -> None:

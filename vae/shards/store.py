@@ -77,16 +77,16 @@ class _StalledError(Exception):
     """A try had no progress."""
 
 
-def read_file(file: StoreFile, *, most_bytes: int) -> bytes:
+def read_file(file: StoreFile, *, max_bytes: int) -> bytes:
     """The content of a file; StoreError if the store does not give it, TooLargeError if it is larger."""
     with tempfile.TemporaryDirectory(prefix="vae-trainer-") as folder:
         path = Path(folder, "file")
-        download(file, path, most_bytes=most_bytes)
+        download(file, path, max_bytes=max_bytes)
         return path.read_bytes()
 
 
 def download(
-    file: StoreFile, path: Path, *, most_bytes: int, warn: Callable[[str], None] = console.warning
+    file: StoreFile, path: Path, *, max_bytes: int, warn: Callable[[str], None] = console.warning
 ) -> None:
     """Write the content of a file to `path`.
 
@@ -95,8 +95,8 @@ def download(
 
     def get(system: Any, remote: str, progress: Any) -> None:
         def check_size(_total: int | None, done: int, **_kwargs: Any) -> None:
-            if done > most_bytes:
-                raise TooLargeError(f"it is larger than {most_bytes} bytes")
+            if done > max_bytes:
+                raise TooLargeError(f"it is larger than {max_bytes} bytes")
 
         progress.hooks = {"size": check_size}
         system.get_file(remote, str(path), callback=progress)

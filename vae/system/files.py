@@ -106,14 +106,14 @@ def read_json(
     path: str | os.PathLike[str],
     pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
     *,
-    most_bytes: int = MAX_JSON_BYTES,
+    max_bytes: int = MAX_JSON_BYTES,
 ) -> Any:
     """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
     check_regular(path)
     with open(path, "rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise ValueError(f"it is larger than {most_bytes // 2**20} MiB")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes // 2**20} MiB")
     return parse_json(data.decode("utf-8-sig"), pairs_hook)  # Windows editors write a byte order mark
 
 

@@ -17,9 +17,8 @@ def search_on_cards(config: TuneConfig, argv: Sequence[str]) -> None:
     """Start a process per card, and wait for all of them; UserError if one fails."""
     assert config.cards
     script = [sys.executable, str(ROOT / "tune_vae.py")]
-    words = _without_cards(argv)
-    processes = {
-        card: child_process.start([*script, *words, "--cards", str(card)], stdin=subprocess.DEVNULL)
+    processes = {  # the last --cards of a command counts
+        card: child_process.start([*script, *argv, "--cards", str(card)], stdin=subprocess.DEVNULL)
         for card in config.cards
     }
     console.info(f"cards   {', '.join(map(str, config.cards))}: one process each")
@@ -35,14 +34,3 @@ def search_on_cards(config: TuneConfig, argv: Sequence[str]) -> None:
     failed = [card for card, process in processes.items() if process.returncode]
     if failed:
         raise UserError(f"--cards {failed[0]}: its process has failed, see above; the same command continues")
-
-
-def _without_cards(argv: Sequence[str]) -> list[str]:
-    """The words of the command without --cards and its numbers."""
-    words, skipping = [], False
-    for word in argv:
-        if word.startswith("--"):
-            skipping = word.split("=")[0] == "--cards"
-        if not skipping:
-            words.append(word)
-    return words

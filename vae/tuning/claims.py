@@ -28,12 +28,17 @@ def try_claim(path: Path) -> IO[str] | None:
         ) from None
 
 
+def wait_for_claim(path: Path) -> IO[str]:
+    """The locked file, as soon as no other process holds it."""
+    while (file := try_claim(path)) is None:
+        time.sleep(POLL_SECONDS)
+    return file
+
+
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
     """A context that one process at a time is in."""
-    while (file := try_claim(path)) is None:
-        time.sleep(POLL_SECONDS)
-    with file:
+    with wait_for_claim(path):
         yield
 
 

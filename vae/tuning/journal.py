@@ -1,101 +1,75 @@
 """Optuna's journal in a shared folder. A killed process or a full disk cannot damage it."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from vae.config.tune_flags import DIRECTIONS
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import parse_json
-from vae.tuning.claims import claimed
+from vae.tuning.claims import wait_for_claim
 
 JOURNAL_NAME = "journal.log"
 STUDY_NAME = "vae"
 
 
-class Journal(JournalFileBackend):
-    """Optuna's file of records, with our lock: Optuna's own stays for 30 s after its process was killed."""
+class JournalLock(JournalFileOpenLock):
+    """Ends with its process; Optuna's own locks stay for 30 s after theirs was killed.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
+    While it is held, an incomplete last record is removed, so that no record is written behind it.
+    """
 
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append records, all or none. OSError, for example of a full disk, leaves the file as it was."""
-        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
-        with claimed(_lock_path(self._path)), self._path.open("r+b", buffering=0) as file:
-            end = cut_torn_record(self._path)
-            file.seek(end)
-            try:
-                while lines:
-                    lines = lines[file.write(lines) :]
-                os.fsync(file.fileno())
-            except OSError:
-                os.truncate(self._path, end)
-                raise
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal = journal
+        self._file: IO[str] | None = None
+
+    def acquire(self) -> bool:
+        self._file = wait_for_claim(self._journal.parent / ".journal.lock")
+        cut_torn_record(self._journal)
+        return True
+
+    def release(self) -> None:
+        assert self._file is not None
+        cut_torn_record(self._journal)  # of a full disk
+        self._file.close()
 
 
 def open_study(folder: Path, objectives: Sequence[str]) -> optuna.Study:
     """The study in the folder, or a new one; UserError if it is damaged or has other objectives."""
     path = folder / JOURNAL_NAME
     directions: list[Any] = [DIRECTIONS[name] for name in objectives]
-    if path.exists():
-        with claimed(_lock_path(path)):
-            cut_torn_record(path)
-            _check_records(path)
     try:
-        found = optuna.create_study(
-            storage=JournalStorage(Journal(path)),
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path), JournalLock(path))),
             study_name=STUDY_NAME,
             directions=directions,
             load_if_exists=True,
         )
     except (ValueError, KeyError, AssertionError, TypeError) as error:
-        raise _damaged(path, f"its records do not fit together ({type(error).__name__})") from None
-    if [direction.name.lower() for direction in found.directions] != directions:
+        raise UserError(
+            f"--output_dir: the journal {path} is damaged: its records do not fit together "
+            f"({type(error).__name__}): restore it from a copy, or search in another folder"
+        ) from None
+    if [direction.name.lower() for direction in study.directions] != directions:
         raise UserError(
             f"--objective {' '.join(objectives)}: --output_dir {folder} contains a search with other "
             "objectives: use another folder"
         )
-    return found
+    return study
 
 
-def _lock_path(journal: Path) -> Path:
-    return journal.parent / ".journal.lock"
-
-
-def cut_torn_record(path: Path) -> int:
-    """Remove an incomplete last line, of a killed process or a full disk; returns the size of the rest."""
+def cut_torn_record(path: Path) -> None:
+    """Remove an incomplete last line, of a killed process or a full disk."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         if file.read() in (b"", b"\n"):
-            return size
-    end = path.read_bytes().rfind(b"\n") + 1
+            return
     console.warning(f"{path}: removes the incomplete last record, of a killed process or a full disk")
-    os.truncate(path, end)
-    return end
-
-
-def _check_records(path: Path) -> None:
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            record = parse_json(line.decode())
-        except ValueError:
-            record = None
-        if not (isinstance(record, dict) and "op_code" in record and "worker_id" in record):
-            raise _damaged(path, f"line {number} is not a record")
-
-
-def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"--output_dir: the journal {path} is damaged: {reason}: restore it from a copy, or search in "
-        "another folder"
-    )
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)

@@ -2,9 +2,10 @@
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib
 import optuna
@@ -12,9 +13,9 @@ from markupsafe import Markup
 from optuna.visualization import matplotlib as plots
 
 from vae.html import data_uri, write_page
-from vae.tuning.results import Noise, Row, shown, shown_difference
+from vae.tuning.results import Noise, Row, cells, shown
 
-MOST_IN_LEGEND = 12
+MAX_IN_LEGEND = 12
 
 
 class Plot(NamedTuple):
@@ -41,61 +42,36 @@ def write_search_page(
         objectives=objectives,
         best=[row.trial for row in best],
         verdicts=verdicts,
-        noise=[
-            (name, shown(name, one.mean), shown(name, one.spread), len(one.values))
-            for name, one in noise.items()
-        ],
-        rows=[_cells(row, objectives) for row in found],
+        noise=[(n, shown(n, one.mean), shown(n, one.spread), len(one.values)) for n, one in noise.items()],
+        rows=[(row, [cells(name, row) for name in objectives]) for row in found],
         plots=_plots(study, objectives) if found else [],
     )
 
 
-def _cells(row: Row, objectives: Sequence[str]) -> dict[str, Any]:
-    return {
-        "trial": row.trial,
-        "name": row.name,
-        "state": row.state,
-        "steps": row.steps,
-        "values": [
-            (shown(name, row.values[name]) if name in row.values else "-", shown_difference(name, row))
-            for name in objectives
-        ],
-        "params": " ".join(f"{n}={_short(v)}" for n, v in row.params.items()),
-        "reason": row.reason,
-    }
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[Plot]:
     """Optuna's plots. One that needs more trials than there are is left out, with the reason."""
-    drawn = []
-    single = len(objectives) == 1
+    each: dict[str, Callable[..., object]] = {
+        "History of": plots.plot_optimization_history,
+        "Importance for": plots.plot_param_importances,
+        "Slices of": plots.plot_slice,
+    }
+    single, drawn = len(objectives) == 1, []
     for index, name in enumerate(objectives):
-        chosen = {"target": _target(index), "target_name": name} if not single else {"target_name": name}
-        drawn.append(
-            _plot(f"History of {name}", lambda c=chosen: plots.plot_optimization_history(study, **c))
-        )
-        drawn.append(
-            _plot(f"Importance for {name}", lambda c=chosen: plots.plot_param_importances(study, **c))
-        )
-        drawn.append(_plot(f"Slices of {name}", lambda c=chosen: plots.plot_slice(study, **c)))
+        options = {"target": None if single else partial(_value, index), "target_name": name}
+        drawn += [_plot(f"{title} {name}", partial(draw, study, **options)) for title, draw in each.items()]
     if single:
-        drawn.append(_plot("Validations of all trials", lambda: plots.plot_intermediate_values(study)))
+        drawn.append(_plot("Validations of all trials", partial(plots.plot_intermediate_values, study)))
     elif len(objectives) <= 3:
-        drawn.append(
-            _plot("Pareto front", lambda: plots.plot_pareto_front(study, target_names=list(objectives)))
-        )
+        front = partial(plots.plot_pareto_front, study, target_names=list(objectives))
+        drawn.append(_plot("Pareto front", front))
     return drawn
 
 
-def _target(index: int) -> Any:
-    return lambda trial: trial.values[index]
+def _value(index: int, trial: optuna.trial.FrozenTrial) -> float:
+    return trial.values[index]
 
 
-def _plot(title: str, draw: Any) -> Plot:
+def _plot(title: str, draw: Callable[[], object]) -> Plot:
     """The image of one plot. Optuna raises many kinds of errors if there are too few or equal trials."""
     matplotlib.use("agg")
     from matplotlib import pyplot
@@ -107,7 +83,7 @@ def _plot(title: str, draw: Any) -> Plot:
             draw()
             figure = pyplot.gcf()
             for axes in figure.axes:  # one entry per trial would be larger than the plot
-                if (legend := axes.get_legend()) and len(legend.get_texts()) > MOST_IN_LEGEND:
+                if (legend := axes.get_legend()) and len(legend.get_texts()) > MAX_IN_LEGEND:
                     legend.remove()
             content = io.BytesIO()
             figure.savefig(content, format="png", dpi=90, bbox_inches="tight")

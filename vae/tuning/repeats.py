@@ -36,7 +36,7 @@ def repeat(
 
 
 def _run(folder: Path, options: dict[str, Any], config: TuneConfig, card: int | None) -> None:
-    """Train unless it is done, or another process is at it; UserError if it does not finish."""
+    """Train unless it is done, or another process trains it; UserError if it does not finish."""
     if (folder / RESULT_NAME).exists():
         return
     lock = try_claim(folder / LOCK_NAME)

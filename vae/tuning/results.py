@@ -3,13 +3,13 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.tune_flags import DIRECTIONS
-from vae.system.files import atomic_path, write_json
+from vae.system.files import atomic_path
 
 UNITS = {"psnr": " dB", "ssim": "", "lpips": ""}
 DECIMALS = {"psnr": 2, "ssim": 4, "lpips": 4}
@@ -37,16 +37,20 @@ class Row:
     """A trial, as trials.jsonl contains it."""
 
     trial: int
-    name: str  # "defaults", the name of a recipe, or empty
     state: str  # Optuna's: complete, pruned, fail, running
-    values: dict[str, float]  # by objective; those of the last validation
-    difference: dict[str, float]  # from the mean of the defaults
-    noise: dict[str, float]  # standard deviation of the defaults between seeds
     params: dict[str, Any]
-    steps: int  # optimizer steps
-    seconds: float | None
-    reason: str
-    folder: str
+    folder: str = ""
+    name: str = ""  # "defaults", the name of a recipe, or empty
+    values: dict[str, float] = field(default_factory=dict)  # by objective; those of the last validation
+    difference: dict[str, float] = field(default_factory=dict)  # from the mean of the defaults
+    noise: dict[str, float] = field(default_factory=dict)  # standard deviation between seeds
+    steps: int = 0  # optimizer steps
+    seconds: float | None = None
+    reason: str = ""
+
+    @property
+    def settings(self) -> str:
+        return " ".join(f"{name}={_short(value)}" for name, value in self.params.items())
 
 
 class Gain(NamedTuple):
@@ -58,8 +62,7 @@ class Gain(NamedTuple):
 
     @property
     def differences(self) -> list[float]:
-        sign = 1 if DIRECTIONS[self.objective] == "maximize" else -1
-        return [sign * (b - d) for b, d in zip(self.best, self.default, strict=True)]
+        return [_sign(self.objective) * (b - d) for b, d in zip(self.best, self.default, strict=True)]
 
     @property
     def mean(self) -> float:
@@ -89,22 +92,27 @@ class Gain(NamedTuple):
         return f"{self.objective}: {result} ({interval})"
 
 
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace(" ", "")
+
+
 def shown(objective: str, value: float) -> str:
     """A value with its unit."""
     return f"{value:.{DECIMALS[objective]}f}{UNITS[objective]}"
 
 
-def shown_difference(objective: str, row: Row) -> str:
-    """The difference of a trial from the defaults, beside the noise of a single run."""
+def cells(objective: str, row: Row) -> tuple[str, str]:
+    """The value of a trial, and its difference from the defaults beside the noise of a single run."""
+    value = shown(objective, row.values[objective]) if objective in row.values else "-"
     if objective not in row.difference:
-        return "-"
+        return value, "-"
     digits, unit = DECIMALS[objective], UNITS[objective]
-    return f"{row.difference[objective]:+.{digits}f}{unit} (noise {row.noise[objective]:.{digits}f})"
+    noise = f"(noise {row.noise[objective]:.{digits}f})"
+    return value, f"{row.difference[objective]:+.{digits}f}{unit} {noise}"
 
 
-def is_better(objective: str, one: float, other: float) -> bool:
-    """Whether the first value is better."""
-    return one > other if DIRECTIONS[objective] == "maximize" else one < other
+def _sign(objective: str) -> int:
+    return 1 if DIRECTIONS[objective] == "maximize" else -1
 
 
 def front(rows: Iterable[Row], objectives: Sequence[str]) -> list[Row]:
@@ -114,22 +122,16 @@ def front(rows: Iterable[Row], objectives: Sequence[str]) -> list[Row]:
     """
     complete = [row for row in rows if row.state == "complete" and len(row.values) == len(objectives)]
     kept = [row for row in complete if not any(_dominates(o, row, objectives) for o in complete)]
-    sign = -1 if DIRECTIONS[objectives[0]] == "maximize" else 1
-    return sorted(kept, key=lambda row: (sign * row.values[objectives[0]], row.trial))
+    return sorted(kept, key=lambda row: (-_sign(objectives[0]) * row.values[objectives[0]], row.trial))
 
 
 def _dominates(one: Row, other: Row, objectives: Sequence[str]) -> bool:
     if one.values == other.values:
         return one.trial < other.trial
-    return not any(is_better(name, other.values[name], one.values[name]) for name in objectives)
+    return all(_sign(name) * (one.values[name] - other.values[name]) >= 0 for name in objectives)
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write trials.jsonl, one line per trial."""
     with atomic_path(path) as temporary:
         temporary.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
-
-
-def write_options(path: Path, options: Mapping[str, Any]) -> None:
-    """Write options for train_vae.py --config."""
-    write_json(path, dict(options), indent=2)

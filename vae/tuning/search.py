@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.trial import Trial, TrialState
@@ -12,33 +11,15 @@ from optuna.trial import Trial, TrialState
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.system import console
 from vae.system.errors import UserError
+from vae.system.files import write_json
 from vae.tuning.claims import claimed
 from vae.tuning.page import write_search_page
 from vae.tuning.precheck import Base
 from vae.tuning.presets import known_recipes
 from vae.tuning.repeats import repeat
-from vae.tuning.results import (
-    Gain,
-    Noise,
-    Row,
-    front,
-    shown,
-    shown_difference,
-    write_options,
-    write_rows,
-)
+from vae.tuning.results import Gain, Noise, Row, cells, front, shown, write_rows
 from vae.tuning.space import options_of, start_values
-from vae.tuning.study import (
-    DEFAULTS,
-    NAME,
-    REASON,
-    SECONDS,
-    STEPS,
-    VALUES,
-    Claim,
-    SharedStudy,
-    identity_of,
-)
+from vae.tuning.study import DEFAULTS, NAME, REASON, SECONDS, STEPS, VALUES, Claim, SharedStudy, identity_of
 from vae.tuning.training_process import Ended, Kind, Validation, train
 
 BEST_NAME, ROWS_NAME, PAGE_NAME = "best.json", "trials.jsonl", "report.html"
@@ -201,28 +182,23 @@ def _record(run: Search, trial: Trial, ended: Ended) -> TrialState:
 
 def rows(run: Search) -> list[Row]:
     """The trials that were begun, as plain data."""
-    found = []
-    for trial in run.shared.study.get_trials(deepcopy=False):
-        if trial.state == TrialState.WAITING:
-            continue
-        attributes = trial.user_attrs
-        values = attributes.get(VALUES, {})
-        found.append(
-            Row(
-                trial=trial.number,
-                name=attributes.get(NAME, ""),
-                state=trial.state.name.lower(),
-                values=values,
-                difference={n: v - run.noise[n].mean for n, v in values.items() if n in run.noise},
-                noise={n: noise.spread for n, noise in run.noise.items()},
-                params=options_of(trial.params),
-                steps=attributes.get(STEPS, 0),
-                seconds=attributes.get(SECONDS),
-                reason=attributes.get(REASON, ""),
-                folder=str(run.shared.trial_folder(trial.number).relative_to(run.shared.folder)),
-            )
+    begun = [t for t in run.shared.study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
+    return [
+        Row(
+            trial=trial.number,
+            state=trial.state.name.lower(),
+            params=options_of(trial.params),
+            folder=str(run.shared.trial_folder(trial.number).relative_to(run.shared.folder)),
+            difference={
+                name: value - run.noise[name].mean
+                for name, value in trial.user_attrs.get(VALUES, {}).items()
+                if name in run.noise
+            },
+            noise={name: noise.spread for name, noise in run.noise.items()},
+            **trial.user_attrs,
         )
-    return found
+        for trial in begun
+    ]
 
 
 def report(run: Search) -> None:
@@ -233,7 +209,7 @@ def report(run: Search) -> None:
         best = front(found, objectives)
         write_rows(run.shared.folder / ROWS_NAME, found)
         if best:
-            write_options(run.shared.folder / BEST_NAME, {**run.base.options, **best[0].params})
+            write_json(run.shared.folder / BEST_NAME, {**run.base.options, **best[0].params}, indent=2)
     with claimed(run.shared.folder / ".page.lock"):  # drawing takes seconds: others may begin trials
         found = rows(run)
         best = front(found, objectives)
@@ -274,14 +250,6 @@ def _print_new(run: Search) -> None:
         if row.trial in run.printed or row.state == "running":
             continue
         run.printed.add(row.trial)
-        columns = "".join(
-            f"{shown(n, row.values[n]) if n in row.values else '-':>12}{shown_difference(n, row):>30}"
-            for n in run.config.objective
-        )
-        settings = row.name or " ".join(f"{n}={_short(v)}" for n, v in row.params.items())
-        reason = f"  [{row.reason}]" if row.reason else ""
+        columns = "".join("{:>12}{:>30}".format(*cells(name, row)) for name in run.config.objective)
+        settings, reason = row.name or row.settings, f"  [{row.reason}]" if row.reason else ""
         console.info(f"{row.trial:>5} {row.state:<9}{row.steps:>7}{columns}  {settings}{reason}")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace(" ", "")

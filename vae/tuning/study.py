@@ -32,8 +32,8 @@ from vae.tuning.space import Choices, Range, Space, as_choice, options_of
 TRIALS_NAME = "trials"  # folder
 DEFAULTS = "defaults"  # name of trial 0
 IDENTITY = "identity"  # attribute of the study
-NAME = "name"  # attributes of a trial
-STEPS, SECONDS, REASON, VALUES = "steps", "seconds", "reason", "values"
+# Attributes of a trial, with the names of results.Row.
+NAME, STEPS, SECONDS, REASON, VALUES = "name", "steps", "seconds", "reason", "values"
 
 
 class Claim(NamedTuple):
@@ -42,7 +42,6 @@ class Claim(NamedTuple):
     trial: Trial
     params: dict[str, Any]  # options of train_vae.py
     lock: IO[str]
-    is_continued: bool  # another process began it
 
 
 class SharedStudy:
@@ -54,11 +53,7 @@ class SharedStudy:
         folder.mkdir(parents=True, exist_ok=True)
         optuna.logging.set_verbosity(logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        self._study = open_study(folder, config.objective)
-
-    @property
-    def study(self) -> optuna.Study:
-        return self._study
+        self.study = open_study(folder, config.objective)
 
     def claims(self) -> AbstractContextManager[None]:
         """The context in which one process at a time gets a trial or writes shared files."""
@@ -67,16 +62,16 @@ class SharedStudy:
     def begin(self, identity: Mapping[str, Any], first: Mapping[str, Mapping[str, Any]]) -> None:
         """Check that the study is of these data and this space; enqueue the `first` trials by name, once."""
         with self.claims():
-            known = self._study.user_attrs.get(IDENTITY)
+            known = self.study.user_attrs.get(IDENTITY)
             if known is None:
-                self._study.set_user_attr(IDENTITY, dict(identity))
+                self.study.set_user_attr(IDENTITY, dict(identity))
             else:
                 _check_same(self.folder, known, identity)
-            names = {trial.user_attrs.get(NAME) for trial in self._study.get_trials(deepcopy=False)}
+            names = {trial.user_attrs.get(NAME) for trial in self.study.get_trials(deepcopy=False)}
             for name, params in first.items():
                 if name not in names:
                     stored = {key: as_choice(value) for key, value in params.items()}
-                    self._study.enqueue_trial(stored, user_attrs={NAME: name})
+                    self.study.enqueue_trial(stored, user_attrs={NAME: name})
 
     def trial_folder(self, number: int) -> Path:
         """The folder of a trial."""
@@ -85,33 +80,33 @@ class SharedStudy:
     def next_trial(self, pruner: optuna.pruners.BasePruner) -> Claim | None:
         """A stale trial, or a new one if fewer than --trials were begun; None if there is neither."""
         with self.claims():
-            trials = self._study.get_trials(deepcopy=False)
-            self._study.pruner = pruner
+            trials = self.study.get_trials(deepcopy=False)
+            self.study.pruner = pruner
             # A number of its own for every draw: processes with equal seeds would draw the same.
             seed = (
                 self.config.seed * 1_000_003 + len(trials) + sum(t.state.is_finished() for t in trials)
             ) % 2**32
-            self._study.sampler = _sampler(self.config.trials, seed)
+            self.study.sampler = _sampler(self.config.trials, seed)
             for trial in trials:
                 if trial.state == TrialState.RUNNING and (lock := self._lock(trial.number)):
-                    return self._claim(Trial(self._study, trial._trial_id), lock, True)
+                    return self._claim(Trial(self.study, trial._trial_id), lock)
             if sum(trial.state != TrialState.WAITING for trial in trials) >= self.config.trials:
                 return None
-            new = self._study.ask()
+            new = self.study.ask()
             lock = self._lock(new.number)
             assert lock is not None, "nobody else has seen this trial"
-            return self._claim(new, lock, False)
+            return self._claim(new, lock)
 
     def running(self) -> int:
         """The number of trials that are being trained."""
-        return len(self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+        return len(self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
 
     def _lock(self, number: int) -> IO[str] | None:
         return try_claim(self.trial_folder(number) / LOCK_NAME)
 
-    def _claim(self, trial: Trial, lock: IO[str], is_continued: bool) -> Claim:
+    def _claim(self, trial: Trial, lock: IO[str]) -> Claim:
         params = {name: _suggest(trial, name, part) for name, part in self.space.items()}
-        return Claim(trial, options_of(params), lock, is_continued)
+        return Claim(trial, options_of(params), lock)
 
 
 def _sampler(trials: int, seed: int) -> optuna.samplers.BaseSampler:
@@ -134,15 +129,8 @@ def _suggest(trial: Trial, name: str, part: Range | Choices) -> Any:
 # Options that may differ between the machines of a search, or from one command to the next.
 _OF_MACHINE = {
     *("data_path", "val_path", "output_dir", "config", "profile", "num_workers", "prefetch_factor", "device"),
-    *(
-        "persistent_workers",
-        "data_streams",
-        "background_save",
-        "micro_batch_size",
-        "recompute",
-        "vram_margin",
-    ),
-    *("kernels", "cuda_graph", "channels_last", "profile_steps", "hang_minutes", "perceptual_weights"),
+    *("persistent_workers", "data_streams", "background_save", "micro_batch_size", "recompute", "kernels"),
+    *("vram_margin", "cuda_graph", "channels_last", "profile_steps", "hang_minutes", "perceptual_weights"),
     *("resume_from", "init_from", "sample_images", "wandb", "wandb_project", "save_samples_freq", "log_freq"),
     *("cache_dir", "cache_gib", "keep_checkpoints", "checkpoint_freq", "checkpoint_steps"),
 }
@@ -150,9 +138,8 @@ _OF_MACHINE = {
 
 def identity_of(base: Config, space: Space, objectives: Sequence[str]) -> dict[str, Any]:
     """What trials must share to be comparable: data, space, objectives, and the options of the defaults."""
-    images = {"data_path": _fingerprint(base.data.data_path)}
-    if base.data.val_path:
-        images["val_path"] = _fingerprint(base.data.val_path)
+    paths = {"data_path": base.data.data_path, "val_path": base.data.val_path}
+    images = {name: _fingerprint(path) for name, path in paths.items() if path}
     parts = {
         name: {"kind": type(part).__name__, **parse_json(json.dumps(part._asdict()))}
         for name, part in space.items()

@@ -20,9 +20,9 @@ RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.it
 QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
 EXAMPLES = 12  # images in a section
 TWINS = 6  # clusters in a section, and images shown of each
-MOST_CLUSTERS = 1000  # listed in the JSON file; the counts include all clusters
-MOST_NAMES = 100  # listed of one cluster
-MOST_BINS = 40
+MAX_CLUSTERS = 1000  # listed in the JSON file; the counts include all clusters
+MAX_NAMES = 100  # listed of one cluster
+MAX_BINS = 40
 # The columns with a histogram, and whether its axis is logarithmic.
 HISTOGRAMS = {
     "short_side": True, "long_side": True, "aspect": True, "megapixels": True, "bits_per_pixel": True,
@@ -114,7 +114,7 @@ def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
     low, high = float(values.min()), float(values.max())
     if high - low <= 1e-9 * max(abs(high), 1.0):
         low, high = (low / 1.1, high * 1.1) if log else (low - 0.5, high + 0.5)
-    bins = int(np.clip(2 * len(values) ** (1 / 3), 8, MOST_BINS))  # Rice's rule
+    bins = int(np.clip(2 * len(values) ** (1 / 3), 8, MAX_BINS))  # Rice's rule
     edges = np.geomspace(low, high, bins + 1) if log else np.linspace(low, high, bins + 1)
     edges[0], edges[-1] = low, high  # rounding must exclude no image
     counts, _ = np.histogram(values, edges)
@@ -195,7 +195,7 @@ def _describe_clusters(clusters: list[np.ndarray], names: list[str]) -> dict[str
         "clusters": len(clusters),
         "images": int(sum(map(len, clusters))),
         "superfluous": int(sum(len(part) - 1 for part in clusters)),
-        "names": [[printable(names[at]) for at in part[:MOST_NAMES]] for part in clusters[:MOST_CLUSTERS]],
+        "names": [[printable(names[at]) for at in part[:MAX_NAMES]] for part in clusters[:MAX_CLUSTERS]],
     }
 
 

@@ -6,7 +6,7 @@ import unicodedata
 
 from vae.prepare.ledger import Ledger
 
-MOST_BYTES = 255  # of one name, on all common file systems
+MAX_BYTES = 255  # of one name, on all common file systems
 
 
 def assign_outputs(ledger: Ledger, extension: str) -> None:
@@ -25,7 +25,7 @@ def output_name(name: str, extension: str, digits: int = 0) -> str:
     """`folder/stem.png` as `folder/stem.jpg`, with `digits` digits of the name's hash after the stem."""
     folder, base = os.path.split(name)
     stem = os.path.splitext(base)[0] if "." in base.lstrip(".") else base
-    most = MOST_BYTES - len(extension)
+    most = MAX_BYTES - len(extension)
     if len(os.fsencode(stem)) > most:
         digits = digits or 8
     if digits:

@@ -46,10 +46,10 @@ def _dali_entry(entry: Entry) -> str:
 
 
 def write_energon_metadata(root: Path, training: Sequence[Shard], validation: Sequence[Shard]) -> None:
-    """Write Energon's description of a folder of shards: samples of each shard, its side, and the fields."""
+    """Write Energon's description of a folder: the samples of each shard, its subset, and the fields."""
     counts = {shard.name: shard.samples for shard in [*training, *validation]}
-    sides = {"train": training, "val": validation, "test": ()}
-    splits = {side: [shard.name for shard in shards] for side, shards in sides.items()}
+    subsets = {"train": training, "val": validation, "test": ()}
+    splits = {subset: [shard.name for shard in shards] for subset, shards in subsets.items()}
     extensions = ",".join(sorted(names[0].lstrip(".") for names in EXTENSIONS_OF.values()))
     sample_type = {"__module__": "megatron.energon", "__class__": "ImageSample"}
     contents = {  # every JSON text is YAML

@@ -1,4 +1,4 @@
-"""Groups of images that look alike: a group is on one side, so validation has no twin of a training image.
+"""Groups of images that look alike: a group is in one subset, so validation has no twin of a training image.
 
 Perceptual hashes are sorted on disk, by the ledger. Memory is needed for at most 40 bytes per image.
 """
@@ -16,7 +16,7 @@ from vae.prepare.ledger import Ledger, Result
 from vae.prepare.near_duplicates import cluster_sorted
 
 PHASH_BYTES = 16  # two big-endian words
-EXAMPLES, MOST_NAMES = 2, 6  # groups and images that a message names
+EXAMPLES, MAX_NAMES = 2, 6  # groups and images that a message names
 
 
 class Groups:
@@ -63,25 +63,25 @@ class Groups:
         lowest, highest = count_lowest(cast("Sequence[int]", keys), share), self._keys[exists].max(initial=0)
         if lowest == 0 or exists.sum() < 2:
             return np.zeros(len(exists), bool)
-        held = exists & (self._keys <= keys[lowest - 1]) & (self.sizes <= lowest) & (self._keys < highest)
-        if not held.any():
+        kept = exists & (self._keys <= keys[lowest - 1]) & (self.sizes <= lowest) & (self._keys < highest)
+        if not kept.any():
             smallest = np.flatnonzero(self.sizes == self.sizes[exists].min())
-            held[smallest[self._keys[smallest].argmin()]] = True
-        return held
+            kept[smallest[self._keys[smallest].argmin()]] = True
+        return kept
 
 
-def split_groups(groups: Groups, sides: Callable[[], Iterator[tuple[Result, bool]]]) -> list[str]:
-    """Names of the images of some groups that have images on both sides; none if no group has.
+def split_groups(groups: Groups, subsets: Callable[[], Iterator[tuple[Result, bool]]]) -> list[str]:
+    """Names of the images of some groups that have images in both subsets; none if no group has.
 
-    `sides` gives all images, each with whether it is for validation.
+    `subsets` gives all images, each with whether it is for validation.
     """
     seen = np.zeros(len(groups.sizes), np.uint8)  # by group: 1 for training, 2 for validation, 3 for both
-    for result, held_out in sides():
+    for result, held_out in subsets():
         if groups.sizes[group := groups.group(result)] > 1:
             seen[group] |= 1 + held_out
     both = set(np.flatnonzero(seen == 3)[:EXAMPLES].tolist())
-    names = (result.name for result, _ in sides() if both and groups.group(result) in both)
-    return sorted(islice(names, MOST_NAMES))
+    names = (result.name for result, _ in subsets() if both and groups.group(result) in both)
+    return sorted(islice(names, MAX_NAMES))
 
 
 def hash_number(result: Result) -> int:

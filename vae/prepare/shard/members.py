@@ -1,4 +1,4 @@
-"""Which images a dataset has, on which side each of them is, and what its JSON file says about it."""
+"""Which images a dataset has, in which subset each of them is, and what its JSON file says about it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import parse_json
 
-TRAINING, VALIDATION = "dataset.json", "validation.json"  # the sides, as the files of their datasets
+TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
 OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold"}  # of a manifest
 ROW = "row "  # key of a note: the manifest's columns of a path
 
@@ -34,34 +34,34 @@ class Members:
         self._is_held_out = self._rule(scratch)
 
     def __iter__(self) -> Iterator[tuple[str, Member]]:
-        """All images with the side of each, in the order of their hashes."""
-        return map(self._with_side, self._ledger.accepted_by_hash())
+        """All images with the subset of each, in the order of their hashes."""
+        return map(self._with_subset, self._ledger.accepted_by_hash())
 
     def find(self, key: str) -> tuple[str, Member] | None:
-        """The image with a key, and its side; None if it is not accepted."""
+        """The image with a key, and its subset; None if it is not accepted."""
         result = self._ledger.accepted_with_hash(key)
-        return None if result is None else self._with_side(result)
+        return None if result is None else self._with_subset(result)
 
     def survey(self) -> tuple[str, dict[str, int]]:
-        """A hash of the content that all shards will have, and the number of images of each side."""
+        """A hash of the content that all shards will have, and the number of images of each subset."""
         digest, samples = sha256(), {TRAINING: 0, VALIDATION: 0}
-        for side, member in self:
-            digest.update(f"{side} {member.describe()}\n".encode())
-            samples[side] += 1
+        for subset, member in self:
+            digest.update(f"{subset} {member.describe()}\n".encode())
+            samples[subset] += 1
         return digest.hexdigest(), samples
 
-    def _with_side(self, result: Result) -> tuple[str, Member]:
-        side = VALIDATION if self._is_held_out(result) else TRAINING
-        return side, _member(result, self._row(result), self._config)
+    def _with_subset(self, result: Result) -> tuple[str, Member]:
+        subset = VALIDATION if self._is_held_out(result) else TRAINING
+        return subset, _member(result, self._row(result), self._config)
 
     def _row(self, result: Result) -> dict[str, Any]:
         """The row of the manifest; empty without one."""
         return parse_json(self._ledger.noted(ROW + result.name) or "{}")
 
     def _rule(self, scratch: Path) -> Rule:
-        """The sides that the manifest assigns, if it was split; else a share by hash.
+        """The subsets that the manifest assigns, if it was split; else a share by hash.
 
-        Images that look alike are on one side.
+        Images that look alike are in one subset.
         """
 
         def in_manifest(result: Result) -> bool:

@@ -1,6 +1,6 @@
 """--parent: a new version of a dataset has the unchanged shards of the one before it, as links to its files.
 
-A shard is unchanged if all of its images are still accepted, on the same side, and with the same JSON files.
+A shard is unchanged if all of its images are accepted, in the same subset, with the same JSON files.
 """
 
 import os
@@ -21,7 +21,7 @@ FILES = (".tar", ".npy", *SUFFIXES)  # of a shard
 
 
 class Kept(NamedTuple):
-    """The shards of a side that are those of the parent."""
+    """The shards of a subset that are those of the parent."""
 
     shards: list[Shard]
     keys: np.ndarray  # of their images, sorted: S32
@@ -41,32 +41,32 @@ class Parent:
         self.dataset = read_dataset(path, flag="--parent")
         self.folder = self.dataset.folder
 
-    def side(self, name: str) -> ShardedDataset | None:
+    def subset(self, name: str) -> ShardedDataset | None:
         """The part of it that is `name`; None if it has none."""
         if name == TRAINING:
             return self.dataset
         other = self.dataset.validation
         return read_dataset(self.folder / other, flag="--parent") if other else None
 
-    def link_unchanged(self, root: Path, side: str, members: Members, least_bytes: float) -> Kept:
-        """Link the unchanged shards of a side into `root`; smaller ones than this are packed again."""
-        kept, keys, dataset = [], [np.zeros(0, "S32")], self.side(side)
+    def link_unchanged(self, root: Path, subset: str, members: Members, min_bytes: float) -> Kept:
+        """Link the unchanged shards of a subset into `root`; smaller ones than this are packed again."""
+        kept, keys, dataset = [], [np.zeros(0, "S32")], self.subset(subset)
         for shard in dataset.shards if dataset else ():
-            plan = self._plan(shard, side, members) if shard.bytes >= least_bytes else None
+            plan = self._plan(shard, subset, members) if shard.bytes >= min_bytes else None
             if plan is not None and self._link(shard, root):
                 write_mark(root, plan, shard)
                 kept.append(shard)
                 keys.append(np.array([member.key.encode() for member in plan.members], "S32"))
         return Kept(kept, np.sort(np.concatenate(keys)))
 
-    def _plan(self, shard: Shard, side: str, members: Members) -> Plan | None:
+    def _plan(self, shard: Shard, subset: str, members: Members) -> Plan | None:
         """The plan that this shard would have now, if it is the one that it was written from."""
         try:
             rows = read_index(self.folder, shard)
         except BadImageError:
             return None
         found = [members.find(key.decode("ascii", "replace")) for key in rows["key"]]
-        if any(one is None or one[0] != side for one in found):
+        if any(one is None or one[0] != subset for one in found):
             return None
         plan = Plan(shard.name, [one[1] for one in found if one is not None])
         return plan if read_mark(self.folder, plan) == shard else None
@@ -88,6 +88,8 @@ class Parent:
     def next_number(self, stem: str) -> int:
         """The first number that no shard of it has: a name never means two shards."""
         pattern = re.compile(rf"{stem}-(\d+)\.tar")
-        shards = [shard for side in map(self.side, (TRAINING, VALIDATION)) if side for shard in side.shards]
+        shards = [
+            shard for subset in map(self.subset, (TRAINING, VALIDATION)) if subset for shard in subset.shards
+        ]
         numbers = [int(found[1]) for shard in shards if (found := pattern.fullmatch(shard.name))]
         return max(numbers, default=-1) + 1

@@ -39,7 +39,7 @@ from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import read_json, remove_temporary
 
 MEGABYTE = 10**6
-LEAST_KEPT = 0.5  # of --shard_mb: smaller shards of the parent are packed again, so that few are small
+MIN_KEPT = 0.5  # of --shard_mb: smaller shards of the parent are packed again, so that few are small
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 
@@ -138,28 +138,28 @@ def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None
     contents = {"images": digest, "shard_mb": config.shard_mb, "policy": policy}
     _claim(root, {**contents, "parent": version, "transforms": transforms})
     written: dict[str, list[Shard]] = {}
-    for side in (VALIDATION, TRAINING):  # the training set last: it names the other
-        written[side] = _pack_side(root, side, members, parent, samples[side], config)
-        if written[side]:
-            other = VALIDATION if side == TRAINING and written[VALIDATION] else None
-            content = dataset_content(written[side], policy, other, parent=version, transforms=transforms)
-            replace_text(root / side, [json.dumps(content, indent=1) + "\n"])
+    for subset in (VALIDATION, TRAINING):  # the training set last: it names the other
+        written[subset] = _pack_subset(root, subset, members, parent, samples[subset], config)
+        if written[subset]:
+            other = VALIDATION if subset == TRAINING and written[VALIDATION] else None
+            content = dataset_content(written[subset], policy, other, parent=version, transforms=transforms)
+            replace_text(root / subset, [json.dumps(content, indent=1) + "\n"])
     write_energon_metadata(root, written[TRAINING], written[VALIDATION])
     everything = [shard for shards in written.values() for shard in shards]
     return PackedShards(samples, len(everything), sum(shard.bytes for shard in everything))
 
 
-def _pack_side(
-    root: Path, side: str, members: Members, parent: Parent | None, images: int, config: ShardConfig
+def _pack_subset(
+    root: Path, subset: str, members: Members, parent: Parent | None, images: int, config: ShardConfig
 ) -> list[Shard]:
-    """The shards of a side: those of the parent that are unchanged, and new ones for the other images."""
-    most_bytes = config.shard_mb * MEGABYTE
+    """The shards of a subset: those of the parent that are unchanged, and new ones for the other images."""
+    max_bytes = config.shard_mb * MEGABYTE
     kept, number = Kept([], np.zeros(0, "S32")), 0
     if parent:
-        kept = parent.link_unchanged(root, side, members, most_bytes * LEAST_KEPT)
-        number = parent.next_number(STEMS[side])
-    others = (member for found, member in members if found == side and not kept.contains(member))
-    plans = _split(STEMS[side], others, most_bytes, number)
+        kept = parent.link_unchanged(root, subset, members, max_bytes * MIN_KEPT)
+        number = parent.next_number(STEMS[subset])
+    others = (member for found, member in members if found == subset and not kept.contains(member))
+    plans = _split(STEMS[subset], others, max_bytes, number)
     return sorted([*kept.shards, *_write_all(root, plans, images - len(kept.keys), config)])
 
 
@@ -188,19 +188,19 @@ def _claim(root: Path, contents: dict[str, Any]) -> None:
     replace_text(noted, [json.dumps(contents)])
 
 
-def _split(stem: str, members: Iterable[Member], most_bytes: int, number: int) -> Iterator[Plan]:
+def _split(stem: str, members: Iterable[Member], max_bytes: int, number: int) -> Iterator[Plan]:
     """Shards of at most so many bytes, or of one image; the first one has this number."""
-    held: list[Member] = []
+    batch: list[Member] = []
     size = 0
     for member in members:
         added = stored_bytes(member.bytes, len(member.json))
-        if held and size + added > most_bytes:
-            yield Plan(f"{stem}-{number:06}.tar", held)
-            number, held, size = number + 1, [], 0
-        held.append(member)
+        if batch and size + added > max_bytes:
+            yield Plan(f"{stem}-{number:06}.tar", batch)
+            number, batch, size = number + 1, [], 0
+        batch.append(member)
         size += added
-    if held:
-        yield Plan(f"{stem}-{number:06}.tar", held)
+    if batch:
+        yield Plan(f"{stem}-{number:06}.tar", batch)
 
 
 def _write_all(root: Path, plans: Iterable[Plan], images: int, config: ShardConfig) -> list[Shard]:

@@ -11,7 +11,7 @@ import numpy as np
 from vae.prepare.near_duplicates import near_between
 from vae.shards.shard_images import ShardImages
 
-LEAST_ROWS = 2**18  # that are compared at once
+MIN_ROWS = 2**18  # that are compared at once
 
 
 class SharedImage(NamedTuple):
@@ -31,16 +31,16 @@ def find_shared(training: ShardImages, validation: ShardImages) -> list[SharedIm
 
     A dataset that was written with --no-near_duplicates is compared by keys alone.
     """
-    held = np.concatenate(list(validation.indexes()))
-    held = held[np.argsort(held["key"])]
+    validation_rows = np.concatenate(list(validation.indexes()))
+    validation_rows = validation_rows[np.argsort(validation_rows["key"])]
     allowed = any(one.dataset.policy.get("near_duplicates") is False for one in (training, validation))
     found: dict[bytes, bytes] = {}
-    for rows in _parts(training.indexes(), max(LEAST_ROWS, len(held))):
+    for rows in _parts(training.indexes(), max(MIN_ROWS, len(validation_rows))):
         if not allowed:
-            for ours, theirs in near_between(_phashes(rows), _phashes(held)):
+            for ours, theirs in near_between(_phashes(rows), _phashes(validation_rows)):
                 for our, their in zip(ours.tolist(), theirs.tolist(), strict=True):
-                    found.setdefault(held["key"][their], rows["key"][our])
-        for key in np.intersect1d(rows["key"], held["key"]):
+                    found.setdefault(validation_rows["key"][their], rows["key"][our])
+        for key in np.intersect1d(rows["key"], validation_rows["key"]):
             found[key] = key
     texts = ((key.decode("ascii", "replace") for key in pair) for pair in found.items())
     return sorted(SharedImage(*pair) for pair in texts)

@@ -74,7 +74,7 @@ def run_verify(config: ValidateConfig) -> int:
         f"  report: {console.printable(config.output_file)}",
     ]
     if any(problem.reason in SHARED for problem in problems):
-        lines.append("  leave the named images out of one side, and write the datasets again")
+        lines.append("  leave the named images out of one subset, and write the datasets again")
     if any(problem.reason not in SHARED for problem in problems):
         lines.append("  copy the named shards again from their source, or write the dataset again")
     console.info("\n".join(lines))
@@ -83,9 +83,9 @@ def run_verify(config: ValidateConfig) -> int:
 
 def _shared(dataset: ShardedDataset, validation: ShardedDataset, cache: ShardCache | None) -> list[Problem]:
     """The images of the validation set that the dataset has too, or that look like one of its images."""
-    sides = open_images(dataset, 1, cache), open_images(validation, 1, cache)
+    subsets = open_images(dataset, 1, cache), open_images(validation, 1, cache)
     try:
-        found = find_shared(*sides)
+        found = find_shared(*subsets)
     except BadImageError as error:
         return [Problem(str(validation.path), "not_compared", error.detail)]
     return [

@@ -1,1 +1,1 @@
-"""`--mode split`: training and validation sides for the images of a manifest."""
+"""`--mode split`: training and validation subsets for the images of a manifest."""

@@ -1,4 +1,4 @@
-"""A manifest as arrays, for millions of rows; and its rows with their new sides and folds."""
+"""A manifest as arrays, for millions of rows; and its rows with their new subsets and folds."""
 
 import hashlib
 import json
@@ -12,15 +12,15 @@ import numpy as np
 
 from vae.data.manifest import KEYS, format_row, group_key, parse_row, read_lines
 from vae.prepare.split.grouping import Rule
-from vae.prepare.split.sides import NONE, TRAIN, VAL
+from vae.prepare.split.subsets import NONE, TRAIN, VAL
 from vae.system.errors import DataError
 
 FLAG = "--input_dir"
 SPLIT_KEYS = (*KEYS, "split", "fold")
 GROUP_MARK, SPLIT_MARK = ', "group": ', ', "split": '
 UNCHANGED, REWRITE = -1, -2  # how a row's own text is used
-SIDE_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
-SIDE_NUMBERS = {name: number for number, name in SIDE_NAMES.items()}
+SUBSET_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
+SIDE_NUMBERS = {name: number for number, name in SUBSET_NAMES.items()}
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Columns:
 
     keys: np.ndarray  # uint64: hash of the group
     labels: np.ndarray
-    sides: np.ndarray
+    subsets: np.ndarray
     folds: np.ndarray
     tails: np.ndarray  # position in tail_texts, UNCHANGED or REWRITE
     tail_texts: list[str]  # the end of a line from its group on, without split and fold
@@ -38,7 +38,7 @@ class Columns:
 
 def read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> Columns:
     """Read a manifest and apply the rules to each row; raises DataError if it lists no images."""
-    keys, labels, sides, folds, tails = array("Q"), array("i"), array("b"), array("h"), array("i")
+    keys, labels, subsets, folds, tails = array("Q"), array("i"), array("b"), array("h"), array("i")
     label_numbers: dict[str | None, int] = {}
     tail_numbers: dict[str, int] = {}
     for number, line in enumerate(read_lines(manifest, flag=FLAG), 1):
@@ -53,7 +53,7 @@ def read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> 
             tails.append(tail_numbers.setdefault(tail, len(tail_numbers)))
         keys.append(_hash(group_key({"group": group, "sha256": row["sha256"]}), seed))
         labels.append(label_numbers.setdefault(label, len(label_numbers)))
-        sides.append(SIDE_NUMBERS[row.get("split")])
+        subsets.append(SIDE_NUMBERS[row.get("split")])
         fold = row.get("fold")
         folds.append(NONE if fold is None else fold)
     if not keys:
@@ -61,7 +61,7 @@ def read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> 
     return Columns(
         keys=np.array(keys),
         labels=np.array(labels),
-        sides=np.array(sides),
+        subsets=np.array(subsets),
         folds=np.array(folds),
         tails=np.array(tails),
         tail_texts=list(tail_numbers),
@@ -81,34 +81,37 @@ def _hash(key: str, seed: int) -> int:
 
 
 def new_lines(
-    manifest: Path, columns: Columns, rules: tuple[Rule, Rule], sides: np.ndarray, folds: np.ndarray
+    manifest: Path, columns: Columns, rules: tuple[Rule, Rule], subsets: np.ndarray, folds: np.ndarray
 ) -> Iterator[str]:
-    """The manifest's lines with their sides and folds.
+    """The manifest's lines with their subsets and folds.
 
     If a line has our layout, only its end is written again, which is several times as fast as formatting the
     whole row. The marks cannot occur inside a JSON string, because quotes are escaped there.
     """
     ends = {
-        (side, fold): f', "split": {json.dumps(SIDE_NAMES[side])}, "fold": {"null" if fold < 0 else fold}}}\n'
-        for side, fold in set(zip(sides.tolist(), folds.tolist(), strict=True))
+        (
+            subset,
+            fold,
+        ): f', "split": {json.dumps(SUBSET_NAMES[subset])}, "fold": {"null" if fold < 0 else fold}}}\n'
+        for subset, fold in set(zip(subsets.tolist(), folds.tolist(), strict=True))
     }
-    rows = zip(columns.tails.tolist(), sides.tolist(), folds.tolist(), strict=True)
+    rows = zip(columns.tails.tolist(), subsets.tolist(), folds.tolist(), strict=True)
     lines = read_lines(manifest, flag=FLAG)
-    for number, (line, (tail, side, fold)) in enumerate(zip(lines, rows, strict=True), 1):
+    for number, (line, (tail, subset, fold)) in enumerate(zip(lines, rows, strict=True), 1):
         if tail >= 0:
-            yield line[: line.index(GROUP_MARK)] + columns.tail_texts[tail] + ends[side, fold]
+            yield line[: line.index(GROUP_MARK)] + columns.tail_texts[tail] + ends[subset, fold]
         elif tail == UNCHANGED:
             cut = line.find(SPLIT_MARK)
-            yield line[: cut if cut >= 0 else line.rindex("}")] + ends[side, fold]
+            yield line[: cut if cut >= 0 else line.rindex("}")] + ends[subset, fold]
         else:
             row = parse_row(line, manifest, number, flag=FLAG)
-            row |= {"group": rules[0](row), "label": rules[1](row), "split": SIDE_NAMES[side]}
+            row |= {"group": rules[0](row), "label": rules[1](row), "split": SUBSET_NAMES[subset]}
             row["fold"] = None if fold < 0 else fold
             yield format_row({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
 
 
-def digest_of(columns: Columns, sides: np.ndarray, folds: np.ndarray) -> str:
-    """A SHA-256 over the side and fold of every group; the order of the rows does not matter."""
-    table = np.stack([columns.keys, sides.astype(np.uint64), folds.astype(np.uint64)])
+def digest_of(columns: Columns, subsets: np.ndarray, folds: np.ndarray) -> str:
+    """A SHA-256 over the subset and fold of every group; the order of the rows does not matter."""
+    table = np.stack([columns.keys, subsets.astype(np.uint64), folds.astype(np.uint64)])
     table = np.ascontiguousarray(table[:, np.lexsort(table)].astype("<u8"))
     return hashlib.sha256(table.tobytes()).hexdigest()

@@ -18,7 +18,7 @@ DEFAULT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """Settings that decide the sides; images keep their sides as long as these do not change."""
+    """Settings that decide the subsets; images keep their subsets as long as these do not change."""
 
     val_split: float | None  # share of the validation set; None: only the folds decide
     num_folds: int  # 0: none
@@ -67,7 +67,7 @@ def read_record(manifest: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise DataError(
-        f"{path} is not the record of a split: delete it, and the next split chooses all sides again"
+        f"{path} is not the record of a split: delete it, and the next split chooses all subsets again"
     )
 
 

@@ -1,4 +1,4 @@
-"""`--mode split`: write sides and folds into a manifest, and a record beside it."""
+"""`--mode split`: write subsets and folds into a manifest, and a record beside it."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from vae.prepare.split.grouping import (
 )
 from vae.prepare.split.metadata_csv import Metadata, read_metadata
 from vae.prepare.split.record import SplitSettings, read_record, settle_numbers, write_record
-from vae.prepare.split.sides import (
+from vae.prepare.split.subsets import (
     NONE,
     TRAIN,
     VAL,
@@ -49,9 +49,9 @@ class SplitReport:
     train: int
     val: int
     folds: list[int]
-    moved: int  # images whose side or fold changed because their groups were joined
+    moved: int  # images whose subset or fold changed because their groups were joined
     labels: dict[str, dict[str, float]]  # by label: images, and val, the share in the validation set
-    new: int  # images without a side before
+    new: int  # images without a subset before
     reassigned: bool  # the previous split had other settings
 
     def lines(self) -> list[str]:
@@ -70,11 +70,11 @@ class SplitReport:
                 f"  {len(self.labels)} labels, each with {min(shares):.2%} to {max(shares):.2%} in val"
             )
         if self.reassigned:
-            lines.append("  the previous split had other settings: all sides were chosen again")
+            lines.append("  the previous split had other settings: all subsets were chosen again")
         if self.new < self.images:
-            lines.append(f"  {self.images - self.new} images had a side and {self.new} are new")
+            lines.append(f"  {self.images - self.new} images had a subset and {self.new} are new")
         if self.moved:
-            lines.append(f"  {self.moved} images changed sides or folds, because their groups were joined")
+            lines.append(f"  {self.moved} images changed subsets or folds, because their groups were joined")
         return lines
 
 
@@ -85,7 +85,7 @@ def run_split(config: SplitConfig) -> int:
 
 
 def split_manifest(config: SplitConfig) -> SplitReport:
-    """Assign a side and a fold to every image; images that have one by the same settings keep it.
+    """Assign a subset and a fold to every image; images that have one by the same settings keep it.
 
     A setting that is None is as in the previous split. Raises UserError or DataError before writing anything.
     """
@@ -136,15 +136,15 @@ def _assign_and_write(
 ) -> SplitReport:
     groups = gather(columns.keys, columns.labels)
     keeps = record is not None and record["settings"] == asdict(settings)
-    sides, folds = _assign(groups, settings, columns if keeps else None)
-    had = (columns.sides != NONE) & keeps
-    changed = had & ((columns.sides != sides) | (columns.folds != folds))
-    shares = np.bincount(columns.labels, weights=sides == VAL) / groups.label_counts
+    subsets, folds = _assign(groups, settings, columns if keeps else None)
+    had = (columns.subsets != NONE) & keeps
+    changed = had & ((columns.subsets != subsets) | (columns.folds != folds))
+    shares = np.bincount(columns.labels, weights=subsets == VAL) / groups.label_counts
     outcome: dict[str, Any] = {
-        "images": len(sides),
+        "images": len(subsets),
         "groups": len(groups.hashes),
-        "train": int((sides == TRAIN).sum()),
-        "val": int((sides == VAL).sum()),
+        "train": int((subsets == TRAIN).sum()),
+        "val": int((subsets == VAL).sum()),
         "folds": np.bincount(folds[folds != NONE], minlength=settings.num_folds).tolist(),
         "moved": int(changed.sum()),
         "labels": {
@@ -152,8 +152,8 @@ def _assign_and_write(
             for name, count, share in zip(columns.label_names, groups.label_counts, shares, strict=True)
         },
     }
-    replace_text(manifest, new_lines(manifest, columns, rules, sides, folds))
-    version = write_record(manifest, settings, digest_of(columns, sides, folds), outcome, record)
+    replace_text(manifest, new_lines(manifest, columns, rules, subsets, folds))
+    version = write_record(manifest, settings, digest_of(columns, subsets, folds), outcome, record)
     return SplitReport(
         manifest=manifest,
         version=version,
@@ -165,11 +165,11 @@ def _assign_and_write(
 
 
 def _assign(groups: Groups, settings: SplitSettings, before: Columns | None) -> tuple[np.ndarray, np.ndarray]:
-    """Side and fold of each image: int (N,) each."""
+    """Subset and fold of each image: int (N,) each."""
     nothing = np.full(len(groups.hashes), NONE)
     in_val = np.zeros(len(groups.hashes), dtype=bool)
     if settings.val_split:
-        earlier = earlier_choice(groups, before.sides) if before else nothing
+        earlier = earlier_choice(groups, before.subsets) if before else nothing
         in_val = choose_val_groups(groups, settings.val_split, earlier)
     folds = nothing
     if settings.num_folds:

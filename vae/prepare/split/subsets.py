@@ -1,4 +1,4 @@
-"""Validation side and fold of each group of images: pure functions of hashes and labels.
+"""Validation subset and fold of each group of images: pure functions of hashes and labels.
 
 Shapes: N images, G groups, C cells; a cell contains the images of one label in one group.
 """
@@ -10,11 +10,11 @@ import numpy as np
 from vae.images.folder import SMALL_SET
 from vae.system.errors import UserError
 
-NONE = -1  # no side yet, no fold
+NONE = -1  # no subset yet, no fold
 TRAIN, VAL = 0, 1
 # scikit-learn takes 10 s for 100,000 images, and its time grows faster than their number. Above this number
 # of images, the large counts alone keep the folds balanced.
-MOST_FOR_SCIKIT = 20_000
+MAX_FOR_SCIKIT = 20_000
 
 
 @dataclass
@@ -56,10 +56,10 @@ def gather(keys: np.ndarray, labels: np.ndarray) -> Groups:
 
 
 def earlier_choice(groups: Groups, earlier: np.ndarray) -> np.ndarray:
-    """The earlier side or fold of each group, from its images' ones, int (N,): int64 (G,), NONE if unknown.
+    """The earlier subset or fold of each group, from its images' ones, int (N,): int64 (G,), NONE if unknown.
 
-    If joined groups had different ones, the lowest is used. A side then becomes TRAIN, because an image that
-    was trained on must not be in the validation set.
+    If joined groups had different ones, the lowest is used. A subset then becomes TRAIN, since no image that
+    was trained on may be in the validation set.
     """
     unknown = np.iinfo(np.int64).max
     lowest = np.full(len(groups.hashes), unknown)
@@ -72,8 +72,8 @@ def choose_val_groups(groups: Groups, share: float, earlier: np.ndarray) -> np.n
     """Which groups are in the validation set: bool (G,). Values of `earlier`, (G,), other than NONE are kept.
 
     With at least 1000 groups and one label, these are the groups whose hash is below a threshold, so that a
-    side depends on nothing else. Otherwise, the set contains the share of each label as closely as the groups
-    allow, lowest hashes first.
+    subset depends on nothing else. Otherwise, the set contains the share of each label as closely as the
+    groups allow, lowest hashes first.
     """
     if len(groups.hashes) < 2:
         raise UserError(
@@ -137,7 +137,7 @@ def deal_folds(
     if one_label and len(groups.hashes) >= SMALL_SET:
         spread = (groups.hashes & np.uint64(0xFFFFFFFF)) * np.uint64(num_folds) >> np.uint64(32)
         return np.where(free, spread.astype(np.int64), folds)
-    if not one_label and len(groups.of_image) <= MOST_FOR_SCIKIT and np.array_equal(free, ~left_out):
+    if not one_label and len(groups.of_image) <= MAX_FOR_SCIKIT and np.array_equal(free, ~left_out):
         return _fold_by_scikit(groups, num_folds, left_out, seed)
     return _fold_by_need(groups, num_folds, folds, free)
 
