@@ -1,8 +1,10 @@
 """A missing or mistyped mode, value or flag of prepare_data.py is named with its remedy."""
 
+from dataclasses import fields
+
 import pytest
 
-from vae.config.prepare_flags import parse_prepare_flags
+from vae.config.prepare_flags import CONFIG_OF, parse_prepare_flags
 from vae.system.errors import EXIT_USAGE, UsageError
 
 FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
@@ -47,3 +49,19 @@ def test_mistake_names_the_remedy(words, tokens):
 def test_flags_of_a_mode_are_not_suggestions_if_they_are_right():
     config = parse_prepare_flags(["--mode", "validate", "--input_dir", "a", "--no-csv", "--min_size=8"])
     assert (config.csv, config.min_size) == (False, 8)
+
+
+def help_of(argv, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_prepare_flags(argv)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_describes_the_modes_and_help_all_lists_their_flags(capsys):
+    short, everything = help_of(["--help"], capsys), help_of(["--help_all"], capsys)
+    assert "--mode MODE --help" in short
+    for mode, config in CONFIG_OF.items():
+        assert f"  {mode} " in short
+        text = everything[everything.index(f"usage: prepare_data.py --mode {mode} ") :]
+        assert all(item.name in text.split("\nusage:")[0] for item in fields(config))
