@@ -218,6 +218,15 @@ An image that cannot be used is reported and left out for every VAE. Open report
 """
 
 
+# Only --help_all shows these.
+DETAILS = (
+    *("cache_dir", "cache_gib", "seed", "perceptual_weights", "inception_weights", "diffusion_probe_steps"),
+    *("ensemble_weights", "probe_column", "probe_folds", "probe_reference", "probe_cache", "probe_views"),
+    *("probe_learning_rate", "probe_batch_size", "probe_micro_batch_size", "probe_widths", "probe_depths"),
+    *("probe_compile", "kernels", "background", "max_pixels"),
+)
+
+
 def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     """The options of one command. Raises UserError if they contradict each other."""
     given = parse_values(
@@ -226,6 +235,7 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
         "Measure one or more VAEs on a folder of images and compare them under one protocol.",
         EPILOG,
         argv,
+        DETAILS,
     )
     profile = PROBE_PROFILES.get(given.get("probe_profile", ""), {})
     config = EvaluateConfig(**{**profile, **given})
