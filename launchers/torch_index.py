@@ -61,10 +61,10 @@ def torch_source(build: str) -> tuple[list[str], str, str | None]:
     if build == "rocm":
         if WINDOWS:
             raise ValueError("--torch rocm: PyTorch's index has ROCm builds for Linux only")
-        found = newest_rocm(read_index("") or "")
-        if not found:
+        rocm = newest_rocm(read_index("") or "")
+        if not rocm:
             raise ValueError(f"--torch rocm: {base} lists no ROCm build, or cannot be reached")
-        build = found
+        build = rocm
     address = f"{base}/{build}"
     version = newest_torch(read_index(build) or "")
     if version:

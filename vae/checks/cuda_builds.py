@@ -53,8 +53,8 @@ WINDOWS_TRITON = {(2, 10): "3.6", (2, 11): "3.6", (2, 12): "3.7", (2, 13): "3.7"
 
 def driver_branch(driver: str) -> int | None:
     """580 for 580.95.05."""
-    found = re.match(r"(\d+)\.", driver)
-    return int(found[1]) if found else None
+    match = re.match(r"(\d+)\.", driver)
+    return int(match[1]) if match else None
 
 
 def needed_branch(cuda: str | None, capability: tuple[int, int] | None) -> int:
@@ -72,13 +72,13 @@ def runs_on(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
     Blackwell Compatibility Guide.
     """
     for arch in arch_list:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
-        if not found:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
+        if not match:
             continue
-        built = (int(found[2]), int(found[3]))
-        if found[4]:
+        built = (int(match[2]), int(match[3]))
+        if match[4]:
             runs = built == capability
-        elif found[1] == "sm":
+        elif match[1] == "sm":
             runs = built[0] == capability[0] and built[1] <= capability[1]
         else:
             runs = built <= capability

@@ -14,7 +14,7 @@ def read_requirements(project: Path) -> list[tuple[str, str]]:
     """(package, specifier) of every line of requirements.txt that applies to this version of Python."""
     text = (project / "requirements.txt").read_text(encoding="utf-8")
     lines = (line.split("#")[0].strip() for line in text.splitlines())
-    return [(found[1], found[2]) for found in map(_LINE.fullmatch, lines) if found and _applies(found)]
+    return [(match[1], match[2]) for match in map(_LINE.fullmatch, lines) if match and _applies(match)]
 
 
 def _applies(line: re.Match[str]) -> bool:
@@ -49,9 +49,9 @@ def specifier_in(lines: list[str], wanted: str) -> str | None:
     """The specifier of `wanted` in lines such as `triton~=3.9.0; platform_system == "Linux"`."""
     for line in lines:
         requirement = line.split(";")[0]
-        found = re.match(rf"(?:pytorch-)?{re.escape(wanted)}\s*\(?\s*([=~!<>][^)]*)\)?\s*$", requirement)
-        if found and "extra ==" not in line:
-            return found[1].replace(" ", "")
+        match = re.match(rf"(?:pytorch-)?{re.escape(wanted)}\s*\(?\s*([=~!<>][^)]*)\)?\s*$", requirement)
+        if match and "extra ==" not in line:
+            return match[1].replace(" ", "")
     return None
 
 

@@ -7,8 +7,8 @@ _CLAUSE = re.compile(r"(==|~=|!=|>=|<=|>|<)\s*([^,;\s)]+)")
 
 def release(version: str) -> tuple[int, ...]:
     """The numbers of a version: (2, 15, 0) for 2.15.0a1+cu132."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def build(version: str) -> str:

@@ -524,12 +524,12 @@ def section_title(section: type) -> str:
 
 def all_options() -> dict[str, tuple[str, Any]]:
     """Map each option's name to its section in Config and its dataclass field."""
-    found: dict[str, tuple[str, Any]] = {}
+    options: dict[str, tuple[str, Any]] = {}
     for name, section in sections().items():
         for item in fields(section):
-            assert item.name not in found, f"option {item.name} is declared twice"
-            found[item.name] = (name, item)
-    return found
+            assert item.name not in options, f"option {item.name} is declared twice"
+            options[item.name] = (name, item)
+    return options
 
 
 def flatten(config: Config) -> dict[str, Any]:

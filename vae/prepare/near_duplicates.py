@@ -89,9 +89,9 @@ def near_between(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarra
             same = np.flatnonzero((first + at < len(keys)) & (keys[places] == wanted))
             if len(same) == 0:
                 break
-            found = order[places[same]]
-            near = are_near(one[same], both[found])
-            yield same[near], found[near] % len(other)
+            neighbours = order[places[same]]
+            near = are_near(one[same], both[neighbours])
+            yield same[near], neighbours[near] % len(other)
 
 
 def _with_byte(unique: np.ndarray, byte: int, least: int, limit: int) -> tuple[np.ndarray, np.ndarray]:

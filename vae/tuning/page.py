@@ -29,7 +29,7 @@ class Plot(NamedTuple):
 def write_search_page(
     path: Path,
     study: optuna.Study,
-    found: Sequence[Row],
+    trials: Sequence[Row],
     best: Sequence[Row],
     objectives: Sequence[str],
     noise: dict[str, Noise],
@@ -43,8 +43,8 @@ def write_search_page(
         best=[row.trial for row in best],
         verdicts=verdicts,
         noise=[(n, shown(n, one.mean), shown(n, one.spread), len(one.values)) for n, one in noise.items()],
-        rows=[(row, [cells(name, row) for name in objectives]) for row in found],
-        plots=_plots(study, objectives) if found else [],
+        rows=[(row, [cells(name, row) for name in objectives]) for row in trials],
+        plots=_plots(study, objectives) if trials else [],
     )
 
 

@@ -69,9 +69,9 @@ def _widened(part: Range | Choices, value: Any) -> Range | Choices:
 def known_recipes(space: Space, base: Config) -> dict[str, dict[str, Any]]:
     """The recipes that differ from the defaults within the space; other options keep their defaults."""
     values = start_values(base)
-    found = {}
+    recipes = {}
     for name, recipe in RECIPES.items():
         inside = {n: v for n, v in recipe.items() if n in space and space[n].contains(v)}
         if any(values[n] != v for n, v in inside.items()):
-            found[name] = {**{n: values[n] for n in space}, **inside}
-    return found
+            recipes[name] = {**{n: values[n] for n in space}, **inside}
+    return recipes

@@ -125,10 +125,10 @@ def front(rows: Iterable[Row], objectives: Sequence[str]) -> list[Row]:
     return sorted(kept, key=lambda row: (-_sign(objectives[0]) * row.values[objectives[0]], row.trial))
 
 
-def _dominates(one: Row, other: Row, objectives: Sequence[str]) -> bool:
-    if one.values == other.values:
-        return one.trial < other.trial
-    return all(_sign(name) * (one.values[name] - other.values[name]) >= 0 for name in objectives)
+def _dominates(row: Row, other: Row, objectives: Sequence[str]) -> bool:
+    if row.values == other.values:
+        return row.trial < other.trial
+    return all(_sign(name) * (row.values[name] - other.values[name]) >= 0 for name in objectives)
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -81,9 +81,9 @@ def search(config: TuneConfig, base: Base) -> None:
 def _measure_noise(run: Search) -> None:
     """Train the defaults with --seeds other seeds than theirs; the last one of them has all steps."""
     console.info(f"noise   the defaults with {run.config.seeds} seeds")
-    found = repeat(run.shared, DEFAULTS, run.base.options, run.config, run.card)
-    run.noise = {name: Noise(tuple(one[name] for one in found)) for name in run.config.objective}
-    run.default_steps = int(found[0]["step"])
+    results = repeat(run.shared, DEFAULTS, run.base.options, run.config, run.card)
+    run.noise = {name: Noise(tuple(result[name] for result in results)) for name in run.config.objective}
+    run.default_steps = int(results[0]["step"])
     for name, noise in run.noise.items():
         values = ", ".join(shown(name, value) for value in noise.values)
         console.info(
@@ -205,16 +205,16 @@ def report(run: Search) -> None:
     """Write trials.jsonl, best.json and the page; other processes write the same files."""
     objectives = run.config.objective
     with run.shared.claims():
-        found = rows(run)
-        best = front(found, objectives)
-        write_rows(run.shared.folder / ROWS_NAME, found)
+        all_rows = rows(run)
+        best = front(all_rows, objectives)
+        write_rows(run.shared.folder / ROWS_NAME, all_rows)
         if best:
             write_json(run.shared.folder / BEST_NAME, {**run.base.options, **best[0].params}, indent=2)
     with claimed(run.shared.folder / ".page.lock"):  # drawing takes seconds: others may begin trials
-        found = rows(run)
-        best = front(found, objectives)
+        all_rows = rows(run)
+        best = front(all_rows, objectives)
         page = run.shared.folder / PAGE_NAME
-        write_search_page(page, run.shared.study, found, best, objectives, run.noise, run.verdicts)
+        write_search_page(page, run.shared.study, all_rows, best, objectives, run.noise, run.verdicts)
 
 
 def _compare_best(run: Search) -> None:
@@ -231,9 +231,9 @@ def _compare_best(run: Search) -> None:
         return
     options = {**run.base.options, **best[0].params}
     console.info(f"best    trial {best[0].trial}, repeated with the {run.config.seeds} seeds of the defaults")
-    found = repeat(run.shared, f"trial_{best[0].trial:04d}", options, run.config, run.card)
+    results = repeat(run.shared, f"trial_{best[0].trial:04d}", options, run.config, run.card)
     for name in run.config.objective:
-        gain = Gain(name, run.noise[name].values, tuple(one[name] for one in found))
+        gain = Gain(name, run.noise[name].values, tuple(result[name] for result in results))
         run.verdicts.append((str(gain), gain.is_shown))
         console.info(f"gain    {gain}")
     console.info(f"options {run.shared.folder / BEST_NAME}, for train_vae.py --config")

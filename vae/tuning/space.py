@@ -70,7 +70,7 @@ class Choices(NamedTuple):
 
     def contains(self, value: Any) -> bool:
         """Whether the value is one of them."""
-        return as_choice(value) in [as_choice(one) for one in self.values]
+        return as_choice(value) in [as_choice(choice) for choice in self.values]
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.values))
@@ -135,7 +135,7 @@ def _parse(path: Path, name: str, given: Any) -> Range | Choices:
     item = options[name][1]
     try:
         if isinstance(given, list):
-            return Choices(tuple(_value(item, one) for one in _not_empty(given)))
+            return Choices(tuple(_value(item, value) for value in _not_empty(given)))
         if isinstance(given, dict):
             return _range(item, given)
         raise UserError('must be a list of values, or an object with "low" and "high"')
@@ -207,8 +207,8 @@ def _shown(value: Any) -> str:
 def options_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a trial as options of train_vae.py: lists are lists again."""
     options = all_options()
-    found = {}
+    values_by_name = {}
     for name, value in params.items():
         is_text = isinstance(value, str) and is_list(options[name][1])
-        found[name] = files.parse_json(value) if is_text else value
-    return found
+        values_by_name[name] = files.parse_json(value) if is_text else value
+    return values_by_name

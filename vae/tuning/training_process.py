@@ -103,12 +103,12 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, watch: Callable[[Vali
     seen, stopped = 0, False
     while True:
         ended = process.poll() is not None
-        found = list(validations(folder))
-        for record in found[seen:]:
+        records = list(validations(folder))
+        for record in records[seen:]:
             if watch(record) and not (stopped or ended):
                 stopped = True
                 process.terminate()
-        seen = max(seen, len(found))
+        seen = max(seen, len(records))
         if ended:
             return stopped
         try:
@@ -126,11 +126,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _outcome(code: int, stopped: bool, folder: Path) -> Ended | None:
     """The outcome; None if something else than `watch` has stopped or killed the run."""
-    found = list(validations(folder))
+    records = list(validations(folder))
     if code == 0:
-        return Ended(Kind.FINISHED, "", found)
+        return Ended(Kind.FINISHED, "", records)
     if stopped:
-        return Ended(Kind.STOPPED, "", found)
+        return Ended(Kind.STOPPED, "", records)
     if code == EXIT_SAVED_RESUMABLE or code < 0 or code > 128:
         return None
     reason = _last_line(folder / LOG_NAME)
@@ -142,7 +142,7 @@ def _outcome(code: int, stopped: bool, folder: Path) -> Ended | None:
         kind = Kind.REJECTED
     else:
         kind = Kind.FAILED
-    return Ended(kind, reason, found)
+    return Ended(kind, reason, records)
 
 
 def _last_line(log: Path) -> str:

@@ -96,10 +96,10 @@ def _quantiles(values: np.ndarray) -> dict[str, float | None]:
     names = ["min", *(f"p{percent}" for percent in QUANTILES[1:-1]), "max"]
     if len(values) == 0:
         return dict.fromkeys(["mean", *names])
-    found = np.percentile(values, QUANTILES)
+    quantiles = np.percentile(values, QUANTILES)
     return {
         name: float(f"{value:.6g}")
-        for name, value in zip(["mean", *names], [values.mean(), *found], strict=True)
+        for name, value in zip(["mean", *names], [values.mean(), *quantiles], strict=True)
     }
 
 
@@ -128,12 +128,12 @@ def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
 
 def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """Images that can be cropped at each image size without enlarging, and the space they would need."""
-    found = []
+    resolutions = []
     bits = float(np.median(columns["bits_per_pixel"]))
     for size in RESOLUTIONS:
         fits = columns["short_side"] >= size
         long_sides = columns["long_side"][fits] / columns["short_side"][fits] * size
-        found.append(
+        resolutions.append(
             {
                 "image_size": size,
                 "images": int(fits.sum()),
@@ -141,7 +141,7 @@ def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
                 "bytes_when_reduced": round(float(long_sides.sum()) * size * bits / 8),
             }
         )
-    return found
+    return resolutions
 
 
 def _space(columns: dict[str, np.ndarray], input_dir: str) -> dict[str, Any]:
@@ -186,8 +186,8 @@ def _clusters(first: np.ndarray) -> list[np.ndarray]:
 
 def _near_clusters(collected: Collected) -> list[np.ndarray]:
     """Clusters of images that look alike, except clusters with exact copies only."""
-    found = _clusters(find_clusters(collected.perceptual))
-    return [part for part in found if len(np.unique(collected.contents[part])) > 1]
+    clusters = _clusters(find_clusters(collected.perceptual))
+    return [part for part in clusters if len(np.unique(collected.contents[part])) > 1]
 
 
 def _describe_clusters(clusters: list[np.ndarray], names: list[str]) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def result_of_first(ledger: Ledger, content: Content, output: str) -> Result | N
     """
     assert content.sha256 is not None, "only hashed files have a first file"
     first = ledger.first_with_hash(content.sha256)
-    found = ledger.result(first.name)
-    if found is None or (found.size, found.mtime_ns) != (first.size, first.mtime_ns):
+    result = ledger.result(first.name)
+    if result is None or (result.size, result.mtime_ns) != (first.size, first.mtime_ns):
         return None
     own = Result(
         content.name,
@@ -64,11 +64,11 @@ def result_of_first(ledger: Ledger, content: Content, output: str) -> Result | N
         mtime_ns=content.mtime_ns,
         record=record_without_images(output),
     )
-    if found.status == ACCEPTED and found.sha256 == content.sha256:
+    if result.status == ACCEPTED and result.sha256 == content.sha256:
         detail = f"of {printable(first.name)}"
         return own._replace(reason="exact_duplicate", detail=detail, sha256=content.sha256)
-    if found.status == REJECTED and found.reason not in TRANSIENT:
-        return own._replace(status=REJECTED, reason=found.reason, detail=found.detail, sha256=found.sha256)
+    if result.status == REJECTED and result.reason not in TRANSIENT:
+        return own._replace(status=REJECTED, reason=result.reason, detail=result.detail, sha256=result.sha256)
     return None
 
 

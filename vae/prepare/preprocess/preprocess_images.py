@@ -99,10 +99,10 @@ def _update(
     names: Iterator[str],
 ) -> None:
     """Bring the results of all files up to date."""
-    found = ledger.list_files(names)
+    count = ledger.list_files(names)
     assign_outputs(ledger, EXTENSIONS[config.format])
     outcome.orphans = ledger.drop_unlisted()
-    total = min(found, config.limit or found)
+    total = min(count, config.limit or count)
     while True:
         find_contents(ledger, config, partial(_is_current, folder))
         outcome.unchanged = total - ledger.count_pending()

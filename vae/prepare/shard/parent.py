@@ -65,10 +65,10 @@ class Parent:
             rows = read_index(self.folder, shard)
         except BadImageError:
             return None
-        found = [members.find(key.decode("ascii", "replace")) for key in rows["key"]]
-        if any(one is None or one[0] != subset for one in found):
+        matches = [members.find(key.decode("ascii", "replace")) for key in rows["key"]]
+        if any(match is None or match[0] != subset for match in matches):
             return None
-        plan = Plan(shard.name, [one[1] for one in found if one is not None])
+        plan = Plan(shard.name, [match[1] for match in matches if match is not None])
         return plan if read_mark(self.folder, plan) == shard else None
 
     def _link(self, shard: Shard, root: Path) -> bool:
@@ -91,5 +91,5 @@ class Parent:
         shards = [
             shard for subset in map(self.subset, (TRAINING, VALIDATION)) if subset for shard in subset.shards
         ]
-        numbers = [int(found[1]) for shard in shards if (found := pattern.fullmatch(shard.name))]
+        numbers = [int(match[1]) for shard in shards if (match := pattern.fullmatch(shard.name))]
         return max(numbers, default=-1) + 1

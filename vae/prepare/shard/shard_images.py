@@ -158,7 +158,7 @@ def _pack_subset(
     if parent:
         kept = parent.link_unchanged(root, subset, members, max_bytes * MIN_KEPT)
         number = parent.next_number(STEMS[subset])
-    others = (member for found, member in members if found == subset and not kept.contains(member))
+    others = (member for its_subset, member in members if its_subset == subset and not kept.contains(member))
     plans = _split(STEMS[subset], others, max_bytes, number)
     return sorted([*kept.shards, *_write_all(root, plans, images - len(kept.keys), config)])
 
@@ -169,12 +169,12 @@ def _transforms(input_dir: str) -> dict[str, Any]:
     if folder.name.isdecimal() and not (folder / SETTINGS_NAME).exists():
         folder = folder.parent  # one of several sizes
     try:
-        found = read_json(folder / SETTINGS_NAME)
+        settings = read_json(folder / SETTINGS_NAME)
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise UserError(f"--input_dir {input_dir}: {SETTINGS_NAME} is damaged ({error}): delete it") from None
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _claim(root: Path, contents: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ def _print_summary(
     ledger: Ledger, skips: Skips, config: ShardConfig, outcome: PackedShards, seconds: float
 ) -> None:
     reasons = ledger.counts(REJECTED)
-    rejected, duplicates = (sum(n for _, n in found) for found in (reasons, ledger.counts(DUPLICATE)))
+    rejected, duplicates = (sum(n for _, n in counts) for counts in (reasons, ledger.counts(DUPLICATE)))
     examples = {reason: ledger.examples(REJECTED, reason) for reason, _ in reasons}
     root = console.printable(config.output_dir)
     lines = [

@@ -34,15 +34,15 @@ def find_shared(training: ShardImages, validation: ShardImages) -> list[SharedIm
     validation_rows = np.concatenate(list(validation.indexes()))
     validation_rows = validation_rows[np.argsort(validation_rows["key"])]
     allowed = any(one.dataset.policy.get("near_duplicates") is False for one in (training, validation))
-    found: dict[bytes, bytes] = {}
+    pairs: dict[bytes, bytes] = {}
     for rows in _parts(training.indexes(), max(MIN_ROWS, len(validation_rows))):
         if not allowed:
             for ours, theirs in near_between(_phashes(rows), _phashes(validation_rows)):
                 for our, their in zip(ours.tolist(), theirs.tolist(), strict=True):
-                    found.setdefault(validation_rows["key"][their], rows["key"][our])
+                    pairs.setdefault(validation_rows["key"][their], rows["key"][our])
         for key in np.intersect1d(rows["key"], validation_rows["key"]):
-            found[key] = key
-    texts = ((key.decode("ascii", "replace") for key in pair) for pair in found.items())
+            pairs[key] = key
+    texts = ((key.decode("ascii", "replace") for key in pair) for pair in pairs.items())
     return sorted(SharedImage(*pair) for pair in texts)
 
 

@@ -85,14 +85,14 @@ def _shared(dataset: ShardedDataset, validation: ShardedDataset, cache: ShardCac
     """The images of the validation set that the dataset has too, or that look like one of its images."""
     subsets = open_images(dataset, 1, cache), open_images(validation, 1, cache)
     try:
-        found = find_shared(*subsets)
+        shared = find_shared(*subsets)
     except BadImageError as error:
         return [Problem(str(validation.path), "not_compared", error.detail)]
     return [
         Problem(f"validation image {one.key}", "is_in_training", "the same bytes")
         if one.is_equal
         else Problem(f"validation image {one.key}", "looks_alike", f"training image {one.training_key}")
-        for one in found
+        for one in shared
     ]
 
 
@@ -105,8 +105,8 @@ def _verify_all(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCac
     )
     results = run_tasks(verify, dataset.shards, config, Limits(SHARD_SECONDS))
     with Progress("validate", len(dataset.shards), "shard") as bar, closing(results):
-        for shard, found in results:
-            problems += [Problem(shard.name, *found)] if isinstance(found, Failure) else found
+        for shard, result in results:
+            problems += [Problem(shard.name, *result)] if isinstance(result, Failure) else result
             bar.update(note=f"{len(problems)} bad")
     return sorted(problems)
 
@@ -173,8 +173,8 @@ def _verify_members(
         members = list(tar)
         problems = _verify_indexes(path, members, tar.offset)
         images = [member for member in members if not member.name.endswith(".json")]
-        found = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
-        if found != [(row["key"], row["offset"], row["size"]) for row in rows]:
+        entries = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
+        if entries != [(row["key"], row["offset"], row["size"]) for row in rows]:
             return [Problem(shard.name, "bad_index", "the index does not describe this tar file")]
         for member, row in zip(images, rows, strict=True):
             file = tar.extractfile(member)

@@ -92,9 +92,9 @@ def near_duplicate_rule(manifest: Path, num_workers: int) -> Rule:
     for row in read_rows(manifest, flag="--input_dir"):
         paths.append(row["path"])
         contents.append(row["sha256"])
-    found = _fingerprint_all(manifest.parent, paths, contents, num_workers)
-    hashes = np.array([one.words for one in found], dtype=np.uint64).reshape(-1, 2)
-    clusters = join_overlapping(find_clusters(hashes), hashes, [one.keypoints for one in found])
+    fingerprints = _fingerprint_all(manifest.parent, paths, contents, num_workers)
+    hashes = np.array([f.words for f in fingerprints], dtype=np.uint64).reshape(-1, 2)
+    clusters = join_overlapping(find_clusters(hashes), hashes, [f.keypoints for f in fingerprints])
     sizes = np.bincount(clusters, minlength=len(paths))
     names = {paths[i]: f"near-{contents[clusters[i]][:16]}" for i in np.flatnonzero(sizes[clusters] > 1)}
     return lambda row: names.get(row["path"])

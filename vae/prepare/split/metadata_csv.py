@@ -82,28 +82,28 @@ def _labels_of(ids: list[str], features_file: str, labels_file: str) -> list[str
         raise UserError(
             f"--labels {labels_file} has no column besides id: add one with the label, or one for each label"
         )
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for row in rows:
-        one, values = row[at], row[:at] + row[at + 1 :]
-        if one in found:
-            raise DataError(f"--labels {labels_file}: id {printable(one)} occurs twice: remove one row")
-        found[one] = values[0] if len(names) == 1 else _hot_one(names, values, one, labels_file)
-        if not found[one]:
-            raise DataError(f"--labels {labels_file}: id {printable(one)} has no label: fill it in")
-    missing = [one for one in ids if one not in found]
+        image_id, values = row[at], row[:at] + row[at + 1 :]
+        if image_id in labels:
+            raise DataError(f"--labels {labels_file}: id {printable(image_id)} occurs twice: remove one row")
+        labels[image_id] = values[0] if len(names) == 1 else _hot_one(names, values, image_id, labels_file)
+        if not labels[image_id]:
+            raise DataError(f"--labels {labels_file}: id {printable(image_id)} has no label: fill it in")
+    missing = [image_id for image_id in ids if image_id not in labels]
     if missing:
         raise DataError(
             f"--labels {labels_file} lacks {len(missing)} ids of {features_file}, for example "
             f"{printable(missing[0])}: add them"
         )
-    if len(found) > len(ids):
+    if len(labels) > len(ids):
         known = set(ids)
-        unknown = [one for one in found if one not in known]
+        unknown = [image_id for image_id in labels if image_id not in known]
         raise DataError(
             f"--labels {labels_file} has {len(unknown)} ids that {features_file} lacks, for example "
             f"{printable(unknown[0])}: remove them"
         )
-    return [found[one] for one in ids]
+    return [labels[image_id] for image_id in ids]
 
 
 def _hot_one(names: list[str], values: list[str], one: str, labels_file: str) -> str:

@@ -60,13 +60,13 @@ def _validate(config: ValidateConfig) -> Report:
             names = walk_images(
                 config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=skips.add
             )
-            found = ledger.list_files(names)
-            if not found:
+            count = ledger.list_files(names)
+            if not count:
                 raise DataError(f"--input_dir {config.input_dir} contains no images: give another folder")
             has_manifest = _read_manifest(ledger, config)
-            _check_all(ledger, config, min(found, config.limit or found))
+            _check_all(ledger, config, min(count, config.limit or count))
             ledger.settle_duplicates()
-            report = Report(ledger, skips, config.input_dir, found, has_manifest, time.monotonic() - began)
+            report = Report(ledger, skips, config.input_dir, count, has_manifest, time.monotonic() - began)
             write_reports(report, config.output_file, config.csv)
             if config.quarantine_dir:
                 report.moved = move_rejected(
