@@ -93,15 +93,13 @@ def trainer_finds_folder(flags: list[str]) -> bool:
 
 def draw_demo_data(python: str) -> int:
     """Draw the demo images; delete them if drawing fails, so that no demo trains on an incomplete set."""
-    drawing = subprocess.Popen([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
+    code = None
     try:
-        return drawing.wait()
+        code = run_command([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
     finally:
-        if drawing.poll() is None:
-            drawing.terminate()
-            drawing.wait()
-        if drawing.returncode != 0:
+        if code != 0:
             shutil.rmtree(DEMO_DATA, ignore_errors=True)
+    return code
 
 
 def complete_environment() -> int:
