@@ -43,11 +43,11 @@ def test_address_without_a_cluster_is_an_error_at_once():
 def test_node_that_does_not_see_the_input_is_an_error_and_not_a_folder_of_bad_images(tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.png").write_bytes(b"")
-    witness = engine._witness(str(tmp_path / "raw"))
-    assert witness == str(tmp_path / "raw" / "a.png")
+    probed = engine._probe_path(str(tmp_path / "raw"))
+    assert probed == str(tmp_path / "raw" / "a.png")
     (tmp_path / "raw" / "a.png").unlink()  # as an empty mount point
     with pytest.raises(UserError, match=r"--engine ray: node .* does not see .*a\.png"):
-        engine._run_items((print, Limits(), os.getcwd(), [witness]), ["x"])
+        engine._run_items((print, Limits(), os.getcwd(), [probed]), ["x"])
 
 
 def test_items_of_a_task_are_run_in_a_process_with_limits(tmp_path, monkeypatch):
