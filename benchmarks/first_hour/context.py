@@ -63,7 +63,7 @@ def measure(argument: dict[str, Any]) -> dict[str, Any]:
     for index in range(3):
         step()
         stage(f"step {index + 1}")
-    planned = step.ctx.plan.memory.reserve / MIB
+    planned = step.plan.memory.reserve / MIB
     growth = found["step 3"] - found["networks and the test of the Triton kernels"]
     return {"mib": found, "growth_after_planning_mib": growth, "reserve_of_the_plan_mib": round(planned)}
 

@@ -64,7 +64,7 @@ def measure(argument: dict[str, Any]) -> dict[str, Any]:
     total = torch.cuda.get_device_properties(DEVICE).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, CARD_GIB * GIB / total), DEVICE)
     step = TrainerStep.prepare(argument["quick"], **argument["options"])
-    planned = step.ctx.plan.memory
+    planned = step.plan.memory
     found: dict[str, Any] = {
         "predicted_gib": rounded((planned.resident + planned.working) / GIB),
         "reserve_of_the_plan_gib": rounded(planned.reserve / GIB),
@@ -90,8 +90,8 @@ def measure(argument: dict[str, Any]) -> dict[str, Any]:
         "outside_pytorch_gib": rounded((total - free - torch.cuda.memory_reserved()) / GIB),
         "retries_first_step": before,
         "retries": stats["num_alloc_retries"] - before,
-        "micro_batch": step.ctx.settings.micro_batch,  # lower than requested if memory ran out
-        "verdict": "ok" if step.ctx.settings.micro_batch == planned.micro_batch else "LOWERED",
+        "micro_batch": step.stepper.retry.settings.micro_batch,  # lower than requested if memory ran out
+        "verdict": "ok" if step.stepper.retry.settings.micro_batch == planned.micro_batch else "LOWERED",
     }
 
 

@@ -11,17 +11,11 @@ from PIL import Image
 
 from vae.data.dataset import Batch
 from vae.model.recompute import set_recompute
-from vae.training.checkpoints.writer import CheckpointWriter
-from vae.training.context import RunContext, StageContext
 from vae.training.distributed import Distributed
-from vae.training.loop import update_weights
 from vae.training.memory.cuda_graph import WARMUP_STEPS
-from vae.training.memory.stage_memory import plan_stage
-from vae.training.output.logbook import Logbook
-from vae.training.recovery.signals import StopSignals
-from vae.training.recovery.watchdog import Watchdog
+from vae.training.memory.stage_memory import StagePlan
 from vae.training.setup import prepare_run
-from vae.training.state import TrainingState
+from vae.training.stepper import Stepper
 
 WARMUP = WARMUP_STEPS + 2  # the step after WARMUP_STEPS becomes a CUDA graph
 SMALL = {"channels": [32, 64], "layers_per_block": 1, "norm_groups": 8}
@@ -31,9 +25,8 @@ SMALL = {"channels": [32, 64], "layers_per_block": 1, "norm_groups": 8}
 class TrainerStep:
     """A prepared run; each call makes one optimizer step of the same batch."""
 
-    run: RunContext
-    ctx: StageContext
-    state: TrainingState
+    stepper: Stepper
+    plan: StagePlan
     batch: Batch
 
     @classmethod
@@ -51,30 +44,20 @@ class TrainerStep:
             for index in range(given["batch_size"]):
                 Image.new("RGB", (64, 64), (40 * index % 256, 90, 160)).save(source / f"{index}.png")
             given |= {"data_path": str(source), "output_dir": str(Path(folder, "run"))}
-            run, state = prepare_run(given, Distributed.start("cuda"))
-        stage = state.stages[0]
-        plan = plan_stage(run.config, stage, run.networks.dtype, run.dist)
-        settings = plan.step_settings(run.config.speed)
-        set_recompute(state.autoencoder, settings.recompute)
-        ctx = StageContext(
-            stage,
-            run.steps_of(stage),
-            run.peak_of(stage),
-            plan,
-            settings,
-            logbook=Logbook(run.output_dir, 0, active=False),
-            writer=CheckpointWriter(background=False),
-            signals=StopSignals(),
-            watchdog=Watchdog(0, run.output_dir),
-        )
+            run = prepare_run(given, Distributed.start("cuda"))
+        stage = run.state.stage
+        plan = run.plan(stage)
+        retry = run.retry(plan)
+        set_recompute(run.state.autoencoder, retry.settings.recompute)
         count, side = stage.batch_size, stage.image_size
         images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8).pin_memory()
         indices = torch.arange(count)
-        return cls(run, ctx, state, Batch(images, torch.zeros_like(indices), indices, []))
+        batch = Batch(images, torch.zeros_like(indices), indices, [])
+        return cls(run.stepper(run.schedule(stage), retry), plan, batch)
 
     def __call__(self) -> None:
-        update_weights(self.run, self.ctx, self.state, self.batch, len(self.batch.images))
-        self.state.position.step += 1
+        self.stepper.step(self.batch, len(self.batch.images))
+        self.stepper.state.advance(len(self.batch.images))
 
     def seconds(self, most_seconds: float = 10.0) -> float:
         """Median seconds of a step, from a step's start to the end of its work on the card."""

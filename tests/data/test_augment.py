@@ -12,7 +12,7 @@ from vae.config.resolve import resolve
 from vae.data.augment import color_jitter, resized_crop, unit
 from vae.data.dataset import CropDataset, FolderImages
 from vae.system.errors import UserError
-from vae.training.contract import EXACT, _transform, compare
+from vae.training.provenance import EXACT, _transform, compare
 
 SPAN = (2**64 - 1) // 1000
 
@@ -91,7 +91,7 @@ def test_color_jitter_stays_within_its_strengths():
     assert 0 <= unit(0) <= unit(2**64 - 1) < 1
 
 
-def test_contract_records_augmentations_and_older_contracts_had_none():
+def test_provenance_has_augmentations_and_an_older_one_had_none():
     plain = _transform(resolve({}).data)
     older = {
         "transform": {name: plain[name] for name in ("crop", "horizontal_flip", "upscale", "background")}

@@ -170,11 +170,11 @@ def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
     path, names = real_manifest(image_folder, tmp_path / "set", split=splits, fold=[0, 1, 2, 3])
     given = {key: value for key, value in tiny.items() if key != "val_split"} | {"data_path": str(path)}
     dist = Distributed.start("cpu")
-    run, _ = prepare_run(given, dist)
+    run = prepare_run(given, dist)
     assert run.validation_set.images.names == names[::4]
     assert run.training_set.images.names == [name for name in names if name not in names[::4]]
     assert run.training_set.crops(run.config, 32)[0, 0].image.dtype == torch.uint8
-    run, _ = prepare_run(given | {"fold": 2}, dist)
+    run = prepare_run(given | {"fold": 2}, dist)
     assert run.validation_set.images.names == names[2::4]
     for extra, words in (
         ({"val_split": 0.2}, "split already"),
@@ -185,7 +185,7 @@ def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             prepare_run(given | extra, dist)
-    run, _ = prepare_run(given | {"val_path": str(image_folder)}, dist)
+    run = prepare_run(given | {"val_path": str(image_folder)}, dist)
     assert run.training_set.images.names == [name for name in names if name not in names[::4]]
     assert run.validation_set.images.location == str(image_folder)
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.harness.runs import TINY
 from vae.config.options import build, flatten
-from vae.training.stages import Position, Stage
+from vae.training.stages import Stage
 from vae.training.state import begin_state, checkpoint_content
 
 WITH_DISCRIMINATOR = {"adversarial_weight": 0.5, "disc_channels": 16, "disc_layers": 1}
@@ -31,5 +31,5 @@ def _checkpoint(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
         for parameter in [one for group in optimizer.param_groups for one in group["params"]]:
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
-    state.stages, state.position = [Stage(0, 2, 32, 4)], Position()
+    state.stages = [Stage(0, 2, 32, 4)]
     return checkpoint_content(state, flatten(config), "0" * 64)

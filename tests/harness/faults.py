@@ -27,12 +27,14 @@ from unittest.mock import patch
 import torch
 
 from tests.harness.runs import ROOT
+from tests.harness.steps import before_steps
 from vae.config.flags import command_words
 from vae.interop import checkpoint_file
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.script import exit_code
-from vae.training import loop
+from vae.training.loop import TrainingLoop
 from vae.training.run import train
+from vae.training.state import TrainingState
 
 VARIABLE = "VAE_TEST_FAULTS"  # read by faulty_train.py only
 
@@ -52,7 +54,7 @@ FILE_POINTS = {
     "save.prune": ("remove", r"checkpoint_\w+\.pt$"),
 }
 SAVE_POINTS = tuple(FILE_POINTS)
-POINTS = (*SAVE_POINTS, "step", "train_pass", "eval_pass")
+POINTS = (*SAVE_POINTS, "step", "update", "train_pass", "eval_pass")
 ACTIONS = ("kill", "fail", "slow", "signal", "nan", "scale_weights", "full_disk", "free_disk")
 ACTIONS += ("stop_workers", "kill_workers", "clock")
 
@@ -65,6 +67,7 @@ class Fault:
 
     `point`: one of POINTS, or EVENT:REGEX with an event of FILE_POINTS and a pattern of paths, for example
     "open:metrics.jsonl". "step" is before an optimizer step, and `nth` is then the number of that step.
+    "update" is within the change of the weights.
     `value`: seconds (slow, clock), number (signal), factor (scale_weights).
     """
 
@@ -172,7 +175,7 @@ def injected(*faults: Fault) -> Iterator[None]:
     if not _audit_hook:
         _audit_hook.append(_on_audit_event)
         sys.addaudithook(_on_audit_event)
-    fsync, write, take_step = os.fsync, checkpoint_file._HashedFile.write, loop.take_step
+    fsync, write, update_ema = os.fsync, checkpoint_file._HashedFile.write, TrainingState.update_ema
     forward, wall_clock = AutoencoderKL.forward, time.time
 
     def watched_fsync(handle: int) -> None:
@@ -184,10 +187,13 @@ def injected(*faults: Fault) -> Iterator[None]:
         injector.file_event("write", self._file.name)
         return write(self, data)
 
-    def watched_step(run: Any, ctx: Any, state: Any, batch: Any) -> Any:
+    def reach_step(loop: TrainingLoop, _batch: object) -> None:
         injector.poisoned_step = False
-        injector.reach("step", state.position.step + 1, state)
-        return take_step(run, ctx, state, batch)
+        injector.reach("step", loop.state.position.step + 1, loop.state)
+
+    def watched_update(self: TrainingState, decay: float) -> None:
+        injector.reach("update")
+        update_ema(self, decay)
 
     def watched_forward(self: AutoencoderKL, images: torch.Tensor, *rest: Any) -> Any:
         if images.device.type != "meta":  # the memory plan
@@ -197,7 +203,8 @@ def injected(*faults: Fault) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(os, "fsync", watched_fsync))
         stack.enter_context(patch.object(checkpoint_file._HashedFile, "write", watched_write))
-        stack.enter_context(patch.object(loop, "take_step", watched_step))
+        stack.enter_context(before_steps(reach_step))
+        stack.enter_context(patch.object(TrainingState, "update_ema", watched_update))
         stack.enter_context(patch.object(AutoencoderKL, "forward", watched_forward))
         stack.enter_context(patch.object(time, "time", lambda: wall_clock() + injector.clock_shift))
         _active.append(injector)

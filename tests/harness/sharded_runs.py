@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+from tests.harness.steps import before_steps
 from vae.shards.index import read_dataset
 from vae.shards.shard_images import ShardImages
-from vae.training import loop
+from vae.training.loop import TrainingLoop
 
 VARIABLE = "VAE_TEST_SAMPLES"  # the file of record_samples, in the environment of a process
 
@@ -22,20 +22,19 @@ def record_samples(path: Path | None = None) -> Iterator[None]:
 
     Without `path`, to the file in the environment, if any.
     """
-    file, take_step = path or os.environ.get(VARIABLE), loop.take_step
+    file = path or os.environ.get(VARIABLE)
     if file is None:
         yield
         return
 
-    def recorded_step(run: Any, ctx: Any, state: Any, batch: Any) -> Any:
-        step = state.position.step + 1
-        line = {"step": step, "rank": run.dist.rank, "world_size": run.dist.world_size}
+    def record(loop: TrainingLoop, batch: Any) -> None:
+        step, dist = loop.state.position.step + 1, loop.stepper.dist
+        line = {"step": step, "rank": dist.rank, "world_size": dist.world_size}
         line["indices"] = batch.indices.tolist()
         with open(file, "a") as log:
             log.write(json.dumps(line) + "\n")
-        return take_step(run, ctx, state, batch)
 
-    with patch.object(loop, "take_step", recorded_step):
+    with before_steps(record):
         yield
 
 

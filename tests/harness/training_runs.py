@@ -17,6 +17,10 @@ from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training.checkpoints.store import list_checkpoints
 from vae.training.distributed import Distributed
+from vae.training.parts import PreparedRun
+from vae.training.recovery.liveness import Liveness
+from vae.training.recovery.signals import StopSignals
+from vae.training.recovery.watchdog import Watchdog
 from vae.training.run import train
 
 ONE_PROCESS = Distributed(0, 1, torch.device("cpu"))
@@ -27,6 +31,11 @@ SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  #
 ROUNDING_ONLY = {"model": "to_k.bias", "ema": "to_k.bias", "discriminator": "conv_out.bias"}
 # They differ between equal runs; the last two are ids of runs.
 MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib", "id", "parent")
+
+
+def alive_of(run: PreparedRun) -> Liveness:
+    """For parts of a prepared run that a test uses alone."""
+    return Liveness(Watchdog(0, run.output_dir), StopSignals())
 
 
 def train_short(given: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:
@@ -109,7 +118,7 @@ def assert_same_result(found: Path, expected: Path) -> None:
     pair = []
     for folder in (found, expected):
         content = last_checkpoint(folder)
-        del content["run"], content["contract"]  # random ids (tests of contracts: test_contract.py)
+        del content["run"], content["contract"]  # random ids: see test_provenance.py
         content["config"] = {k: v for k, v in content["config"].items() if k not in PER_COMMAND}
         pair.append([content, reproducible_records(folder, "train")])
     assert_same(*pair, "result")

@@ -130,7 +130,7 @@ def first_forward(init_from: Path, tiny: dict, **given) -> torch.Tensor:
     """Reconstruction of the initial network of a run with --init_from."""
     options = {k: v for k, v in tiny.items() if k not in ("channels", "layers_per_block", "norm_groups")}
     options = {k: v for k, v in options.items() if k != "z_channels"}
-    _, state = prepare_run({**options, "init_from": str(init_from), **given}, CPU)
+    state = prepare_run({**options, "init_from": str(init_from), **given}, CPU).state
     with torch.no_grad():
         assert torch.equal(state.ema(photograph())[0], state.autoencoder(photograph())[0])
         return state.autoencoder(photograph())[0]

@@ -37,7 +37,7 @@ from vae.system.gpus import lookup_card  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
 from vae.training.distributed import Distributed  # noqa: E402
 from vae.training.memory.cuda_graph import StepGraph  # noqa: E402
-from vae.training.memory.oom_retry import StepSettings, gradients_with_oom_retry  # noqa: E402
+from vae.training.memory.oom_retry import OomRetry, StepSettings  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
@@ -151,8 +151,7 @@ def _inputs(config: Config, built: Built) -> StepInputs:
 
 
 def _step(config: Config, built: Built, inputs: StepInputs, settings: StepSettings) -> None:
-    dist = Distributed(0, 1, DEVICE)
-    gradients_with_oom_retry(built.networks, inputs, settings, dist, "resume")
+    OomRetry(built.networks, Distributed(0, 1, DEVICE), settings, "resume").gradients(inputs)
     fp16 = built.networks.dtype == torch.float16
     optimizers = built.optimizers if inputs.adversarial_factor is not None else built.optimizers[:1]
     apply_update(optimizers, built.update, config.optim, fp16, empty=False)

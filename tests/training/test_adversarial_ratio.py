@@ -1,12 +1,14 @@
 """The ratio of gradient norms at the decoder's last layer: exact, and without a trace in training."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.harness.faults import Fault, injected, run_forked
 from tests.harness.toy_networks import gradients, toy_inputs, toy_networks
-from tests.harness.training_runs import assert_same, records, train_on_two_processes, train_short
+from tests.harness.training_runs import assert_same, records, train_short
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss
@@ -14,7 +16,6 @@ from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepSpec, _meta_inputs, _meta_networks, step_memory
 from vae.model.recompute import set_recompute
 from vae.step import compute_gradients
-from vae.training.records import adversarial_ratio
 from vae.training.records.adversarial_ratio import last_layer_sq_norms
 
 ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 2, "disc_channels": 8, "disc_layers": 2}
@@ -87,44 +88,26 @@ def test_records_have_the_ratios_and_training_is_the_same(tiny, tmp_path):
     assert last["adversarial_ratio_last_layer"] > 0
 
 
-def test_measurement_that_runs_out_of_memory_is_left_out(tiny, tmp_path, monkeypatch):
+def test_measurement_that_runs_out_of_memory_is_left_out(tiny, tmp_path):
     expected = train_short(tiny, tmp_path / "expected", **ADVERSARIAL)
-    measure, calls = adversarial_ratio.last_layer_sq_norms, []
-
-    def fails_once(*args):
-        calls.append(1)
-        if len(calls) == 1:
-            raise torch.OutOfMemoryError("injected")
-        return measure(*args)
-
-    monkeypatch.setattr(adversarial_ratio, "last_layer_sq_norms", fails_once)
-    found = train_short(tiny, tmp_path / "run", **ADVERSARIAL)
+    with injected(Fault("fail", "eval_pass")):
+        found = train_short(tiny, tmp_path / "run", **ADVERSARIAL)
     assert_same(found["model"], expected["model"], "model")
     logged = records(tmp_path / "run", "train")
     assert [len(RATIOS & record.keys()) for record in logged] == [0, 0, 1, 2]
 
 
-ONE_WITHOUT_MEMORY = """
-    import os, torch
-    from vae.training.records import adversarial_ratio
-    measure = adversarial_ratio.last_layer_sq_norms
-    def limited(*args):
-        if os.environ["RANK"] == "1":
-            raise torch.OutOfMemoryError("injected")
-        return measure(*args)
-    adversarial_ratio.last_layer_sq_norms = limited
-"""
-
-
 @pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="processes are forks")
 def test_two_processes_measure_together(tiny, tmp_path):
     """The first images of both; if one process runs out of memory, the other's alone, and no one waits."""
     given = {**tiny, **ADVERSARIAL, "init": "default", "val_split": 0.0, "log_freq": 1, "batch_size": 2}
     given |= {"num_epochs": 1}
     found = []
-    for name, before in (("both", ""), ("one", ONE_WITHOUT_MEMORY)):
+    without_memory = Fault("fail", "eval_pass", times=1000, rank=1)
+    for name, faults in (("both", ()), ("one", (without_memory,))):
         folder = tmp_path / name
-        train_on_two_processes({**given, "output_dir": str(folder)}, before)
+        assert run_forked({**given, "output_dir": str(folder)}, *faults, processes=2) == [0, 0]
         found.append([record.get("adversarial_ratio_last_layer") for record in records(folder, "train")])
     both, one = found
     assert [value is not None for value in both] == [value is not None for value in one]

@@ -1,13 +1,14 @@
 """Corrupt training images are reported once and skipped; they are never replaced by black ones."""
 
+import itertools
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 import torch
 
+from tests.harness.steps import before_steps
 from tests.harness.training_runs import last_checkpoint
-from vae.step import apply_update, compute_gradients
 from vae.system.errors import EXIT_DATA, DataError
 from vae.training.run import train
 
@@ -29,16 +30,16 @@ def damage(options: dict, count: int) -> list[str]:
     return names
 
 
-def test_corrupt_image_is_skipped_and_reported_once(options, tmp_path, monkeypatch, capsys):
+def test_corrupt_image_is_skipped_and_reported_once(options, tmp_path, capsys):
     (bad,) = damage(options, 1)
     batches = []
 
-    def spy(networks, inputs, sizes, shared_pass):
+    def see(loop, batch):
+        inputs = loop.stepper.inputs(batch, len(batch.images))
         batches.append((inputs.images.clone(), inputs.image_share))
-        return compute_gradients(networks, inputs, sizes, shared_pass)
 
-    monkeypatch.setattr("vae.training.memory.oom_retry.compute_gradients", spy)
-    assert train({**options, "num_epochs": 3, "max_bad_fraction": 0.1}) == 0
+    with before_steps(see):
+        assert train({**options, "num_epochs": 3, "max_bad_fraction": 0.1}) == 0
     sizes = [len(images) for images, _ in batches]
     assert sorted(sizes) == [3] * 3 + [4] * 9  # once in each of 3 epochs of 4 steps
     assert all(share == 1 / len(images) for images, share in batches)  # the mean is over the valid images
@@ -50,21 +51,19 @@ def test_corrupt_image_is_skipped_and_reported_once(options, tmp_path, monkeypat
     assert (printed.out + printed.err).count(f"skipped {bad}") == 1
 
 
-def test_step_without_any_valid_image_changes_nothing(options, tmp_path, monkeypatch):
+def test_step_without_any_valid_image_changes_nothing(options, tmp_path):
     damage(options, 6)
-    changed = []
+    empty, weights = [], []
 
-    def spy(optimizers, state, optim, fp16, empty):
-        weights = optimizers[0].param_groups[0]["params"]
-        before = [weight.detach().clone() for weight in weights]
-        norms = apply_update(optimizers, state, optim, fp16, empty)
-        changed.append(any(not torch.equal(a, b) for a, b in zip(before, weights, strict=True)))
-        assert changed[-1] is not empty
-        return norms
+    def see(loop, batch):
+        empty.append(len(batch.images) == 0)
+        parameters = loop.state.autoencoder.parameters()
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in parameters]))
 
-    monkeypatch.setattr("vae.training.loop.apply_update", spy)
-    assert train({**options, "batch_size": 1, "max_bad_fraction": 1.0, "num_epochs": 1}) == 0
-    assert (len(changed), sum(changed)) == (16, 10)
+    with before_steps(see):
+        assert train({**options, "batch_size": 1, "max_bad_fraction": 1.0, "num_epochs": 1}) == 0
+    assert (len(empty), sum(empty)) == (16, 6)
+    assert [torch.equal(*pair) for pair in itertools.pairwise(weights)] == empty[:-1]
     content = last_checkpoint(tmp_path / "run")
     assert content["optimizers"][0]["state"][0]["step"].item() == 10
     assert content["update"]["nonfinite_total"] == 0

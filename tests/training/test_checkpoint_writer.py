@@ -11,13 +11,13 @@ import torch
 
 from tests.harness.checkpoints import WITH_DISCRIMINATOR, checkpoint
 from tests.harness.faults import Fault, injected, run_forked
+from tests.harness.steps import before_steps
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.config.options import build
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.memory.plan import checkpoint_bytes, reserve_bytes
 from vae.system.errors import EXIT_CONFIG, EXIT_SAVED_RESUMABLE
-from vae.training import loop
 from vae.training.checkpoints import writer as checkpoint_writer
 from vae.training.checkpoints.writer import CheckpointWriter, HostCopy
 from vae.training.run import train
@@ -91,13 +91,13 @@ def test_failed_checkpoint_is_replaced_by_the_next_one(tmp_path, capsys):
     paths = [tmp_path / f"checkpoint_step_{step}.pt" for step in (1, 2, 3)]
     with injected(Fault("fail", "save.open")):
         writer.save(paths[0], checkpoint(1), list)
-        while not writer._news:  # until the first attempt has failed
+        while not writer._messages:  # until the first attempt has failed
             pass
         writer.save(paths[1], checkpoint(2), list)
         assert writer.finish() is None
     with injected(Fault("fail", "save.open")):
         writer.save(paths[2], checkpoint(3), list)
-        while not writer._news:
+        while not writer._messages:
             pass
         assert writer.finish() is None  # tries once more, and succeeds
     assert [path.exists() for path in paths] == [False, True, True]
@@ -168,19 +168,18 @@ def test_copy_of_a_gpu_tensor_is_pinned_and_complete():
 # ---- real runs -------------------------------------------------------------------------------------------
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tiny, gate, monkeypatch):
+def test_training_goes_on_while_a_checkpoint_is_written(tiny, gate):
     """The checkpoint after step 3 is written only when step 5 begins."""
-    take_step = loop.take_step
+    folder = Path(tiny["output_dir"])
 
-    def opening(run, ctx, state, batch):
-        if state.position.step == 4:
-            assert not list(run.output_dir.glob("checkpoint_*.pt"))
+    def open_gate(loop, _batch):
+        if loop.state.position.step == 4:
+            assert not list(folder.glob("checkpoint_*.pt"))
             gate.set()
-        return take_step(run, ctx, state, batch)
 
-    monkeypatch.setattr(loop, "take_step", opening)
-    assert train(tiny) == 0
-    found = {path.name for path in Path(tiny["output_dir"]).glob("*.pt")}
+    with before_steps(open_gate):
+        assert train(tiny) == 0
+    found = {path.name for path in folder.glob("*.pt")}
     assert found == {"checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt"}
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from vae.training.checkpoints.lineage import Lineage
 
 import vae.system.files
 from tests.harness.checkpoints import checkpoint
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
 from vae.training.checkpoints import store
-from vae.training.checkpoints.lineage import Lineage
 from vae.training.checkpoints.store import (
     list_checkpoints,
     load_named,

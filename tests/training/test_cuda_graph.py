@@ -22,7 +22,7 @@ from vae.system.errors import UserError
 from vae.training.distributed import Distributed
 from vae.training.memory import cuda_graph
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
-from vae.training.memory.oom_retry import StepSettings, gradients_with_oom_retry
+from vae.training.memory.oom_retry import OomRetry, StepSettings
 from vae.training.memory.stage_memory import uses_cuda_graph
 from vae.training.records.adversarial_ratio import last_layer_sq_norms
 from vae.training.run import train
@@ -139,9 +139,11 @@ def test_out_of_memory_beside_a_graph_only_ends_the_graph(networks, recorder, mo
     dist = Distributed(rank=0, world_size=1, device=torch.device("cpu"))
     settings = StepSettings(2, "none", may_recompute_more=True, graph=StepGraph())
 
+    retry = OomRetry(networks, dist, settings, "resume")
+
     def step(inputs):
         clear_gradients(networks)
-        gradients_with_oom_retry(networks, inputs, settings, dist, "resume")
+        retry.gradients(inputs)
 
     for index in range(WARMUP_STEPS + 1):
         step(inputs_of(index))

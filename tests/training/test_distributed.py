@@ -6,6 +6,7 @@ from shutil import copytree
 import pytest
 import torch
 
+from tests.harness.faults import Fault, run_forked
 from tests.harness.runs import ROOT
 from tests.harness.toy_networks import relative_difference
 from tests.harness.training_runs import (
@@ -187,25 +188,13 @@ def test_two_compiled_processes_have_the_same_losses(tiny, tmp_path):
     assert train_values(compiled, "loss") == pytest.approx(train_values(plain, "loss"), rel=1e-4)
 
 
-NON_FINITE = """
-    import os
-    import vae.training.memory.oom_retry as oom_retry
-    compute_gradients, calls = oom_retry.compute_gradients, []
-    def nonfinite(networks, inputs, *rest):
-        calls.append(1)
-        if os.environ["RANK"] == "1" and len(calls) == 2:
-            inputs.noise.fill_(float("nan"))
-        return compute_gradients(networks, inputs, *rest)
-    oom_retry.compute_gradients = nonfinite
-"""
-
-
 @pytest.mark.slow
 def test_nonfinite_gradient_on_one_process_skips_the_step_on_both(two_and_one):
     two, _ = two_and_one(2)
     stopped = {**two, "output_dir": f"{two['output_dir']}_stopped"}
-    train_on_two_processes(two, NON_FINITE)
-    train_on_two_processes({**stopped, "max_steps": 2}, NON_FINITE)  # only a stop saves that step
+    nan = Fault("nan", "step", nth=2, rank=1)
+    assert run_forked(two, nan, processes=2) == [0, 0]
+    assert run_forked({**stopped, "max_steps": 2}, nan, processes=2) == [0, 0]  # only a stop saves that step
     first, third = (load(two, f"checkpoint_step_{step}.pt") for step in (1, 3))
     second = load(stopped, "checkpoint_step_2.pt")
     for name, value in first["model"].items():
@@ -216,17 +205,18 @@ def test_nonfinite_gradient_on_one_process_skips_the_step_on_both(two_and_one):
 
 COMPARE_WEIGHTS = """
     import torch
-    import vae.training.run as run_module
-    train_stage = run_module.train_stage
-    def train_and_compare(run, ctx, state):
-        outcome = train_stage(run, ctx, state)
+    from vae.training.loop import TrainingLoop
+    train = TrainingLoop.train
+    def train_and_compare(self, loader):
+        end = train(self, loader)
+        state = self.state
         for model in (state.autoencoder, state.eval_model, state.discriminator):
             weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-            total = run.dist.all_reduce(weights.clone())
+            total = self.stepper.dist.all_reduce(weights.clone())
             assert torch.equal(total, 2 * weights), "the processes have different weights"
         print("weights are equal")
-        return outcome
-    run_module.train_stage = train_and_compare
+        return end
+    TrainingLoop.train = train_and_compare
 """
 
 

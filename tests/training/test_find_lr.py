@@ -7,13 +7,12 @@ import shlex
 import pytest
 
 from tests.harness.runs import run_script
-from tests.harness.training_runs import assert_same
+from tests.harness.training_runs import ONE_PROCESS, alive_of, assert_same
 from vae.config.flags import parse_flags
-from vae.training import run as run_module
 from vae.training.run import train
+from vae.training.setup import prepare_run
 from vae.training.state import checkpoint_content
-from vae.training.trials import find_lr
-from vae.training.trials.find_lr import NAME, Spread
+from vae.training.trials.find_lr import NAME, Spread, find_learning_rate
 
 
 def test_spread_is_the_median_and_the_range():
@@ -31,23 +30,15 @@ def options(tiny) -> dict:
 
 
 @pytest.mark.slow
-def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys, monkeypatch):
-    seen, update = [], find_lr.update_weights
-
-    def watched(run, ctx, state, batch, *rest, **options):
-        seen.append((run.config.run.seed, tuple(batch.indices.tolist())))
-        return update(run, ctx, state, batch, *rest, **options)
-
-    monkeypatch.setattr(find_lr, "update_weights", watched)
+def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys):
     assert train(options) == 0
-    orders = [[indices for seed, indices in seen if seed == one] for one in (0, 1)]
-    assert orders[0][:3] != orders[1][:3]
-    assert max(map(len, orders)) <= 50  # the unchanged weights need no steps
     folder = tmp_path / "run"
     assert sorted(path.name for path in folder.iterdir()) == [f"{NAME}.json", f"{NAME}.png"]
     content = json.loads((folder / f"{NAME}.json").read_text())
     first, second = content["curves"]
     assert (first["seed"], second["seed"]) == (0, 1)
+    assert first["losses"][0] != second["losses"][0]  # other images
+    assert len(first["losses"]) <= 50
     words = shlex.split(capsys.readouterr().out.strip().splitlines()[-1].partition("train with: ")[2])
     given = parse_flags(words[2:])
     assert not any(name.startswith(NAME) for name in given)
@@ -56,22 +47,17 @@ def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, c
 
 
 @pytest.mark.slow
-def test_search_leaves_weights_moments_and_position_as_they_were(options, tiny, tmp_path, monkeypatch):
+def test_search_leaves_weights_moments_and_position_as_they_were(options, tiny, tmp_path):
     small = {**tiny, **ONE_LEVEL, "disc_channels": 8, "disc_layers": 1}
     assert train({**small, "adversarial_weight": 0.5}) == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
-    find, states = run_module.find_learning_rate, []
-
-    def watched(run, ctx, state):
-        assert state.discriminator is None
-        for _ in range(2):
-            states.append(copy.deepcopy(checkpoint_content(state, {}, "")))
-            find(run, ctx, state)
-        states.append(checkpoint_content(state, {}, ""))
-
-    monkeypatch.setattr(run_module, "find_learning_rate", watched)
     latest = {"resume_from": "latest", "new_stage": True, "perceptual_weight": 0.0}
-    assert train({**options, **latest, "find_lr_seeds": 1}) == 0
+    run = prepare_run({**options, **latest, "find_lr_seeds": 1}, ONE_PROCESS)
+    assert run.state.discriminator is None
+    states = [copy.deepcopy(checkpoint_content(run.state, {}, ""))]
+    for _ in range(2):
+        find_learning_rate(run, run.plan(run.state.stage), alive_of(run))
+        states.append(copy.deepcopy(checkpoint_content(run.state, {}, "")))
     assert states[0]["optimizers"][0]["state"][0]["step"] == 6
     for state in states:  # every step sets its own learning rate
         state["optimizers"][0]["param_groups"][0].pop("lr")

@@ -140,7 +140,8 @@ def test_latent_statistics_of_flux2_do_not_change(options, tmp_path):
 
 def test_frozen_encoder_has_no_graph_and_no_optimizer_state(options, tmp_path):
     diffusers_model("sd", *SMALL).save_pretrained(tmp_path)
-    _, state = prepare_run({**options, "init_from": str(tmp_path), "train_part": "decoder"}, ONE_PROCESS)
+    given = {**options, "init_from": str(tmp_path), "train_part": "decoder"}
+    state = prepare_run(given, ONE_PROCESS).state
     model = state.autoencoder
     recon, mean, logvar = model(image(), torch.zeros(1, 4, 32, 32))
     assert recon.requires_grad

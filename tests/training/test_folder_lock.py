@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.harness.runs import ROOT, run_script
+from tests.harness.steps import before_steps
 from tests.harness.training_runs import train_on_two_processes
 from vae.config.flags import command_words
 from vae.system import lock_file
 from vae.system.errors import EXIT_CONFIG, UserError
-from vae.training import loop
 from vae.training.output.folder_lock import LOCK_NAME, FolderLock
 from vae.training.run import train
 
@@ -137,15 +137,10 @@ def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
 # ---- real runs -------------------------------------------------------------------------------------------
 
 
-def test_run_holds_the_lock_until_it_ends(tiny, tmp_path, monkeypatch):
-    folder, found, take_step = tmp_path / "run", [], loop.take_step
-
-    def try_to_lock(*arguments):
-        found.append(lock_in_another_process(folder))
-        return take_step(*arguments)
-
-    monkeypatch.setattr(loop, "take_step", try_to_lock)
-    assert train({**tiny, "max_steps": 1}) == 0
+def test_run_holds_the_lock_until_it_ends(tiny, tmp_path):
+    folder, found = tmp_path / "run", []
+    with before_steps(lambda *_: found.append(lock_in_another_process(folder))):
+        assert train({**tiny, "max_steps": 1}) == 0
     assert f"process {os.getpid()} on" in found[0]
     assert lock_in_another_process(folder) == "locked"
 

@@ -13,11 +13,11 @@ import torch
 
 from tests.harness.faults import Fault, run_forked, start_forked
 from tests.harness.runs import TINY
+from tests.harness.steps import before_steps
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
-from vae.training import loop, run
 from vae.training.recovery import signals, watchdog
 from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.run import train
@@ -122,28 +122,22 @@ def test_hang_writes_stacks_saves_and_exits(given, undisturbed, tmp_path, fault,
         assert_same_result(tmp_path / "run", undisturbed)
 
 
-def test_hang_within_the_change_of_the_weights_saves_nothing(given, tmp_path, monkeypatch):
-    apply_update, calls = loop.apply_update, []
-
-    def hangs(*arguments):
-        norms = apply_update(*arguments)
-        calls.append(1)
-        if len(calls) == 2:
-            time.sleep(600)
-        return norms
-
-    monkeypatch.setattr(loop, "apply_update", hangs)
-    assert run_forked({**given, **HANG}, log=tmp_path / "log") == [EXIT_FAILED]
+def test_hang_within_the_change_of_the_weights_saves_nothing(given, tmp_path):
+    fault = Fault("slow", "update", nth=2, value=600)
+    assert run_forked({**given, **HANG}, fault, log=tmp_path / "log") == [EXIT_FAILED]
     assert "nothing new is saved" in (tmp_path / "log").read_text()
     assert list((tmp_path / "run").glob("*.pt")) == []
 
 
-def test_stop_signal_in_a_hanging_last_validation_exports_when_resumed(given, tmp_path, monkeypatch):
-    def hangs(*_arguments):
-        raise LoadingStoppedError
+def test_stop_signal_in_a_hanging_last_validation_exports_when_resumed(given, tmp_path):
+    def hang_at_the_end(loop, _batch):
+        def hangs():
+            raise LoadingStoppedError
 
-    monkeypatch.setattr(run, "validate_final", hangs)
-    assert train({**given, "max_steps": 2}) == EXIT_SAVED_RESUMABLE
+        loop.validate_final = hangs
+
+    with before_steps(hang_at_the_end):
+        assert train({**given, "max_steps": 2}) == EXIT_SAVED_RESUMABLE
     assert last_checkpoint(tmp_path / "run")["position"]["step"] == 2
     assert train({**given, "max_steps": 2, "resume_from": "latest"}) == 0
     assert (tmp_path / "run" / "vae" / "config.json").exists()

@@ -3,20 +3,23 @@
 import math
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.harness.runs import run_script
-from tests.harness.training_runs import last_checkpoint, records
+from tests.harness.runs import TINY, run_script
+from tests.harness.training_runs import ONE_PROCESS, last_checkpoint, records
 from vae.config.flags import command_words
+from vae.config.options import build
 from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
 from vae.interop.diffusers_folder import save_diffusers_folder
 from vae.system.errors import NonFiniteError, UserError
 from vae.training import export
+from vae.training.export import Export
 from vae.training.run import train
+from vae.training.setup import prepare_run
+from vae.training.state import begin_state
 from vae.training.validation.history import History
 
 RUINOUS = {"image_size": 40, "num_epochs": 1, "learning_rate": 0.2, "warmup_epochs": 0.0, "max_steps": 4}
@@ -52,8 +55,7 @@ def test_worse_export_keeps_the_one_that_it_replaces(finished, tmp_path):
         assert text in line
     assert f"start (best)     PSNR {start:6.2f} dB" in done.stdout
     assert content_of(run / "vae_before") == before
-    worse = content_of(run / "vae")
-    assert worse != before
+    assert content_of(run / "vae") != before
     history = last_checkpoint(run)["history"]
     assert history["best_checkpoint"] == "checkpoint_epoch_1.pt"
     assert history["best"]["psnr"] == start
@@ -100,17 +102,15 @@ def test_crash_between_renaming_and_writing_loses_nothing(finished, tmp_path, mo
 
 
 @pytest.mark.parametrize("what", ["scaling", "weights"])
-def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, monkeypatch, what):
+def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, what):
     before = content_of(tmp_path / "run" / "vae")
+    run, scaling = prepare_run({**finished, "num_epochs": 1}, ONE_PROCESS), 1.0
     if what == "scaling":
-        monkeypatch.setattr(export, "latent_constants", lambda *_: (math.nan, 0.0))
+        scaling = math.nan
     else:
-        stored = export.stored_weights
-        monkeypatch.setattr(
-            export, "stored_weights", lambda *_: {name: t / 0 for name, t in stored(*_).items()}
-        )
+        run.state.eval_model.decoder.conv_out.bias.data.fill_(math.inf)
     with pytest.raises(NonFiniteError, match=r"vae is not written, .*--learning_rate") as caught:
-        train({**finished, "num_epochs": 1})
+        Export(run.config, run.state, peak=0.1).write((scaling, 0.0))
     assert "\n" not in str(caught.value)
     assert content_of(tmp_path / "run" / "vae") == before
     assert kept_folders(tmp_path / "run") == []
@@ -118,16 +118,13 @@ def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, monkeyp
 
 def keep(folder: Path, adversarial_weight: float) -> None:
     """Keep the export in `folder` after a stage that began at 30 dB and ended at 20 dB."""
-    loss, optim = SimpleNamespace(adversarial_weight=adversarial_weight), SimpleNamespace(learning_rate=0.1)
-    config = SimpleNamespace(loss=loss, optim=optim)
-    run = SimpleNamespace(
-        output_dir=folder, config=config, resume_command="RESUME", peak_of=lambda _stage: optim.learning_rate
-    )
-    state = SimpleNamespace(history=History(start_psnr=30.0, last_psnr=20.0))
-    export._keep_replaced(run, state, SimpleNamespace(first_epoch=2))
+    config = build({**TINY, "adversarial_weight": adversarial_weight, "output_dir": str(folder)})
+    state = begin_state(config, torch.device("cpu"), fp16=False)
+    state.history = History(start_psnr=30.0, last_psnr=20.0)
+    Export(config, state, peak=0.1).write((1.0, 0.0))
 
 
-@pytest.mark.parametrize(("first_epoch", "kept"), [("2", []), ("1", ["vae_before"])])
+@pytest.mark.parametrize(("first_epoch", "kept"), [("0", []), ("1", ["vae_before"])])
 def test_worse_export_of_the_same_stage_is_not_kept(tmp_path, first_epoch, kept):
     weights = {"weight": torch.zeros(1)}
     save_diffusers_folder(tmp_path / "vae", weights, {}, {export.WORSE_KEY: first_epoch})
@@ -154,5 +151,5 @@ def test_folder_that_is_in_use_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "config.json").touch()
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(UserError, match=r"vae cannot be renamed to vae_before: in use: .*RESUME"):
+    with pytest.raises(UserError, match=r"vae cannot be renamed to vae_before: in use: .*--resume_from"):
         keep(tmp_path, 0.0)

@@ -1,4 +1,4 @@
-"""`latest` follows the run that began last, not the furthest checkpoint of a course that was abandoned."""
+"""`latest` follows the run that began last, not the furthest checkpoint of a branch that was abandoned."""
 
 import shutil
 from pathlib import Path
@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.harness.runs import TINY
+from tests.harness.steps import before_steps
 from tests.harness.training_runs import SHORT, records
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.training import loop
-from vae.training.checkpoints.lineage import RUN_NAME, Lineage, read_last_run
 from vae.training.checkpoints.store import load_newest
+from vae.training.provenance import RUN_NAME, Lineage, read_last_run
 from vae.training.run import train
 
 
@@ -72,12 +72,11 @@ def test_latest_follows_the_run_that_was_resumed_last(given, abandoned, capsys):
     assert [r["step"] for r in records(abandoned, "train")] == [1, 2, 3, 4, 5]
 
 
-def test_run_that_was_killed_before_its_first_checkpoint_is_the_last_one(given, abandoned, monkeypatch):
+def test_run_that_was_killed_before_its_first_checkpoint_is_the_last_one(given, abandoned):
     def kill(*_arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "take_step", kill)
-    with pytest.raises(KeyboardInterrupt):
+    with before_steps(kill), pytest.raises(KeyboardInterrupt):
         train({**given, "resume_from": str(abandoned / "checkpoint_step_1.pt")})
     assert load_newest(abandoned)[0].name == "checkpoint_step_1.pt"
 
@@ -96,5 +95,5 @@ def test_without_the_last_run_the_furthest_checkpoint_is_taken(abandoned, conten
     (abandoned / RUN_NAME).unlink()
     if content is not None:
         (abandoned / RUN_NAME).write_bytes(content)
-    assert read_last_run(abandoned) is None
+    assert read_last_run(abandoned) == (None, None)
     assert load_newest(abandoned)[0].name == "checkpoint_step_6.pt"

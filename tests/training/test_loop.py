@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from tests.harness.faults import Fault, injected
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
 from vae.config.options import RECOMPUTE
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, NonFiniteError
-from vae.training.memory import oom_retry
 from vae.training.run import train
 
 # --- settings that do not change the weights ------------------------------------------------------------
@@ -43,25 +43,13 @@ def test_logging_saving_and_memory_settings_change_no_bit(tiny, tmp_path):
 # --- non-finite steps -----------------------------------------------------------------------------------
 
 
-def make_nonfinite(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
-    """Make the gradients of these steps, counted from 1, not finite."""
-    compute_gradients, calls = oom_retry.compute_gradients, []
-
-    def nonfinite(networks, inputs, *rest):
-        calls.append(1)
-        if len(calls) in steps:
-            inputs.noise.fill_(float("nan"))
-        return compute_gradients(networks, inputs, *rest)
-
-    monkeypatch.setattr(oom_retry, "compute_gradients", nonfinite)
-
-
 @pytest.mark.slow
-def test_nonfinite_step_is_counted_and_changes_no_weight(tiny, tmp_path, monkeypatch):
-    make_nonfinite(monkeypatch, {2, 4 + 2})
+def test_nonfinite_step_is_counted_and_changes_no_weight(tiny, tmp_path):
     options = {"checkpoint_steps": 1, "keep_checkpoints": 9}
-    train_short(tiny, tmp_path / "run", **options)
-    stopped = train_short(tiny, tmp_path / "stopped", **options, max_steps=2)  # only a stop saves that step
+    with injected(Fault("nan", "step", nth=2)):
+        train_short(tiny, tmp_path / "run", **options)
+    with injected(Fault("nan", "step", nth=2)):  # only a stop saves that step
+        stopped = train_short(tiny, tmp_path / "stopped", **options, max_steps=2)
     first, third = (load_checkpoint(tmp_path / "run" / f"checkpoint_step_{step}.pt") for step in (1, 3))
     found = [first, stopped, third]
     first, second, third = (content["model"] for content in found)
@@ -73,27 +61,29 @@ def test_nonfinite_step_is_counted_and_changes_no_weight(tiny, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_nonfinite_step_does_not_change_the_discriminator(tiny, tmp_path, monkeypatch):
-    make_nonfinite(monkeypatch, {3})
+def test_nonfinite_step_does_not_change_the_discriminator(tiny, tmp_path):
     options = {"adversarial_weight": 0.5, "disc_start": 0, "disc_channels": 8, "disc_layers": 2}
-    stopped = train_short(tiny, tmp_path / "run", checkpoint_steps=1, max_steps=3, **options)
+    with injected(Fault("nan", "step", nth=3)):
+        stopped = train_short(tiny, tmp_path / "run", checkpoint_steps=1, max_steps=3, **options)
     found = [load_checkpoint(tmp_path / "run" / "checkpoint_step_2.pt"), stopped]
     for network in ("model", "discriminator"):
         assert all(torch.equal(value, found[1][network][name]) for name, value in found[0][network].items())
     assert torch.equal(found[0]["running_sq_norms"], found[1]["running_sq_norms"])
 
 
-def test_too_many_nonfinite_steps_in_a_row_stop_the_run(tiny, monkeypatch):
-    make_nonfinite(monkeypatch, set(range(2, 100)))
-    with pytest.raises(NonFiniteError, match=r"--max_nonfinite_steps 3.*--learning_rate") as caught:
+def test_too_many_nonfinite_steps_in_a_row_stop_the_run(tiny):
+    with (
+        injected(Fault("nan", "step", nth=2, times=100)),
+        pytest.raises(NonFiniteError, match=r"--max_nonfinite_steps 3.*--learning_rate") as caught,
+    ):
         train({**tiny, **SHORT, "max_nonfinite_steps": 3, "rollbacks": 0})
     assert caught.value.exit_code == EXIT_NON_FINITE == 76
     assert "\n" not in str(caught.value)
 
 
-def test_nonfinite_steps_that_are_not_in_a_row_do_not_stop_the_run(tiny, tmp_path, monkeypatch):
-    make_nonfinite(monkeypatch, {1, 2, 4})
-    content = train_short(tiny, tmp_path / "run", max_nonfinite_steps=3)
+def test_nonfinite_steps_that_are_not_in_a_row_do_not_stop_the_run(tiny, tmp_path):
+    with injected(Fault("nan", "step", nth=1, times=2), Fault("nan", "step", nth=4)):
+        content = train_short(tiny, tmp_path / "run", max_nonfinite_steps=3)
     assert int(content["update"]["nonfinite_total"]) == 3
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vae.training import loop
+from tests.harness.steps import before_steps
 from vae.training.run import train
 
 # The smallest network, and no files between the first and the last step
@@ -34,17 +34,14 @@ def resident_mib() -> float:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not STATM.exists(), reason="reads the size of the process from Linux")
-def test_memory_of_the_process_is_flat(tiny, monkeypatch, record_property):
+def test_memory_of_the_process_is_flat(tiny, record_property):
     sizes = {}
-    take_step = loop.take_step
 
-    def measured(run, ctx, state, batch):
-        outcome = take_step(run, ctx, state, batch)
-        if state.position.step in (FIRST, LAST):
-            sizes[state.position.step] = resident_mib()
-        return outcome
+    def measure(loop, _batch):
+        if loop.state.position.step in (FIRST, LAST):
+            sizes[loop.state.position.step] = resident_mib()
 
-    monkeypatch.setattr(loop, "take_step", measured)
-    assert train({**tiny, **FEW_FILES, **SMALLEST, "num_epochs": 400, "max_steps": LAST}) == 0
+    with before_steps(measure):
+        assert train({**tiny, **FEW_FILES, **SMALLEST, "num_epochs": 400, "max_steps": LAST + 1}) == 0
     record_property("MiB", sizes)
     assert sizes[LAST] - sizes[FIRST] < 2

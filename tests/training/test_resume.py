@@ -1,6 +1,5 @@
 """A run that is stopped and resumed equals the uninterrupted run, bit for bit (CPU, fp32, one thread)."""
 
-import os
 import shutil
 import signal
 from collections.abc import Iterable
@@ -11,11 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.harness.faults import Fault, injected
 from tests.harness.runs import TINY
+from tests.harness.steps import before_steps
 from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.training import loop
 from vae.training.run import train
 
 # Two stages of 2 epochs of 10 steps; the discriminator starts at step 3.
@@ -145,26 +145,17 @@ def test_records_after_the_resumed_step_are_removed(recipe, uninterrupted, tmp_p
 
 
 @pytest.mark.slow
-def test_checkpoint_of_the_last_step_of_an_epoch_resumes_before_its_end(
-    recipe, uninterrupted, tmp_path, monkeypatch
-):
+def test_checkpoint_of_the_last_step_of_an_epoch_resumes_before_its_end(recipe, uninterrupted, tmp_path):
     """If a save signal arrives in the last step of an epoch, the resumed run ends the epoch."""
-    updates = []
 
-    def update(*arguments):
-        updates.append(1)
-        if len(updates) == 9:  # the loop reads the signal at the start of the next step
-            os.kill(os.getpid(), signal.SIGUSR1)
-        if len(updates) == 11:
+    def kill(loop, _batch):
+        if loop.state.position.step == 10:
             raise KeyboardInterrupt  # kills the process before it saves anything newer
-        return apply_update(*arguments)
 
-    apply_update = loop.apply_update
-    monkeypatch.setattr(loop, "apply_update", update)
     given = {**recipe, "output_dir": str(tmp_path / "run"), "checkpoint_freq": 2}
-    with pytest.raises(KeyboardInterrupt):
+    save = Fault("signal", "step", nth=10, value=signal.SIGUSR1)
+    with injected(save), before_steps(kill), pytest.raises(KeyboardInterrupt):
         train(given)
-    monkeypatch.setattr(loop, "apply_update", apply_update)
     assert [path.name for path in (tmp_path / "run").glob("*.pt")] == ["checkpoint_step_10.pt"]
     assert train({**given, "resume_from": "latest"}) == 0
     found, expected = (final_checkpoint(folder)["model"] for folder in (tmp_path / "run", uninterrupted))

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from tests.harness.faults import Fault, injected, run_forked
+from tests.harness.steps import before_steps
 from tests.harness.training_runs import SHORT, assert_same, first_moments, records
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
-from vae.training import between_steps, loop
 from vae.training.checkpoints.store import load_newest
 from vae.training.recovery import rollback
+from vae.training.recovery.stability import NOT_FINITE
 from vae.training.run import train
+from vae.training.schedule import StageSchedule
 
 FOREVER = 10_000
 # 4 steps per epoch, with a record of each and a checkpoint after each second one. Files are written at once,
@@ -122,15 +124,13 @@ def test_run_that_diverges_by_its_learning_rate_stops_and_can_be_resumed(given, 
     assert train({**given, "resume_from": "latest", "learning_rate": 1e-4, "max_steps": 4}) == 0
 
 
-def test_nothing_is_saved_or_pruned_while_steps_are_not_finite(given, tmp_path, monkeypatch, capsys):
-    folder, seen, after_step = tmp_path / "run", {}, loop.after_step
+def test_nothing_is_saved_or_pruned_while_steps_are_not_finite(given, tmp_path, capsys):
+    folder, seen = tmp_path / "run", {}
 
-    def watch(run, ctx, state, *rest, **options):
-        after_step(run, ctx, state, *rest, **options)
-        seen[state.position.step] = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.pt")}
+    def watch(loop, _batch):
+        seen[loop.state.position.step] = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.pt")}
 
-    monkeypatch.setattr(loop, "after_step", watch)
-    with injected(Fault("nan", "step", nth=9, times=8)):
+    with injected(Fault("nan", "step", nth=9, times=8)), before_steps(watch):
         assert train({**given, "num_epochs": 5}) == 0
     assert set(seen[8]) == {"checkpoint_step_6.pt", "checkpoint_epoch_2.pt"}
     assert all(seen[step] == seen[8] for step in range(9, 17))
@@ -162,7 +162,7 @@ def test_weights_that_are_not_finite_go_back_at_once(given, tmp_path, monkeypatc
         assert train(given) == 0
     (found,) = records(tmp_path / "run", "rollback")
     assert (found["step"], found["diverged_at"]) == (6, 9)
-    assert found["reason"] == between_steps.NOT_FINITE
+    assert found["reason"] == NOT_FINITE
     assert read == ["checkpoint_step_6.pt"]  # once: what was verified is what is restored
     newest(tmp_path / "run")
 
@@ -252,13 +252,22 @@ def test_all_processes_go_back_together(given, tmp_path, fault):
 # ---- what a rollback restores ----------------------------------------------------------------------------
 
 
+class FullRate(StageSchedule):
+    """A schedule that rollbacks do not lower."""
+
+    def learning_rates(self, position, _caps):
+        return super().learning_rates(position, ())
+
+
+def use_full_rate(loop, _batch):
+    loop.stepper.schedule = FullRate(**vars(loop.stepper.schedule))
+
+
 def test_rollback_restores_everything_that_training_changed(given, tmp_path):
-    """With --rollbacks at full learning rate, the result is that of an undisturbed run, bit for bit."""
+    """With a rate that a rollback does not change, the result is that of an undisturbed run, bit for bit."""
     given |= {"adversarial_weight": 0.5, "disc_start": 2, "disc_channels": 8, "disc_layers": 1}
     for name, faults in {"undisturbed": (), "disturbed": (Fault("nan", "step", nth=9, times=3),)}.items():
-        with injected(*faults), pytest.MonkeyPatch.context() as patched:
-            patched.setattr(loop, "lowered", lambda factor, _caps: factor)
-            patched.setattr(loop, "halved", lambda factor, _rollbacks: factor)
+        with injected(*faults), before_steps(use_full_rate):
             options = {"output_dir": str(tmp_path / name), "max_nonfinite_steps": 3}
             assert train({**given, **options, "num_epochs": 4}) == 0
     found, expected = (newest(tmp_path / name) for name in ("disturbed", "undisturbed"))

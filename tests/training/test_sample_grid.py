@@ -18,7 +18,7 @@ from vae.training.validation.sample_grid import (
     ERROR_GAIN,
     FONT_SIZE,
     GAP,
-    LEAST_TILE,
+    MIN_TILE,
     TEXT_HEIGHT,
     sample_grid,
 )
@@ -48,7 +48,7 @@ def test_tiles_contain_the_images_pixel_by_pixel(size, scale):
     images = random_images(2, size)
     grid = grid_of(images)
     side = size * scale
-    assert side >= LEAST_TILE
+    assert side >= MIN_TILE
     assert grid.shape == (TEXT_HEIGHT + 2 * (side + TEXT_HEIGHT), 4 * (side + GAP) - GAP, 3)
     for row, image in enumerate(images):
         found = tile(grid, row, 0, side)[::scale, ::scale]
@@ -73,12 +73,12 @@ def test_error_tile_is_the_difference_of_the_first_two():
 def test_titles_are_above_every_column_and_fit_into_the_smallest_tile():
     grid = grid_of(random_images(1, 32))
     for column in range(4):
-        left = column * (LEAST_TILE + GAP)
-        assert grid[:TEXT_HEIGHT, left : left + LEAST_TILE].min() < 100  # dark letters
+        left = column * (MIN_TILE + GAP)
+        assert grid[:TEXT_HEIGHT, left : left + MIN_TILE].min() < 100  # dark letters
     font = ImageFont.load_default(FONT_SIZE)
     for title in ("input", "reconstruction", f"error x{ERROR_GAIN}", "64x bicubic", "PSNR 100.00 dB"):
         left, top, right, bottom = font.getbbox(title)
-        assert right - left <= LEAST_TILE
+        assert right - left <= MIN_TILE
         assert bottom - top <= TEXT_HEIGHT
 
 
@@ -97,8 +97,8 @@ def test_each_row_states_the_psnr_of_its_own_image(monkeypatch):
         assert captions[row][1] == f"PSNR {value:.2f} dB"
     assert captions[1][3] == "PSNR inf dB"
     below = grid[-TEXT_HEIGHT:]
-    assert below[:, LEAST_TILE + GAP : 2 * LEAST_TILE].min() < 100
-    assert below[:, :LEAST_TILE].min() == WHITE  # the input has no caption
+    assert below[:, MIN_TILE + GAP : 2 * MIN_TILE].min() < 100
+    assert below[:, :MIN_TILE].min() == WHITE  # the input has no caption
 
 
 # --- --sample_images ------------------------------------------------------------------------------------
@@ -138,15 +138,15 @@ def test_run_shows_the_own_images_with_and_without_a_validation_set(tiny, tmp_pa
     train_short(tiny, tmp_path / "run", sample_images=str(own_images), val_split=validation)
     (path,) = (tmp_path / "run" / "samples").glob("*.png")  # the grid at the end of the run
     grid = np.asarray(Image.open(path))
-    assert grid.shape[0] == TEXT_HEIGHT + 3 * (LEAST_TILE + TEXT_HEIGHT)
+    assert grid.shape[0] == TEXT_HEIGHT + 3 * (MIN_TILE + TEXT_HEIGHT)
     exact = np.asarray(Image.open(own_images / "c.webp").convert("RGB"))
-    assert np.array_equal(tile(grid, 2, 0, LEAST_TILE)[::5, ::5], exact)
+    assert np.array_equal(tile(grid, 2, 0, MIN_TILE)[::5, ::5], exact)
 
 
 def test_run_shows_validation_images_without_the_flag(tiny, tmp_path):
     train_short(tiny, tmp_path / "run", val_split=0.25)
     (path,) = (tmp_path / "run" / "samples").glob("*.png")
-    assert Image.open(path).height == TEXT_HEIGHT + 4 * (LEAST_TILE + TEXT_HEIGHT)
+    assert Image.open(path).height == TEXT_HEIGHT + 4 * (MIN_TILE + TEXT_HEIGHT)
     train_short(tiny, tmp_path / "other", val_split=0.0)
     assert not (tmp_path / "other" / "samples").exists()
 

@@ -7,49 +7,33 @@ import sys
 
 import pytest
 
+from tests.harness.faults import Fault, injected
 from tests.harness.training_runs import last_checkpoint
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE
-from vae.training import export, loop, run
 from vae.training.recovery import signals as signals_module
 from vae.training.recovery.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
 from vae.training.run import train
-from vae.training.validation import stage as stage_validation
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows sends no signals to other processes")
 
 
-def signal_in(monkeypatch, module, name: str, call: int = 1) -> None:
-    """Send this process SIGINT at the beginning of this call (from 1) of a function."""
-    function, calls = getattr(module, name), []
-
-    def with_signal(*arguments, **options):
-        calls.append(1)
-        if len(calls) == call:
-            os.kill(os.getpid(), signal.SIGINT)
-        return function(*arguments, **options)
-
-    monkeypatch.setattr(module, name, with_signal)
-
-
 @pytest.mark.parametrize(
-    ("module", "function", "call", "answer", "code", "step"),
+    ("point", "nth", "answer", "code", "step"),
     [
-        (run, "prepare_run", 1, LOADING, EXIT_SAVED_RESUMABLE, 1),
-        (stage_validation, "validation_metrics", 1, VALIDATION, EXIT_SAVED_RESUMABLE, 1),
-        (loop, "apply_update", 2, STEP, EXIT_SAVED_RESUMABLE, 2),
-        (stage_validation, "validation_metrics", 2, VALIDATION, EXIT_SAVED_RESUMABLE, 4),
-        (stage_validation, "validation_metrics", 3, LAST_VALIDATION, 0, 6),
-        (export, "export_final", 1, EXPORT, 0, 6),
+        ("open:image_.*png$", 1, LOADING, EXIT_SAVED_RESUMABLE, 1),
+        ("eval_pass", 1, VALIDATION, EXIT_SAVED_RESUMABLE, 1),
+        ("update", 2, STEP, EXIT_SAVED_RESUMABLE, 2),
+        ("eval_pass", 2, VALIDATION, EXIT_SAVED_RESUMABLE, 4),
+        ("eval_pass", 3, LAST_VALIDATION, 0, 6),
+        ("open:safetensors", 1, EXPORT, 0, 6),
     ],
     ids=["loading", "first_validation", "step", "validation", "last_validation", "export"],
 )
-def test_answer_describes_what_happens(
-    tiny, tmp_path, monkeypatch, capfd, module, function, call, answer, code, step
-):
-    """2 epochs of 3 steps, with a validation at the start and after each epoch."""
-    signal_in(monkeypatch, module, function, call)
-    assert train({**tiny, "init": "default"}) == code
+def test_answer_describes_what_happens(tiny, tmp_path, capfd, point, nth, answer, code, step):
+    """2 epochs of 3 steps, with a validation of one pass at the start and after each epoch."""
+    with injected(Fault("signal", point, nth=nth, value=signal.SIGINT)):
+        assert train({**tiny, "init": "default"}) == code
     assert f"{answer}; press Ctrl-C again to exit now\n" in capfd.readouterr().err
     assert last_checkpoint(tmp_path / "run")["position"]["step"] == step
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.harness.faults import Fault, injected
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import assert_same, last_checkpoint
 from tests.harness.waiting import wait_until
 from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_SAVED_RESUMABLE
-from vae.training import loop
 from vae.training.recovery.signals import StopSignals
 from vae.training.run import train
 
@@ -55,17 +55,9 @@ def steps(folder: Path) -> list[int]:
 # ---- in this process: the signal arrives at a known step -------------------------------------------------
 
 
-def send_at(monkeypatch, wanted: dict[int, int]) -> None:
-    """Send this process the signal `wanted[n]` during optimizer step n (from 1)."""
-    apply_update, updates = loop.apply_update, []
-
-    def update(*arguments):
-        updates.append(1)
-        if len(updates) in wanted:
-            os.kill(os.getpid(), wanted[len(updates)])
-        return apply_update(*arguments)
-
-    monkeypatch.setattr(loop, "apply_update", update)
+def signal_at(number: int, step: int) -> Fault:
+    """This process gets the signal within optimizer step `step` (from 1)."""
+    return Fault("signal", "update", nth=step, value=number)
 
 
 @pytest.mark.slow
@@ -74,11 +66,11 @@ def send_at(monkeypatch, wanted: dict[int, int]) -> None:
     [(signal.SIGTERM, 1), (signal.SIGINT, 4), (getattr(signal, "SIGHUP", 0), 6)],
     ids=["first_step", "within_an_epoch", "end_of_an_epoch"],
 )
-def test_stop_signal_saves_and_the_run_can_be_resumed(tiny, tmp_path, monkeypatch, capsys, number, step):
+def test_stop_signal_saves_and_the_run_can_be_resumed(tiny, tmp_path, capsys, number, step):
     """The step in which the signal arrives is the last."""
     folder, before = tmp_path / "run", signal.getsignal(number)
-    send_at(monkeypatch, {step: number})
-    assert train({**tiny, "num_epochs": 4}) == EXIT_SAVED_RESUMABLE
+    with injected(signal_at(number, step)):
+        assert train({**tiny, "num_epochs": 4}) == EXIT_SAVED_RESUMABLE
     command = f"python train_vae.py --output_dir {folder} --resume_from latest\n"
     assert command in capsys.readouterr().out
     assert last_checkpoint(folder)["position"]["step"] == step
@@ -88,18 +80,18 @@ def test_stop_signal_saves_and_the_run_can_be_resumed(tiny, tmp_path, monkeypatc
     assert load_checkpoint(folder / "checkpoint_epoch_4.pt")["position"]["step"] == 12
 
 
-def test_save_signal_saves_and_training_continues(tiny, tmp_path, monkeypatch):
-    send_at(monkeypatch, {1: signal.SIGUSR1, 4: signal.SIGUSR1})
-    assert train({**tiny, "num_epochs": 3, "checkpoint_freq": 3}) == 0
+def test_save_signal_saves_and_training_continues(tiny, tmp_path):
+    with injected(signal_at(signal.SIGUSR1, 1), signal_at(signal.SIGUSR1, 4)):
+        assert train({**tiny, "num_epochs": 3, "checkpoint_freq": 3}) == 0
     saved = {path.name: load_checkpoint(path)["position"] for path in (tmp_path / "run").glob("*.pt")}
     assert set(saved) == {"checkpoint_step_2.pt", "checkpoint_step_5.pt", "checkpoint_epoch_3.pt"}
     assert saved["checkpoint_step_5.pt"] == {"epoch": 1, "images_in_epoch": 8, "step": 5, "images": 20}
 
 
 @pytest.mark.slow
-def test_run_stopped_in_its_last_step_exports_when_resumed(tiny, tmp_path, monkeypatch):
-    send_at(monkeypatch, {6: signal.SIGTERM})
-    assert train(tiny) == EXIT_SAVED_RESUMABLE
+def test_run_stopped_in_its_last_step_exports_when_resumed(tiny, tmp_path):
+    with injected(signal_at(signal.SIGTERM, 6)):
+        assert train(tiny) == EXIT_SAVED_RESUMABLE
     assert train({**tiny, "resume_from": "latest"}) == 0
     assert (tmp_path / "run" / "vae" / "config.json").exists()
 

@@ -17,16 +17,15 @@ from vae.training.validation.slices import MAX_SLICES, Slices, slice_record, sli
 def test_mean_of_each_label():
     slices = Slices.of({0: "a", 1: "b", 2: None, 5: "a", 7: ""}, ONE_PROCESS)
     assert slices.labels == ["a", "b"]
-    slices.measured += [0, 2, 5, 7]  # image 1 was unusable
-    means = slices.means(slices.sums([20.0, 99.0, 30.0, 99.0]), ONE_PROCESS)
+    sums = slices.sums([0, 2, 5, 7], [20.0, 99.0, 30.0, 99.0])  # image 1 was unusable
+    means = slices.means(sums, ONE_PROCESS)
     assert means == {"a": 25.0}
 
 
 @pytest.mark.parametrize("labels", [[], ["one"] * 5, [str(n) for n in range(MAX_SLICES + 1)]])
 def test_no_labels_one_label_and_names_of_images_are_no_slices(labels):
     slices = Slices.of(dict(enumerate(labels)), ONE_PROCESS)
-    slices.measured += range(len(labels))
-    sums = slices.sums([1.0] * len(labels))
+    sums = slices.sums(range(len(labels)), [1.0] * len(labels))
     assert slices.means(sums, ONE_PROCESS) == {}
     assert slice_record({}) == {}
     assert slice_text({}) == ""

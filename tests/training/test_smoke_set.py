@@ -1,4 +1,4 @@
-"""The smoke set guards between validations: its record, its warning, and what it leaves unchanged."""
+"""Quick validations between the others: their record, their warning, and what they leave unchanged."""
 
 import math
 
@@ -15,7 +15,7 @@ def measured(psnr: float, images: int = 8) -> dict[str, float]:
 
 
 def warned(history: History, *values: float) -> list[bool]:
-    return [history.guard_warning(measured(value), 1.0) is not None for value in values]
+    return [history.regression_warning(measured(value), 1.0) is not None for value in values]
 
 
 def test_one_warning_for_each_fall():
@@ -25,7 +25,7 @@ def test_one_warning_for_each_fall():
         *(False, False, True, False),  # risen and fallen again; then it stays below
     ]
     assert history.smoke_best == measured(22.0)
-    warning = History(smoke_best=measured(22.0)).guard_warning(measured(math.nan), 1.5)
+    warning = History(smoke_best=measured(22.0)).regression_warning(measured(math.nan), 1.5)
     for token in ("--guard_psnr 1.5", "22.00 dB", "--learning_rate"):
         assert token in warning
 
@@ -33,19 +33,19 @@ def test_one_warning_for_each_fall():
 def test_other_images_are_not_compared():
     history = History()
     assert warned(history, 20.0) == [False]
-    assert history.guard_warning(measured(10.0, images=4), 1.0) is None
-    assert history.guard_warning({**measured(5.0, images=4), "image_size": 64}, 1.0) is None
-    assert history.guard_warning({"image_size": 64, "images": 4}, 1.0) is not None  # no usable image
+    assert history.regression_warning(measured(10.0, images=4), 1.0) is None
+    assert history.regression_warning({**measured(5.0, images=4), "image_size": 64}, 1.0) is None
+    assert history.regression_warning({"image_size": 64, "images": 4}, 1.0) is not None  # no usable image
 
 
-def test_smoke_set_is_spread_over_the_validation_set():
+def test_its_images_are_spread_over_the_validation_set():
     everything = ValidationSet(images=[], count=10)
     assert everything.spread(4).chosen == (0, 2, 5, 7)
     assert everything.spread(99).chosen == tuple(range(10))
 
 
 @pytest.mark.slow
-def test_smoke_set_is_measured_beside_the_holdout_and_changes_nothing(tiny, tmp_path):
+def test_it_measures_beside_the_validation_set_and_changes_nothing(tiny, tmp_path):
     """6 steps in 2 epochs."""
     changes = {"guarded": {"smoke_images": 2, "smoke_steps": 2, "guard_psnr": 0}, "plain": {}}
     for name, change in changes.items():

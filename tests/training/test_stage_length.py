@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.faults import Fault, injected
 from tests.harness.training_runs import (
     assert_same,
     last_checkpoint,
@@ -155,15 +156,9 @@ def test_profile_is_named_as_the_source(image_folder, tmp_path, capsys, fast_mea
     assert line.endswith("), about 2 min at 0.2 images/s")
 
 
-def test_stop_signal_while_measuring_writes_nothing(tiny, tmp_path, monkeypatch, capfd):
-    update = stage_length.update_weights
-
-    def update_and_signal(*arguments):
-        signal.raise_signal(signal.SIGINT)
-        return update(*arguments)
-
-    monkeypatch.setattr(stage_length, "update_weights", update_and_signal)
-    with pytest.raises(KeyboardInterrupt):
+def test_stop_signal_while_measuring_writes_nothing(tiny, tmp_path, capfd):
+    stop = Fault("signal", "update", value=signal.SIGINT)
+    with injected(stop), pytest.raises(KeyboardInterrupt):
         train_for(1.0, tiny, tmp_path / "run")
     assert "training has not started" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()

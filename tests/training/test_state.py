@@ -8,18 +8,10 @@ from safetensors.torch import load_file
 
 from tests.harness.checkpoints import checkpoint
 from tests.harness.toy_networks import relative_difference
-from tests.harness.training_runs import ONE_PROCESS, SHORT, train_short
+from tests.harness.training_runs import ONE_PROCESS, SHORT, alive_of, train_short
 from vae.interop import checkpoint_schema
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.step import UpdateState
-from vae.training.checkpoints.writer import CheckpointWriter
-from vae.training.context import StageContext
-from vae.training.loop import Outcome, train_stage
-from vae.training.memory.oom_retry import StepSettings
-from vae.training.memory.stage_memory import plan_stage
-from vae.training.output.logbook import Logbook
-from vae.training.recovery.signals import StopSignals
-from vae.training.recovery.watchdog import Watchdog
 from vae.training.setup import prepare_run
 from vae.training.stages import Position, Stage
 from vae.training.validation.history import History
@@ -49,22 +41,14 @@ def test_ema_weights_follow_the_formula(tiny, tmp_path):
 
 def test_ema_weights_have_no_graph_after_training_steps(tiny):
     """An EMA update that autograd records would keep a graph that grows with every step."""
-    run, state = prepare_run({**tiny, **SHORT}, ONE_PROCESS)
-    run.output_dir.mkdir()
-    (stage,) = state.stages
-    ctx = StageContext(
-        stage=stage,
-        steps=run.steps_of(stage),
-        peak=run.peak_of(stage),
-        plan=plan_stage(run.config, stage, torch.float32, ONE_PROCESS),
-        settings=StepSettings(micro_batch=4, recompute="none", may_recompute_more=False),
-        logbook=Logbook(run.output_dir, 0, active=False),
-        writer=CheckpointWriter(background=True),
-        signals=StopSignals(),
-        watchdog=Watchdog(0, run.output_dir),
-    )
+    run = prepare_run({**tiny, **SHORT}, ONE_PROCESS)
+    state, schedule = run.state, run.schedule(run.state.stage)
+    stepper = run.stepper(schedule, run.retry(run.plan(state.stage)))
     before = {name: value.clone() for name, value in state.ema.state_dict().items()}
-    assert train_stage(run, ctx, state) is Outcome.FINISHED
+    with run.loader(schedule, alive_of(run)) as loader:
+        for batch in loader.batches(0):
+            stepper.step(batch, len(batch.images))
+            state.advance(len(batch.images))
     assert state.position.step == 4
     for name, parameter in state.ema.named_parameters():
         assert parameter.grad_fn is None, name

@@ -134,8 +134,13 @@ def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> byte
     return b"".join(parts[rank] for rank in range(dist.world_size))
 
 
-def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, ValidationSet | None]:
-    """The training set and the validation set; None if nothing is set aside for validation."""
+def find_images(
+    config: Config, given: dict[str, Any], num_workers: int = 0
+) -> tuple[TrainingSet, ValidationSet | None]:
+    """The training set and the validation set; None if nothing is set aside for validation.
+
+    `num_workers`: processes that decode validation images.
+    """
     data = config.data
     cache = open_cache((data.data_path, data.val_path), data.cache_dir, data.cache_gib)
     if is_dataset(data.data_path):
@@ -149,7 +154,8 @@ def find_images(config: Config, given: dict[str, Any]) -> tuple[TrainingSet, Val
     training_set = TrainingSet(train, train.order(config.run.seed))
     if validation is None or not count:
         return training_set, None
-    return training_set, ValidationSet(validation, count, label=_labels(data, validation, count))
+    labels = _labels(data, validation, count)
+    return training_set, ValidationSet(validation, count, data, num_workers, label=labels)
 
 
 def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str | None]:

@@ -1,39 +1,32 @@
-"""The training loop of a stage: each batch becomes one optimizer step."""
+"""The training loop of a stage: the way of a batch, from the loader to the checkpoint."""
 
-import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
-import torch
-from tqdm import tqdm
-
+from vae.config.options import RunConfig
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.data.probing import accepted_bad_images
-from vae.losses.adversarial import update_running
-from vae.step import StepInputs, apply_update
-from vae.system.errors import DataError, HangError, UserError
-from vae.training.between_steps import after_step, check_end, end_epoch, report_duration
-from vae.training.checkpoints.saving import finish_saving, save_now
-from vae.training.context import RunContext, StageContext
-from vae.training.memory.oom_retry import gradients_with_oom_retry
-from vae.training.output.logbook import REJECTED_NAME
+from vae.system import console
+from vae.system.errors import DataError, UserError
+from vae.training.checkpoints.saver import Saver
+from vae.training.output.logbook import REJECTED_NAME, Logbook
+from vae.training.output.run_folder import epoch_name, step_name
 from vae.training.records.profiling import StepProfiler
-from vae.training.records.running_metrics import RunningMetrics
+from vae.training.records.recorder import Means, Recorder
+from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.signals import STEP, LoadingStoppedError
-from vae.training.schedule import (
-    discriminator_steps,
-    ema_decay,
-    halved,
-    learning_rate_factor,
-    lowered,
-    warmup_steps,
-)
+from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
+from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState
-from vae.training.step_inputs import step_inputs
+from vae.training.stepper import Stepper
+from vae.training.validation.measure import Metrics
+from vae.training.validation.sample_grid import SampleGrids
+from vae.training.validation.validator import Validator
 
 
-class Outcome(Enum):
+class StageEnd(Enum):
     """Why the loop of a stage ended."""
 
     FINISHED = "all epochs of the stage are done"
@@ -41,238 +34,213 @@ class Outcome(Enum):
     SIGNALLED = "a signal asked to stop"
 
 
-def train_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Outcome:
-    """Train the rest of a stage."""
-    position, outcome = state.position, None
-    ctx.metrics, ctx.signals.answer = RunningMetrics(), STEP
-    folder = run.output_dir / "profile" / f"{ctx.stage.image_size}px"
-    profiler = StepProfiler(run.config.speed.profile_steps if run.dist.is_main else 0, folder)
-    with train_loader(run, ctx) as loader, _progress_bar(run, ctx, state) as bar:
-        while outcome is None and position.epoch < ctx.stage.end_epoch:
-            first_step = position.images_in_epoch // ctx.steps.images
-            # after_step ends an epoch, unless the run was resumed after its last step or with larger steps
-            if first_step >= ctx.steps.per_epoch:
-                end_epoch(run, ctx, state)
-                continue
-            for batch in _timed(loader.batches(position.epoch, first_step), ctx):
-                step = position.step
-                outcome = take_step(run, ctx, state, batch)
-                ctx.watchdog.beat()
-                if position.step > step:
-                    assert isinstance(batch, Batch)
-                    bar.update()
-                    profiler.step()
-                    after_step(run, ctx, state, bar, batch, stopping=outcome is Outcome.SIGNALLED)
-                if outcome is not None:
-                    save_now(run, ctx, state)
-                    finish_saving(run, ctx)
-                    break
-                report_duration(run, ctx, state)
-                ctx.metrics.exclude_pause()
-    profiler.close()
-    if outcome is not Outcome.SIGNALLED:
-        check_end(run, state)
-    return outcome or Outcome.FINISHED
+class Agreed(NamedTuple):
+    """What the processes tell each other before a step."""
+
+    images: int  # of all processes in this step
+    stop: bool  # one got a signal to stop
+    save: bool  # one got a signal to save
+    no_batch: bool  # one has no batch
 
 
-def take_step(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch | Exception
-) -> Outcome | None:
-    """Make one optimizer step from a batch; returns why training must stop after it, or None.
+@dataclass
+class TrainingLoop:
+    """A stage of a run. Nothing else sees all of its parts."""
 
-    An exception is the reason why this process has no batch: all processes save, without a step, and stop.
-    """
-    position, waited = state.position, run.dist.waits.seconds
-    total_images, stop, save_asked, no_batch = _sync_ranks(run, ctx, state, batch)
-    if no_batch or isinstance(batch, Exception):
-        return _stop_without_batch(run, ctx, state, batch)
-    sums, norms = update_weights(run, ctx, state, batch, total_images)
-    position.step += 1
-    position.images_in_epoch += ctx.steps.images
-    position.images += ctx.steps.images
-    state.is_changing = False
-    ctx.metrics.add(sums, total_images, norms)
-    ctx.metrics.health.add(batch, run.dist.waits.seconds - waited)
-    if save_asked:
-        save_now(run, ctx, state)
-    if stop or (ctx.signals.stop and run.dist.world_size == 1):
-        return Outcome.SIGNALLED
-    limit = run.config.run.max_steps
-    return Outcome.MAX_STEPS if limit is not None and position.step >= limit else None
+    options: RunConfig
+    max_bad_fraction: float
+    num_images: int  # training images
+    state: TrainingState
+    stepper: Stepper
+    recorder: Recorder
+    validator: Validator | None  # None: nothing is set aside for validation
+    samples: SampleGrids
+    saver: Saver
+    stability: Stability
+    logbook: Logbook
+    alive: Liveness
+    profiler: StepProfiler
 
+    @property
+    def baselines(self) -> dict[str, Metrics]:
+        """The metrics of the validation's baselines, by name."""
+        return self.validator.baselines if self.validator else {}
 
-def update_weights(
-    run: RunContext,
-    ctx: StageContext,
-    state: TrainingState,
-    batch: Batch,
-    total_images: int,
-    learning_rate: float | None = None,
-) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Update all weights from a batch; returns sums over its images, and the gradient norms.
+    def begin(self) -> None:
+        """Measure the baselines, and the weights that the stage begins with."""
+        state, position = self.state, self.state.position
+        is_start = not is_started(state.stage, position)
+        if is_start:
+            state.history.begin_stage()
+            self.stability.begin_stage()
+        if self.validator is None:
+            return
+        self.validator.measure_baselines()
+        if is_start:
+            metrics = self.validator.validate("start", position.epoch)
+            state.history.add_start(metrics, self.saver.start_checkpoint())
+            if self.options.smoke_steps and self.stepper.schedule.steps.total >= self.options.smoke_steps:
+                self.validator.validate_quickly()
 
-    `total_images` counts the images of all processes in this step. `learning_rate` replaces the schedule's,
-    for the autoencoder. The position does not change, so the state is then `is_changing`.
-    """
-    position, update = state.position, state.update
-    inputs = step_inputs(run, ctx, state, batch, total_images)
-    sums = _sums(run, ctx, batch, inputs)
-    state.is_changing = True
-    _set_learning_rates(run, ctx, state)
-    if learning_rate is not None:
-        _set_learning_rate(state.optimizers[0], learning_rate)
-    optimizers = state.optimizers if inputs.adversarial_factor is not None else state.optimizers[:1]
-    norms = apply_update(optimizers, update, run.config.optim, run.fp16, total_images == 0)
-    if inputs.adversarial_factor is not None:
-        measured = torch.stack([sums.pop("reconstruction_sq_norm"), sums.pop("adversarial_sq_norm")])
-        state.running_sq_norms = update_running(state.running_sq_norms, run.dist.all_reduce(measured))
-        sums["adversarial_factor"] = inputs.adversarial_factor * len(batch.images)
-    if total_images:
-        state.update_ema(ema_decay(run.config.optim.ema_decay, position.step, run.begun_from))
-    return sums, norms
+    def train(self, loader: TrainLoader) -> StageEnd:
+        """Train the rest of the stage."""
+        state, steps, end = self.state, self.stepper.schedule.steps, None
+        self.alive.signals.answer = STEP
+        with self.recorder, self.profiler:
+            while end is None and state.position.epoch < state.stage.end_epoch:
+                first_step = state.position.images_in_epoch // steps.images
+                # after_step ends an epoch, unless a run was resumed after its last step or with larger ones
+                if first_step >= steps.per_epoch:
+                    self.end_epoch()
+                    continue
+                for batch in self.recorder.timed(loader.batches(state.position.epoch, first_step)):
+                    step = state.position.step
+                    end = self.take_step(batch)
+                    self.alive.beat()
+                    if state.position.step > step:
+                        assert isinstance(batch, Batch)
+                        self.profiler.step()
+                        self.after_step(batch, stopping=end is StageEnd.SIGNALLED)
+                    if end is not None:
+                        self.saver.save_and_wait()
+                        break
+                    self.recorder.print_duration()
+        if end is not StageEnd.SIGNALLED:  # too late for a spike that lasts
+            raise_if_diverged(self.stepper.dist, self.stability.divergence(is_end=True))
+        return end or StageEnd.FINISHED
 
+    def take_step(self, batch: Batch | Exception) -> StageEnd | None:
+        """Make one optimizer step from a batch; returns why training must stop after it, or None.
 
-def measure_losses(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch, total_images: int
-) -> dict[str, torch.Tensor]:
-    """Sums of the losses over the images of a batch, without adversarial ones; nothing changes."""
-    return _sums(run, ctx, batch, step_inputs(run, ctx, state, batch, total_images), backward=False)
+        An exception is the reason why this process has no batch: all processes save, without a step, and
+        stop.
+        """
+        state, dist, waited = self.state, self.stepper.dist, self.stepper.dist.waits.seconds
+        agreed = self._agree(batch)
+        if agreed.no_batch or isinstance(batch, Exception):
+            return self._stop_without_batch(batch)
+        update = self.stepper.step(batch, agreed.images)
+        state.advance(self.stepper.schedule.steps.images)
+        self.recorder.add(batch, update, agreed.images, dist.waits.seconds - waited)
+        if agreed.save:
+            self.saver.save_now()
+        if agreed.stop or (self.alive.signals.stop and dist.world_size == 1):
+            return StageEnd.SIGNALLED
+        limit = self.options.max_steps
+        return StageEnd.MAX_STEPS if limit is not None and state.position.step >= limit else None
 
+    def after_step(self, batch: Batch, stopping: bool) -> None:
+        """Log, sample, validate and save, each if it is due after this step with `batch`.
 
-def _sums(
-    run: RunContext,
-    ctx: StageContext,
-    batch: Batch,
-    inputs: StepInputs,
-    backward: bool = True,
-) -> dict[str, torch.Tensor]:
-    sums = gradients_with_oom_retry(
-        run.networks, inputs, ctx.settings, run.dist, run.resume_command, backward
-    )
-    if len(batch.images) == 0:  # the placeholder image of a process without images is not measured
-        sums = {name: torch.zeros_like(value) for name, value in sums.items()}
-    return sums
+        If a signal asked to stop, only log: a validation could take minutes. The resumed run ends the epoch.
+        """
+        options, step = self.options, self.state.position.step
+        epoch_is_done = self.stepper.schedule.steps.epoch_is_done(self.state.position)
+        if self.recorder.is_due():
+            self._judge(self.recorder.write(batch))
+        self.saver.report()
+        if stopping:
+            return
+        if options.save_samples_freq and step % options.save_samples_freq == 0:
+            self.samples.save()
+        if self.validator and options.smoke_steps and step % options.smoke_steps == 0:
+            has_fallen = self.validator.validate_quickly()
+            if has_fallen and not (epoch_is_done and self._validation_is_due(self.state.position.epoch + 1)):
+                self.validator.validate(f"step {step}", self.state.position.epoch)
+        if epoch_is_done:
+            self.end_epoch()
+        elif options.checkpoint_steps and step % options.checkpoint_steps == 0:
+            self.saver.save(step_name(step))
 
+    def _judge(self, means: Means) -> None:
+        """Judge a record: raise NonFiniteError if training has diverged, or note a good checkpoint."""
+        state, streak = self.state, int(self.state.update.nonfinite_streak)
+        is_good = self.stability.add_record(state.position.step, *means, streak)
+        reason = self.stability.divergence()
+        if reason is None and streak and not state.is_finite():
+            reason = NOT_FINITE
+        if is_good:
+            self.saver.note_good()
+        raise_if_diverged(self.stepper.dist, reason)
 
-def _sync_ranks(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch | Exception
-) -> tuple[int, bool, bool, bool]:
-    """Number of images of all processes in this step, whether any process got a stop or a save signal, and
-    whether one has no batch.
+    def end_epoch(self) -> None:
+        """Validate if it is due; begin the next epoch; save if it is due; end the stage by --early_stopping.
 
-    Raises DataError, after saving a checkpoint, if too many images turned out unusable.
-    """
-    size, new = 0, set()
-    if isinstance(batch, Batch):
-        size = len(batch.images)
-        new = {(r.name, str(r)) for r in batch.rejected if r.name not in state.rejected}
-    asked, ctx.signals.save = ctx.signals.save, False
-    images, rejected, stop, save_asked, no_batch = run.dist.all_reduce_scalars(
-        size, len(new), ctx.signals.stop, asked, not isinstance(batch, Batch)
-    )
-    if rejected:
-        _report_rejected(run, ctx, state, run.dist.all_gather_set(new))
-    return int(images), stop > 0, save_asked > 0, no_batch > 0
+        What is saved while a validation hangs belongs to the old epoch: the resumed run validates again.
+        """
+        state, options, history = self.state, self.options, self.state.history
+        epochs = state.position.epoch + 1
+        is_last, last_of_run = epochs == state.stage.end_epoch, state.stages[-1].end_epoch
+        save_is_due = epochs % options.checkpoint_freq == 0 or is_last
+        metrics: Metrics = {}
+        if self.validator and self._validation_is_due(epochs):
+            metrics = self.validator.validate(f"epoch {epochs}", epochs, ends_run=epochs == last_of_run)
+            history.add_epoch(metrics)
+        state.position.epoch, state.position.images_in_epoch = epochs, 0
+        limit = options.early_stopping
+        if metrics and limit and history.without_gain >= limit and not is_last:
+            console.info(f"--early_stopping {limit}: PSNR has stopped rising, the stage ends")
+            state.stages, state.stage = shorten_stage(state.stages, state.stage, epochs)
+            save_is_due = True
+        if save_is_due:
+            best = history.best_checkpoint, history.best_checkpoint_psnr
+            if metrics:
+                history.add_checkpoint(epoch_name(epochs), metrics)
+            if not self.saver.save(epoch_name(epochs), required=epochs == state.stages[-1].end_epoch):
+                history.best_checkpoint, history.best_checkpoint_psnr = best
 
+    def _validation_is_due(self, epochs: int) -> bool:
+        """Whether the end of this epoch, counted from 1, is validated."""
+        return epochs % self.options.val_freq == 0 or epochs == self.state.stage.end_epoch
 
-def _stop_without_batch(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch | Exception
-) -> Outcome:
-    """Save and stop if a process has no batch: after a signal with an Outcome, or else with an error."""
-    failed = isinstance(batch, Exception) and not isinstance(batch, LoadingStoppedError)
-    if not run.dist.all_reduce_scalars(failed)[0]:
-        return Outcome.SIGNALLED
-    save_now(run, ctx, state)
-    finish_saving(run, ctx)
-    reason = batch if failed else DataError("another process has no images: it reports the reason")
-    assert isinstance(reason, UserError)
-    raise type(reason)(f"{reason}; saved at step {state.position.step}, resume with: {run.resume_command}")
+    def validate_final(self) -> None:
+        """Validate the weights that will be exported, if --max_steps ended the run between validations."""
+        state = self.state
+        if self.validator and state.validated_step != state.position.step:
+            self.validator.validate(f"step {state.position.step}", state.position.epoch, ends_run=True)
 
+    # ---- the other processes -----------------------------------------------------------------------------
 
-def _report_rejected(
-    run: RunContext, ctx: StageContext, state: TrainingState, new: set[tuple[str, str]]
-) -> None:
-    """Report each unusable image file once; stop the run if they are too many."""
-    for name, line in sorted(new):
-        state.rejected.add(name)
-        ctx.logbook.rejected(line)
-    share, total = run.config.data.max_bad_fraction, run.training_set.num_images
-    accepted = accepted_bad_images(share, total)
-    if len(state.rejected) > accepted:
-        save_now(run, ctx, state)
-        finish_saving(run, ctx)
-        raise DataError(
-            f"{len(state.rejected)} of {total} training images cannot be used, more than the {accepted} of "
-            f"--max_bad_fraction {share}: they are listed in {run.output_dir / REJECTED_NAME}; "
-            "remove them, or raise --max_bad_fraction"
+    def _agree(self, batch: Batch | Exception) -> Agreed:
+        """Exchange what decides the next step.
+
+        Raises DataError, after saving a checkpoint, if too many images turned out unusable.
+        """
+        signals, dist = self.alive.signals, self.stepper.dist
+        size, new = 0, set()
+        if isinstance(batch, Batch):
+            size = len(batch.images)
+            new = {(r.name, str(r)) for r in batch.rejected if r.name not in self.state.rejected}
+        asked, signals.save = signals.save, False
+        images, rejected, stop, save, no_batch = dist.all_reduce_scalars(
+            size, len(new), signals.stop, asked, not isinstance(batch, Batch)
         )
+        if rejected:
+            self._report_rejected(dist.all_gather_set(new))
+        return Agreed(int(images), stop > 0, save > 0, no_batch > 0)
 
+    def _stop_without_batch(self, batch: Batch | Exception) -> StageEnd:
+        """Save and stop if a process has no batch: after a signal with a StageEnd, or else with an error."""
+        failed = isinstance(batch, Exception) and not isinstance(batch, LoadingStoppedError)
+        if not self.stepper.dist.all_reduce_scalars(failed)[0]:
+            return StageEnd.SIGNALLED
+        self.saver.save_and_wait()
+        reason = batch if failed else DataError("another process has no images: it reports the reason")
+        assert isinstance(reason, UserError)
+        saved = f"saved at step {self.state.position.step}, resume with: {self.saver.resume_command}"
+        raise type(reason)(f"{reason}; {saved}")
 
-def _set_learning_rates(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
-    """Set the learning rates of this step, from the position within the stage."""
-    loss, steps, done = run.config.loss, ctx.steps, ctx.steps.done(state.position)
-    caps = state.rollbacks.get(ctx.stage.first_epoch, ())
-    factor = lowered(_schedule_factor(run, ctx, done, steps.total), caps)
-    _set_learning_rate(state.optimizers[0], ctx.peak * factor)
-    if state.discriminator is not None:
-        own = discriminator_steps(loss.disc_start, state.position.step, done, steps.total)
-        factor = halved(_schedule_factor(run, ctx, *own), len(caps))
-        _set_learning_rate(state.optimizers[1], loss.disc_learning_rate * factor)
-
-
-def _schedule_factor(run: RunContext, ctx: StageContext, done: int, total: int) -> float:
-    """The share of the peak learning rate after `done` of `total` steps, warm-up included."""
-    optim = run.config.optim
-    warm_up = warmup_steps(optim.warmup_epochs, ctx.steps.per_epoch, total)
-    return learning_rate_factor(optim.lr_schedule, done, total, warm_up)
-
-
-def _set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = value
-
-
-def train_loader(run: RunContext, ctx: StageContext) -> TrainLoader:
-    """The training batches of a stage."""
-    data = run.config.data
-    return TrainLoader(
-        run.training_set.crops(run.config, ctx.stage.image_size, ctx.steps.images),
-        local_batch=ctx.steps.local_images,
-        order=run.training_set.order_of(run.config, ctx.stage.image_size, ctx.steps.images),
-        rank=run.dist.rank,
-        world_size=run.dist.world_size,
-        num_workers=run.num_workers,
-        prefetch_factor=data.prefetch_factor,
-        persistent_workers=data.persistent_workers,
-        pin_memory=run.dist.device.type == "cuda",
-        while_waiting=ctx.check_waiting,
-    )
-
-
-def _timed(batches: Iterator[Batch], ctx: StageContext) -> Iterator[Batch | Exception]:
-    """The batches; the time spent waiting for each is added to the running metrics.
-
-    If one cannot be loaded, the reason comes last: the other processes must be told.
-    """
-    while True:
-        started = time.perf_counter()
-        try:
-            batch = next(batches, None)
-        except (DataError, HangError, LoadingStoppedError) as error:
-            yield error
-            return
-        if batch is None:
-            return
-        ctx.metrics.wait_seconds += time.perf_counter() - started
-        yield batch
-
-
-def _progress_bar(run: RunContext, ctx: StageContext, state: TrainingState) -> tqdm:
-    return tqdm(
-        total=ctx.steps.total,
-        initial=ctx.steps.done(state.position),
-        desc=f"{ctx.stage.image_size} px",
-        unit="step",
-        dynamic_ncols=True,
-        disable=None if run.dist.is_main else True,  # None: shown on a terminal, never written to a file
-    )
+    def _report_rejected(self, new: set[tuple[str, str]]) -> None:
+        """Report each unusable image file once; stop the run if they are too many."""
+        rejected, total = self.state.rejected, self.num_images
+        for name, line in sorted(new):
+            rejected.add(name)
+            self.logbook.rejected(line)
+        accepted = accepted_bad_images(self.max_bad_fraction, total)
+        if len(rejected) > accepted:
+            self.saver.save_and_wait()
+            raise DataError(
+                f"{len(rejected)} of {total} training images cannot be used, more than the {accepted} of "
+                f"--max_bad_fraction {self.max_bad_fraction}: they are listed in "
+                f"{self.logbook.folder / REJECTED_NAME}; remove them, or raise --max_bad_fraction"
+            )

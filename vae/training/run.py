@@ -1,8 +1,10 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from vae.config.options import CONTRACT, Config, flatten
 from vae.device import is_out_of_memory
@@ -10,30 +12,34 @@ from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
-from vae.training.between_steps import begin_stage, validate_final
-from vae.training.checkpoints.saving import save_alone
+from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
-from vae.training.context import RunContext, StageContext
 from vae.training.datasets import store_aspects
 from vae.training.distributed import Distributed
-from vae.training.export import finish
-from vae.training.loop import Outcome, train_stage
-from vae.training.memory.stage_memory import StagePlan, memory_limit, plan_stage, reset_memory_peaks
+from vae.training.export import LATENT_IMAGES, Export, latent_constants
+from vae.training.loop import StageEnd, TrainingLoop
+from vae.training.memory.oom_retry import OomRetry
+from vae.training.memory.stage_memory import StagePlan, memory_limit, reset_memory_peaks
 from vae.training.output.appending import write_json
 from vae.training.output.folder_lock import FolderLock
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import METRICS_NAME, resume_command
 from vae.training.output.wandb_run import WandbRun
+from vae.training.parts import PreparedRun
 from vae.training.precheck import contains_run, output_folder
 from vae.training.records.stage_report import print_remarks, print_stage, record_memory
-from vae.training.recovery.rollback import begin_run, roll_back
+from vae.training.records.summary import next_command, progress_line, result_lines
+from vae.training.recovery.liveness import Liveness
+from vae.training.recovery.rollback import Rollback, begin_run
 from vae.training.recovery.signals import EXPORT, LoadingStoppedError, StopSignals
+from vae.training.recovery.stability import raise_if_diverged
 from vae.training.recovery.watchdog import Watchdog
-from vae.training.setup import prepare_run
+from vae.training.schedule import StageSchedule
+from vae.training.setup import begin_stability, prepare_run
 from vae.training.stages import Stage, current_stage
-from vae.training.state import TrainingState
 from vae.training.trials.find_lr import find_learning_rate
 from vae.training.trials.stage_length import choose_length
+from vae.training.validation.measure import Metrics
 
 
 def train(given: dict[str, Any]) -> int:
@@ -47,9 +53,10 @@ def train(given: dict[str, Any]) -> int:
     try:
         with StopSignals(dist.is_main) as signals, FolderLock() as lock, dist.lost_processes_named():
             _lock_folder(lock, output_folder(given), dist, only_run=True)
-            run, state = prepare_run(given, dist)
-            with Watchdog(run.config.run.hang_minutes, run.output_dir, dist.rank) as watchdog:
-                return _train_stages(run, state, signals, lock, watchdog)
+            prepared = prepare_run(given, dist)
+            minutes = prepared.config.run.hang_minutes
+            with Watchdog(minutes, prepared.output_dir, dist.rank) as watchdog:
+                return _Run(prepared, Liveness(watchdog, signals), lock).train()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -81,169 +88,188 @@ def _lock_folder(lock: FolderLock, folder: Path, dist: Distributed, only_run: bo
         raise refusal or UserError(f"--output_dir {folder} is in use: the main process names its user")
 
 
-def _train_stages(
-    run: RunContext, state: TrainingState, signals: StopSignals, lock: FolderLock, watchdog: Watchdog
-) -> int:
-    stage = current_stage(state.stages, state.position.epoch)
-    reason = _why_complete(run, state, stage)
-    if stage is None or reason:
-        return _report_complete(run, state, reason, lock, watchdog)
-    # All stages are planned before the first one starts: a run must not fail hours later.
-    plans = {s: _plan(run, s) for s in state.stages[state.stages.index(stage) :]}
-    limit_memory(run.dist.device, memory_limit(plans.values()))
-    if run.config.run.find_lr or run.config.run.train_minutes is not None:
-        logbook = Logbook(run.output_dir, state.position.step, active=False)  # nothing is recorded or saved
-        writer = CheckpointWriter(background=False)
-        ctx = _stage_context(run, stage, plans[stage], logbook, writer, signals, watchdog)
-        if run.config.run.find_lr:
-            find_learning_rate(run, ctx, state)
+class _Run:
+    """A prepared run in its folder."""
+
+    def __init__(self, prepared: PreparedRun, alive: Liveness, lock: FolderLock) -> None:
+        self.prepared, self.alive, self.lock = prepared, alive, lock
+        self.state, self.dist = prepared.state, prepared.dist
+
+    def train(self) -> int:
+        """Train stage after stage, and export; returns the exit code."""
+        stage = current_stage(self.state.stages, self.state.position.epoch)
+        if stage is None or self._is_at_max_steps():
+            return self._report_complete(stage)
+        # All stages are planned before the first one starts: a run must not fail hours later.
+        stages = self.state.stages
+        plans = {later: self.prepared.plan(later) for later in stages[stages.index(stage) :]}
+        limit_memory(self.dist.device, memory_limit(plans.values()))
+        if self.prepared.config.run.find_lr:
+            find_learning_rate(self.prepared, plans[stage], self.alive)
             return 0
-        run, stage = _choose_length(run, ctx, state, plans)
-    _create_folder(run, lock)
-    print_remarks(run, state)
-    logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main, _start_wandb(run))
-    begin_run(run, state, logbook, state.stability.good, run.resume)
-    writer = CheckpointWriter(run.config.run.background_save and copy_fits(run.config, run.dist.device))
-    try:
-        outcome = Outcome.FINISHED
-        while stage is not None and outcome is Outcome.FINISHED:
-            plan = plans.get(stage) or _plan(run, stage)  # early stopping moves the later stages
-            ctx = _stage_context(run, stage, plan, logbook, writer, signals, watchdog)
-            outcome = _run_stage(run, ctx, state)
-            stage = current_stage(state.stages, state.position.epoch)
-        if outcome is Outcome.SIGNALLED:
-            return _report_stopped(run, state, logbook)
-        signals.answer = EXPORT
-        validate_final(run, ctx, state)
-        finish(run, state, ctx.stage, logbook, ctx.baselines, watchdog)
-    except LoadingStoppedError:  # in the last validation: the last step is saved
-        return _report_stopped(run, state, logbook)
-    finally:
-        writer.finish()
-        logbook.close()
-    return 0
-
-
-def _report_stopped(run: RunContext, state: TrainingState, logbook: Logbook) -> int:
-    logbook.draw_results()
-    console.info(f"stopped and saved at step {state.position.step}; resume with: {run.resume_command}")
-    return EXIT_SAVED_RESUMABLE
-
-
-def _run_stage(run: RunContext, ctx: StageContext, state: TrainingState) -> Outcome:
-    """Train a stage; if it diverges, go back. An error that you can fix is raised after saving."""
-    ctx.watchdog.save_alone = partial(save_alone, run, ctx, state)
-    ctx.watchdog.beat()
-    set_recompute(state.autoencoder, ctx.settings.recompute)
-    print_stage(run, ctx, state)
-    reset_memory_peaks(run.dist.device)
-    diverged, outcome = None, Outcome.FINISHED
-    try:
-        with run.dist.lost_processes_named():
-            begin_stage(run, ctx, state)
-            outcome = train_stage(run, ctx, state)
-            record_memory(run, ctx, state)
-    except NonFiniteError as error:
-        diverged = str(error)
-    except LoadingStoppedError:
-        save_alone(run, ctx, state)
-        outcome = Outcome.SIGNALLED
-    except UserError as error:
-        saved = save_alone(run, ctx, state)
-        if saved is None or run.resume_command in str(error):
-            raise
-        raise type(error)(f"{error}; {saved} is saved, resume with: {run.resume_command}") from error
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            save_alone(run, ctx, state)
-        raise
-    # Not within the except clause: there, the exception keeps the tensors of the step alive.
-    if diverged:
-        roll_back(run, ctx, state, diverged)
-    return outcome
-
-
-def _choose_length(
-    run: RunContext, ctx: StageContext, state: TrainingState, plans: dict[Stage, StagePlan]
-) -> tuple[RunContext, Stage]:
-    """The run and its first stage with the number of epochs that --train_minutes means on this machine."""
-    index = state.stages.index(ctx.stage)
-    run = choose_length(run, ctx, state)
-    plans[state.stages[index]] = ctx.plan
-    return run, state.stages[index]
-
-
-def _start_wandb(run: RunContext) -> WandbRun | None:
-    """The run in Weights & Biases, for --wandb on the main process."""
-    options = run.config.run
-    if not (options.wandb and run.dist.is_main):
-        return None
-    return WandbRun(run.output_dir, options.wandb_project, flatten(run.config))
-
-
-def _plan(run: RunContext, stage: Stage) -> StagePlan:
-    return plan_stage(run.config, stage, run.networks.dtype, run.dist)
-
-
-def _stage_context(
-    run: RunContext,
-    stage: Stage,
-    plan: StagePlan,
-    logbook: Logbook,
-    writer: CheckpointWriter,
-    signals: StopSignals,
-    watchdog: Watchdog,
-) -> StageContext:
-    settings = plan.step_settings(run.config.speed)
-    steps, peak = run.steps_of(stage), run.peak_of(stage)
-    return StageContext(stage, steps, peak, plan, settings, logbook, writer, signals, watchdog)
-
-
-def _why_complete(run: RunContext, state: TrainingState, stage: Stage | None) -> str | None:
-    """Why no step remains, or None if one does."""
-    position, limit = state.position, run.config.run.max_steps
-    if stage is None:
-        return f"the run is finished ({position.epoch} epochs)"
-    if limit is not None and position.step >= limit:
-        return f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"
-    return None
-
-
-def _report_complete(
-    run: RunContext, state: TrainingState, reason: str | None, lock: FolderLock, watchdog: Watchdog
-) -> int:
-    """Report that training is complete; export now if the last command stopped before it exported."""
-    exported, checkpoint = run.output_dir / "vae" / "config.json", run.resumed_from
-    assert checkpoint is not None  # a new run has steps to make
-    is_newer = exported.exists() and exported.stat().st_mtime >= checkpoint.stat().st_mtime
-    is_exported = (
-        run.dist.all_reduce_scalars(is_newer and run.dist.is_main)[0] > 0
-    )  # the main process decides
-    console.info(
-        f"{run.output_dir}: {reason}; {'nothing to do' if is_exported else 'writing its vae folder'}"
-    )
-    if not is_exported:
-        stage = current_stage(state.stages, state.position.epoch) or state.stages[-1]
-        _create_folder(run, lock)
-        logbook = Logbook(run.output_dir, state.position.step, run.dist.is_main)
+        if self.prepared.config.run.train_minutes is not None:
+            self.prepared = choose_length(self.prepared, plans[stage], self.alive)
+            stage, plans[self.state.stage] = self.state.stage, plans[stage]
+        self._create_folder()
+        print_remarks(self.prepared)
+        logbook = self._open_logbook(self._start_wandb())
+        saver = self._saver()
+        begin_run(saver, logbook, self.prepared.provenance.resume)
         try:
-            finish(run, state, stage, logbook, {}, watchdog)
+            end = StageEnd.FINISHED
+            while stage is not None and end is StageEnd.FINISHED:
+                self.state.stage = stage
+                schedule = self.prepared.schedule(stage)
+                plan = plans.get(stage) or self.prepared.plan(stage)  # early stopping moves the later stages
+                loop = self.prepared.loop(plan, schedule, saver, logbook, self.alive)
+                end = self._train_stage(loop, schedule, plan)
+                stage = current_stage(self.state.stages, self.state.position.epoch)
+            if end is StageEnd.SIGNALLED:
+                return self._report_stopped(logbook)
+            self.alive.signals.answer = EXPORT
+            loop.validate_final()
+            self._finish(schedule, loop.stepper.retry, logbook, loop.baselines)
+        except LoadingStoppedError:  # in the last validation: the last step is saved
+            return self._report_stopped(logbook)
         finally:
+            saver.close()
             logbook.close()
-    return 0
+        return 0
 
+    def _train_stage(self, loop: TrainingLoop, schedule: StageSchedule, plan: StagePlan) -> StageEnd:
+        """Train a stage; if it diverges, go back. An error that you can fix is raised after saving."""
+        saver, settings, diverged = loop.saver, loop.stepper.retry.settings, None
+        self.alive.watchdog.save_alone = saver.save_alone
+        self.alive.beat()
+        set_recompute(self.state.autoencoder, settings.recompute)
+        print_stage(self.prepared, schedule, plan)
+        reset_memory_peaks(self.dist.device)
+        try:
+            with self.dist.lost_processes_named():
+                loop.begin()
+                with self.prepared.loader(schedule, self.alive) as loader:
+                    end = loop.train(loader)
+                record_memory(loop.logbook, self.state, plan, settings)
+                return end
+        except NonFiniteError as error:
+            diverged = str(error)
+        except LoadingStoppedError:
+            saver.save_alone()
+            return StageEnd.SIGNALLED
+        except UserError as error:
+            saved = saver.save_alone()
+            if saved is None or saver.resume_command in str(error):
+                raise
+            raise type(error)(f"{error}; {saved} is saved, resume with: {saver.resume_command}") from error
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                saver.save_alone()
+            raise
+        # Not within the except clause: there, the exception keeps the tensors of the step alive.
+        Rollback(self.prepared.config, saver, loop.logbook).go_back(diverged, schedule.peak)
+        return StageEnd.FINISHED
 
-def _create_folder(run: RunContext, lock: FolderLock) -> None:
-    """Create and lock the output folder, with the configuration and the split of the images."""
-    folder = run.output_dir
-    if run.dist.is_main:
-        folder.mkdir(parents=True, exist_ok=True)
-    _lock_folder(lock, folder, run.dist)
-    if run.dist.is_main:
-        split = {"train": run.training_set.images.record(), "validation": []}
-        if run.validation_set:
-            split["validation"] = run.validation_set.record()
-        write_json(folder / "config.json", {**flatten(run.config), CONTRACT: run.contract}, indent=2)
-        write_json(folder / "split.json", split, indent=1)
-        store_aspects(folder, run.training_set)
-    run.dist.barrier()
+    def _finish(
+        self, schedule: StageSchedule, retry: OomRetry, logbook: Logbook, baselines: dict[str, Metrics]
+    ) -> None:
+        """Export the weights and print the result beside the `baselines` of the last stage."""
+        run, state = self.prepared, self.state
+        run.samples(retry, logbook, self.alive).save()
+        logbook.draw_results()
+        self.alive.beat()
+        failure, constants = None, (1.0, 0.0)
+        if not self.dist.is_main:
+            self.alive.watchdog.end()  # it waits while the main process exports
+        else:
+            crops = self._crops_for_latents(schedule)
+            constants = latent_constants(state.eval_model, run.networks, crops, state.latent_scaling)
+            try:
+                Export(run.config, state, schedule.peak).write(constants)
+            except NonFiniteError as error:
+                failure = str(error)
+        raise_if_diverged(self.dist, failure)
+        lines = [
+            progress_line(state, schedule.steps),
+            *result_lines(run.output_dir, run.config, state, baselines, constants),
+            f"next    {next_command(run.output_dir, run.provenance.resumed_from, state)}",
+        ]
+        console.info("\n".join(lines))
+
+    def _crops_for_latents(self, schedule: StageSchedule) -> Iterator[torch.Tensor]:
+        """Training crops uint8 (1, 3, H, W) on the device, a sample over all folders."""
+        config, size, images = self.prepared.config, self.state.stage.image_size, schedule.steps.images
+        dataset, first_epoch = self.prepared.training_set.crops(config, size, images).scattered(), 0
+        for index in range(0, len(dataset), max(1, len(dataset) // LATENT_IMAGES)):
+            crop = dataset[first_epoch, index].image
+            self.alive.beat()
+            if crop is not None:
+                yield crop[None].to(self.dist.device)
+
+    # ---- the folder --------------------------------------------------------------------------------------
+
+    def _create_folder(self) -> None:
+        """Create and lock the output folder, with the configuration and the split of the images."""
+        run, folder = self.prepared, self.prepared.output_dir
+        if self.dist.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+        _lock_folder(self.lock, folder, self.dist)
+        if self.dist.is_main:
+            split = {"train": run.training_set.images.record(), "validation": []}
+            if run.validation_set:
+                split["validation"] = run.validation_set.record()
+            samples = run.provenance.samples
+            write_json(folder / "config.json", {**flatten(run.config), CONTRACT: samples}, indent=2)
+            write_json(folder / "split.json", split, indent=1)
+            store_aspects(folder, run.training_set)
+        self.dist.barrier()
+
+    def _open_logbook(self, wandb: WandbRun | None = None) -> Logbook:
+        return Logbook(self.prepared.output_dir, self.state.position.step, self.dist.is_main, wandb)
+
+    def _start_wandb(self) -> WandbRun | None:
+        """The run in Weights & Biases, for --wandb on the main process."""
+        options = self.prepared.config.run
+        if not (options.wandb and self.dist.is_main):
+            return None
+        return WandbRun(self.prepared.output_dir, options.wandb_project, flatten(self.prepared.config))
+
+    def _saver(self) -> Saver:
+        run = self.prepared
+        background = run.config.run.background_save and copy_fits(run.config, self.dist.device)
+        writer = CheckpointWriter(background)
+        return Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)
+
+    # ---- runs that do not train --------------------------------------------------------------------------
+
+    def _report_stopped(self, logbook: Logbook) -> int:
+        logbook.draw_results()
+        step, command = self.state.position.step, self.prepared.resume_command
+        console.info(f"stopped and saved at step {step}; resume with: {command}")
+        return EXIT_SAVED_RESUMABLE
+
+    def _is_at_max_steps(self) -> bool:
+        limit = self.prepared.config.run.max_steps
+        return limit is not None and self.state.position.step >= limit
+
+    def _report_complete(self, stage: Stage | None) -> int:
+        """Report that training is complete; export now if the last command stopped before it exported."""
+        run, position = self.prepared, self.state.position
+        reason = f"the run is finished ({position.epoch} epochs)"
+        if stage is not None:
+            limit = run.config.run.max_steps
+            reason = f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"
+        exported, checkpoint = run.output_dir / "vae" / "config.json", run.provenance.resumed_from
+        assert checkpoint is not None  # a new run has steps to make
+        is_newer = exported.exists() and exported.stat().st_mtime >= checkpoint.stat().st_mtime
+        is_exported = self.dist.all_reduce_scalars(is_newer and self.dist.is_main)[0] > 0
+        state = "nothing to do" if is_exported else "writing its vae folder"
+        console.info(f"{run.output_dir}: {reason}; {state}")
+        if not is_exported:
+            self._create_folder()
+            logbook = self._open_logbook()
+            self.alive.signals.answer = EXPORT
+            try:
+                self._finish(run.schedule(self.state.stage), run.retry(), logbook, {})
+            finally:
+                logbook.close()
+        return 0

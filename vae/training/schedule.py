@@ -2,6 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vae.config.options import LossConfig, OptimConfig
+from vae.losses.adversarial import ramp
+from vae.training.stages import Position, StageSteps
 
 REFERENCE_PEAK, REFERENCE_WIDTH = 1e-4, 512  # VA-VAE's rate for these widths (its configuration files)
 MAX_PEAK = 1e-3  # narrower networks than 51 channels were not measured at more
@@ -96,3 +101,53 @@ def ema_decay(decay: float, step: int, begun_from: str = RANDOM) -> float:
     noise whatever their rate, and the mean with the start is better than both (docs/measurements.md).
     """
     return decay if begun_from == TRAINED else min(decay, (1 + step) / (10 + step))
+
+
+@dataclass(frozen=True)
+class StageSchedule:
+    """The steps of a stage, and the learning rates and loss weights at each of them."""
+
+    steps: StageSteps
+    begun_from: str  # RANDOM, WARM or TRAINED: what the run began with
+    width: int  # channels of the widest level
+    optim: OptimConfig
+    loss: LossConfig
+
+    @property
+    def start(self) -> str:
+        """What the stage begins with: later stages go on with a trained VAE."""
+        return TRAINED if self.steps.first_epoch > 0 else self.begun_from
+
+    @property
+    def ruled_peak(self) -> float:
+        """The peak learning rate of the autoencoder by the rule."""
+        return peak_learning_rate(self.width, self.start, self.steps.total)
+
+    @property
+    def peak(self) -> float:
+        """The peak learning rate of the autoencoder: --learning_rate, or the rule."""
+        given = self.optim.learning_rate
+        return self.ruled_peak if given is None else given
+
+    def learning_rates(self, position: Position, caps: Sequence[float]) -> tuple[float, float]:
+        """Those of the autoencoder and of the discriminator in the next step; `caps`: see `lowered`."""
+        done, total = self.steps.done(position), self.steps.total
+        own = discriminator_steps(self.loss.disc_start, position.step, done, total)
+        factor, disc_factor = lowered(self._factor(done, total), caps), halved(self._factor(*own), len(caps))
+        return self.peak * factor, self.loss.disc_learning_rate * disc_factor
+
+    def _factor(self, done: int, total: int) -> float:
+        """The share of the peak learning rate after `done` of `total` steps, warm-up included."""
+        warm_up = warmup_steps(self.optim.warmup_epochs, self.steps.per_epoch, total)
+        return learning_rate_factor(self.optim.lr_schedule, done, total, warm_up)
+
+    def adversarial_weight(self, step: int) -> float | None:
+        """The weight of the adversarial term after `step` steps of the run; None before --disc_start."""
+        loss = self.loss
+        if loss.adversarial_weight == 0 or step < loss.disc_start:
+            return None
+        return loss.adversarial_weight * float(ramp(step, loss.disc_start, loss.disc_ramp))
+
+    def ema_decay(self, step: int) -> float:
+        """The decay of the EMA weights after optimizer step `step` (from 0) of the run."""
+        return ema_decay(self.optim.ema_decay, step, self.begun_from)

@@ -12,7 +12,7 @@ from vae.config.resolve import check_discriminator, check_encoder, check_image_s
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.interop.averaging import hash_of_weights
-from vae.interop.fitting import check_fit, load_weights
+from vae.interop.fitting import check_fit
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.terms import LossTerms, build_terms
 from vae.model.autoencoder import downsampling
@@ -24,16 +24,25 @@ from vae.system.addresses import public_address
 from vae.system.errors import DataError, UserError
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
-from vae.training.checkpoints.lineage import read_good, saved_lineage
 from vae.training.checkpoints.older import convert_kl_weight
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
-from vae.training.context import RunContext
-from vae.training.contract import NEW, Resume, came_from, compare, contract_of, report
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
 from vae.training.output.run_folder import folders_of_runs, resume_command
+from vae.training.parts import PreparedRun
 from vae.training.precheck import Given, check_command
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
+from vae.training.provenance import (
+    NEW,
+    Provenance,
+    Resume,
+    compare,
+    print_resume,
+    read_last_run,
+    samples_record,
+    saved_lineage,
+)
+from vae.training.recovery.stability import Stability
 from vae.training.schedule import RANDOM, TRAINED, WARM
 from vae.training.stages import (
     Position,
@@ -43,58 +52,69 @@ from vae.training.stages import (
     is_started,
     resumed_stages,
 )
-from vae.training.state import TrainingState, begin_state, checkpoint_content, restore
+from vae.training.state import TrainingState, begin_state, restore
+from vae.training.validation.measure import ValidationSet
 from vae.training.validation.sample_images import load_sample_images
 
 Checkpoint = tuple[Path, dict[str, Any]]
 
 
-def prepare_run(given: Given, dist: Distributed) -> tuple[RunContext, TrainingState]:
+def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     """Check everything and build the run; raises UserError, with nothing written, if something is wrong."""
     check_command(given)
     options = resolve_options(given, dist.device)
-    config, given, path, content = options.config, options.given, options.path, options.content
+    config, given, content = options.config, options.given, options.content
     stages, position = _stages(config, given, content)
     config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
-    training_set, validation_set = find_images(config, given)
+    num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
+    training_set, validation_set = find_images(config, given, num_workers)
     training_set = with_aspects(training_set, config, dist)
     _check_stages(config, stages, position, training_set, dist)
     set_backends(config.speed)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set)
-    state = _build_state(config, dist.device, dtype, options.source)
+    state = begin_state(config, dist.device, dtype == torch.float16, options.source)
     terms = _terms(config, dist, dtype)
     networks, compiled = _networks(config, dist, state, terms, dtype)
-    if path and content:
-        restore(state, content)
-        _continue(state, config, position, (path, content))
-    else:
-        state.lineage = replace(state.lineage, start=hash_of_weights(state.autoencoder.state_dict()))
-    stage = current_stage(stages, position.epoch) or stages[-1]
-    continues = came_from(content, path) if path and content else None
-    contract = contract_of(config, training_set, validation_set, stage, dist.world_size, continues)
-    resume = Resume(NEW)
-    if content is not None:
-        same_data = content["data_fingerprint"] == training_set.fingerprint()
-        resume = compare(content.get("contract"), contract, same_data)
-        report(resume)
+    _continue(state, config, content, position)
     state.stages, state.position, state.begun_at = stages, position, replace(position)
-    run = RunContext(
+    state.stage = current_stage(stages, position.epoch) or stages[-1]
+    return PreparedRun(
         config=config,
         given=given,
         dist=dist,
         networks=networks,
+        state=state,
         training_set=training_set,
         validation_set=validation_set,
         sample_images=_sample_images(config, stages, dist),
-        num_workers=resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size),
+        num_workers=num_workers,
         compiled=compiled,
-        begun_from=_begun_from(config, content),
-        resumed_from=path,
-        contract=contract,
-        resume=resume,
+        provenance=_provenance(options, config, state.stage, training_set, validation_set, dist.world_size),
     )
-    return run, state
+
+
+def _provenance(
+    options: "ResolvedOptions",
+    config: Config,
+    stage: Stage,
+    training_set: TrainingSet,
+    validation_set: ValidationSet | None,
+    processes: int,
+) -> Provenance:
+    """Where the run comes from. How it continues the one before it is printed."""
+    content, path, fingerprint = options.content, options.path, training_set.fingerprint()
+    continues = None
+    if content is not None:
+        parent, step = saved_lineage(content).id, content["position"]["step"]
+        continues = {"run": parent, "step": step, "checkpoint": str(path)}
+    samples = samples_record(config, training_set, validation_set, stage, processes, continues)
+    resume = Resume(NEW)
+    if content is not None:
+        same_data = content["data_fingerprint"] == fingerprint
+        resume = compare(content.get("contract"), samples, same_data)
+        print_resume(resume)
+    return Provenance(samples, fingerprint, _begun_from(config, content), path, resume)
 
 
 def _begun_from(config: Config, content: dict[str, Any] | None) -> str:
@@ -106,25 +126,29 @@ def _begun_from(config: Config, content: dict[str, Any] | None) -> str:
     return WARM if config.model.init == "warm" else RANDOM
 
 
-def _continue(state: TrainingState, config: Config, position: Position, checkpoint: Checkpoint) -> None:
-    """Begin a run after a checkpoint. Another --learning_rate than before makes its rollbacks void."""
-    path, content = checkpoint
-    before = saved_lineage(content)
-    state.lineage = before.continued(position.step)
+def _continue(
+    state: TrainingState, config: Config, content: dict[str, Any] | None, position: Position
+) -> None:
+    """Begin a run, after a checkpoint if there is one: another --learning_rate makes its rollbacks void."""
+    if content is None:
+        state.lineage = replace(state.lineage, start=hash_of_weights(state.autoencoder.state_dict()))
+        return
+    restore(state, content)
+    state.lineage = saved_lineage(content).continued(position.step)
     if config.optim.learning_rate != content["config"].get("learning_rate"):
         state.rollbacks = {}
-    state.stability.begin(position.step, path)
-    good = read_good(Path(config.run.output_dir))
-    if good is not None and 0 <= saved_step(good) <= position.step and is_on_line(good, before):
-        state.stability.good = good
 
 
-def initial_content(run: RunContext) -> dict[str, Any]:
-    """The content of a checkpoint before the first step, on the CPU."""
-    config, device = run.config, torch.device("cpu")
-    source = read_vae(Path(config.model.init_from)) if config.model.init_from else None
-    state = _build_state(config, device, run.networks.dtype, source)
-    return checkpoint_content(state, {}, "")
+def begin_stability(run: PreparedRun) -> Stability:
+    """What judges the records of the run, with the last checkpoint that is known to be good."""
+    stability, state = Stability(run.config.optim.max_nonfinite_steps), run.state
+    resumed_from, step = run.provenance.resumed_from, state.begun_at.step
+    if resumed_from is not None:
+        stability.begin(step, resumed_from)
+        _, good = read_last_run(run.output_dir)
+        if good is not None and 0 <= saved_step(good) <= step and is_on_line(good, state.lineage):
+            stability.good = good
+    return stability
 
 
 @dataclass(frozen=True)
@@ -291,20 +315,6 @@ def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
     terms = build_terms(config.loss, dtype, dist.device) if dist.is_main else None
     dist.barrier()
     return terms or build_terms(config.loss, dtype, dist.device)
-
-
-def _build_state(
-    config: Config, device: torch.device, dtype: torch.dtype, source: VaeFile | None
-) -> TrainingState:
-    """The state before the first step, with the weights of --init_from if it was given."""
-    state = begin_state(config, device, fp16=dtype == torch.float16)
-    if source is not None:
-        load_weights(state.autoencoder, source.weights)
-        if state.ema is not None:
-            state.ema.load_state_dict(state.autoencoder.state_dict())
-        if config.optim.train_part == "decoder" and source.scaling_factor is not None:
-            state.latent_scaling = source.scaling_factor, source.shift_factor or 0.0
-    return state
 
 
 def _networks(

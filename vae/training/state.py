@@ -7,21 +7,22 @@ from typing import Any
 import torch
 
 from vae.config.options import Config
+from vae.interop.fitting import load_weights
+from vae.interop.vae_files import VaeFile
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
 from vae.optimizers import build_optimizers
 from vae.step import UpdateState
-from vae.training.checkpoints.lineage import Lineage
 from vae.training.checkpoints.older import KL_UNIT
-from vae.training.recovery.stability import Stability
-from vae.training.stages import Position, Stage
+from vae.training.provenance import Lineage
+from vae.training.stages import Position, Stage, first_stages
 from vae.training.validation.history import History
 
 
 @dataclass
 class TrainingState:
-    """Networks, optimizers and running values of a run, on their device."""
+    """Networks, optimizers and running values of a run, on their device, and how far the run is."""
 
     autoencoder: AutoencoderKL
     ema: AutoencoderKL | None
@@ -30,27 +31,39 @@ class TrainingState:
     update: UpdateState
     running_sq_norms: torch.Tensor  # (2,) squared norms of the reconstruction and adversarial gradients
     stages: list[Stage]
-    position: Position
-    history: History
+    stage: Stage  # the one that trains; after its last step, until the next one begins
     fp16: bool  # whether gradients are multiplied by a loss scale
+    position: Position = field(default_factory=Position)
+    history: History = field(default_factory=History)
     latent_scaling: tuple[float, float] | None = None  # scaling and shift of a frozen encoder
     lineage: Lineage = field(default_factory=Lineage.new)
     # By the first epoch of the stage: for each rollback, a limit of the learning rate (schedule.lowered).
     rollbacks: dict[int, list[float]] = field(default_factory=dict)
     # Not in checkpoints: what this command has done.
     begun_at: Position = field(default_factory=Position)
-    stability: Stability = field(default_factory=Stability)
     is_changing: bool = False  # within a step's update or a restoration: weights and position do not agree
     saved_step: int = -1  # optimizer step of the last checkpoint
     validated_step: int = -1  # optimizer step of the last validation
-    noise_reported: bool = False  # that the posterior's noise hides the latents
     last_validation: dict[str, float] = field(default_factory=dict)  # metrics
+    noise_reported: bool = False  # that the noise of the posterior hides the latents
     rejected: set[str] = field(default_factory=set)  # names of unusable training image files
 
     @property
     def eval_model(self) -> AutoencoderKL:
         """The weights that are validated and exported: the EMA if there is one."""
         return self.ema if self.ema is not None else self.autoencoder
+
+    @property
+    def caps(self) -> list[float]:
+        """The limits of the learning rate from the rollbacks of the stage."""
+        return self.rollbacks.get(self.stage.first_epoch, [])
+
+    def advance(self, images: int) -> None:
+        """Count an optimizer step of this many images, whose update is complete."""
+        self.position.step += 1
+        self.position.images_in_epoch += images
+        self.position.images += images
+        self.is_changing = False
 
     def update_ema(self, decay: float) -> None:
         """Move the EMA weights towards the current weights."""
@@ -61,9 +74,22 @@ class TrainingState:
             weights: list[torch.Tensor] = list(self.autoencoder.parameters())
             torch._foreach_lerp_(ema, weights, 1 - decay)
 
+    def is_finite(self) -> bool:
+        """Whether all weights and moments are finite. This synchronizes the device."""
+        networks = filter(None, (self.autoencoder, self.ema, self.discriminator))
+        tensors = [parameter.detach() for network in networks for parameter in network.parameters()]
+        for optimizer in self.optimizers:
+            tensors += [moment for values in optimizer.state.values() for moment in values.values()]
+        return not (~torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite()).any()
 
-def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingState:
-    """The state before the first step, with weights drawn from --seed, on `device`. It has no stages yet."""
+
+def begin_state(
+    config: Config, device: torch.device, fp16: bool, source: VaeFile | None = None
+) -> TrainingState:
+    """The state before the first step of a new run, on `device`.
+
+    The weights are drawn from --seed, or those of the VAE file of --init_from.
+    """
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
     autoencoder = AutoencoderKL(config.model)
     initialize(autoencoder, config.model.init, config.run.seed)
@@ -76,31 +102,29 @@ def begin_state(config: Config, device: torch.device, fp16: bool) -> TrainingSta
             torch.manual_seed(config.run.seed)
             discriminator = Discriminator(config.loss.disc_channels, config.loss.disc_layers)
         discriminator.to(device).to(memory_format=layout)
-    return TrainingState(
+    stages = first_stages(config)
+    state = TrainingState(
         autoencoder=autoencoder,
         ema=copy.deepcopy(autoencoder).requires_grad_(False) if config.optim.ema_decay > 0 else None,
         discriminator=discriminator,
         optimizers=build_optimizers(autoencoder, discriminator, config.optim, config.loss),
         update=UpdateState.begin(device, fp16),
         running_sq_norms=torch.zeros(2, device=device),
-        stages=[],
-        position=Position(),
-        history=History(),
+        stages=stages,
+        stage=stages[0],
         fp16=fp16,
     )
-
-
-def is_finite(state: TrainingState) -> bool:
-    """Whether all weights and moments are finite. This synchronizes the device."""
-    networks = filter(None, (state.autoencoder, state.ema, state.discriminator))
-    tensors = [parameter.detach() for network in networks for parameter in network.parameters()]
-    for optimizer in state.optimizers:
-        tensors += [moment for values in optimizer.state.values() for moment in values.values()]
-    return not (~torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite()).any()
+    if source is not None:
+        load_weights(autoencoder, source.weights)
+        if state.ema is not None:
+            state.ema.load_state_dict(autoencoder.state_dict())
+        if config.optim.train_part == "decoder" and source.scaling_factor is not None:
+            state.latent_scaling = source.scaling_factor, source.shift_factor or 0.0
+    return state
 
 
 def checkpoint_content(
-    state: TrainingState, config: dict[str, Any], fingerprint: str, contract: dict[str, Any] | None = None
+    state: TrainingState, config: dict[str, Any], fingerprint: str, samples: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The content of a checkpoint: plain data and tensors only, so that loading it runs no code."""
     ema, discriminator = state.ema, state.discriminator
@@ -120,7 +144,7 @@ def checkpoint_content(
         "config": config,
         "stages": [asdict(stage) for stage in state.stages],
         "data_fingerprint": fingerprint,
-        "contract": contract,
+        "contract": samples,
         "kl_unit": KL_UNIT,
         "torch_version": str(torch.__version__),
     }
@@ -146,6 +170,8 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     state.rollbacks = copy.deepcopy(content.get("rollbacks", {}))
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
+    state.saved_step = state.validated_step = -1
+    state.last_validation = {}
 
 
 def _match_layout(optimizer: torch.optim.Optimizer) -> None:

@@ -13,8 +13,8 @@ from vae.interop.checkpoint_file import (
 )
 from vae.system import console
 from vae.system.errors import UserError
-from vae.training.checkpoints.lineage import Lineage, read_last_run, saved_lineage
 from vae.training.output.run_folder import checkpoint_paths, epoch_name, step_name
+from vae.training.provenance import Lineage, read_last_run, saved_lineage
 from vae.training.stages import Position, Stage
 
 
@@ -77,11 +77,11 @@ def _origin_of(content: dict[str, Any]) -> tuple[str, int]:
 def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest valid checkpoint of the last run in a folder and its content; damaged ones are reported.
 
-    The last run is the one that began last, with its ancestors: checkpoints of an abandoned course may be
+    The last run is the one that began last, with its ancestors: checkpoints of an abandoned branch may be
     further, and are taken only if no other is valid. Raises UserError if there are checkpoints and none is
     valid.
     """
-    line = read_last_run(folder)
+    line, _ = read_last_run(folder)
     # First those that cannot be opened: they may be the newest, so they are reported.
     paths = sorted(list_checkpoints(folder), key=lambda p: (saved_step(p) >= 0, not is_on_line(p, line)))
     for path in paths:
@@ -128,7 +128,7 @@ def prune(
 ) -> list[Path]:
     """Remove all but the newest `keep` checkpoints and those with these names; returns the removed.
 
-    Those `apart`, and those of an abandoned course, do not count. The latter are removed when `step` has
+    Those `apart`, and those of an abandoned branch, do not count. The latter are removed when `step` has
     passed them. Temporary files of a save that was killed are removed.
     """
     others = [path for path in list_checkpoints(folder) if path.name not in apart]

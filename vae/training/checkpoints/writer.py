@@ -75,7 +75,7 @@ class CheckpointWriter:
         self._ending = threading.Event()
         self._try_again = True
         self._failure: str | None = None  # why the last checkpoint is not on disk
-        self._news: list[Callable[[], None]] = []  # what the next `report` prints
+        self._messages: list[Callable[[], None]] = []  # what the next `report` prints
 
     def save(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
         """Save a checkpoint, then `prune`; waits for the previous one, and replaces one that failed.
@@ -110,8 +110,8 @@ class CheckpointWriter:
 
     def report(self) -> None:
         """Print what has happened since the last call."""
-        while self._news:
-            self._news.pop(0)()
+        while self._messages:
+            self._messages.pop(0)()
 
     def _copied(self, content: dict[str, Any]) -> Any:
         """The content in host memory; None, reported once, if there is too little of it."""
@@ -137,7 +137,7 @@ class CheckpointWriter:
                 delay = RETRY_SECONDS
         except Exception as error:  # a bug: `report` raises it where it ends the run
             self._failure = str(error)
-            self._news.append(partial(_raise, error))
+            self._messages.append(partial(_raise, error))
 
     def _attempt(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> bool:
         """Write and verify the file; returns whether another attempt could succeed."""
@@ -146,25 +146,25 @@ class CheckpointWriter:
             check_content(content)
         except ContentError as error:  # it could not be loaded: older checkpoints are worth more
             self._failure = str(error)
-            self._tell(console.warning, f"{path} is not saved: {error}; older checkpoints are unchanged")
+            self._notify(console.warning, f"{path} is not saved: {error}; older checkpoints are unchanged")
             return False
         self._failure = save_verified(path, content)
         if self._failure is not None:
             if before is None:
                 again = f"trying again every {RETRY_SECONDS:.0f} s"
                 text = f"{path} is not saved: {self._failure}; older checkpoints are unchanged; {again}"
-                self._tell(console.warning, text)
+                self._notify(console.warning, text)
             return True
         if before is not None:
-            self._tell(console.info, f"{path} is saved now")
+            self._notify(console.info, f"{path} is saved now")
         try:
             prune()
         except OSError as error:
-            self._tell(console.warning, f"older checkpoints cannot be removed: {error}")
+            self._notify(console.warning, f"older checkpoints cannot be removed: {error}")
         return False
 
-    def _tell(self, print_line: Callable[[str], None], text: str) -> None:
-        self._news.append(partial(print_line, text))
+    def _notify(self, print_line: Callable[[str], None], text: str) -> None:
+        self._messages.append(partial(print_line, text))
 
 
 def _raise(error: Exception) -> None:

@@ -23,34 +23,30 @@ from vae.step import (
     reconstruction_gradient,
     unwrapped,
 )
-from vae.training.context import RunContext, StageContext
-from vae.training.memory.oom_retry import free_memory, release_graph
-from vae.training.state import TrainingState
-from vae.training.step_inputs import step_inputs
+from vae.training.stepper import Stepper
 
 
-def adversarial_ratios(
-    run: RunContext, ctx: StageContext, state: TrainingState, batch: Batch
-) -> dict[str, float]:
+def adversarial_ratios(stepper: Stepper, batch: Batch) -> dict[str, float]:
     """The ratio at the pixels that the next step uses, and that at the last layer.
 
     The latter is measured with one image per process, the first of `batch`, so that it adds one forward pass
     without a graph to a record, and no memory to the peak of a step. If memory runs out, it is left out.
     All processes call this together.
     """
+    dist, retry = stepper.dist, stepper.retry
     parts = {name: getattr(batch, name)[:1] for name in ("images", "epochs", "indices")}
-    inputs = step_inputs(run, ctx, state, replace(batch, **parts), total_images=run.dist.world_size)
-    sq_norms = torch.zeros(2, device=run.dist.device)
+    inputs = stepper.inputs(replace(batch, **parts), total_images=dist.world_size)
+    sq_norms = torch.zeros(2, device=dist.device)
     try:
-        sq_norms = last_layer_sq_norms(run.networks, inputs)
+        sq_norms = last_layer_sq_norms(retry.networks, inputs)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        if not release_graph(ctx.settings, run.networks):
-            free_memory(run.networks)
-    reconstruction, adversarial = state.running_sq_norms
-    used = adaptive_weight(reconstruction, adversarial, run.config.loss.disc_max_weight)
-    reconstruction, adversarial = run.dist.all_reduce(sq_norms)
+        if not retry.release_graph():
+            retry.free_memory()
+    reconstruction, adversarial = stepper.state.running_sq_norms
+    used = adaptive_weight(reconstruction, adversarial, stepper.schedule.loss.disc_max_weight)
+    reconstruction, adversarial = dist.all_reduce(sq_norms)
     measured = adaptive_weight(reconstruction, adversarial, math.inf)
     ratios = {"adversarial_ratio": float(used), "adversarial_ratio_last_layer": float(measured)}
     return {name: value for name, value in ratios.items() if value != 0}  # 0: not measured

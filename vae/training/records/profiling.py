@@ -11,30 +11,32 @@ TABLE_ROWS = 30
 
 
 class StepProfiler:
-    """Profiles `steps` steps after WARMUP_STEPS others and writes the result to `folder`.
+    """A context that profiles `steps` steps after WARMUP_STEPS others and writes the result to `folder`.
 
     Call `step()` after every training step. With `steps` 0 it does nothing.
     """
 
     def __init__(self, steps: int, folder: Path):
-        self._folder = folder
+        self._steps, self._folder = steps, folder
         self._profiler: torch.profiler.profile | None = None
-        if steps:
+
+    def __enter__(self) -> "StepProfiler":
+        if self._steps:
             self._profiler = torch.profiler.profile(
-                schedule=torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1),
+                schedule=torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=self._steps, repeat=1),
                 on_trace_ready=self._write,
                 profile_memory=True,
                 record_shapes=True,
             )
             self._profiler.start()
+        return self
 
     def step(self) -> None:
         """Report one finished training step to the profiler."""
         if self._profiler is not None:
             self._profiler.step()
 
-    def close(self) -> None:
-        """Stop profiling."""
+    def __exit__(self, *_exception: object) -> None:
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None

@@ -72,8 +72,11 @@ class StopSignals:
             self.answer = before
 
     def check_loading(self) -> None:
-        """Raise LoadingStoppedError if a stop signal came LOADING_SECONDS ago; for a wait for images."""
-        if self.stop and time.monotonic() - self._stopped_at >= LOADING_SECONDS:
+        """Raise LoadingStoppedError if a stop signal came LOADING_SECONDS ago; for a wait for images.
+
+        An export is finished in any case.
+        """
+        if self.stop and self.answer != EXPORT and time.monotonic() - self._stopped_at >= LOADING_SECONDS:
             raise LoadingStoppedError
 
     def _install(self, number: int, handler: _Handler) -> None:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vae.system.errors import NonFiniteError
+from vae.training.distributed import Distributed
+
 # Ordinary records of 60 runs (tiny to 80 M parameters, 1 to 10 steps per record, adversarial starts and stage
 # changes among them) stayed below 1.3 times the highest loss of the window: docs/reliability.md.
 WINDOW = 64  # records
@@ -22,6 +25,15 @@ MIN_SPREAD = 0.1  # of this logarithm: a smooth curve needs a factor of exp(8 x 
 SPIKE_RECORDS = 2
 SPIKE_STEPS = 20
 MAX_MSE = 4.0  # that of a black image for a white one, in [-1, 1]: no output in range is worse
+
+
+NOT_FINITE = "the weights are not finite"
+
+
+def raise_if_diverged(dist: Distributed, reason: str | None) -> None:
+    """Raise NonFiniteError on all processes, if one has a reason."""
+    if dist.all_reduce_scalars(reason is not None)[0]:
+        raise NonFiniteError(reason or "training has diverged on another process")
 
 
 def spike_threshold(losses: Sequence[float]) -> float:
@@ -38,14 +50,16 @@ def spike_threshold(losses: Sequence[float]) -> float:
 
 @dataclass
 class Stability:
-    """What the records of this process's stage have shown so far. It is not part of a checkpoint."""
+    """Judges the records of a run: whether it diverges, and which checkpoint is good. Not in checkpoints."""
 
+    max_nonfinite_steps: float = math.inf  # --max_nonfinite_steps
     losses: list[float] = field(default_factory=list)  # of ordinary records, the newest last
     last_record: int = 0  # its step
     spike_records: int = 0  # in a row
     spike_steps: int = 0  # in these records
     spike: str = ""  # the last of them, in words
     out_of_range: bool = False  # whether its mean squared error was above MAX_MSE
+    nonfinite_streak: int = 0  # steps in a row without a finite gradient, at the last record
     good: Path | None = None  # the newest checkpoint after which a whole ordinary record followed
     unconfirmed: list[tuple[int, Path]] = field(default_factory=list)  # steps and paths of newer ones
     written: list[tuple[int, Path]] = field(default_factory=list)  # since the last record, in any thread
@@ -60,15 +74,16 @@ class Stability:
         candidates = [path for saved, path in newer if saved <= self.last_record]
         return {path.name for path in (self.good, *candidates[-1:]) if path is not None}
 
-    def add_record(self, step: int, loss: float, mse: float) -> bool:
+    def add_record(self, step: int, loss: float, mse: float, nonfinite_streak: int = 0) -> bool:
         """Add the record of the steps up to `step`; returns whether a newer checkpoint is good now.
 
-        A loss that is not finite is neither ordinary nor a spike: skipped steps are counted on the device.
+        `nonfinite_streak`: steps in a row up to this one that were skipped because a gradient was not finite;
+        their number is counted on the device. Such a loss is neither ordinary nor a spike.
         """
-        first_step, self.last_record = self.last_record, step
+        first_step, self.last_record, self.nonfinite_streak = self.last_record, step, nonfinite_streak
         while self.written:
             self.unconfirmed.append(self.written.pop(0))
-        if not math.isfinite(loss):
+        if nonfinite_streak or not math.isfinite(loss):
             return False
         if loss > spike_threshold(self.losses) or mse > MAX_MSE:
             self.spike_records += 1
@@ -88,13 +103,28 @@ class Stability:
         return bool(confirmed)
 
     def divergence(self, is_end: bool = False) -> str | None:
-        """Why training has diverged, or None: a spike lasts, or a stage ends with outputs out of range."""
+        """Why training has diverged, or None.
+
+        Too many steps are not finite, a spike lasts, or a stage ends with outputs out of range.
+        """
+        if self.nonfinite_streak >= self.max_nonfinite_steps:
+            return (
+                f"{self.nonfinite_streak} steps in a row had a non-finite gradient "
+                f"(--max_nonfinite_steps {self.max_nonfinite_steps})"
+            )
         lasts = self.spike_records >= SPIKE_RECORDS and self.spike_steps >= SPIKE_STEPS
         if lasts or (is_end and self.spike_records and self.out_of_range):
             return f"the loss has jumped for {self.spike_steps} steps: {self.spike}"
         return None
 
+    def doubt(self, nonfinite_streak: int) -> str | None:
+        """Why training may be diverging after so many steps in a row that were not finite, or None."""
+        if nonfinite_streak:
+            return f"the last {nonfinite_streak} steps were not finite"
+        return f"the loss has just jumped: {self.spike}" if self.spike_records else None
+
     def begin(self, step: int, checkpoint: Path | None) -> None:
         """Begin at a step, with the weights of a checkpoint that the first record judges."""
         self.last_record, self.spike_records, self.spike_steps = step, 0, 0
+        self.nonfinite_streak = 0
         self.unconfirmed, self.written = [(step, checkpoint)] if checkpoint else [], []

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -16,12 +16,12 @@ from vae.charts import BLUE, GREEN, GREY, ORANGE, Line, draw_lines, mark_x, new_
 from vae.config.flags import command_words
 from vae.system import console
 from vae.system.files import atomic_path, write_json
-from vae.training.context import RunContext, StageContext
-from vae.training.loop import measure_losses, update_weights
+from vae.training.memory.stage_memory import StagePlan
+from vae.training.parts import PreparedRun
 from vae.training.records.running_metrics import RunningMetrics, loss_record
-from vae.training.state import TrainingState
+from vae.training.recovery.liveness import Liveness
 from vae.training.trials.lr_range import Curve, has_diverged, rising_rates, suggest
-from vae.training.trials.trial_steps import trial_steps
+from vae.training.trials.trial_steps import Trial
 
 NAME = "find_lr"
 WIDTH, HEIGHT = 1280, 800  # px, of the chart
@@ -44,18 +44,20 @@ class Spread(NamedTuple):
         return f"{self.middle:.2g} ({self.least:.2g} to {self.most:.2g})"
 
 
-def find_learning_rate(run: RunContext, ctx: StageContext, state: TrainingState) -> None:
-    """Measure a curve per seed, draw and print them; nothing else changes. `ctx` records nothing."""
-    options = run.config.run
+def find_learning_rate(run: PreparedRun, plan: StagePlan, alive: Liveness) -> None:
+    """Measure a curve per seed, draw and print them; nothing else changes."""
+    options, schedule = run.config.run, run.schedule(run.state.stage)
     rates, curves = rising_rates(options.find_lr_steps), []
+    retry = run.retry(plan)
     for seed in range(options.seed, options.seed + options.find_lr_seeds):
         seeded = replace(
             run,
             config=replace(run.config, run=replace(options, seed=seed)),
             training_set=replace(run.training_set, order=run.training_set.images.order(seed)),
         )
-        unchanged = _unchanged_losses(seeded, ctx, state, len(rates))
-        losses = _losses(seeded, ctx, state, rates, unchanged)
+        trial = Trial(seeded, schedule, retry, alive)
+        unchanged = _unchanged_losses(trial, len(rates))
+        losses = _losses(trial, rates, unchanged)
         curve = Curve(seed, rates[: len(losses)], losses, unchanged[: len(losses)])
         found = suggest(curve)
         curves.append(curve)
@@ -63,59 +65,51 @@ def find_learning_rate(run: RunContext, ctx: StageContext, state: TrainingState)
             f"seed {seed}: loss {losses[0]:.4g}, falls fastest at {found.steepest:.2g}, is lowest at "
             f"{10 * found.tenth:.2g} ({min(curve.smoothed()):.3f} times the first)"
         )
-    _report(run, curves)
+    if run.dist.is_main:
+        _report(run.output_dir, run.given, curves)
 
 
-def _unchanged_losses(run: RunContext, ctx: StageContext, state: TrainingState, steps: int) -> list[float]:
+def _unchanged_losses(trial: Trial, steps: int) -> list[float]:
     """The losses of the first batches with the present weights."""
-    with trial_steps(run, ctx, state) as batches:
+    with trial.batches() as batches:
         return [
-            _loss(run, ctx, measure_losses(run, ctx, state, batch, images), images)
+            _loss(trial, trial.stepper.losses(batch, images), images)
             for _, (batch, images) in zip(range(steps), batches, strict=False)
         ]
 
 
-def _losses(
-    run: RunContext,
-    ctx: StageContext,
-    state: TrainingState,
-    rates: Sequence[float],
-    unchanged: Sequence[float],
-) -> list[float]:
-    """The losses before the steps with these learning rates, up to where they diverge."""
-    found: list[float] = []
-    with trial_steps(run, ctx, state) as batches:
+def _losses(trial: Trial, rates: Sequence[float], unchanged: Sequence[float]) -> list[float]:
+    """The losses of the same batches before the steps with these learning rates, up to where they diverge."""
+    losses: list[float] = []
+    with trial.batches() as batches:
         for rate, before, (batch, images) in zip(rates, unchanged, batches, strict=False):
-            sums, _ = update_weights(run, ctx, state, batch, images, learning_rate=rate)
-            loss = _loss(run, ctx, sums, images)
+            loss = _loss(trial, trial.stepper.step(batch, images, learning_rate=rate).sums, images)
             if has_diverged(loss, before):
                 break
-            found.append(loss)
-    return found
+            losses.append(loss)
+    return losses
 
 
-def _loss(run: RunContext, ctx: StageContext, sums: dict[str, Tensor], images: int) -> float:
+def _loss(trial: Trial, sums: dict[str, Tensor], images: int) -> float:
     """The loss of a batch from sums over its images."""
     metrics = RunningMetrics()
     metrics.add(sums, images, [])
-    ctx.watchdog.beat()
-    return loss_record(metrics.all_reduced_means(run.dist), run.networks.terms)["loss"]
+    trial.alive.beat()
+    terms = trial.stepper.retry.networks.terms
+    return loss_record(metrics.all_reduced_means(trial.dist), terms)["loss"]
 
 
-def _report(run: RunContext, curves: Sequence[Curve]) -> None:
-    """Write the curves, and print the suggestions and the command to train."""
-    if not run.dist.is_main:
-        return
+def _report(folder: Path, options: dict[str, Any], curves: Sequence[Curve]) -> None:
+    """Write the curves, and print the suggestions and the command to train with these options."""
     found = [suggest(curve) for curve in curves]
     steepest, tenth = map(Spread.of, zip(*found, strict=True))
-    folder = run.output_dir
     content = {
         "steepest": steepest._asdict(),
         "tenth_of_minimum": tenth._asdict(),
         "curves": [{**curve._asdict(), **one._asdict()} for curve, one in zip(curves, found, strict=True)],
     }
     write_json(folder / f"{NAME}.json", content, indent=1)
-    given = {k: v for k, v in run.given.items() if not k.startswith(NAME)}
+    given = {k: v for k, v in options.items() if not k.startswith(NAME)}
     words = command_words({**given, "learning_rate": float(f"{steepest.middle:.2g}")})
     console.info(
         f"steepest descent of the loss: {steepest}; a tenth of the rate with the lowest loss: {tenth}\n"

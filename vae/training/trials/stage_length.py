@@ -1,38 +1,37 @@
 """--train_minutes: the number of epochs of a stage, from the measured speed of a few steps."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 from vae.config.recipes import recipe_values
-from vae.data.dataset import Batch
 from vae.system import console
-from vae.training.context import RunContext, StageContext
-from vae.training.loop import update_weights
+from vae.training.memory.stage_memory import StagePlan
+from vae.training.parts import PreparedRun
 from vae.training.records.duration import MINUTE, duration_text
+from vae.training.recovery.liveness import Liveness
 from vae.training.stages import StageSteps, replace_stage
-from vae.training.state import TrainingState
-from vae.training.trials.trial_steps import trial_steps
+from vae.training.trials.trial_steps import Trial
 
 MIN_STEPS = 100  # docs/measurements.md, "The demo": shorter runs may end below their own start
 MAX_EPOCHS = 1000  # only reached with few images, which the network memorizes long before
-MEASURED_SECONDS = 5.0  # of steps, and at least MEASURED_STEPS of them if that takes at most MOST_SECONDS
+MEASURED_SECONDS = 5.0  # of steps, and at least MEASURED_STEPS of them if that takes at most MAX_SECONDS
 MEASURED_STEPS = 5
-MOST_SECONDS = 20.0
+MAX_SECONDS = 20.0
 
 
-def choose_length(run: RunContext, ctx: StageContext, state: TrainingState) -> RunContext:
-    """Choose the number of epochs of the stage that `ctx` begins, and print it.
+def choose_length(run: PreparedRun, plan: StagePlan, alive: Liveness) -> PreparedRun:
+    """Choose the number of epochs of the stage that begins, and print it.
 
-    Returns the run with this --num_epochs instead of --train_minutes; `state` gets the changed stages.
+    Returns the run with this --num_epochs instead of --train_minutes; its state gets the changed stages.
     """
-    options = run.config.run
+    options, state = run.config.run, run.state
     assert options.train_minutes is not None
-    seconds = measure_step(run, ctx, state)
-    num_epochs, limit = epochs_for(options.train_minutes * MINUTE, seconds, ctx.steps)
-    changed = replace(ctx.stage, num_epochs=num_epochs)
-    console.info(_length_line(run, run.steps_of(changed), seconds, limit))
-    state.stages = replace_stage(state.stages, ctx.stage, changed)
+    schedule = run.schedule(state.stage)
+    seconds = measure_step(Trial(run, schedule, run.retry(plan), alive))
+    num_epochs, limit = epochs_for(options.train_minutes * MINUTE, seconds, schedule.steps)
+    changed = replace(state.stage, num_epochs=num_epochs)
+    console.info(_length_line(run, run.steps(changed), seconds, limit))
+    state.stages, state.stage = replace_stage(state.stages, state.stage, changed), changed
     options = replace(options, num_epochs=num_epochs, train_minutes=None)
     return replace(run, config=replace(run.config, run=options))
 
@@ -48,7 +47,7 @@ def epochs_for(seconds: float, seconds_per_step: float, steps: StageSteps) -> tu
     return wanted, ""
 
 
-def _length_line(run: RunContext, steps: StageSteps, seconds_per_step: float, limit: str) -> str:
+def _length_line(run: PreparedRun, steps: StageSteps, seconds_per_step: float, limit: str) -> str:
     """The chosen number of epochs, with the flag that asked for it."""
     options = run.config.run
     assert options.train_minutes is not None
@@ -62,28 +61,22 @@ def _length_line(run: RunContext, steps: StageSteps, seconds_per_step: float, li
     return f"{flag}: {steps.num_epochs} epochs{limit}, about {expected} at {speed:.1f} images/s"
 
 
-def measure_step(run: RunContext, ctx: StageContext, state: TrainingState) -> float:
+def measure_step(trial: Trial) -> float:
     """Seconds per step, from the first real steps of the stage; all that they change is restored.
 
     The first step is not measured: it compiles kernels and allocates memory.
     """
-    with trial_steps(run, ctx, state) as batches:
-        return _seconds_per_step(run, ctx, state, batches)
-
-
-def _seconds_per_step(
-    run: RunContext, ctx: StageContext, state: TrainingState, batches: Iterator[tuple[Batch, int]]
-) -> float:
-    started = 0.0
-    for steps, (batch, images) in enumerate(batches):
-        update_weights(run, ctx, state, batch, images)
-        run.dist.synchronize()
-        now = time.perf_counter()
-        if steps == 0:
-            started = now
-            continue
-        # The processes must agree when to stop: the mean over all of them.
-        seconds = run.dist.all_reduce_scalars(now - started)[0] / run.dist.world_size
-        if seconds >= MOST_SECONDS or (seconds >= MEASURED_SECONDS and steps >= MEASURED_STEPS):
-            return seconds / steps
-    raise AssertionError("batches of endless epochs ended")
+    started, dist = 0.0, trial.dist
+    with trial.batches() as batches:
+        for steps, (batch, images) in enumerate(batches):
+            trial.stepper.step(batch, images)
+            dist.synchronize()
+            now = time.perf_counter()
+            if steps == 0:
+                started = now
+                continue
+            # The processes must agree when to stop: the mean over all of them.
+            seconds = dist.all_reduce_scalars(now - started)[0] / dist.world_size
+            if seconds >= MAX_SECONDS or (seconds >= MEASURED_SECONDS and steps >= MEASURED_STEPS):
+                break
+    return seconds / steps

@@ -8,33 +8,42 @@ from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.model.recompute import set_recompute
 from vae.training.checkpoints.writer import HostCopy
-from vae.training.context import RunContext, StageContext
-from vae.training.loop import train_loader
+from vae.training.memory.oom_retry import OomRetry
+from vae.training.parts import PreparedRun
+from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.signals import MEASURING
-from vae.training.state import TrainingState, checkpoint_content, restore
+from vae.training.schedule import StageSchedule
+from vae.training.state import checkpoint_content, restore
 
 
-@contextmanager
-def trial_steps(
-    run: RunContext, ctx: StageContext, state: TrainingState
-) -> Iterator[Iterator[tuple[Batch, int]]]:
-    """Yield the batches of the stage without end, each with its number of images on all processes.
+class Trial:
+    """Steps of the stage that trains, with the weights of the run."""
 
-    The state is restored at the end of the block. A signal to stop raises KeyboardInterrupt in the iterator.
-    """
-    state.is_changing = True
-    before = HostCopy().of(checkpoint_content(state, {}, ""))  # the device may have no room for a second one
-    set_recompute(state.autoencoder, ctx.settings.recompute)
-    with ctx.signals.answering(MEASURING), train_loader(run, ctx) as loader:
-        yield _batches(run, ctx, loader)
-    restore(state, before)
-    state.is_changing = False
+    def __init__(self, run: PreparedRun, schedule: StageSchedule, retry: OomRetry, alive: Liveness) -> None:
+        self.stepper, self.alive, self.dist = run.stepper(schedule, retry), alive, run.dist
+        self._run, self._schedule = run, schedule
 
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[tuple[Batch, int]]]:
+        """Yield the batches of the stage without end, each with its number of images on all processes.
 
-def _batches(run: RunContext, ctx: StageContext, loader: TrainLoader) -> Iterator[tuple[Batch, int]]:
-    for epoch in count(ctx.stage.first_epoch):
-        for batch in loader.batches(epoch):
-            images, stop = run.dist.all_reduce_scalars(len(batch.images), ctx.signals.stop)
-            if stop:
-                raise KeyboardInterrupt  # nothing has been written
-            yield batch, int(images)
+        The state is restored at the end of the block. A signal to stop raises KeyboardInterrupt in the
+        iterator.
+        """
+        state, signals = self.stepper.state, self.alive.signals
+        state.is_changing = True
+        before = HostCopy().of(checkpoint_content(state, {}, ""))  # the device may have no room for another
+        set_recompute(state.autoencoder, self.stepper.retry.settings.recompute)
+        with signals.answering(MEASURING), self._run.loader(self._schedule, self.alive) as loader:
+            yield self._batches(loader)
+        restore(state, before)
+        state.is_changing = False
+
+    def _batches(self, loader: TrainLoader) -> Iterator[tuple[Batch, int]]:
+        for epoch in count(self.stepper.state.stage.first_epoch):
+            for batch in loader.batches(epoch):
+                size, stop = len(batch.images), self.alive.signals.stop
+                images, stopping = self.dist.all_reduce_scalars(size, stop)
+                if stopping:
+                    raise KeyboardInterrupt  # nothing has been written
+                yield batch, int(images)

@@ -18,8 +18,8 @@ class History:
     start_psnr: float | None = None  # dB before the stage's first step
     last_psnr: float | None = None  # dB of the stage's last validation
     decrease_reported: bool = False  # in this stage
-    smoke_best: dict[str, float] = field(default_factory=dict)  # best metrics of the smoke set
-    smoke_has_fallen: bool = False  # the last time it was measured
+    smoke_best: dict[str, float] = field(default_factory=dict)  # best metrics of the quick validations
+    smoke_has_fallen: bool = False  # the last of them
 
     def begin_stage(self) -> None:
         """Forget what belongs to the previous stage."""
@@ -75,8 +75,8 @@ class History:
             f"{optim.warmup_epochs:g}) or train for more epochs"
         )
 
-    def guard_warning(self, metrics: dict[str, float], limit: float) -> str | None:
-        """Add metrics of the smoke set; the warning if their PSNR has just fallen by more than `limit` dB.
+    def regression_warning(self, metrics: dict[str, float], limit: float) -> str | None:
+        """Add a quick validation; the warning if its PSNR has just fallen by more than `limit` dB.
 
         The best one is replaced if it is of another image size or number of images.
         """
@@ -90,9 +90,9 @@ class History:
         if fell_before or not self.smoke_has_fallen:
             return None
         return (
-            f"PSNR of the smoke set is {_psnr(metrics):.2f} dB, more than --guard_psnr {limit:g} below its "
-            f"best ({best:.2f} dB): all validation images are measured now; if they confirm it, lower "
-            "--learning_rate, or resume from the best checkpoint"
+            f"PSNR of the quick validation is {_psnr(metrics):.2f} dB, more than --guard_psnr {limit:g} "
+            f"below its best ({best:.2f} dB): all validation images are measured now; if they confirm it, "
+            "lower --learning_rate, or resume from the best checkpoint"
         )
 
 

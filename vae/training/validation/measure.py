@@ -1,13 +1,13 @@
 """Validation of the exported weights, and of two baselines, on images that are never trained on."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from vae.config.options import DataConfig
-from vae.data.dataset import Images
+from vae.data.dataset import Batch, Images
 from vae.data.loading import load_validation
 from vae.evaluation.latents import LATENTS, NoiseMeter, noise_facts
 from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
@@ -22,8 +22,6 @@ from vae.training.validation.slices import Slices
 FEW_IMAGES = 32  # up to this number, starting worker processes takes longer than decoding
 
 Metrics = dict[str, float]
-# Calls a function with the validation batches of this process, again if necessary; returns its result.
-Measure = Callable[[Callable[[Iterator[torch.Tensor]], dict[str, Sums]]], dict[str, Sums]]
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,8 @@ class ValidationSet:
 
     images: Images
     count: int
+    data: DataConfig = field(default_factory=DataConfig)
+    num_workers: int = 0
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
     chosen: tuple[int, ...] = ()  # if not empty, `count` indices
     label: Callable[[int], str | None] = lambda _index: None  # of an image, for slices
@@ -51,19 +51,11 @@ class ValidationSet:
         return (self.chosen or range(self.count))[dist.rank :: dist.world_size]
 
     def batches(
-        self,
-        data: DataConfig,
-        image_size: int,
-        batch_size: int,
-        num_workers: int,
-        dist: Distributed,
-        while_waiting: Callable[[], None] = lambda: None,
-        measured: list[int] | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """uint8 (B, 3, S, S) centre crops of this process's share, on its device.
+        self, image_size: int, batch_size: int, dist: Distributed, while_waiting: Callable[[], None]
+    ) -> Iterator[Batch]:
+        """Centre crops of this process's share: uint8 (B, 3, S, S).
 
-        `while_waiting` is called during waits for images, and may end them with an exception. `measured`
-        gets the indices of the images.
+        `while_waiting` is called during waits for images, and may end them with an exception.
         """
         indices = self.share(dist)
         loader = load_validation(
@@ -71,10 +63,10 @@ class ValidationSet:
             indices,
             image_size=image_size,
             batch_size=batch_size,
-            upscale=data.upscale,
-            background=data.background,
-            max_pixels=data.max_pixels,
-            num_workers=num_workers if len(indices) > FEW_IMAGES else 0,
+            upscale=self.data.upscale,
+            background=self.data.background,
+            max_pixels=self.data.max_pixels,
+            num_workers=self.num_workers if len(indices) > FEW_IMAGES else 0,
             while_waiting=while_waiting,
         )
         for batch in loader:
@@ -83,9 +75,7 @@ class ValidationSet:
                     self.reported.add(rejection.name)
                     console.info(f"validation image skipped: {rejection}")
             if len(batch.images):
-                if measured is not None:
-                    measured += batch.indices.tolist()
-                yield batch.images.to(dist.device, non_blocking=True)
+                yield batch
 
 
 def mode_reconstruction(
@@ -106,33 +96,48 @@ def mode_reconstruction(
     return reconstruct
 
 
-def validation_metrics(
-    model: AutoencoderKL, networks: Networks, measure: Measure, dist: Distributed, slices: Slices
-) -> tuple[Metrics, dict[str, float]]:
-    """Mean PSNR, SSIM and, if LPIPS is part of the loss, LPIPS, over the images of all processes.
+class ReconstructionMeter:
+    """Measures reconstructions: PSNR, SSIM and, if LPIPS is part of the loss, LPIPS; also the noise."""
 
-    Also the facts about the posterior's noise, and the mean PSNR of each slice.
-    """
+    def __init__(self, model: AutoencoderKL, networks: Networks, slices: Slices) -> None:
+        self._model, self._networks, self._slices = model, networks, slices
 
-    def sums_of(batches: Iterator[torch.Tensor]) -> dict[str, Sums]:
+    def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
+        """Sums over the images of `batches`, on their device; those of each slice by its label."""
         psnr: list[float] = []
-        noise = NoiseMeter(model.config.z_channels)
-        reconstruct = mode_reconstruction(model, networks, noise)
-        sums = reconstruction_sums(reconstruct, map(to_float, batches), lpips_of(networks.terms), psnr)
-        return {"": sums | noise.sums(), **slices.sums(psnr)}
+        indices: list[int] = []
+        noise = NoiseMeter(self._model.config.z_channels)
 
-    sums = measure(sums_of)
-    reduced = _all_reduce(sums[""], dist)
-    noise = noise_facts({name: reduced.pop(name) for name in list(reduced) if name.startswith(LATENTS)})
-    return means(reduced) | noise, slices.means(sums, dist)
+        def images() -> Iterator[torch.Tensor]:
+            for batch in batches:
+                indices.extend(batch.indices.tolist())
+                yield to_float(batch.images)
+
+        reconstruct = mode_reconstruction(self._model, self._networks, noise)
+        sums = reconstruction_sums(reconstruct, images(), lpips_of(self._networks.terms), psnr)
+        return {"": sums | noise.sums(), **self._slices.sums(indices, psnr)}
+
+    def metrics(self, sums: dict[str, Sums], dist: Distributed) -> tuple[Metrics, dict[str, float]]:
+        """The means over the images of all processes, and the mean PSNR of each slice."""
+        reduced = _all_reduce(sums[""], dist)
+        noise = noise_facts({name: reduced.pop(name) for name in list(reduced) if name.startswith(LATENTS)})
+        return means(reduced) | noise, self._slices.means(sums, dist)
 
 
-def baseline_metrics(
-    networks: Networks, measure: Measure, factor: int, dist: Distributed
-) -> dict[str, Metrics]:
-    """The same metrics of two baselines: the mean colour, and area reduction with bicubic enlargement."""
-    sums = measure(lambda batches: baseline_sums(map(to_float, batches), lpips_of(networks.terms), factor))
-    return {name: means(_all_reduce(sums[name], dist)) for name in sorted(sums)}
+class BaselineMeter:
+    """Measures two baselines: the mean colour, and area reduction by `factor` with bicubic enlargement."""
+
+    def __init__(self, networks: Networks, factor: int) -> None:
+        self._networks, self._factor = networks, factor
+
+    def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
+        """Sums over the images of `batches`, on their device, by baseline."""
+        images = (to_float(batch.images) for batch in batches)
+        return baseline_sums(images, lpips_of(self._networks.terms), self._factor)
+
+    def metrics(self, sums: dict[str, Sums], dist: Distributed) -> dict[str, Metrics]:
+        """The means over the images of all processes, by baseline."""
+        return {name: means(_all_reduce(sums[name], dist)) for name in sorted(sums)}
 
 
 def _all_reduce(sums: Sums, dist: Distributed) -> Sums:

@@ -1,26 +1,83 @@
-"""The grid of sample reconstructions that a run saves and shows in TensorBoard.
+"""The grids of sample reconstructions that a run saves and shows in TensorBoard.
 
 Shapes: N images of S x S px; T, the side of a tile in the grid.
 """
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from vae.device import is_out_of_memory
 from vae.evaluation.baselines import bicubic_baseline
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import psnr
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks
-from vae.training.validation.measure import mode_reconstruction
+from vae.system import console
+from vae.training.memory.oom_retry import OomRetry
+from vae.training.output.logbook import Logbook
+from vae.training.recovery.liveness import Liveness
+from vae.training.state import TrainingState
+from vae.training.validation.measure import ValidationSet, mode_reconstruction
 
 GRID_IMAGES = 4  # validation images in a grid
 GRID_SIDE = 512  # px: of larger crops, the grid shows the centre
-LEAST_TILE = 160  # px: smaller tiles are enlarged, so that the titles fit
+MIN_TILE = 160  # px: smaller tiles are enlarged, so that the titles fit
 ERROR_GAIN = 8
 GAP = 4  # px between columns
 TEXT_HEIGHT = 24  # px: the titles above all rows, and the caption below each row
 FONT_SIZE = 15
+
+
+class SampleGrids:
+    """Writes grids of the images of --sample_images, or else of the first validation images.
+
+    `sample_images` has the former by image size, on the CPU; it is empty if there are none.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        retry: OomRetry,
+        logbook: Logbook,
+        alive: Liveness,
+        sample_images: dict[int, torch.Tensor],
+        validation_set: ValidationSet | None,
+    ) -> None:
+        self._state, self._retry, self._logbook, self._alive = state, retry, logbook, alive
+        self._sample_images, self._validation_set = sample_images, validation_set
+
+    def save(self) -> None:
+        """Write a grid of the exported weights; if memory runs out, there is none."""
+        if not self._retry.dist.is_main:
+            return
+        state, retry = self._state, self._retry
+        try:
+            for images in self._images():
+                grid = sample_grid(state.eval_model, retry.networks, images.to(retry.dist.device))
+                self._logbook.image("samples", state.position.step, grid)
+            return
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        if retry.release_graph():
+            self.save()
+            return
+        retry.free_memory()
+        console.info(f"out of memory: no sample grid of step {state.position.step}; training is the same")
+
+    def _images(self) -> Iterator[torch.Tensor]:
+        """The images of a grid as one uint8 batch (N, 3, S, S); no batch if there are none."""
+        size, found = self._state.stage.image_size, self._validation_set
+        if self._sample_images:
+            yield self._sample_images[size]
+        elif found is not None:
+            shown = replace(found, count=min(found.count, GRID_IMAGES))
+            alone = replace(self._retry.dist, world_size=1)  # the images are not divided among processes
+            yield from (b.images for b in shown.batches(size, GRID_IMAGES, alone, self._alive.check))
 
 
 def sample_grid(model: AutoencoderKL, networks: Networks, images: torch.Tensor) -> np.ndarray:
@@ -47,7 +104,7 @@ def _tiles(columns: torch.Tensor) -> np.ndarray:
     """The centres of (4, 3, S, S) in [-1, 1] as uint8 (4, T, T, 3); small ones are enlarged."""
     start = max(0, (columns.shape[-1] - GRID_SIDE) // 2)
     tiles = to_uint8(columns[..., start : start + GRID_SIDE, start : start + GRID_SIDE])
-    scale = -(-LEAST_TILE // tiles.shape[-1])
+    scale = -(-MIN_TILE // tiles.shape[-1])
     return tiles.permute(0, 2, 3, 1).cpu().numpy().repeat(scale, axis=1).repeat(scale, axis=2)
 
 

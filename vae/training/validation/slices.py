@@ -12,11 +12,10 @@ MAX_SLICES = 100  # more labels are names of single images rather than of groups
 
 @dataclass
 class Slices:
-    """The labels of the validation images, and the images of the validation that is going on."""
+    """The labels of the validation images."""
 
     labels: list[str] = field(default_factory=list)  # of all processes, sorted; empty: no slices
     of_image: dict[int, str] = field(default_factory=dict)  # by index, of this process's images
-    measured: list[int] = field(default_factory=list)  # indices, in this order
 
     @classmethod
     def of(cls, found: dict[int, str | None], dist: Distributed) -> "Slices":
@@ -27,12 +26,12 @@ class Slices:
             return cls()
         return cls(sorted(labels), of_image)
 
-    def sums(self, psnr: Sequence[float]) -> dict[str, Sums]:
-        """The PSNR of the measured images, summed by label."""
+    def sums(self, indices: Sequence[int], psnr: Sequence[float]) -> dict[str, Sums]:
+        """The PSNR of the images at these indices, summed by label."""
         if not self.labels:
             return {}
         found: dict[str, list[float]] = {}
-        for index, value in zip(self.measured, psnr, strict=True):
+        for index, value in zip(indices, psnr, strict=True):
             if index in self.of_image:
                 found.setdefault(self.of_image[index], []).append(value)
         return {label: {"psnr": (sum(values), len(values))} for label, values in found.items()}

@@ -8,10 +8,10 @@ from tests.harness.runs import TINY
 from tests.harness.training_runs import SHORT, last_checkpoint, records
 from vae.config.flags import parse_flags
 from vae.evaluation.compare import branches
-from vae.training.contract import DATA, EXACT, TOPOLOGY, Resume, compare
+from vae.training.provenance import DATA, EXACT, TOPOLOGY, Resume, compare
 from vae.training.run import train
 
-CONTRACT = {
+SAMPLES = {
     "training": {"path": "a", "version": "1" * 64, "images": 30, "policy": {"min_size": 1}},
     "validation": {"path": "b", "version": "2" * 64, "images": 3, "policy": None},
     "transform": {"crop": "random", "max_pixels": 9},
@@ -23,13 +23,13 @@ CONTRACT = {
 
 
 def changed(part, **values):
-    return {**CONTRACT, part: {**CONTRACT[part], **values}}
+    return {**SAMPLES, part: {**SAMPLES[part], **values}}
 
 
 @pytest.mark.parametrize(
     ("now", "resume"),
     [
-        (CONTRACT, Resume(EXACT)),
+        (SAMPLES, Resume(EXACT)),
         (changed("training", path="elsewhere"), Resume(EXACT)),
         (changed("code", revision="other"), Resume(EXACT)),
         (changed("topology", processes=2), Resume(TOPOLOGY, "processes 4 -> 2")),
@@ -37,28 +37,28 @@ def changed(part, **values):
         (changed("transform", crop="center"), Resume(DATA, "transform crop random -> center")),
         (changed("seed", seed=1), Resume(DATA, "seed seed 0 -> 1")),
         (changed("validation", images=2), Resume(DATA, "validation images 3 -> 2")),
-        ({**CONTRACT, "validation": None}, Resume(DATA, "validation set -> none")),
+        ({**SAMPLES, "validation": None}, Resume(DATA, "validation set -> none")),
     ],
 )
 def test_kinds_of_continuation(now, resume):
-    assert compare(CONTRACT, now, same_data=True) == resume
+    assert compare(SAMPLES, now, same_data=True) == resume
 
 
 def test_another_dataset_and_topology_are_both_named():
-    now = changed("training", version="3" * 64) | {"topology": {**CONTRACT["topology"], "batch_size": 4}}
-    found = compare(CONTRACT, now, same_data=False)
+    now = changed("training", version="3" * 64) | {"topology": {**SAMPLES["topology"], "batch_size": 4}}
+    found = compare(SAMPLES, now, same_data=False)
     assert found.kind == DATA
     assert found.changed == "training version 111111111111 -> 333333333333, batch_size 2 -> 4"
 
 
 @pytest.mark.parametrize(("same", "kind"), [(True, EXACT), (False, DATA)])
-def test_checkpoint_without_a_contract(same, kind):
-    assert compare(None, CONTRACT, same_data=same).kind == kind
+def test_checkpoint_without_a_record(same, kind):
+    assert compare(None, SAMPLES, same_data=same).kind == kind
 
 
 @pytest.mark.parametrize("part", ["training", "topology"])
-def test_damaged_contract_is_a_difference_and_not_an_error(part):
-    assert compare({**CONTRACT, part: ["?"]}, CONTRACT, same_data=True).kind != EXACT
+def test_damaged_record_is_a_difference_and_not_an_error(part):
+    assert compare({**SAMPLES, part: ["?"]}, SAMPLES, same_data=True).kind != EXACT
 
 
 def test_reports_name_branches():
@@ -70,7 +70,7 @@ def test_reports_name_branches():
     assert branches(runs) == "from step 5: transform crop random -> center"
 
 
-def test_run_records_its_contract_and_each_resume(image_folder, tmp_path, capsys):
+def test_run_records_its_samples_and_each_resume(image_folder, tmp_path, capsys):
     out = tmp_path / "run"
     given = {**TINY, **SHORT, "data_path": str(image_folder), "output_dir": str(out), "num_epochs": 3}
     latest = {**given, "resume_from": "latest"}
@@ -78,7 +78,7 @@ def test_run_records_its_contract_and_each_resume(image_folder, tmp_path, capsys
         ({**given, "max_steps": 1}, ""),
         ({**latest, "max_steps": 2}, "exact"),
         ({**latest, "max_steps": 3, "accumulation_steps": 2}, "accumulation_steps 1 -> 2"),
-        ({**latest, "max_steps": 4, "accumulation_steps": 2, "crop": "center"}, "new line of the experiment"),
+        ({**latest, "max_steps": 4, "accumulation_steps": 2, "crop": "center"}, "this is a new branch"),
     ]
     for command, text in commands:
         assert train(command) == 0

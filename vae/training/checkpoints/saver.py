@@ -1,0 +1,170 @@
+"""Checkpoints of a run: when one is saved, what it contains, and what is pruned after it."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vae.config.options import Config, flatten
+from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.system import console
+from vae.system.errors import UserError
+from vae.training.checkpoints.store import position_name, prune, save_verified, stage_ends
+from vae.training.checkpoints.writer import CheckpointWriter
+from vae.training.distributed import Distributed
+from vae.training.output.run_folder import resume_command
+from vae.training.provenance import Provenance, write_last_run
+from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
+from vae.training.stages import Position, current_stage
+from vae.training.state import TrainingState, checkpoint_content
+
+
+class Saver:
+    """Saves the state of a run in its folder, as often as it is asked, and at most once per step."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: TrainingState,
+        provenance: Provenance,
+        stability: Stability,
+        writer: CheckpointWriter,
+        dist: Distributed,
+    ) -> None:
+        self.state, self.provenance, self.stability, self.dist = state, provenance, stability, dist
+        self.folder = Path(config.run.output_dir)
+        self._config, self._writer = config, writer
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes the run."""
+        return resume_command(self.folder)
+
+    def save_now(self) -> None:
+        """Save a checkpoint named after the current position, unless this command has saved this step."""
+        if self.state.saved_step != self.state.position.step:
+            self.save(position_name(self.state.position), in_doubt=True)
+
+    def save_and_wait(self) -> None:
+        """Save as `save_now` does, and wait until the checkpoint is on disk."""
+        self.save_now()
+        self.wait()
+
+    def save_alone(self) -> str | None:
+        """Save without the other processes, which may hang or have ended; returns the checkpoint's name.
+
+        For the main process, from any thread. Nothing is saved within a change of the weights. Nothing is
+        pruned.
+        """
+        state = self.state
+        if not self.dist.is_main or state.is_changing:
+            return None
+        name = position_name(state.position)
+        if state.saved_step == state.position.step:
+            return name if self._writer.finish() is None else None
+        content, failure = self.content(), None
+        try:
+            check_content(content)
+        except ContentError as error:
+            failure = str(error)
+        failure = failure or save_verified(self.folder / name, content)
+        if failure is not None:
+            console.warning(f"{self.folder / name} is not saved: {failure}")
+            return None
+        state.saved_step = state.position.step
+        return name
+
+    def save(self, name: str, *, in_doubt: bool = False, required: bool = False) -> bool:
+        """Save a checkpoint, then prune; whether it is being saved. Training continues meanwhile.
+
+        While training may be diverging, nothing is pruned, and a checkpoint is saved only with `in_doubt`. A
+        `required` one is saved and waited for: UserError if it cannot be written. Raises NonFiniteError if
+        the weights are not finite.
+        """
+        state = self.state
+        raise_if_diverged(self.dist, None if state.is_finite() else NOT_FINITE)
+        path, doubt = self.folder / name, self.stability.doubt(int(state.update.nonfinite_streak))
+        if doubt and not (in_doubt or required):
+            console.info(f"{path} is not saved: {doubt}")
+            return False
+        if self.dist.is_main:
+            is_written = partial(self._after_write, replace(state.position), path, prunes=not doubt)
+            self._writer.save(path, self.content(), is_written)
+        state.saved_step = state.position.step
+        if required:
+            self.wait()
+        return True
+
+    def replace(self, path: Path) -> None:
+        """Write the present state to `path` and wait; a failure is only reported. Nothing is pruned."""
+        self.dist.barrier()  # the other processes may still be reading the file
+        if self.dist.is_main:
+            self._writer.save(path, self.content(), lambda: None)
+            self._writer.finish()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on disk; UserError on every process if it cannot be written."""
+        failure = self._writer.finish() if self.dist.is_main else None
+        if self.dist.all_reduce_scalars(failure is not None)[0]:
+            reason = failure or "the main process reports the reason"
+            raise UserError(f"--output_dir {self.folder}: the last checkpoint could not be written: {reason}")
+
+    def give_up(self) -> None:
+        """Wait for the file under way, without another attempt if it failed."""
+        self._writer.finish(try_again=False)
+
+    def close(self) -> None:
+        """Wait for the file under way; a failure is only reported."""
+        self._writer.finish()
+
+    def report(self) -> None:
+        """Print what has happened to files since the last call."""
+        if self.dist.is_main:
+            self._writer.report()
+
+    def _after_write(self, at: Position, path: Path, prunes: bool) -> None:
+        """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.
+
+        Neither the best checkpoint, the last one of a stage, nor the last good one is removed. This may run
+        in the writer's thread, when training is further.
+        """
+        self.stability.written.append((at.step, path))
+        if not prunes:
+            return
+        best = self.state.history.best_checkpoint
+        prune(
+            self.folder,
+            self._config.run.keep_checkpoints,
+            apart=stage_ends(self.state.stages, at) | ({best} if best else set()),
+            needed=self.stability.needed(),
+            step=at.step,
+            line=self.state.lineage,
+        )
+
+    def content(self) -> dict[str, Any]:
+        """The content of a checkpoint of the present state."""
+        state, stage = self.state, self.state.stage
+        config = flatten(self._config) | {
+            "image_size": stage.image_size,
+            "batch_size": stage.batch_size,
+            "num_epochs": stage.num_epochs,
+        }
+        samples = self.provenance.samples
+        next_stage = current_stage(state.stages, state.position.epoch) or stage
+        topology = samples["topology"] | {"batch_size": next_stage.batch_size}
+        samples = samples | {"topology": topology}
+        content = checkpoint_content(state, config, self.provenance.fingerprint, samples)
+        return {**content, "begun_from": self.provenance.begun_from}
+
+    def start_checkpoint(self) -> str | None:
+        """The checkpoint in the folder with the current weights, before a stage's first step."""
+        state, path = self.state, self.provenance.resumed_from
+        if state.saved_step == state.position.step:  # the end of the stage before
+            return position_name(state.position)
+        begins = state.position.step == state.begun_at.step
+        return path.name if path and begins and path.parent.resolve() == self.folder.resolve() else None
+
+    def note_good(self) -> None:
+        """Store which checkpoint of the folder is good, and that this run is the last one in it."""
+        if self.dist.is_main:
+            write_last_run(self.folder, self.state.lineage, self.stability.good)

@@ -1,0 +1,128 @@
+"""A prepared run, and the parts of a stage that are built from it. Only set-up and run.py see all of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vae.config.options import Config
+from vae.data.loading import TrainLoader
+from vae.step import Networks
+from vae.training.checkpoints.saver import Saver
+from vae.training.datasets import TrainingSet
+from vae.training.distributed import Distributed
+from vae.training.loop import TrainingLoop
+from vae.training.memory.oom_retry import OomRetry, StepSettings
+from vae.training.memory.stage_memory import StagePlan, plan_stage
+from vae.training.output.logbook import Logbook
+from vae.training.output.run_folder import resume_command
+from vae.training.provenance import Provenance
+from vae.training.records.profiling import StepProfiler
+from vae.training.records.recorder import Recorder
+from vae.training.recovery.liveness import Liveness
+from vae.training.schedule import StageSchedule
+from vae.training.stages import Stage, StageSteps
+from vae.training.state import TrainingState
+from vae.training.stepper import Stepper
+from vae.training.validation.measure import ValidationSet
+from vae.training.validation.sample_grid import SampleGrids
+from vae.training.validation.validator import Validator
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """What set-up has checked and built, before anything is written."""
+
+    config: Config
+    given: dict[str, Any]  # options of the command
+    dist: Distributed
+    networks: Networks
+    state: TrainingState
+    training_set: TrainingSet
+    validation_set: ValidationSet | None
+    sample_images: dict[int, torch.Tensor]  # of --sample_images by image size, on the CPU; empty: none
+    num_workers: int
+    compiled: bool
+    provenance: Provenance
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config.run.output_dir)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes this run."""
+        return resume_command(self.output_dir)
+
+    def steps(self, stage: Stage) -> StageSteps:
+        """How the epochs of `stage` divide into optimizer steps."""
+        accumulation = self.config.run.accumulation_steps
+        global_batch = stage.batch_size * accumulation * self.dist.world_size
+        order = self.training_set.order_of(self.config, stage.image_size, global_batch)
+        return StageSteps.of(stage, len(order), accumulation, self.dist.world_size)
+
+    def schedule(self, stage: Stage) -> StageSchedule:
+        """The steps and learning rates of `stage`."""
+        width, begun_from = max(self.config.model.channels), self.provenance.begun_from
+        return StageSchedule(self.steps(stage), begun_from, width, self.config.optim, self.config.loss)
+
+    def plan(self, stage: Stage) -> StagePlan:
+        """How the steps of `stage` run; UserError if not even one image fits."""
+        return plan_stage(self.config, stage, self.networks.dtype, self.dist)
+
+    def retry(self, plan: StagePlan | None = None) -> OomRetry:
+        """What computes the steps of a stage; without a plan, no step is computed."""
+        settings = plan.step_settings(self.config.speed) if plan else StepSettings(1, "none", False)
+        return OomRetry(self.networks, self.dist, settings, self.resume_command)
+
+    def stepper(self, schedule: StageSchedule, retry: OomRetry) -> Stepper:
+        """What makes the optimizer steps of a stage."""
+        return Stepper(self.state, retry, schedule, self.dist, self.config.run.seed)
+
+    def loader(self, schedule: StageSchedule, alive: Liveness) -> TrainLoader:
+        """The training batches of the stage that trains."""
+        data, steps, size = self.config.data, schedule.steps, self.state.stage.image_size
+        return TrainLoader(
+            self.training_set.crops(self.config, size, steps.images),
+            local_batch=steps.local_images,
+            order=self.training_set.order_of(self.config, size, steps.images),
+            rank=self.dist.rank,
+            world_size=self.dist.world_size,
+            num_workers=self.num_workers,
+            prefetch_factor=data.prefetch_factor,
+            persistent_workers=data.persistent_workers,
+            pin_memory=self.dist.device.type == "cuda",
+            while_waiting=alive.check,
+        )
+
+    def samples(self, retry: OomRetry, logbook: Logbook, alive: Liveness) -> SampleGrids:
+        """What writes the sample grids."""
+        return SampleGrids(self.state, retry, logbook, alive, self.sample_images, self.validation_set)
+
+    def loop(
+        self, plan: StagePlan, schedule: StageSchedule, saver: Saver, logbook: Logbook, alive: Liveness
+    ) -> TrainingLoop:
+        """The loop of the stage that trains."""
+        config, state, retry = self.config, self.state, self.retry(plan)
+        stepper, validator = self.stepper(schedule, retry), None
+        if self.validation_set is not None:
+            validation = self.validation_set
+            validator = Validator(validation, state, retry, schedule, logbook, alive, config.run)
+        folder = self.output_dir / "profile" / f"{state.stage.image_size}px"
+        return TrainingLoop(
+            options=config.run,
+            max_bad_fraction=config.data.max_bad_fraction,
+            num_images=self.training_set.num_images,
+            state=state,
+            stepper=stepper,
+            recorder=Recorder(stepper, logbook, config.run),
+            validator=validator,
+            samples=self.samples(retry, logbook, alive),
+            saver=saver,
+            stability=saver.stability,
+            logbook=logbook,
+            alive=alive,
+            profiler=StepProfiler(config.speed.profile_steps if self.dist.is_main else 0, folder),
+        )

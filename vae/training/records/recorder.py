@@ -1,0 +1,142 @@
+"""The numbers of the steps of a stage become records, a progress bar and lines on the console."""
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from vae.config.options import RunConfig
+from vae.data.dataset import Batch
+from vae.system import console
+from vae.system.errors import DataError, HangError
+from vae.training.memory.stage_memory import memory_peaks
+from vae.training.output.logbook import Logbook
+from vae.training.records.adversarial_ratio import adversarial_ratios
+from vae.training.records.duration import StageDuration, duration_line
+from vae.training.records.health import exposed_allreduce_seconds
+from vae.training.records.running_metrics import RunningMetrics, loss_record
+from vae.training.recovery.signals import LoadingStoppedError
+from vae.training.stepper import Stepper, Update
+
+
+class Means(NamedTuple):
+    """Means over the steps of a record."""
+
+    loss: float
+    mse: float
+
+
+class Recorder:
+    """Collects what the steps of a stage measure. A context, within which the progress bar is shown."""
+
+    def __init__(self, stepper: Stepper, logbook: Logbook, options: RunConfig) -> None:
+        self._stepper, self._logbook, self._options = stepper, logbook, options
+        self._state, self._steps, self._dist = stepper.state, stepper.schedule.steps, stepper.dist
+        self._metrics = RunningMetrics()
+        self._duration = StageDuration()
+
+    def __enter__(self) -> "Recorder":
+        self._metrics = RunningMetrics()
+        self._bar = tqdm(
+            total=self._steps.total,
+            initial=self._steps.done(self._state.position),
+            desc=f"{self._state.stage.image_size} px",
+            unit="step",
+            dynamic_ncols=True,
+            disable=None if self._dist.is_main else True,  # None: on a terminal only, never in a file
+        )
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._bar.close()
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch | Exception]:
+        """The batches; waits for them are measured, and the time of validations and saves is left out.
+
+        If one cannot be loaded, the reason comes last: the other processes must be notified.
+        """
+        while True:
+            started = time.perf_counter()
+            try:
+                batch = next(batches, None)
+            except (DataError, HangError, LoadingStoppedError) as error:
+                yield error
+                return
+            if batch is None:
+                return
+            self._metrics.wait_seconds += time.perf_counter() - started
+            yield batch
+            self._metrics.exclude_pause()
+
+    def add(self, batch: Batch, update: Update, total_images: int, sync_seconds: float) -> None:
+        """Add a step. `sync_seconds`: of it, waiting for the other processes."""
+        self._metrics.add(update.sums, total_images, update.norms)
+        self._metrics.health.add(batch, sync_seconds)
+        self._bar.update()
+
+    def is_due(self) -> bool:
+        """Whether a record is due after this step."""
+        position = self._state.position
+        return position.step % self._options.log_freq == 0 or self._steps.epoch_is_done(position)
+
+    def write(self, batch: Batch) -> Means:
+        """Write the records of the steps since the last one. Only this synchronizes the device in a step.
+
+        `batch` is that of the last step.
+        """
+        state, metrics, dist = self._state, self._metrics, self._dist
+        means = metrics.all_reduced_means(dist)
+        record = {
+            "epoch": state.position.epoch + 1,  # the current epoch, counted from 1
+            **loss_record(means, self._stepper.retry.networks.terms),
+            "learning_rate": state.optimizers[0].param_groups[0]["lr"],
+            "gradient_norm": float(metrics.norms[0]),
+            **metrics.speed(),
+            "nonfinite_steps": int(state.update.nonfinite_total),
+            **memory_peaks(dist.device),
+        }
+        if "adversarial" in means:
+            record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
+            record |= adversarial_ratios(self._stepper, batch)
+        if state.fp16:
+            record["loss_scale"] = float(state.update.loss_scale)
+        self._logbook.record("train", state.position.step, record)
+        self._write_health(record["data_wait_share"])
+        self._show(record)
+        self._metrics = RunningMetrics(health=metrics.health.restarted())
+        return Means(record["loss"], means["mse"])
+
+    def _write_health(self, wait_share: float) -> None:
+        """Write the records of the data and of the trainer: one exchange between the processes."""
+        metrics, retry, step = self._metrics, self._stepper.retry, self._state.position.step
+        allreduce = exposed_allreduce_seconds(retry.networks.autoencoder, retry.networks.discriminator)
+        gathered = metrics.health.gathered(self._dist, metrics.seconds(), wait_share, allreduce)
+        self._logbook.record("data", step, gathered.data())
+        trainer = {
+            "restarts": len(self._state.lineage.ancestors),
+            "out_of_memory": retry.settings.out_of_memory,
+        }
+        self._logbook.record("trainer", step, {**trainer, **gathered.processes()})
+
+    def _show(self, record: dict[str, float]) -> None:
+        shown = (
+            f"{record['images_per_second']:.2f} images/s, loss {record['loss']:.4f}, "
+            f"PSNR {record['psnr']:.2f}"
+        )
+        self._bar.set_postfix_str(shown)
+        if self._bar.disable:  # no terminal: a log file gets lines instead of a progress bar
+            console.info(f"step {self._state.position.step}: {shown}")
+
+    def print_duration(self) -> None:
+        """Print when the stage will end: after its first steps, and if that has changed by a third."""
+        step, options = self._state.position.step, self._options
+        if not self._duration.needs_mark(time.monotonic()) and step % options.log_freq:
+            return
+        self._dist.synchronize()  # twice in a stage; a record has already synchronized the device
+        left = self._steps.total - self._steps.done(self._state.position)
+        if options.max_steps is not None:
+            left = min(left, options.max_steps - step)
+        seconds = self._duration.add(step, time.monotonic(), left)
+        if seconds is not None:
+            console.info(duration_line(seconds, time.time()))

@@ -1,0 +1,92 @@
+"""One batch becomes an update of the weights: its inputs on the device, gradients, optimizers, EMA."""
+
+from typing import NamedTuple
+
+import torch
+
+from vae.data.dataset import Batch
+from vae.losses.adversarial import adaptive_weight, update_running
+from vae.ops.noise import posterior_noise
+from vae.step import StepInputs, apply_update
+from vae.training.distributed import Distributed
+from vae.training.memory.cuda_graph import Sums
+from vae.training.memory.oom_retry import OomRetry
+from vae.training.schedule import StageSchedule
+from vae.training.state import TrainingState
+
+
+class Update(NamedTuple):
+    """What a step has measured."""
+
+    sums: Sums  # over the images of this process
+    norms: list[torch.Tensor]  # gradient norms of the autoencoder and, if it has started, the discriminator
+
+
+class Stepper:
+    """Makes the optimizer steps of a stage. `seed` is that of the posterior's noise."""
+
+    def __init__(
+        self, state: TrainingState, retry: OomRetry, schedule: StageSchedule, dist: Distributed, seed: int
+    ) -> None:
+        self.state, self.retry, self.schedule, self.dist = state, retry, schedule, dist
+        self._seed = seed
+
+    def step(self, batch: Batch, total_images: int, learning_rate: float | None = None) -> Update:
+        """Update all weights from a batch.
+
+        `total_images` counts the images of all processes in this step. `learning_rate` replaces the
+        schedule's, for the autoencoder. The position does not change, so the state is then `is_changing`.
+        """
+        state, schedule = self.state, self.schedule
+        inputs = self.inputs(batch, total_images)
+        sums = self._measured(batch, self.retry.gradients(inputs))
+        state.is_changing = True
+        self._set_learning_rates(learning_rate)
+        optimizers = state.optimizers if inputs.adversarial_factor is not None else state.optimizers[:1]
+        norms = apply_update(optimizers, state.update, schedule.optim, state.fp16, total_images == 0)
+        if inputs.adversarial_factor is not None:
+            measured = torch.stack([sums.pop("reconstruction_sq_norm"), sums.pop("adversarial_sq_norm")])
+            state.running_sq_norms = update_running(state.running_sq_norms, self.dist.all_reduce(measured))
+            sums["adversarial_factor"] = inputs.adversarial_factor * len(batch.images)
+        if total_images:
+            state.update_ema(schedule.ema_decay(state.position.step))
+        return Update(sums, norms)
+
+    def losses(self, batch: Batch, total_images: int) -> Sums:
+        """Sums of the losses over the images of a batch, without adversarial ones; nothing changes."""
+        return self._measured(batch, self.retry.losses(self.inputs(batch, total_images)))
+
+    def inputs(self, batch: Batch, total_images: int) -> StepInputs:
+        """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
+        model, device, size = self.state.autoencoder, self.dist.device, self.state.stage.image_size
+        height, width = (side // model.downsampling for side in batch.images.shape[2:])
+        shape = (model.config.z_channels, height, width)
+        pixels = batch.images.to(device, non_blocking=True)
+        noise = posterior_noise(batch.epochs, batch.indices, shape, self._seed, device)
+        share = self.dist.world_size / max(1, total_images)
+        if len(pixels) == 0:
+            pixels = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device)
+            noise = torch.zeros(1, *shape, device=device)
+            share = 0.0
+        return StepInputs(pixels, noise, share, self.state.update.loss_scale, self._adversarial_factor())
+
+    def _adversarial_factor(self) -> torch.Tensor | None:
+        """The weight of the adversarial term in this step, or None before --disc_start."""
+        weight = self.schedule.adversarial_weight(self.state.position.step)
+        if weight is None:
+            return None
+        reconstruction, adversarial = self.state.running_sq_norms
+        return adaptive_weight(reconstruction, adversarial, self.schedule.loss.disc_max_weight) * weight
+
+    def _measured(self, batch: Batch, sums: Sums) -> Sums:
+        """Sums over the images of the batch: the placeholder of a process without images does not count."""
+        if len(batch.images) == 0:
+            return {name: torch.zeros_like(value) for name, value in sums.items()}
+        return sums
+
+    def _set_learning_rates(self, learning_rate: float | None) -> None:
+        rates = self.schedule.learning_rates(self.state.position, self.state.caps)
+        rates = rates if learning_rate is None else (learning_rate, rates[1])
+        for optimizer, rate in zip(self.state.optimizers, rates, strict=False):
+            for group in optimizer.param_groups:
+                group["lr"] = rate

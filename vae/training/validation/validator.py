@@ -1,0 +1,193 @@
+"""The validations of a stage: of all validation images, and quick ones of a few of them in between."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from vae.config.options import RunConfig
+from vae.data.dataset import Batch
+from vae.device import is_out_of_memory
+from vae.evaluation.sums import Sums
+from vae.system import console
+from vae.system.errors import UserError
+from vae.training.memory.oom_retry import OomRetry
+from vae.training.output.logbook import Logbook
+from vae.training.output.run_folder import resume_command
+from vae.training.recovery.liveness import Liveness
+from vae.training.recovery.signals import LAST_VALIDATION, VALIDATION, LoadingStoppedError
+from vae.training.schedule import StageSchedule
+from vae.training.state import TrainingState
+from vae.training.validation.measure import (
+    BaselineMeter,
+    Metrics,
+    ReconstructionMeter,
+    ValidationSet,
+    validation_line,
+)
+from vae.training.validation.slices import Slices, slice_record, slice_text
+
+# A channel with this noise carries at most 0.5 * log2(1 + 1 / 0.5**2) = 1.2 bit per value (Shannon 1948).
+MAX_SIGMA_OVER_STD = 0.5
+Source = Callable[[], Iterator[Batch]]  # batches from the first one on; called again if memory runs out
+
+
+class Validator:
+    """Validates the weights of a stage, writes records and prints what they mean."""
+
+    def __init__(
+        self,
+        images: ValidationSet,
+        state: TrainingState,
+        retry: OomRetry,
+        schedule: StageSchedule,
+        logbook: Logbook,
+        alive: Liveness,
+        options: RunConfig,
+    ) -> None:
+        self.images = images
+        self.baselines: dict[str, Metrics] = {}  # by name
+        self._state, self._retry, self._schedule = state, retry, schedule
+        self._logbook, self._alive, self._options = logbook, alive, options
+        self._networks, self._dist = retry.networks, retry.dist
+        self._batch_size: int | None = None  # if memory ran out with the micro-batch
+        self._slices: Slices | None = None  # from the first validation on
+        self._quick_crops: list[Batch] | None = None  # of one image each, on the CPU: this process's share
+
+    def measure_baselines(self) -> None:
+        """Measure both baselines on all validation images, and write their records."""
+        meter = BaselineMeter(self._networks, self._state.autoencoder.downsampling)
+        with self._alive.signals.answering(VALIDATION):
+            self.baselines = meter.metrics(self._sums(meter, self._batches), self._dist)
+        values = {"image_size": self._state.stage.image_size}
+        for name, metrics in self.baselines.items():
+            self._logbook.record("baseline", self._state.position.step, {"codec": name, **values, **metrics})
+
+    def validate(self, when: str, epoch: int, ends_run: bool = False) -> Metrics:
+        """Validate the weights, write a record and print a line; warn if training has made them worse."""
+        state, started = self._state, time.perf_counter()
+        with self._alive.signals.answering(LAST_VALIDATION if ends_run else VALIDATION):
+            meter = ReconstructionMeter(state.eval_model, self._networks, self._all_slices())
+            measured, by_label = meter.metrics(self._sums(meter, self._batches), self._dist)
+            speed, of_slices = _speed(measured, started), slice_record(by_label)
+            metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
+            state.last_validation, state.validated_step = metrics, state.position.step
+            state.history.last_psnr = metrics.get("psnr")
+            self._logbook.record("validation", state.position.step, {**metrics, **speed, **of_slices})
+            self._logbook.draw_results()
+            baseline = self.baselines.get("bicubic", {})
+            line = validation_line(when, metrics, baseline, state.autoencoder.downsampling)
+            console.info(line + slice_text(of_slices))
+            self._warn(metrics)
+        return metrics
+
+    def _warn(self, metrics: Metrics) -> None:
+        """Warn that the posterior's noise hides the latents, or that PSNR is below the stage's start."""
+        state, optim, loss = self._state, self._schedule.optim, self._schedule.loss
+        ratio = metrics.get("sigma_over_std", 0.0)
+        if ratio > MAX_SIGMA_OVER_STD and not state.noise_reported:
+            state.noise_reported = True
+            console.warning(
+                f"the noise of the latents is {ratio:.2f} times as large as their spread (more than "
+                f"{MAX_SIGMA_OVER_STD}), so they lose what the image contains: lower --kl_weight (now "
+                f"{loss.kl_weight:g})"
+            )
+        adversarial = loss.adversarial_weight > 0 and state.position.step > loss.disc_start
+        if "psnr" in metrics and not adversarial:  # the adversarial term may lower PSNR
+            warning = state.history.decrease_warning(metrics["psnr"], optim, self._schedule.peak)
+            if warning:
+                console.warning(warning)
+
+    def validate_quickly(self) -> bool:
+        """Measure a few images and write a record; whether their PSNR has just fallen: then it warns.
+
+        Their crops stay in main memory from the first time on: decoding would cost more than measuring.
+        """
+        state, started = self._state, time.perf_counter()
+        meter = ReconstructionMeter(state.eval_model, self._networks, Slices())
+        with self._alive.signals.answering(VALIDATION):
+            measured, _ = meter.metrics(self._sums(meter, self._quick_batches), self._dist)
+        metrics = {"image_size": state.stage.image_size, **measured}
+        self._logbook.record("smoke", state.position.step, {**metrics, **_speed(measured, started)})
+        warning = state.history.regression_warning(metrics, self._options.guard_psnr)
+        if warning:
+            console.warning(f"step {state.position.step}: {warning}")
+        return warning is not None
+
+    def _all_slices(self) -> Slices:
+        """The slices of the validation set, whose labels are read once in a stage."""
+        if self._slices is None:
+            labels = {index: self.images.label(index) for index in self.images.share(self._dist)}
+            self._slices = Slices.of(labels, self._dist)
+        return self._slices
+
+    def _batches(self) -> Iterator[Batch]:
+        size, check = self._state.stage.image_size, self._alive.check
+        for batch in self.images.batches(size, self._size(), self._dist, check):
+            self._alive.beat()
+            yield self._on_device(batch)
+
+    def _quick_batches(self) -> Iterator[Batch]:
+        if self._quick_crops is None:
+            chosen, crops = self.images.spread(self._options.smoke_images), []
+            size, check = self._state.stage.image_size, self._alive.check
+            for crop in chosen.batches(size, 1, self._dist, check):
+                self._alive.beat()
+                crops.append(crop)
+            self._quick_crops = crops
+        for first in range(0, len(self._quick_crops), self._size()):
+            crops = self._quick_crops[first : first + self._size()]
+            images, epochs, indices = (
+                torch.cat([getattr(crop, name) for crop in crops]) for name in ("images", "epochs", "indices")
+            )
+            self._alive.beat()
+            yield self._on_device(Batch(images, epochs, indices))
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return replace(batch, images=batch.images.to(self._dist.device, non_blocking=True))
+
+    def _size(self) -> int:
+        return self._batch_size or self._retry.settings.micro_batch
+
+    def _sums(self, meter: ReconstructionMeter | BaselineMeter, source: Source) -> dict[str, Sums]:
+        """The sums over this process's validation batches, smaller ones if memory runs out.
+
+        If that fails on one process, all of them raise an error.
+        """
+        failure, sums = None, None
+        while sums is None and failure is None:
+            try:
+                sums = meter.sums(source())
+                continue
+            except (UserError, LoadingStoppedError) as error:
+                failure = error
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Not within the except clause: there, the exception keeps the tensors of the batch alive.
+            failure = self._reduce_memory()
+        if self._dist.all_reduce_scalars(failure is not None)[0] or sums is None:
+            raise failure or UserError("validation failed on another process, which reports the reason")
+        return sums
+
+    def _reduce_memory(self) -> UserError | None:
+        """Halve the batch after memory ran out; the error if it has one image."""
+        retry, size = self._retry, self._size()
+        retry.settings.out_of_memory += 1
+        if retry.release_graph():
+            return None
+        if size == 1:
+            image_size, command = self._state.stage.image_size, resume_command(self._logbook.folder)
+            line = f"out of memory in a validation with one image of {image_size} px"
+            return UserError(f"{line}: lower --image_size, and resume with: {command}")
+        self._batch_size = size // 2
+        retry.free_memory()
+        console.info(f"out of memory: validation batch lowered to {size // 2}; same metrics")
+        return None
+
+
+def _speed(measured: Metrics, started: float) -> dict[str, float]:
+    """The throughput of a validation that began at `started`, with decoding and all processes."""
+    return {"images_per_second": measured["images"] / max(1e-9, time.perf_counter() - started)}
