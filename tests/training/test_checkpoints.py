@@ -21,6 +21,7 @@ from vae.training.checkpoints.store import (
     saved_step,
     stage_ends,
 )
+from vae.training.provenance import Lineage
 from vae.training.run import train
 from vae.training.stages import Position, Stage
 

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from vae.system.addresses import public_address
 
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
-CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/contract.py
+CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/provenance.py
 NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, saturation and hue
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.

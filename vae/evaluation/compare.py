@@ -45,7 +45,7 @@ from vae.system.errors import UserError
 from vae.system.files import read_json_lines, write_json
 
 CURVES_NAME = "metrics.jsonl"
-OTHER_DATA = "other data"  # how a run continued: see vae/training/contract.py
+OTHER_DATA = "other data"  # how a run continued: see vae/training/provenance.py
 MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
 CROPS = {
     "resize": "short side scaled to the size (bicubic, area-averaged), center crop",

@@ -128,7 +128,7 @@ def _check_progress(content: Mapping[str, Any]) -> None:
 
 
 def _check_run(run: Any) -> None:
-    """The identity of the run: see vae/training/checkpoints/lineage.py."""
+    """The identity of the run: see vae/training/provenance.py."""
     ancestors = run.get("ancestors") if isinstance(run, dict) else None
     names = {"id", "ancestors"}
     if not isinstance(ancestors, list) or set(run) - {"start"} != names:

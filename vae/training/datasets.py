@@ -38,7 +38,7 @@ from vae.training.distributed import Distributed
 from vae.training.output.appending import try_to_write
 from vae.training.validation.measure import ValidationSet
 
-MOST_COMPARED = 2_000_000  # training images that are compared with those of --val_path when a run starts
+MAX_COMPARED = 2_000_000  # training images that are compared with those of --val_path when a run starts
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
 
 def _refuse_shared(train: ShardImages, images: ShardImages, shown: str) -> None:
     """DataError if images of --val_path are in the training set, or look like one of its images."""
-    if len(train) > MOST_COMPARED:
+    if len(train) > MAX_COMPARED:
         console.info(
             f"--val_path {shown} is not compared with the {len(train)} training images, which takes minutes: "
             "prepare_data.py --mode validate --input_dir TRAINING.json --val_path VALIDATION.json does it"
