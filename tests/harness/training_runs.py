@@ -15,13 +15,18 @@ from tests.harness.toy_networks import relative_difference
 from vae.config.flags import command_words, parse_flags
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.store import list_checkpoints
+from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.distributed import Distributed
+from vae.training.loop import TrainingLoop
+from vae.training.output.logbook import Logbook
 from vae.training.parts import PreparedRun
 from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.signals import StopSignals
 from vae.training.recovery.watchdog import Watchdog
 from vae.training.run import train
+from vae.training.setup import begin_stability
 
 ONE_PROCESS = Distributed(0, 1, torch.device("cpu"))
 SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  # 4 steps of 4 images
@@ -36,6 +41,15 @@ MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib", "id
 def alive_of(run: PreparedRun) -> Liveness:
     """For parts of a prepared run that a test uses alone."""
     return Liveness(Watchdog(0, run.output_dir), StopSignals())
+
+
+def loop_of(run: PreparedRun) -> TrainingLoop:
+    """The loop of the first stage of a prepared run. It writes no records."""
+    run.output_dir.mkdir()
+    plan, schedule = run.plan(run.state.stage), run.schedule(run.state.stage)
+    writer, logbook = CheckpointWriter(background=False), Logbook(run.output_dir, 0, active=False)
+    saver = Saver(run.config, run.state, run.provenance, begin_stability(run), writer, run.dist)
+    return run.loop(plan, schedule, saver, logbook, alive_of(run))
 
 
 def train_short(given: dict[str, Any], folder: Path, **changes: Any) -> dict[str, Any]:

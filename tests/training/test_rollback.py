@@ -1,5 +1,6 @@
 """A run that diverges goes back to its last good checkpoint, once, and never loses it."""
 
+import copy
 import json
 import math
 import os
@@ -8,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.harness.faults import Fault, injected, run_forked
 from tests.harness.steps import before_steps
-from tests.harness.training_runs import SHORT, assert_same, first_moments, records
+from tests.harness.training_runs import ONE_PROCESS, SHORT, assert_same, loop_of, records
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
 from vae.training.checkpoints.store import load_newest
 from vae.training.recovery import rollback
+from vae.training.recovery.rollback import Rollback
 from vae.training.recovery.stability import NOT_FINITE
 from vae.training.run import train
-from vae.training.schedule import StageSchedule
+from vae.training.setup import prepare_run
+from vae.training.state import checkpoint_content
 
 FOREVER = 10_000
 # 4 steps per epoch, with a record of each and a checkpoint after each second one. Files are written at once,
@@ -252,27 +254,26 @@ def test_all_processes_go_back_together(given, tmp_path, fault):
 # ---- what a rollback restores ----------------------------------------------------------------------------
 
 
-class FullRate(StageSchedule):
-    """A schedule that rollbacks do not lower."""
+def test_rollback_restores_everything_that_training_changed(given):
+    """With the parts of a run: three steps, a save, a step that is undone."""
+    given |= {"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8, "disc_layers": 1}
+    run = prepare_run(given, ONE_PROCESS)
+    loop, state = loop_of(run), run.state
 
-    def learning_rates(self, position, _caps):
-        return super().learning_rates(position, ())
+    def content() -> dict[str, Any]:
+        keys = ("model", "ema", "discriminator", "position", "running_sq_norms", "history", "update")
+        found = copy.deepcopy(checkpoint_content(state, {}, ""))
+        return {key: found[key] for key in keys} | {"moments": [o["state"] for o in found["optimizers"]]}
 
-
-def use_full_rate(loop, _batch):
-    loop.stepper.schedule = FullRate(**vars(loop.stepper.schedule))
-
-
-def test_rollback_restores_everything_that_training_changed(given, tmp_path):
-    """With a rate that a rollback does not change, the result is that of an undisturbed run, bit for bit."""
-    given |= {"adversarial_weight": 0.5, "disc_start": 2, "disc_channels": 8, "disc_layers": 1}
-    for name, faults in {"undisturbed": (), "disturbed": (Fault("nan", "step", nth=9, times=3),)}.items():
-        with injected(*faults), before_steps(use_full_rate):
-            options = {"output_dir": str(tmp_path / name), "max_nonfinite_steps": 3}
-            assert train({**given, **options, "num_epochs": 4}) == 0
-    found, expected = (newest(tmp_path / name) for name in ("disturbed", "undisturbed"))
-    for key in ("model", "ema", "discriminator", "optimizers", "position", "running_sq_norms", "history"):
-        assert_same(found[key], expected[key], key)
-    assert len(found["rollbacks"][0]) == 1
-    assert all(value.isfinite().all() for value in first_moments(found).values())
-    assert torch.equal(found["update"]["nonfinite_streak"], expected["update"]["nonfinite_streak"])
+    with loop.recorder, run.loader(loop.stepper.schedule, loop.alive) as loader:
+        *batches, last = loader.batches(0)
+        for batch in batches:
+            loop.take_step(batch)
+        loop.saver.save("checkpoint_step_3.pt", required=True)
+        loop.stability.good, saved = run.output_dir / "checkpoint_step_3.pt", content()
+        loop.take_step(last)
+    assert content()["position"] != saved["position"]
+    Rollback(run.config, loop.saver, loop.logbook).go_back("a test", loop.stepper.schedule.peak)
+    assert_same(content(), saved, "state")
+    assert len(state.rollbacks[0]) == 1
+    assert newest(run.output_dir)["rollbacks"] == state.rollbacks  # a resumed run knows of it

@@ -8,10 +8,11 @@ from safetensors.torch import load_file
 
 from tests.harness.checkpoints import checkpoint
 from tests.harness.toy_networks import relative_difference
-from tests.harness.training_runs import ONE_PROCESS, SHORT, alive_of, train_short
+from tests.harness.training_runs import ONE_PROCESS, SHORT, loop_of, train_short
 from vae.interop import checkpoint_schema
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.step import UpdateState
+from vae.training.loop import StageEnd
 from vae.training.setup import prepare_run
 from vae.training.stages import Position, Stage
 from vae.training.validation.history import History
@@ -42,13 +43,10 @@ def test_ema_weights_follow_the_formula(tiny, tmp_path):
 def test_ema_weights_have_no_graph_after_training_steps(tiny):
     """An EMA update that autograd records would keep a graph that grows with every step."""
     run = prepare_run({**tiny, **SHORT}, ONE_PROCESS)
-    state, schedule = run.state, run.schedule(run.state.stage)
-    stepper = run.stepper(schedule, run.retry(run.plan(state.stage)))
+    state, loop = run.state, loop_of(run)
     before = {name: value.clone() for name, value in state.ema.state_dict().items()}
-    with run.loader(schedule, alive_of(run)) as loader:
-        for batch in loader.batches(0):
-            stepper.step(batch, len(batch.images))
-            state.advance(len(batch.images))
+    with run.loader(loop.stepper.schedule, loop.alive) as loader:
+        assert loop.train(loader) is StageEnd.FINISHED
     assert state.position.step == 4
     for name, parameter in state.ema.named_parameters():
         assert parameter.grad_fn is None, name

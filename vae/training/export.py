@@ -76,13 +76,13 @@ class Export:
         The hash of the weights with which the run began is in the file; averages of VAEs compare it.
         """
         state = self._state
-        weights, start = stored_weights(state.eval_model, "fp32"), state.lineage.start
-        finite = [torch.isfinite(values).all() for values in (torch.tensor(constants), *weights.values())]
-        if not all(map(bool, finite)):
+        values = torch.tensor(constants), *state.eval_model.state_dict().values()
+        if not all(bool(torch.isfinite(value).all()) for value in values):
             raise NonFiniteError(
                 f"{self.folder} is not written, because weights or statistics of the latents are not finite: "
                 f"{self._remedy()}"
             )
+        weights, start = stored_weights(state.eval_model, "fp32"), state.lineage.start
         metadata = {START_KEY: start} if start else {}
         if state.history.is_below_start:
             self._keep_replaced()
