@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from vae.training.checkpoints.lineage import Lineage
 
 import vae.system.files
 from tests.harness.checkpoints import checkpoint

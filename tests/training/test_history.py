@@ -16,19 +16,19 @@ def metrics(psnr: float, image_size: int = 32) -> dict[str, float]:
     return {"epoch": 1, "image_size": image_size, "psnr": psnr}
 
 
-def test_best_validation_has_the_highest_psnr():
+@pytest.mark.parametrize(
+    ("values", "best", "without_gain"),
+    [((20.0, 22.0, 21.0, 22.0), 22.0, 2), ((20.0, 19.0, 18.0, 20.5), 20.5, 0)],
+    ids=["equal is no gain", "gain"],
+)
+def test_best_validation_has_the_highest_psnr(values, best, without_gain):
     history = History()
-    for psnr in (20.0, 22.0, 21.0, 22.0):
+    for number, psnr in enumerate(values, start=1):
         history.add_epoch(metrics(psnr))
-    assert history.best == metrics(22.0)
-    assert history.without_gain == 2  # an equal PSNR is no gain
-
-
-def test_higher_psnr_resets_the_count_without_gain():
-    history = History()
-    for psnr in (20.0, 19.0, 18.0, 20.5):
-        history.add_epoch(metrics(psnr))
-    assert history.without_gain == 0
+        history.add_checkpoint(f"checkpoint_epoch_{number}.pt", metrics(psnr))
+    assert (history.best, history.without_gain) == (metrics(best), without_gain)
+    name = f"checkpoint_epoch_{values.index(best) + 1}.pt"
+    assert (history.best_checkpoint, history.best_checkpoint_psnr) == (name, best)
 
 
 def test_another_image_size_replaces_the_best_validation_and_checkpoint():
@@ -39,13 +39,6 @@ def test_another_image_size_replaces_the_best_validation_and_checkpoint():
     history.add_checkpoint("checkpoint_epoch_2.pt", metrics(20.0, image_size=32))
     assert history.best == metrics(20.0, image_size=32)
     assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_2.pt", 20.0)
-
-
-def test_best_checkpoint_has_the_highest_psnr():
-    history = History()
-    for number, psnr in enumerate((20.0, 22.0, 21.0), start=1):
-        history.add_checkpoint(f"checkpoint_epoch_{number}.pt", metrics(psnr))
-    assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_2.pt", 22.0)
 
 
 @pytest.mark.parametrize("psnr", [0.0, -3.0])
@@ -136,10 +129,7 @@ def test_decrease_is_reported_once_with_its_flags():
     for words in ("24.00 dB", "25.00 dB", "--learning_rate (now 0.3)", "--warmup_epochs (now 2)"):
         assert words in warning
     assert history.decrease_warning(23.0, OPTIM, 0.3) is None
-
-
-def test_no_decrease_is_reported_without_a_start_psnr():
-    assert History().decrease_warning(1.0, OPTIM, 0.3) is None
+    assert History().decrease_warning(1.0, OPTIM, 0.3) is None  # no start was measured
 
 
 # ---- real runs ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -90,82 +91,72 @@ def test_set_smaller_than_a_step_has_no_steps():
 # ---- stages of a resumed run --------------------------------------------------------------------------
 
 
-def test_unfinished_stage_is_finished():
-    assert resumed([FIRST], STARTED) == ([FIRST], STARTED)
-    assert resumed([FIRST], STARTED, image_size=512) == ([FIRST], STARTED)
+NEXT, LAST = Stage(25, 50, 1024, 16), Stage(75, 25, 2048, 4)
+SKIPPED = dataclasses.replace(STARTED, epoch=11, images_in_epoch=0)  # the rest of an epoch
+LATEST: dict[str, Any] = {"resume_from": "latest"}
+NEW_STAGE = {**LATEST, "new_stage": True, "num_epochs": 5}
 
 
-def test_num_epochs_extends_or_shortens_an_unfinished_stage():
-    assert resumed([FIRST], STARTED, num_epochs=40)[0] == [Stage(0, 40, 512, 32)]
-    assert resumed([FIRST], STARTED, num_epochs=11)[0] == [Stage(0, 11, 512, 32)]
-    later = [FIRST, Stage(25, 50, 1024, 16), Stage(75, 5, 2048, 4)]
-    moved = [Stage(0, 30, 512, 32), Stage(30, 50, 1024, 16), Stage(80, 5, 2048, 4)]
-    assert resumed(later, STARTED, num_epochs=30) == (moved, STARTED)
+@pytest.mark.parametrize(
+    ("stages", "position", "given", "expected", "at"),
+    [
+        # an unfinished stage is finished
+        ([FIRST], STARTED, {}, [FIRST], STARTED),
+        ([FIRST], STARTED, {"image_size": 512}, [FIRST], STARTED),
+        ([FIRST], STARTED, {"profile": "standard"}, [FIRST], STARTED),  # its image size is not a flag
+        ([FIRST], STARTED, LATEST, [FIRST], STARTED),
+        ([FIRST], STARTED, {"num_epochs": 40}, [Stage(0, 40, 512, 32)], STARTED),
+        ([FIRST], STARTED, {"num_epochs": 11}, [Stage(0, 11, 512, 32)], STARTED),
+        ([FIRST], STARTED, {"batch_size": 8}, [Stage(0, 25, 512, 8)], STARTED),
+        (
+            *([FIRST, NEXT, LAST], STARTED, {"num_epochs": 30}),  # later stages move
+            *([Stage(0, 30, 512, 32), Stage(30, 50, 1024, 16), Stage(80, 25, 2048, 4)], STARTED),
+        ),
+        # a finished one is followed by another
+        ([FIRST], DONE, {"num_epochs": 50}, [FIRST, Stage(25, 50, 512, 32)], DONE),
+        ([FIRST], DONE, {"image_size": 1024, "batch_size": 16, "num_epochs": 50}, [FIRST, NEXT], DONE),
+        (
+            *([FIRST, NEXT], Position(epoch=75), {"image_size": 2048, "batch_size": 4, "num_epochs": 25}),
+            *([FIRST, NEXT, LAST], Position(epoch=75)),
+        ),
+        # another image size begins a stage in any case, instead of the later ones
+        (
+            *([FIRST], STARTED, {"image_size": 1024, "num_epochs": 50}),
+            *([Stage(0, 11, 512, 32), Stage(11, 50, 1024, 32)], SKIPPED),
+        ),
+        (
+            *([FIRST], Position(), {"image_size": 1024, "num_epochs": 50}),
+            *([Stage(0, 50, 1024, 32)], Position()),
+        ),
+        (
+            *([FIRST, NEXT], Position(epoch=20), {"image_size": 256, "num_epochs": 3}),
+            *([Stage(0, 20, 512, 32), Stage(20, 3, 256, 32)], Position(epoch=20)),
+        ),
+        # latest begins a stage only with --new_stage
+        ([FIRST], DONE, {**LATEST, "num_epochs": 25, "image_size": 512}, [FIRST], DONE),
+        ([FIRST], DONE, NEW_STAGE, [FIRST, Stage(25, 5, 512, 32)], DONE),
+        ([FIRST], DONE, {**NEW_STAGE, "image_size": 1024}, [FIRST, Stage(25, 5, 1024, 32)], DONE),
+        (
+            *([FIRST], STARTED, {**NEW_STAGE, "image_size": 1024}),
+            *([Stage(0, 11, 512, 32), Stage(11, 5, 1024, 32)], SKIPPED),
+        ),
+        ([FIRST], STARTED, {**NEW_STAGE, "num_epochs": 25}, [FIRST], STARTED),
+    ],
+)
+def test_stages_of_a_resumed_run(stages, position, given, expected, at):
+    assert resumed(stages, position, **given) == (expected, at)
+
+
+@pytest.mark.parametrize("position", [STARTED, DONE])
+def test_latest_with_another_image_size_is_an_error(position):
+    with pytest.raises(UserError, match=r"--image_size 1024 .* 512.*--new_stage"):
+        resumed([FIRST], position, **LATEST, image_size=1024)
 
 
 def test_fewer_epochs_than_started_is_an_error():
     with pytest.raises(UserError, match=r"--num_epochs 10 .* 11 epochs .*raise it"):
         resumed([FIRST], STARTED, num_epochs=10)
     assert resumed([FIRST], Position(epoch=10, step=40), num_epochs=10)[0] == [Stage(0, 10, 512, 32)]
-
-
-def test_batch_size_changes_the_unfinished_stage():
-    assert resumed([FIRST], STARTED, batch_size=8)[0] == [Stage(0, 25, 512, 8)]
-
-
-def test_finished_stage_is_followed_by_another():
-    stages, position = resumed([FIRST], DONE, num_epochs=50)
-    assert stages == [FIRST, Stage(25, 50, 512, 32)]
-    assert position == DONE
-
-
-def test_another_image_size_starts_a_new_stage():
-    stages, position = resumed([FIRST], DONE, image_size=1024, batch_size=16, num_epochs=50)
-    assert (stages, position) == ([FIRST, Stage(25, 50, 1024, 16)], DONE)
-    after = Position(epoch=75, step=300)
-    stages, _ = resumed(stages, after, image_size=2048, batch_size=4, num_epochs=25)
-    assert stages == [FIRST, Stage(25, 50, 1024, 16), Stage(75, 25, 2048, 4)]
-
-
-def test_another_image_size_within_an_epoch_skips_its_rest():
-    stages, position = resumed([FIRST], STARTED, image_size=1024, num_epochs=50)
-    assert stages == [Stage(0, 11, 512, 32), Stage(11, 50, 1024, 32)]
-    assert position == dataclasses.replace(STARTED, epoch=11, images_in_epoch=0)
-
-
-def test_another_image_size_before_the_first_step_replaces_the_stage():
-    stages, _ = resumed([FIRST], Position(), image_size=1024, num_epochs=50)
-    assert stages == [Stage(0, 50, 1024, 32)]
-
-
-def test_another_image_size_removes_the_later_stages():
-    stages, _ = resumed([FIRST, Stage(25, 50, 1024, 16)], Position(epoch=20), image_size=256, num_epochs=3)
-    assert stages == [Stage(0, 20, 512, 32), Stage(20, 3, 256, 32)]
-
-
-def test_profile_does_not_start_a_new_stage():
-    """The image size of a profile is not a flag, so the checkpoint's is used."""
-    assert resumed([FIRST], STARTED, profile="standard") == ([FIRST], STARTED)
-
-
-def test_latest_resumes_or_is_finished_but_starts_no_stage():
-    assert resumed([FIRST], STARTED, resume_from="latest") == ([FIRST], STARTED)
-    stages, position = resumed([FIRST], DONE, resume_from="latest", num_epochs=25, image_size=512)
-    assert current_stage(stages, position.epoch) is None
-    for position in (STARTED, DONE):
-        with pytest.raises(UserError, match=r"--image_size 1024 .* 512.*--new_stage"):
-            resumed([FIRST], position, resume_from="latest", image_size=1024)
-
-
-def test_latest_with_new_stage_starts_a_stage():
-    given = {"resume_from": "latest", "new_stage": True, "num_epochs": 5}
-    assert resumed([FIRST], DONE, **given)[0] == [FIRST, Stage(25, 5, 512, 32)]
-    assert resumed([FIRST], DONE, **given, image_size=1024)[0] == [FIRST, Stage(25, 5, 1024, 32)]
-    assert resumed([FIRST], STARTED, **given, image_size=1024)[0] == [
-        Stage(0, 11, 512, 32),
-        Stage(11, 5, 1024, 32),
-    ]
-    assert resumed([FIRST], STARTED, **{**given, "num_epochs": 25})[0] == [FIRST]
 
 
 PLAN = "512:25:32,1024:50:16"

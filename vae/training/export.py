@@ -31,36 +31,31 @@ LATENT_IMAGES = 256  # crops from which the latent statistics are measured
 
 
 @torch.no_grad()
-def latent_sums(
-    model: AutoencoderKL, networks: Networks, batches: Iterable[torch.Tensor]
-) -> tuple[LatentSums, LatentSums]:
-    """Sums over the latents of uint8 (B, 3, H, W) batches, and over the 2x2 patches of the latents."""
-    latents, patches = LatentSums(), LatentSums()
-    for images in batches:
-        posterior = model.encode(network_input(to_float(images), networks))
-        latents.add(posterior.mean, posterior.logvar)
-        if model.bn is not None:
-            add_patches(patches, posterior)
-    return latents, patches
-
-
 def latent_constants(
     model: AutoencoderKL,
     networks: Networks,
     batches: Iterable[torch.Tensor],
     fixed_scaling: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
-    """Scaling and shift of the latents: `fixed_scaling`, or measured on `batches`, as the latent norm is."""
-    scaling, shift = fixed_scaling or (1.0, 0.0)
+    """Scaling and shift of the latents: `fixed_scaling`, or measured on uint8 (B, 3, H, W) batches.
+
+    A latent norm that is not measured yet is measured, too.
+    """
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn) else None
-    if fixed_scaling is None or latent_norm is not None:
-        latents, patches = latent_sums(model, networks, batches)
-        if latent_norm is not None and patches.count:
-            set_latent_norm(model, patches.statistics())
-        if fixed_scaling is None and latents.count:
-            measured = latents.statistics()
-            scaling, shift = measured.scaling, measured.shift
-    return scaling, shift
+    if fixed_scaling is not None and latent_norm is None:
+        return fixed_scaling
+    latents, patches = LatentSums(), LatentSums()
+    for images in batches:
+        posterior = model.encode(network_input(to_float(images), networks))
+        latents.add(posterior.mean, posterior.logvar)
+        if latent_norm is not None:
+            add_patches(patches, posterior)
+    if latent_norm is not None and patches.count:
+        set_latent_norm(model, patches.statistics())
+    if fixed_scaling is not None or not latents.count:
+        return fixed_scaling or (1.0, 0.0)
+    measured = latents.statistics()
+    return measured.scaling, measured.shift
 
 
 class Export:
