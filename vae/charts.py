@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
-
-from vae.html import data_uri
 
 BLUE, ORANGE, GREEN, GREY = "#1f77b4", "#d9640a", "#2ca02c", "#7f7f7f"
 AXIS, GRID, MARK = "#5a5a5a", "#e1e1e1", "#a8a8a8"
@@ -28,15 +25,6 @@ class Line(NamedTuple):
     name: str = ""  # for the legend, with the last value
     sets_range: bool = True  # the y axis includes the line; otherwise its parts outside the range are hidden
     dashes: tuple[int, ...] | None = None  # points drawn, points left out, ...
-
-
-class PageChart(NamedTuple):
-    """A chart in an HTML page; `label` is its text for screen readers."""
-
-    title: str
-    note: str
-    label: str
-    uri: Markup
 
 
 def new_figure(
@@ -117,8 +105,3 @@ def png(figure: Any, scale: int = 1) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=scale * DPI, metadata={"Software": None})
     return content.getvalue()
-
-
-def page_chart(figure: Any, title: str, note: str, label: str) -> PageChart:
-    """The chart of a page from a figure without a title."""
-    return PageChart(title, note, label, data_uri(png(figure, PAGE_SCALE), "image/png"))

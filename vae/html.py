@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.resources
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
@@ -31,6 +32,20 @@ def write_page(path: Path, template_name: str, **values: object) -> None:
 def data_uri(content: bytes, mime_type: str) -> Markup:
     """The content as a data: URI for an attribute. It is marked as safe, so rendering does not scan it."""
     return Markup(f"data:{mime_type};base64,{base64.b64encode(content).decode('ascii')}")
+
+
+class PageChart(NamedTuple):
+    """A chart in an HTML page; `label` is its text for screen readers."""
+
+    title: str
+    note: str
+    label: str
+    uri: Markup
+
+
+def page_chart(content: bytes, title: str, note: str, label: str) -> PageChart:
+    """A chart from a PNG file, for the macro of chart.html.jinja."""
+    return PageChart(title, note, label, data_uri(content, "image/png"))
 
 
 @functools.cache

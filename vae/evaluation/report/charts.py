@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from vae.charts import Line, PageChart, Points, draw_lines, new_figure, page_chart
+from vae.charts import PAGE_SCALE, Line, Points, draw_lines, new_figure, png
 from vae.evaluation.report.tables import shown_number
 from vae.evaluation.results import METRICS, LatentFacts, VaeResult
+from vae.html import PageChart, page_chart
 
 LOG_FROM = 50  # ratio of the largest to the smallest value above which the axis is logarithmic
 KINDS = {"validation": "Validation images", "train": "Training"}
@@ -68,7 +69,9 @@ def _line_chart(
         f"{name} from {shown_number(points[0][1])} to {shown_number(points[-1][1])}"
         for name, points in series.items()
     )
-    return page_chart(figure, title, "log scale" if is_log else "", f"{title} by step: {ranges}")
+    return page_chart(
+        png(figure, PAGE_SCALE), title, "log scale" if is_log else "", f"{title} by step: {ranges}"
+    )
 
 
 def _line(points: Points, style: int) -> Line:
@@ -86,4 +89,4 @@ def channel_chart(name: str, facts: LatentFacts) -> PageChart:
     axes.use_sticky_edges = False  # a margin below the lowest bar
     axes.xaxis.get_major_locator().set_params(integer=True)
     label = f"mean and standard deviation of {facts.channels} latent channels of {name}"
-    return page_chart(figure, name, "mean ± standard deviation per channel", label)
+    return page_chart(png(figure, PAGE_SCALE), name, "mean ± standard deviation per channel", label)

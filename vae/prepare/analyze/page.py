@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vae.charts import BLUE, new_figure, page_chart
-from vae.html import data_uri, write_page
+from vae.charts import BLUE, PAGE_SCALE, new_figure, png
+from vae.html import data_uri, page_chart, write_page
 from vae.prepare.analyze.dataset_stats import Sections
 from vae.prepare.pool import Failure
 from vae.system.host import GIB, MIB
@@ -134,7 +134,7 @@ def _chart(name: str, plot: dict[str, Any], quantiles: dict[str, float | None]) 
     label = f"{title}: {_number_text(edges[0])} to {_number_text(edges[-1])}"
     summary = f"median {_number_text(median)}, 90 % {_number_text(low)} to {_number_text(high)}"
     left_out = f"; {plot['left_out']:,} with 0 or without a value" if plot["left_out"] else ""
-    chart = page_chart(figure, title, unit + (", log scale" if plot["log"] else ""), label)
+    chart = page_chart(png(figure, PAGE_SCALE), title, unit + (", log scale" if plot["log"] else ""), label)
     return {**chart._asdict(), "summary": summary + left_out}
 
 
