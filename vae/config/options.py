@@ -244,7 +244,7 @@ class LossConfig:
     perceptual_weight: float = term_weight(1.0, "weight of LPIPS; with 0 no network is downloaded", "image")
     perceptual_net: str = option(
         "vgg",
-        "LPIPS network; random: vgg with random weights, only for tests and trials",
+        "LPIPS network; random: vgg with random weights, needs no download: try --perceptual_weight 3",
         choices=("vgg", "alex", "squeeze", "random"),
     )
     perceptual_weights: str | None = option(

@@ -124,7 +124,7 @@ def _alternatives(net: str) -> str:
     others = ", ".join(name for name in URLS if name != net)
     return (
         f"{WITHOUT_LPIPS}, pass the file with --perceptual_weights FILE, choose another network with "
-        f"--perceptual_net ({others}; random is only for experiments)"
+        f"--perceptual_net ({others}, or random, which needs no file)"
     )
 
 
