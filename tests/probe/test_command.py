@@ -4,8 +4,6 @@ import csv
 import itertools
 import json
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -137,22 +135,6 @@ def test_a_stopped_run_continues_only_with_the_same_settings(folder, tmp_path, c
     assert ("continues after epoch 1 of 2" in capsys.readouterr().out) == (not flags)
     assert run(folder, tmp_path / "whole", **flags) == 0
     assert results(tmp_path / "out") == results(tmp_path / "whole")
-
-
-def test_the_command_in_the_documentation_runs(folder, tmp_path, monkeypatch):
-    text = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
-    (block,) = [
-        block for block in re.findall(r"^```bash\n(.*?)^```", text, re.S | re.M) if "profile" in block
-    ]
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(folder / "vae", "outputs/first/vae")
-    for side, name in (("train", "imagenet"), ("val", "imagenet_val")):
-        shutil.copytree(folder / side, Path("data", name))
-    _, script, *given = shlex.split(block.replace("\\\n", " "))
-    assert script == "evaluate_vae.py"
-    quick = words(folder, tmp_path, data_path=None, val_path=None, output_dir=None, vae=None)
-    assert evaluate_vae.main([*given, *quick]) == 0
-    assert read_json(Path("results/imagenet/probe.json"))["classes"] == list(CLASSES)
 
 
 def test_remote_datasets_give_the_numbers_of_local_ones(folder, tmp_path, monkeypatch):

@@ -82,6 +82,8 @@ def test_the_linear_head_is_regularized_by_other_groups():
     )
     found = linear_probabilities(train, measured, 2)
     assert -np.log(found[np.arange(80), targets[240:]]).mean() < 0.9  # ln 2 = 0.69 is chance
+    one_group = replace(train, groups=np.zeros(320, np.int64))
+    assert np.isfinite(linear_probabilities(one_group, measured, 2)).all()
 
 
 def test_passes_give_the_gradients_of_the_whole_batch():

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,13 @@ import torch
 
 import evaluate_vae
 from tests.harness.convnext_file import convnext_weights
-from tests.harness.runs import ROOT
+from tests.harness.labelled_shards import CLASSES, write_labelled
+from tests.harness.pages import commands, page_text
 from tests.harness.small_vae import SMALL, write_vae
 from vae.probe import reference
 from vae.system.files import read_json
 from vae.system.script import exit_code
 
-TEXT = (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
 TINY_VAE = replace(SMALL, channels=(8, 8), norm_groups=4, z_channels=4)
 QUICK = ["--device", "cpu", "--sizes", "32", "--probe_folds", "3", "--probe_epochs", "2"]
 
@@ -47,11 +46,14 @@ def workplace(vaes, image_folder, tmp_path, monkeypatch) -> Path:
 
 
 def test_every_command_runs(workplace, capsys):
-    block, _ = re.findall(r"^```bash\n(.*?)^```", TEXT, re.S | re.M)
-    lines = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
-    assert len(lines) == 2
-    for _, _, *words in lines:
+    folds, pair, recipe = (words[2:] for words in commands(page_text("probe.md")))
+    for words in (folds, pair):
         assert evaluate_vae.main([*words, *QUICK]) == 0
+    write_labelled(Path("data/imagenet"), 16)
+    write_labelled(Path("data/imagenet_val"), 8, first=100)
+    smaller = ["--probe_widths", "8", "16", "--probe_depths", "1", "1"]
+    assert evaluate_vae.main([*recipe, *smaller, *QUICK[:4], *QUICK[6:]]) == 0
+    assert read_json(Path("results/imagenet/probe.json"))["classes"] == list(CLASSES)
     out = capsys.readouterr().out
     assert "resnet50-11ad3fa6.pth and convnext_tiny_22k_224.pth are not in" in out
     assert "95 % interval" in out

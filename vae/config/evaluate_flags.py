@@ -136,7 +136,7 @@ class EvaluateConfig:
         PROBE_HEADS, "classifiers: linear, convnext (a network); a profile: convnext", metavar="HEAD"
     )
     probe_folds: int = option(
-        5, "folds of --probe: each is measured once, and the others train", metavar="N", at_least=3
+        5, "folds of --probe: each is measured once, and the others train", metavar="N", at_least=2
     )
     probe_reference: str = option(
         "auto",

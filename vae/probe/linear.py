@@ -14,7 +14,7 @@ from vae.probe.maps import MapSet
 SIDE = 8  # of the map that it sees
 MAX_FEATURES = 4096  # larger maps are averaged further
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C of LogisticRegression, from strong to weak regularization
-HELD_OUT = 0.2  # share of the groups of training images that choose it
+HELD_OUT = 5  # one of so many groups of training images chooses it
 MAX_ITERATIONS = 300
 
 
@@ -24,7 +24,6 @@ def linear_probabilities(train: MapSet, measured: MapSet, num_classes: int) -> n
     The regularization is the one with the lowest log loss on held-out training images. Then all train.
     """
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GroupShuffleSplit
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -39,16 +38,16 @@ def linear_probabilities(train: MapSet, measured: MapSet, num_classes: int) -> n
         probabilities[:, model.classes_] = model.predict_proba(wanted)
         return probabilities.clip(1e-7)
 
-    splitter = GroupShuffleSplit(1, test_size=HELD_OUT, random_state=0)
-    ((kept, held_out),) = splitter.split(features, groups=train.groups[train.chosen])
+    groups = np.unique(train.groups[train.chosen], return_inverse=True)[1]
+    held_out = np.random.default_rng(0).permutation(groups.max() + 1)[groups] % HELD_OUT == 0
     best, best_loss = STRENGTHS[0], math.inf
-    for strength in STRENGTHS if len(set(targets[kept].tolist())) > 1 else ():
-        found = fit(strength, kept, features[held_out])
+    for strength in STRENGTHS if len(set(targets[~held_out].tolist())) > 1 else ():
+        found = fit(strength, ~held_out, features[held_out])
         loss = -np.log(found[np.arange(len(found)), targets[held_out]]).mean()
         if loss >= best_loss:
             break
         best, best_loss = strength, loss
-    return fit(best, np.arange(len(targets)), _features(measured))
+    return fit(best, np.full(len(targets), True), _features(measured))
 
 
 def _features(data: MapSet) -> np.ndarray:
