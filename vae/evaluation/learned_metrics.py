@@ -3,7 +3,6 @@
 Shapes: B images of H x W px.
 """
 
-import http.client
 import warnings
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.evaluation.precheck import check_rfid_packages
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
-from vae.losses.trunk_weights import WITHOUT_LPIPS, download, find_trunk_weights, matches_name
+from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, find_trunk_weights, verified_weights
 from vae.system.errors import UserError
 
 # The weights that torch-fidelity loads: the Inception network of FID (Heusel et al. 2017), for PyTorch.
@@ -87,20 +86,14 @@ def find_rfid(
 
 def _find_inception(given: str | None) -> Path:
     """The verified file of Inception's weights, downloaded if necessary."""
-    name = INCEPTION_URL.rsplit("/", 1)[-1]
-    remedy = f"download {INCEPTION_URL} to it, give the file with --inception_weights FILE, or remove --rfid"
-    path = Path(given).expanduser() if given else Path(torch.hub.get_dir(), "checkpoints", name)
-    if given and not path.is_file():
+    fetch = f"download {INCEPTION_URL} to {cached_file(INCEPTION_URL)}"
+    remedy = f"{fetch}, give the file with --inception_weights FILE, or remove --rfid"
+    if given and not Path(given).expanduser().is_file():
         raise UserError(f"--inception_weights {given} is not a file: {remedy}")
-    if not path.is_file():
-        try:
-            download(INCEPTION_URL, path)
-        except (OSError, http.client.HTTPException) as error:
-            raise UserError(
-                f"--rfid: {path} is missing and the download failed ({error}): {remedy}"
-            ) from error
-    if not matches_name(path, path.name):
-        raise UserError(f"{path} is damaged: its SHA-256 differs from the one in its name: {remedy}")
+    try:
+        path = verified_weights(INCEPTION_URL, Path(given).expanduser() if given else None)
+    except OSError as error:
+        raise UserError(f"--rfid: {error}: {remedy}") from error
     try:  # torch-fidelity would execute code in a pickle; weights_only accepts only tensors
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         fits = state["fc.weight"].shape == (1008, FEATURES)

@@ -35,24 +35,15 @@ def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) ->
 
     Raises UserError if there is none. Call it before training starts, and first in one process.
     """
-    url = URLS[net]
-    if weights_path is not None:
-        path = Path(weights_path).expanduser()
-        if not path.is_file():
-            raise UserError(f"--perceptual_weights {weights_path} is not a file: {_alternatives(net)}")
-    else:
-        path = Path(torch.hub.get_dir(), "checkpoints", _file_name(url))
-        if not path.is_file():
-            try:
-                download(url, path)
-            except (OSError, http.client.HTTPException) as error:  # no network, refused, timeout, disk full
-                reason = download_failure(error)
-                raise UserError(
-                    f"the {net} weights of LPIPS are missing and the download failed ({reason}): "
-                    f"{_alternatives(net)}, or download them: {fetch_command(url, path)}"
-                ) from error
-    _verify(path, net)
-    return path
+    given = None if weights_path is None else Path(weights_path).expanduser()
+    if given is not None and not given.is_file():
+        raise UserError(f"--perceptual_weights {weights_path} is not a file: {_alternatives(net)}")
+    try:
+        return verified_weights(URLS[net], given)
+    except OSError as error:
+        fetch = fetch_command(URLS[net], given or cached_file(URLS[net]))
+        remedy = f"{_alternatives(net)}, or download them: {fetch}"
+        raise UserError(f"the {net} weights of LPIPS are not usable: {error}: {remedy}") from error
 
 
 def read_trunk_weights(path: Path, net: str) -> dict[str, Tensor]:
@@ -81,6 +72,32 @@ def wrong_network(path: Path, net: str) -> UserError:
     return _unusable(path, net, f"is from another network than {Path(_file_name(URLS[net])).stem}")
 
 
+def cached_file(url: str) -> Path:
+    """Where PyTorch's cache has the file of `url`."""
+    return Path(torch.hub.get_dir(), "checkpoints", _file_name(url))
+
+
+def verified_weights(url: str, given: Path | None = None) -> Path:
+    """The file of `url`: `given`, that in PyTorch's cache, or a download to it.
+
+    Raises OSError, with a reason for a user, if there is none, or if its SHA-256 is not that in its name.
+    """
+    path = given or cached_file(url)
+    if given is None and not path.is_file():
+        try:
+            download(url, path)
+        except (OSError, http.client.HTTPException) as error:  # no network, refused, timeout, disk full
+            reason = download_failure(error)
+            raise OSError(f"{path} is missing and the download failed ({reason})") from error
+    try:
+        is_intact = matches_name(path, path.name)
+    except OSError as error:
+        raise OSError(f"{path} cannot be read ({error.strerror})") from error
+    if not is_intact:
+        raise OSError(f"{path} is damaged: its SHA-256 differs from the one in its name")
+    return path
+
+
 def download(url: str, path: Path) -> None:
     """Download `url` to `path`, completely or not at all; raises OSError, also if the SHA-256 is wrong."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,15 +122,6 @@ def matches_name(path: Path, name: str) -> bool:
     """Whether the SHA-256 starts with the digits in `name` (vgg16-397923af.pth); True if it has none."""
     digits = re.search(r"-([0-9a-f]{8})\.pth$", name)
     return digits is None or sha256_of_file(path).startswith(digits[1])
-
-
-def _verify(path: Path, net: str) -> None:
-    try:
-        intact = matches_name(path, path.name)
-    except OSError as error:
-        raise _unusable(path, net, f"cannot be read ({error.strerror})") from error
-    if not intact:
-        raise _unusable(path, net, "is damaged: its SHA-256 differs from the one in its name")
 
 
 def _unusable(path: Path, net: str, reason: str) -> UserError:

@@ -3,7 +3,6 @@
 Shapes: B images, D features.
 """
 
-import http.client
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import models
 
-from vae.losses.trunk_weights import download, download_failure, matches_name
+from vae.losses.trunk_weights import cached_file, verified_weights
 from vae.system.console import fetch_command
 from vae.system.errors import UserError
 
@@ -68,7 +67,7 @@ class Source(NamedTuple):
     @property
     def path(self) -> Path:
         """The file in PyTorch's cache folder."""
-        return Path(torch.hub.get_dir(), "checkpoints", self.url.rsplit("/", 1)[-1])
+        return cached_file(self.url)
 
 
 # Choices of --probe_reference; auto takes the first one whose file is on disk.
@@ -83,29 +82,24 @@ SOURCES = {
 
 
 def choose_reference(choice: str) -> str | None:
-    """The key in SOURCES for --probe_reference, with its file on disk; None: small heads see the pixels.
+    """The key in SOURCES for --probe_reference; None: the heads of latents see the pixels.
 
-    A network that is named is downloaded if its file is missing. Raises UserError if that fails.
+    A network that is named is downloaded if its file is missing. Raises UserError if the file is not usable.
     """
     if choice == "auto":
-        return next((name for name, source in SOURCES.items() if source.path.is_file()), None)
+        choice = next((name for name, source in SOURCES.items() if source.path.is_file()), "none")
     if choice == "none":
         return None
-    source = SOURCES[choice]
-    if not source.path.is_file():
-        try:
-            download(source.url, source.path)
-        except (OSError, http.client.HTTPException) as error:  # no network, refused, timeout, disk full
-            reason = f"{source.path} is missing and its download failed ({download_failure(error)})"
-            raise _unusable(choice, reason) from error
+    try:
+        verified_weights(SOURCES[choice].url)
+    except OSError as error:
+        raise _unusable(choice, str(error)) from error
     return choice
 
 
 def load_reference(name: str, device: torch.device) -> Pretrained:
     """The features of a network, from its file; UserError if the file is damaged or of another network."""
     source = SOURCES[name]
-    if not matches_name(source.path, source.path.name):
-        raise _unusable(name, f"{source.path} is damaged: its SHA-256 differs from the one in its name")
     try:
         network = source.build(torch.load(source.path, map_location="cpu", weights_only=True))
     except Exception as error:  # a damaged file raises anything: RuntimeError, UnpicklingError, KeyError, ...
