@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from tests.harness.runs import TINY
+from vae.config.options import DataConfig
 from vae.config.resolve import resolve
 from vae.data.augment import color_jitter, resized_crop, unit
 from vae.data.dataset import CropDataset, FolderImages
@@ -25,8 +26,8 @@ def ramps(tmp_path):
     return FolderImages(tmp_path, ["a.png"])
 
 
-def crops(images, **options):
-    return CropDataset(images, **{"image_size": 32, "seed": 3, "horizontal_flip": False} | options)
+def crops(images, seed=3, **data):
+    return CropDataset(images, DataConfig(**{"horizontal_flip": False} | data), image_size=32, seed=seed)
 
 
 ALL = {

@@ -19,6 +19,7 @@ from PIL import Image
 from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
+from vae.config.options import DataConfig
 from vae.data import decoding_processes, probing
 from vae.data.dataset import CropDataset, FolderImages, Rejection, collate
 from vae.data.loading import TrainLoader, load_validation
@@ -41,8 +42,9 @@ def image_folder(tmp_path):
     return tmp_path
 
 
-def dataset(folder, **options):
-    return CropDataset(FolderImages(folder, list_images(folder)), **{"image_size": 32, "seed": 9} | options)
+def dataset(folder, image_size=32, **data):
+    images = FolderImages(folder, list_images(folder))
+    return CropDataset(images, DataConfig(**data), image_size=image_size, seed=9)
 
 
 def same(left, right):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vae.config.options import DataConfig
 from vae.data.dataset import CropDataset, FolderImages
 from vae.data.image_sizes import image_sizes, load_aspects, save_aspects
 from vae.data.loading import TrainLoader
@@ -184,11 +185,11 @@ def wide_and_high(tmp_path) -> FolderImages:
     return FolderImages(tmp_path, ["wide.png", "turned.jpg", "square.png", "broken.png"])
 
 
-def crops_of(images: FolderImages, size: int, **options) -> CropDataset:
+def crops_of(images: FolderImages, size: int, **data) -> CropDataset:
     sizes = image_sizes(images, np.arange(len(images)))
     assert sizes.tolist() == [[120, 60], [60, 120], [64, 64], [0, 0]]
     buckets = assign(aspects(sizes), bucket_shapes(size, 8, 3), 1)
-    return CropDataset(images, image_size=size, buckets=buckets, **options)
+    return CropDataset(images, DataConfig(**data), image_size=size, buckets=buckets)
 
 
 def test_sizes_are_those_of_decoded_images(wide_and_high):
@@ -219,7 +220,9 @@ def test_crops_cover_their_shape(wide_and_high):
     for index in range(3):
         assert again[5, index].image.equal(crops_of(wide_and_high, 48)[5, index].image)
     square_only = assign(np.zeros(4, np.float32), [(48, 48)], 1)
-    one_shape = CropDataset(wide_and_high, image_size=48, buckets=square_only, horizontal_flip=False)
+    one_shape = CropDataset(
+        wide_and_high, DataConfig(horizontal_flip=False), image_size=48, buckets=square_only
+    )
     assert len({int(one_shape[epoch, 0].image[0, 0, 0]) for epoch in range(9)}) > 4  # positions on the ramp
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vae.config.options import MAX_PIXELS, NO_JITTER
+from vae.config.options import NO_JITTER, DataConfig
 from vae.data.augment import color_jitter, cover_crop, resized_crop
 from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
@@ -168,39 +168,29 @@ class FolderImages:
         return self
 
 
+DEFAULTS = DataConfig()
+
+
 class CropDataset(Dataset[Sample]):
     """Crops of image files by key (epoch, index); a key gives the same crop in every process."""
 
     def __init__(
         self,
         images: Images,
+        data: DataConfig = DEFAULTS,
         *,
         image_size: int,
-        crop: str = "random",
-        crop_scale: tuple[float, ...] = (1.0, 1.0),
-        crop_ratio: tuple[float, ...] = (1.0, 1.0),
-        horizontal_flip: bool = True,
-        rotate90: bool = False,
-        color_jitter: tuple[float, ...] = NO_JITTER,
-        upscale: bool = False,
-        background: str = "white",
-        max_pixels: int = MAX_PIXELS,
         seed: int = 0,
         buckets: Buckets | None = None,
     ):
-        """`buckets`: crops have the shape of their key, and images are scaled to cover it."""
-        assert crop in ("random", "center", "resized")
-        parse_background(background)  # a wrong colour fails here, not in a worker
+        """`data`: how images are read, cropped and changed. `image_size` is that of the stage.
+
+        `buckets`: crops have the shape of their key, and images are scaled to cover it.
+        """
+        parse_background(data.background)  # a wrong colour fails here, not in a worker
         self.images = images
+        self.data = data
         self.image_size = image_size
-        self.crop = crop
-        self.crop_scale, self.crop_ratio = crop_scale, crop_ratio
-        self.horizontal_flip = horizontal_flip
-        self.rotate90 = rotate90
-        self.color_jitter = color_jitter
-        self.upscale = upscale
-        self.background = background
-        self.max_pixels = max_pixels
         self.seed = seed
         self.buckets = buckets
 
@@ -217,7 +207,9 @@ class CropDataset(Dataset[Sample]):
         """The crop of a key; without a shape, it is a square or the nearest bucket of the image."""
         epoch, index, *given = key
         try:
-            pixels = self.images.decode(index, max_pixels=self.max_pixels, background=self.background)
+            pixels = self.images.decode(
+                index, max_pixels=self.data.max_pixels, background=self.data.background
+            )
             if self.buckets is None:
                 pixels = self._ensure_crop_fits(pixels)
             crop = self._crop(pixels, epoch, index, given[0] if given else None)
@@ -232,13 +224,13 @@ class CropDataset(Dataset[Sample]):
         short, size = min(height, width), self.image_size
         if short >= size:
             return pixels
-        if not self.upscale:
+        if not self.data.upscale:
             raise BadImageError(
                 "too_small",
                 f"{width}x{height} is below --image_size {size}: add --upscale or use a smaller --image_size",
             )
         new_width, new_height = (max(size, round(side * size / short)) for side in (width, height))
-        if new_width * new_height > self.max_pixels:
+        if new_width * new_height > self.data.max_pixels:
             raise BadImageError(
                 "too_many_pixels",
                 f"{width}x{height} enlarged is {new_width}x{new_height}, above --max_pixels",
@@ -247,28 +239,28 @@ class CropDataset(Dataset[Sample]):
 
     def _crop(self, pixels: np.ndarray, epoch: int, index: int, shape: Shape | None) -> np.ndarray:
         """Make (S, S, 3), or one of the shape; everything random is a function of (seed, epoch, index)."""
-        size = self.image_size
+        size, data = self.image_size, self.data
         words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(12).tolist()
         if self.buckets is not None:
             size_of_image = np.array([[pixels.shape[1], pixels.shape[0]]])
             shape = shape or self.buckets.shapes[self.buckets.nearest(size_of_image)[0]]
-            crop = cover_crop(pixels, words[:2] if self.crop == "random" else None, shape, self.upscale)
-        elif self.crop == "resized":
-            crop = resized_crop(pixels, words[3:7], size, self.crop_scale, self.crop_ratio, self.upscale)
+            crop = cover_crop(pixels, words[:2] if data.crop == "random" else None, shape, data.upscale)
+        elif data.crop == "resized":
+            crop = resized_crop(pixels, words[3:7], size, data.crop_scale, data.crop_ratio, data.upscale)
         else:
             largest_offsets = pixels.shape[0] - size, pixels.shape[1] - size
-            if self.crop == "random":
+            if data.crop == "random":
                 offsets = zip(words[:2], largest_offsets, strict=True)
                 top, left = (word % (most + 1) for word, most in offsets)
             else:
                 top, left = (most // 2 for most in largest_offsets)
             crop = pixels[top : top + size, left : left + size]
-        if self.horizontal_flip and words[2] >> 63:
+        if data.horizontal_flip and words[2] >> 63:
             crop = crop[:, ::-1]
-        if self.rotate90:
+        if data.rotate90:
             crop = np.rot90(crop, words[7] >> 62)
-        if self.color_jitter != NO_JITTER:
-            crop = color_jitter(crop, words[8:], self.color_jitter)
+        if data.color_jitter != NO_JITTER:
+            crop = color_jitter(crop, words[8:], data.color_jitter)
         return crop
 
 

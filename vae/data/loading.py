@@ -3,14 +3,15 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vae.config.options import MAX_PIXELS
-from vae.data.dataset import Batch, CropDataset, Images, Sample, collate
+from vae.config.options import NO_JITTER, DataConfig
+from vae.data.dataset import DEFAULTS, Batch, CropDataset, Images, Sample, collate
 from vae.data.decoding_processes import DecodingProcesses
 from vae.data.workers import start_worker
 from vae.sampling.order import Key, Order, StepSampler
@@ -109,12 +110,10 @@ def _add_counts(batch: Batch, here: dict[str, int]) -> None:
 def load_validation(
     images: Images,
     indices: Sequence[int],
+    data: DataConfig = DEFAULTS,
     *,
     image_size: int,
     batch_size: int,
-    upscale: bool = False,
-    background: str = "white",
-    max_pixels: int = MAX_PIXELS,
     num_workers: int = 0,
     pin_memory: bool = False,
     while_waiting: Callable[[], None] = lambda: None,
@@ -123,15 +122,8 @@ def load_validation(
 
     A batch's `rejected` lists unusable images.
     """
-    dataset = CropDataset(
-        images,
-        image_size=image_size,
-        crop="center",
-        horizontal_flip=False,
-        upscale=upscale,
-        background=background,
-        max_pixels=max_pixels,
-    )
+    data = replace(data, crop="center", horizontal_flip=False, rotate90=False, color_jitter=NO_JITTER)
+    dataset = CropDataset(images, data, image_size=image_size)
     keys = [(0, index) for index in indices]
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
     remaining = list(batches)

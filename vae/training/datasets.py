@@ -77,21 +77,9 @@ class TrainingSet:
 
     def crops(self, config: Config, image_size: int, global_batch: int = 0) -> CropDataset:
         """The dataset of training crops of `image_size` px, or of the buckets of this size."""
-        data = config.data
+        buckets = self.buckets(config, image_size, global_batch)
         return CropDataset(
-            self.images,
-            image_size=image_size,
-            crop=data.crop,
-            crop_scale=data.crop_scale,
-            crop_ratio=data.crop_ratio,
-            horizontal_flip=data.horizontal_flip,
-            rotate90=data.rotate90,
-            color_jitter=data.color_jitter,
-            upscale=data.upscale,
-            background=data.background,
-            max_pixels=data.max_pixels,
-            seed=config.run.seed,
-            buckets=self.buckets(config, image_size, global_batch),
+            self.images, config.data, image_size=image_size, seed=config.run.seed, buckets=buckets
         )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from vae.config.flags import command_words
-from vae.config.options import Config
+from vae.config.options import Config, DataConfig
 from vae.data.dataset import FolderImages
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root, is_manifest, read_rows
@@ -240,7 +240,7 @@ def _measure(folder: Path, fold: int) -> list[dict[str, Any]]:
     """The PSNR of each validation image of a fold, by its exported VAE in fp32."""
     loaded = load_vae(folder / "vae")
     config = read_json(folder / "config.json")
-    options = {name: config[name] for name in ("upscale", "background", "max_pixels")}
+    data = DataConfig(**{name: config[name] for name in ("upscale", "background", "max_pixels")})
     names = read_json(folder / "split.json")["validation"]
     images = FolderImages(image_root(config["data_path"]), names)
     device = torch.device("cuda" if torch.cuda.is_available() and config["device"] != "cpu" else "cpu")
@@ -250,7 +250,7 @@ def _measure(folder: Path, fold: int) -> list[dict[str, Any]]:
 
     def batches() -> Iterator[torch.Tensor]:
         size = loaded.file.sample_size or config["image_size"]
-        for batch in load_validation(images, range(len(images)), image_size=size, batch_size=1, **options):
+        for batch in load_validation(images, range(len(images)), data, image_size=size, batch_size=1):
             if len(batch.images):
                 measured.extend(batch.indices.tolist())
                 yield to_float(batch.images.to(device))

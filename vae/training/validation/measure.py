@@ -61,11 +61,9 @@ class ValidationSet:
         loader = load_validation(
             self.images,
             indices,
+            self.data,
             image_size=image_size,
             batch_size=batch_size,
-            upscale=self.data.upscale,
-            background=self.data.background,
-            max_pixels=self.data.max_pixels,
             num_workers=self.num_workers if len(indices) > FEW_IMAGES else 0,
             while_waiting=while_waiting,
         )
