@@ -100,7 +100,7 @@ def test_outputs_out_of_range_are_divergence_from_the_first_record_on(mse):
     stability = Stability()
     stability.add_record(10, 0.5, mse)
     assert stability.divergence() is None
-    assert stability.divergence(is_end=True)
+    assert stability.at_end(stability.last_record, 0)
     stability.add_record(20, 0.5, mse)
     assert "mean squared error" in stability.divergence()
 
@@ -109,7 +109,7 @@ def test_end_of_a_stage_judges_only_outputs_out_of_range():
     """The last record of an epoch may be a single step."""
     stability = fed([0.1] * 20)
     fed([0.9], 1, stability)
-    assert stability.divergence(is_end=True) is None
+    assert stability.at_end(stability.last_record, 0) is None
 
 
 def test_losses_of_another_stage_are_not_compared():
@@ -167,3 +167,11 @@ def test_pruning_keeps_the_good_checkpoint_and_the_one_that_the_next_record_judg
         stability.written.append((step, Path(str(step))))
     assert judged == list(range(10, 100, 10))
     assert stability.needed() == {"90", "100"}
+
+
+@pytest.mark.parametrize(("streak", "diverged"), [(8, True), (9, True), (7, False), (0, False)])
+def test_a_stage_without_a_finite_step_has_diverged(streak, diverged):
+    stability = Stability()
+    stability.begin(100, None)
+    assert (stability.at_end(108, streak) is not None) == diverged
+    assert stability.at_end(100, 3) is None  # no step at all: the run was complete

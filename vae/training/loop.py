@@ -106,7 +106,8 @@ class TrainingLoop:
                         break
                     self.recorder.print_duration()
         if end is not StageEnd.SIGNALLED:  # too late for a spike that lasts
-            raise_if_diverged(self.stepper.dist, self.stability.divergence(is_end=True))
+            streak = int(state.update.nonfinite_streak)
+            raise_if_diverged(self.stepper.dist, self.stability.at_end(state.position.step, streak))
         return end or StageEnd.FINISHED
 
     def take_step(self, batch: Batch | Exception) -> StageEnd | None:
@@ -136,12 +137,15 @@ class TrainingLoop:
         """
         options, step = self.options, self.state.position.step
         epoch_is_done = self.stepper.schedule.steps.epoch_is_done(self.state.position)
+        takes_samples = options.save_samples_freq and step % options.save_samples_freq == 0
+        if self.recorder.is_due() or takes_samples:
+            self.saver.check_folder()  # before anything is written
         if self.recorder.is_due():
             self._judge(self.recorder.write(batch))
         self.saver.report()
         if stopping:
             return
-        if options.save_samples_freq and step % options.save_samples_freq == 0:
+        if takes_samples:
             self.samples.save()
         if self.validator and options.smoke_steps and step % options.smoke_steps == 0:
             has_fallen = self.validator.validate_quickly()

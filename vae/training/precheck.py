@@ -42,6 +42,11 @@ def _check_images(given: Given) -> None:
     data_path = given.get("data_path", Config().data.data_path)
     resumed = given.get("resume_from")
     begins = resumed is None or (resumed == "latest" and not checkpoint_paths(output_folder(given)))
+    if begins and resumed and "data_path" not in given and not os.path.exists(data_path):
+        raise UserError(
+            f"--resume_from latest: there is no checkpoint in --output_dir {output_folder(given)}: give the "
+            "folder of a run, or --data_path to begin one"
+        )
     folders = {name: given[name] for name in ("val_path", "sample_images") if given.get(name)}
     if ("data_path" in given or begins) and not is_manifest(data_path):
         folders = {"data_path": data_path, **folders}

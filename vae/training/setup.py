@@ -280,21 +280,24 @@ def _check_stages(
             f"--nproc_per_node {fewer}, or begin a new run with another --data_streams"
         )
     largest = global_batch = 0
+    too_few = None
     for stage in stages:
         if stage.end_epoch <= position.epoch:
             continue
         check_image_size(stage.image_size, config.model)
         check_discriminator(_shortest_side(config, stage), config.loss)
         images = stage.batch_size * config.run.accumulation_steps * dist.world_size
-        if count < images:
+        if count < images and not too_few:
             factors = f"{config.run.accumulation_steps} accumulation x {dist.world_size} processes"
-            raise DataError(
+            too_few = (
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
                 "lower --batch_size or add images"
             )
         largest, global_batch = max((largest, global_batch), (stage.image_size, images))
     if largest:  # an image that is usable at this size is usable in every stage
         probe(training_set.crops(config, largest, global_batch), config.data.max_bad_fraction)
+    if too_few:  # after the images are checked: files that are no images would need another remedy
+        raise DataError(too_few)
 
 
 def _shortest_side(config: Config, stage: Stage) -> int:

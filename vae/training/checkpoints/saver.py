@@ -12,6 +12,7 @@ from vae.system.errors import UserError
 from vae.training.checkpoints.store import position_name, prune, save_verified, stage_ends
 from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.distributed import Distributed
+from vae.training.output.folder_lock import FolderLock
 from vae.training.output.run_folder import resume_command
 from vae.training.provenance import Provenance, write_last_run
 from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
@@ -30,15 +31,34 @@ class Saver:
         stability: Stability,
         writer: CheckpointWriter,
         dist: Distributed,
+        lock: FolderLock | None = None,
     ) -> None:
         self.state, self.provenance, self.stability, self.dist = state, provenance, stability, dist
         self.folder = Path(config.run.output_dir)
-        self._config, self._writer = config, writer
+        self._config, self._writer, self._lock = config, writer, lock
 
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
         return resume_command(self.folder)
+
+    def check_folder(self) -> None:
+        """Raise UserError if the folder was moved, after saving where it is now, or removed."""
+        old = self.folder
+        found = self._lock.find_folder(old) if self._lock and self.dist.is_main else old
+        changed, removed = self.dist.all_reduce_scalars(found != old, found is None)
+        if not changed:
+            return
+        self.give_up()
+        if removed:
+            step = self.state.position.step
+            raise UserError(f"--output_dir {old} was moved or removed: training stops at step {step}")
+        self.folder = found or old
+        self.save_and_wait()
+        raise UserError(
+            f"--output_dir {old} was moved to {found}: training is saved there and stops, resume with: "
+            f"{self.resume_command}"
+        )
 
     def save_now(self) -> None:
         """Save a checkpoint named after the current position, unless this command has saved this step."""

@@ -33,6 +33,21 @@ class FolderLock:
                 self._file.close()
             self._file = None
 
+    def find_folder(self, folder: Path) -> Path | None:
+        """Where the locked folder is now: `folder`, unless it was moved; None if it is removed or unknown."""
+        if self._file is None:
+            return folder
+        ours = os.fstat(self._file.fileno())
+        links = [f"/proc/self/fd/{self._file.fileno()}"]  # Linux; without it only the old place is looked at
+        for path in [
+            folder / LOCK_NAME,
+            *(Path(os.readlink(link)) for link in links if os.path.islink(link)),
+        ]:
+            with suppress(OSError):
+                if os.path.samestat(os.stat(path), ours):
+                    return path.parent
+        return None
+
     def acquire(self, folder: Path) -> None:
         """Lock an existing `folder`, unless this object has; UserError if another process holds the lock.
 

@@ -54,6 +54,7 @@ class Stability:
 
     max_nonfinite_steps: float = math.inf  # --max_nonfinite_steps
     losses: list[float] = field(default_factory=list)  # of ordinary records, the newest last
+    first_step: int = 0  # after which this command, or its present stage, began
     last_record: int = 0  # its step
     spike_records: int = 0  # in a row
     spike_steps: int = 0  # in these records
@@ -66,6 +67,7 @@ class Stability:
 
     def begin_stage(self) -> None:
         """Forget the losses: those of another image size cannot be compared."""
+        self.first_step = self.last_record
         self.losses, self.spike_records, self.spike_steps = [], 0, 0
 
     def needed(self) -> set[str]:
@@ -102,20 +104,26 @@ class Stability:
         self.good = confirmed[-1] if confirmed else self.good
         return bool(confirmed)
 
-    def divergence(self, is_end: bool = False) -> str | None:
-        """Why training has diverged, or None.
-
-        Too many steps are not finite, a spike lasts, or a stage ends with outputs out of range.
-        """
+    def divergence(self) -> str | None:
+        """Why training has diverged, or None: too many steps are not finite, or a spike lasts."""
         if self.nonfinite_streak >= self.max_nonfinite_steps:
             return (
                 f"{self.nonfinite_streak} steps in a row had a non-finite gradient "
                 f"(--max_nonfinite_steps {self.max_nonfinite_steps})"
             )
         lasts = self.spike_records >= SPIKE_RECORDS and self.spike_steps >= SPIKE_STEPS
-        if lasts or (is_end and self.spike_records and self.out_of_range):
+        return f"the loss has jumped for {self.spike_steps} steps: {self.spike}" if lasts else None
+
+    def at_end(self, step: int, nonfinite_streak: int) -> str | None:
+        """Why a stage that ends with this step has diverged, or None.
+
+        Also if its outputs are out of range, or no step of this command has changed the weights.
+        """
+        if self.spike_records and self.out_of_range:
             return f"the loss has jumped for {self.spike_steps} steps: {self.spike}"
-        return None
+        if 0 < step - self.first_step <= nonfinite_streak:
+            return f"none of the {step - self.first_step} steps had a finite gradient"
+        return self.divergence()
 
     def doubt(self, nonfinite_streak: int) -> str | None:
         """Why training may be diverging after so many steps in a row that were not finite, or None."""
@@ -125,6 +133,6 @@ class Stability:
 
     def begin(self, step: int, checkpoint: Path | None) -> None:
         """Begin at a step, with the weights of a checkpoint that the first record judges."""
-        self.last_record, self.spike_records, self.spike_steps = step, 0, 0
-        self.nonfinite_streak = 0
+        self.first_step = self.last_record = step
+        self.spike_records = self.spike_steps = self.nonfinite_streak = 0
         self.unconfirmed, self.written = [(step, checkpoint)] if checkpoint else [], []
