@@ -72,7 +72,13 @@ class EvaluateConfig:
         "what to decode: the mode of the encoder's posterior or a sample",
         choices=("mode", "sample"),
     )
-    seed: int = option(0, "random seed of --posterior sample", metavar="N", at_least=0, at_most=2**31)
+    seed: int = option(
+        0,
+        "random seed of --posterior sample, and of the network of --probe",
+        metavar="N",
+        at_least=0,
+        at_most=2**31,
+    )
     max_images: int = option(
         0, "maximum number of images, evenly spread over the sorted names; 0: all", metavar="N", at_least=0
     )

@@ -92,11 +92,7 @@ class Training:
                 total += self._update(*pair)
                 bar.update()
         loss = total.item() / steps
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"--probe_learning_rate {recipe.learning_rate:g}: the loss of epoch {epoch + 1} is {loss}: "
-                "give a smaller rate"
-            )
+        self._check_finite(loss, f"the loss of epoch {epoch + 1}")
         self.epochs.append({"epoch": epoch + 1, "loss": loss, "learning_rate": rate})
 
     def _update(self, latents: Tensor, targets: Tensor) -> Tensor:
@@ -120,14 +116,21 @@ class Training:
 
     @torch.no_grad()
     def predict(self, data: MapSet) -> np.ndarray:
-        """Probabilities (N, K) by the averaged weights, never zero."""
+        """Probabilities (N, K) by the averaged weights, never zero. NonFiniteError if they are not finite."""
         self.averaged.eval()
         parts = []
         for latents in data.in_order(self.micro_batch):
             batch = self.model.standardized(latents.to(self._device))
             logits = self._measure(batch.contiguous(memory_format=torch.channels_last))
             parts.append(logits.double().softmax(1).clamp(min=1e-7).cpu())
-        return torch.cat(parts).numpy()
+        found = torch.cat(parts)
+        self._check_finite(found.sum().item(), "a sum of probabilities")
+        return found.numpy()
+
+    def _check_finite(self, value: float, what: str) -> None:
+        if not math.isfinite(value):
+            rate = f"--probe_learning_rate {self.recipe.learning_rate:g}"
+            raise NonFiniteError(f"{rate}: {what} is {value}: give a smaller rate")
 
     def save(self, path: Path) -> None:
         """Write the state of the end of an epoch, atomically."""
