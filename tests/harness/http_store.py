@@ -4,16 +4,17 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from vae.shards import store
+from vae.shards import remote_shards, store
 
-HANG, CUT = -1, -2  # answers: nothing for a long time; the first half of the bytes
+# Answers: nothing for a long time; the first half of the bytes; bytes without end; 20 bytes per second.
+HANG, CUT, ENDLESS, DRIP = -1, -2, -3, -4
 
 
 class HttpStore:
@@ -23,6 +24,7 @@ class HttpStore:
         self.root = root
         self.answers: dict[str, list[int]] = {}
         self.gives_ranges = True
+        self.holds_wholes = False  # shards as a whole are sent only after `released`
         self.requests: list[tuple[str, str]] = []  # path with query, range
         self.authorizations: set[str] = set()
         self.sent: Counter[str] = Counter()  # bytes by file name
@@ -72,6 +74,11 @@ class _Handler(BaseHTTPRequestHandler):
         if answer == HANG:
             self.store.released.wait(60)
             return
+        if answer in (ENDLESS, DRIP):
+            self._send_for_ever(name, 2**16 if answer == ENDLESS else 2)
+            return
+        if self.store.holds_wholes and name.endswith(".tar") and not ranged:
+            self.store.released.wait(60)
         if answer == 200 and not file.is_file():
             answer = 404
         if answer >= 400:
@@ -91,6 +98,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
         self.store.sent[name] += len(data)
 
+    def _send_for_ever(self, name: str, size: int) -> None:
+        self.send_response(206)
+        self.end_headers()
+        with suppress(OSError):  # the reader has closed the connection
+            while not self.store.released.wait(0 if size > 2 else 0.1):
+                self.wfile.write(bytes(size))
+                self.store.sent[name] += size
+
     def log_message(self, *_args: object) -> None:
         """Print nothing."""
 
@@ -107,6 +122,10 @@ def http_store(root: Path) -> Iterator[HttpStore]:
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of a fraction of a second. A busy machine needs the limit of a try, except in a test of HANG."""
+    """Pauses of a fraction of a second; images are read from whole shards, so that requests can be counted.
+
+    A busy machine needs the limit of a try, except in a test of HANG.
+    """
+    monkeypatch.setattr(remote_shards, "FIRST_READS", 0)
     monkeypatch.setattr(store, "PAUSES", (0.05, 0.1))
     monkeypatch.setattr(store, "PAUSES_REFUSED", (0.01, 0.02))

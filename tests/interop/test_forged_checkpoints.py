@@ -193,6 +193,36 @@ def test_unchanged_checkpoints_are_accepted(tmp_path):
     load_checkpoint(path)
 
 
+def doubled(levels: int) -> list:
+    """A list that has two references to the one below it, and so on: few bytes, 2^levels values."""
+    value: list = ["x"]
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+def endless() -> list:
+    value: list = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, doubled(40)) for key in ("format", "config", "contract", "more")),
+        ("history", endless()),
+        ("run", {"a": {"b": doubled(40)}}),
+    ],
+)
+def test_content_that_refers_to_itself_is_refused_at_once(tmp_path, key, value):
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    content = {"format": CHECKPOINT_FORMAT, **checkpoint()}
+    torch.save({**content, key: value}, path)
+    assert "nested too deeply, or refers to itself" in refusal(path)
+    assert saved_step(path) == -1
+
+
 # ---- forged archives -------------------------------------------------------------------------------------
 
 
@@ -210,7 +240,15 @@ def replace_pickle(pickle: bytes) -> Callable[[str, bytes], bytes]:
     return lambda name, data: pickle if name.endswith("data.pkl") else data
 
 
+def doubled_tuple(levels: int) -> bytes:
+    """A pickle with a tuple of tuples as a key, whose hash takes 2^levels steps."""
+    tuples = b"".join(b"h%c\x86q%c" % (level, level + 1) for level in range(levels))
+    return b"\x80\x02}K\x01\x85q\x00" + tuples + b"K\x01s."
+
+
 ARCHIVES = {
+    "key_that_takes_years": (replace_pickle(doubled_tuple(60)), "refers to itself"),
+    "memo_without_entry": (replace_pickle(b"\x80\x02h\x07."), "not a checkpoint"),
     "array_of_1_gb": (replace_pickle(b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R."), "builtins"),
     "command": (replace_pickle(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R."), "os system"),
     "computed_name": (replace_pickle(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R."), "it uses"),

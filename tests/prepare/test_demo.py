@@ -107,6 +107,7 @@ def test_parallel_workers_and_jpeg(tmp_path):
         (["--mode", "demo", "--target_size", "big"], 2, "big"),
         (["--mode", "demo", "--num_workers", "many"], 78, "--num_workers many"),
         (["--mode", "demo", "--output_dir", "taken.txt"], 78, "--output_dir taken.txt"),
+        (["--mode", "demo", "--output_dir", "."], 78, "--output_dir . contains other files"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, code, word):

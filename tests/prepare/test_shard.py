@@ -167,6 +167,7 @@ def foreign_dataset(folder, members):
             tar.addfile(info, io.BytesIO(data))
     one = Shard(tar_path.name, len(rows), tar_path.stat().st_size, sha256_of_file(tar_path))
     np.save(index_path(folder, one), np.array(rows, INDEX))
+    one = one._replace(index_sha256=sha256_of_file(index_path(folder, one)))
     (folder / "dataset.json").write_text(json.dumps(dataset_content([one], {}, None)))
     return folder / "dataset.json"
 

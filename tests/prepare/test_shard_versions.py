@@ -1,15 +1,24 @@
-"""A new version of a dataset shares the unchanged shards of the one before it."""
+"""A new version of a dataset shares the shards of the one before it: all of them, or the unchanged ones."""
 
+import hashlib
 import json
+import os
+import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
-from tests.harness.shards import pack
+from tests.harness.shards import make_older, pack
 from tests.prepare.test_shard import members
-from vae.config.prepare_flags import ValidateConfig
+from vae.config.prepare_flags import ShardConfig, ValidateConfig
+from vae.prepare import check_file
+from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger, Result
+from vae.prepare.shard.members import TRAINING, VALIDATION, Members
 from vae.prepare.shard.verify import run_verify
 from vae.shards.index import read_dataset
+from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 
 IMAGES = 30
@@ -37,7 +46,7 @@ def versions(tmp_path_factory):
     first = write(root, "one")
     add(root / "raw", (100, 101))
     (root / "raw" / "07.png").unlink()
-    return root, first, write(root, "two", "one")
+    return root, first, write(root, "two", "one", drop=True)
 
 
 def names(folder):
@@ -74,8 +83,102 @@ def test_version_of_the_parent_and_the_transforms_are_on_record(versions):
 def test_repeated_command_changes_nothing(versions):
     root, _, second = versions
     before = {path: path.stat().st_mtime_ns for path in (root / "two").glob("[iv]*-*")}
-    assert write(root, "two", "one").version == second.version
+    assert write(root, "two", "one", drop=True).version == second.version
     assert {path: path.stat().st_mtime_ns for path in (root / "two").glob("[iv]*-*")} == before
+
+
+@pytest.fixture(scope="module")
+def grown(versions, tmp_path_factory):
+    """A version, and a folder with an old image, three new ones, and two like old ones of each subset."""
+    root, _, _ = versions
+    new = tmp_path_factory.mktemp("new")
+    (new / "known.png").write_bytes((root / "raw" / "03.png").read_bytes())
+    add(new, (200, 201, 202))
+    by_key = {hashlib.sha256(path.read_bytes()).hexdigest()[:32]: path for path in (root / "raw").iterdir()}
+    likes = {}
+    for name in ("dataset.json", "validation.json"):
+        key = next(key for key in keys_of(root / "one" / name) if key in by_key)
+        likes[name] = new / f"like_{name}.jpg"
+        with Image.open(by_key[key]) as image:
+            image.convert("RGB").save(likes[name], quality=60)
+    return root, new, likes
+
+
+def keys_of(path):
+    return [row["key"].decode() for rows in ShardImages(read_dataset(path), 1).indexes() for row in rows]
+
+
+def test_parent_is_kept_whole_and_only_new_files_are_decoded(grown, capsys, tmp_path, monkeypatch):
+    root, new, likes = grown
+    decoded, read = [], check_file.read_image
+    counted = lambda path, **more: decoded.append(path) or read(path, **more)  # noqa: E731
+    monkeypatch.setattr(check_file, "read_image", counted)
+    given = {"shard_bytes": 40_000, "val_split": 0.2, "parent": str(root / "one" / "dataset.json")}
+    path = pack(new, tmp_path / "set", **given)
+    assert len(decoded) == 5
+    old = [read_dataset(root / "one" / name).samples for name in likes]
+    now = [read_dataset(tmp_path / "set" / name).samples for name in likes]
+    assert sum(old) == IMAGES
+    assert sum(now) == IMAGES + 5
+    printed = capsys.readouterr().out
+    for name, like, before, after in zip(likes, likes.values(), old, now, strict=True):
+        keys = keys_of(tmp_path / "set" / name)
+        assert set(keys_of(root / "one" / name)) < set(keys)
+        assert hashlib.sha256(like.read_bytes()).hexdigest()[:32] in keys  # in the subset of its twin
+        assert f"{after} ({before} of --parent and {after - before} new)" in printed
+    config = ValidateConfig(input_dir=str(path), output_file=str(tmp_path / "report.json"), num_workers="1")
+    assert run_verify(config) == 0
+    version = read_dataset(path).version
+    assert read_dataset(pack(new, tmp_path / "set", **given)).version == version
+    assert len(decoded) == 5  # the same command again
+    only = pack(new, tmp_path / "only", parent=str(path), drop=True)
+    assert len(keys_of(only)) == 6
+
+
+def test_image_that_looks_like_both_subsets_is_left_out(tmp_path):
+    """Two new images look alike, one looks like an old training image, the other like a validation image."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    names = {"like_training": 0b1, "like_validation": 0b111}
+    for number, (name, phash) in enumerate(names.items()):
+        record = {"phash": f"{phash:016x}{0:016x}", "format": "PNG"}
+        record |= {"width": 8, "height": 8, "flags": []}
+        ledger.add_file(name)
+        ledger.record(Result(name, ACCEPTED, sha256=f"{number:064x}", record=record))
+    old = {TRAINING: 0, VALIDATION: 0b1111111}
+
+    def hashes(side):
+        yield np.array([[old[side], 0]], np.uint64)
+
+    config = ShardConfig(input_dir="raw", output_dir="out", val_split=0.0)
+    found = Members(ledger, config, tmp_path / "scratch", hashes)
+    members = [(side, member.path) for side, member in found]
+    assert members == [(TRAINING, os.path.join("raw", "like_training"))]
+    assert ledger.counts(REJECTED) == [("looks_like_both", 1)]
+    ledger.close()
+
+
+def test_other_rules_than_those_of_the_parent_are_refused(grown, tmp_path):
+    root, new, _ = grown
+    with pytest.raises(UserError, match=r"--parent .*--min_size 1.*--drop"):
+        pack(new, tmp_path / "set", parent=str(root / "one" / "dataset.json"), min_size=8)
+
+
+def test_damaged_parent_is_refused(grown, tmp_path):
+    root, new, _ = grown
+    shutil.copytree(root / "one", tmp_path / "one")
+    os.truncate(tmp_path / "one" / "images-000000.tar", 1000)
+    with pytest.raises(DataError, match=r"--parent .*is damaged: images-000000\.tar"):
+        pack(new, tmp_path / "set", parent=str(tmp_path / "one" / "dataset.json"))
+
+
+def test_version_of_an_older_dataset_has_the_hashes_of_all_indexes(grown, tmp_path):
+    root, new, _ = grown
+    shutil.copytree(root / "one", tmp_path / "one")
+    for name in ("dataset.json", "validation.json"):
+        make_older(tmp_path / "one" / name)
+    path = pack(new, tmp_path / "set", parent=str(tmp_path / "one" / "dataset.json"), val_split=0.1)
+    assert all(shard.index_sha256 for shard in read_dataset(path).shards)
+    assert len(keys_of(path)) >= IMAGES * 0.75
 
 
 def test_other_images_in_the_same_folder_name_the_parent_as_remedy(versions):

@@ -26,7 +26,8 @@ FOREIGN = {
     "tensorboard": {"--logdir"},
     "torchrun": {"--nproc_per_node", "--max_restarts", "--nnodes"}
     | {"--rdzv_backend", "--rdzv_endpoint", "--rdzv_id", "--rdzv_conf"},
-    "sbatch": {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--requeue", "--open-mode"},
+    "sbatch": {"--nodes", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node"}
+    | {"--requeue", "--open-mode"},
     "ray": {"--head", "--port", "--address"},
     "wsl": {"--install"},
     "py": {"--version"},

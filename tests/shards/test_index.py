@@ -16,7 +16,7 @@ from PIL import Image
 
 import vae.shards.shard_images as shards_module
 from tests.harness.damaged_files import flip_bit
-from tests.harness.shards import pack, write_shards
+from tests.harness.shards import make_older, pack, write_shards
 from vae.data.dataset import CropDataset
 from vae.data.loading import TrainLoader
 from vae.images.decoding import INTEGRITY_CHECKS, decode_image
@@ -155,21 +155,44 @@ def bad_rows(rows):
 
 
 def test_index_that_does_not_fit_is_refused(dataset):
-    (shard,) = read_dataset(dataset).shards
+    """Without a hash of the index, as in a dataset of format 1."""
+    (shard,) = read_dataset(make_older(dataset)).shards
     path = index_path(dataset.parent, shard)
+    good = path.read_bytes()
     for _, rows in bad_rows(np.load(path)):
         np.save(path, rows, allow_pickle=True)
         with pytest.raises(BadImageError, match="bad_index"):
             images(dataset).read(0)
-    path.write_bytes(b"not an array")
-    with pytest.raises(BadImageError, match="bad_index"):
-        images(dataset).key(0)
+    huge = good.replace(b"(12,), }       ", b"(100000000000,),}")
+    assert huge != good
+    for content in (b"not an array", b"", good[:50], good[:-1], huge, good.replace(b"False", b"[[[[[")):
+        path.write_bytes(content)
+        with pytest.raises(BadImageError, match="bad_index"):
+            images(dataset).key(0)
+    path.write_bytes(good)
+    assert images(dataset).read(0)
+
+
+def test_index_with_any_other_bytes_is_refused(dataset):
+    """Rows, widths and hashes of images that are plausible, and a damaged header."""
+    path = index_path(dataset.parent, read_dataset(dataset).shards[0])
+    good = path.read_bytes()
+    for place in (100, len(good) // 2, len(good) - 20):
+        flip_bit(path, place)
+        with pytest.raises(BadImageError, match="not the index that dataset"):
+            images(dataset).read(0)
+        path.write_bytes(good)
+    content = json.loads(dataset.read_text())
+    content["shards"][0]["index_sha256"] = 64 * "0"
+    dataset.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="does not have its version"):
+        read_dataset(dataset)
 
 
 def test_many_shards_need_little_memory_and_are_read_once(tmp_path):
     """10,000 shards: as objects they would need 5.3 MiB."""
     names = [f"images-{n:06}.tar" for n in range(10_000)]
-    shards = [Shard(name, 6000 + n, 10**9 + n, f"{n:064x}") for n, name in enumerate(names)]
+    shards = [Shard(name, 6000 + n, 10**9 + n, f"{n:064x}", f"{n:064x}") for n, name in enumerate(names)]
     path = tmp_path / "dataset.json"
     path.write_text(json.dumps(dataset_content(shards, {}, None)))
     tracemalloc.start()
@@ -216,7 +239,13 @@ def test_indexes_of_open_windows_are_read_once(tmp_path, monkeypatch):
     assert len(calls) == len(sharded.dataset.shards) > 3
 
 
-SHARD = {"name": "images-000000.tar", "samples": 12, "bytes": 20000, "sha256": 64 * "0"}
+SHARD = {
+    "name": "images-000000.tar",
+    "samples": 12,
+    "bytes": 20000,
+    "sha256": 64 * "0",
+    "index_sha256": 64 * "1",
+}
 
 
 @pytest.mark.parametrize(
@@ -229,7 +258,13 @@ SHARD = {"name": "images-000000.tar", "samples": 12, "bytes": 20000, "sha256": 6
         ({"shards": [{**SHARD, "name": "../images-000000.tar"}]}, "shard 0 is not valid"),
         ({"shards": [{**SHARD, "name": "/etc/x.tar"}]}, "shard 0 is not valid"),
         ({"shards": [{**SHARD, "samples": -1}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "samples": 2**62, "bytes": 2**62}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "samples": 20}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "index_sha256": None}]}, "shard 0 is not valid"),
+        ({"shards": [{name: SHARD[name] for name in list(SHARD)[:4]}]}, "does not fit its format"),
+        ({"format": 1}, "does not fit its format"),
         ({"validation": "../validation.json"}, "validation is no file name"),
+        ({"validation": "dataset.json"}, "it is its own validation"),
         ({"version": 64 * "0"}, "does not have its version"),
     ],
 )

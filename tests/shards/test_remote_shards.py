@@ -2,16 +2,18 @@
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.harness.damaged_files import flip_bit
-from tests.harness.http_store import CUT, HANG, http_store, hurry
+from tests.harness.http_store import CUT, DRIP, ENDLESS, HANG, http_store, hurry
 from tests.harness.image_kinds import write_noise
 from tests.harness.runs import ROOT
 from tests.harness.shards import pack
@@ -21,7 +23,7 @@ from vae.data.probing import probe
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import aspects, assign, bucket_shapes
 from vae.sampling.stream_buckets import StreamBuckets
-from vae.shards import shard_cache, store
+from vae.shards import index, remote_shards, shard_cache, store
 from vae.shards.index import read_dataset
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import FOLDER_NAME, Entry, ShardCache
@@ -31,6 +33,27 @@ from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
+
+
+# Of localhost, signed by itself, for this test.
+CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBfzCCASWgAwIBAgIUWi9JGmPw2MIPgUE6PGHiLXtEA1kwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzAzMDk1MFoYDzIxMjYxMDMw
+MDMwOTUwWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAASeBbgBn+EHUN6d+LkBx+wYolsrJYVCTYD04kv0vlZAXoXu+ifHHnXv
+VkcnQZHrn4HkoJgbWlRnjVTRkpjWfLKDo1MwUTAdBgNVHQ4EFgQUGpo+BXsvfwYj
+84bWssjlm72CT6IwHwYDVR0jBBgwFoAUGpo+BXsvfwYj84bWssjlm72CT6IwDwYD
+VR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNIADBFAiEAwll7w5SZ9Lh9ywf6j9e5
+F09CfDEFO33KTO/JaUd6MX4CIAQRAjqFLWWSyo6qO20mZPcrz8NmK2w2MCuxscc0
+YZgE
+-----END CERTIFICATE-----
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgi7kYhuMLoshW7bPu
+kOC9yyuZQRC0IAjcNR+MgblLLvqhRANCAASeBbgBn+EHUN6d+LkBx+wYolsrJYVC
+TYD04kv0vlZAXoXu+ifHHnXvVkcnQZHrn4HkoJgbWlRnjVTRkpjWfLKD
+-----END PRIVATE KEY-----
+"""
 
 
 @pytest.fixture(scope="module")
@@ -374,6 +397,39 @@ def test_copy_that_changed_on_the_disk_is_fetched_again(web, cache, root):
     assert len(web.wholes()) == 3
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not say who may write")
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_cache_that_others_may_write_is_verified_once(web, tmp_path, root, is_shared):
+    """Another file of the right size, in which the bytes of the image are right: its JSON file is not."""
+    (tmp_path / "cache").mkdir()
+    remote(web, ShardCache(tmp_path / "cache", 1)).read(0)
+    folder = tmp_path / "cache" / FOLDER_NAME
+    folder.chmod(0o777 if is_shared else 0o755)
+    (path,) = folder.glob("*.tar")
+    path.chmod(0o644)
+    end = path.stat().st_size - 600
+    flip_bit(path, path.read_bytes().rindex(b"}", 0, end))
+    images = remote(web, ShardCache(tmp_path / "cache", 1))
+    assert images.read(0) == local(root).read(0)
+    assert len(web.wholes()) == 1 + is_shared
+    flip_bit(path, path.read_bytes().rindex(b"}", 0, end))
+    assert images.read(0) == local(root).read(0)
+    assert len(web.wholes()) == 1 + is_shared  # this process has verified it
+
+
+def test_forged_index_in_the_cache_is_fetched_again(web, cache, root):
+    images = remote(web, cache)
+    expected = images.read(0)
+    (path,) = cache.folder.glob("*.npy")
+    rows = np.load(path)
+    rows["width"] *= 2
+    np.save(path, rows)
+    images = remote(web, cache)
+    assert images.sizes(np.arange(1)).tolist() == [[48, 48]]
+    assert images.read(0) == expected
+    assert len(web.wholes(".npy")) == 2
+
+
 @pytest.mark.parametrize("bad", ["cut", "larger"])
 def test_bad_index_rejects_the_images_of_its_shard(web, cache, damaged, bad):
     path = damaged / "images-000000.npy"
@@ -430,8 +486,66 @@ def test_store_that_comes_back_in_time_is_waited_for(web, cache, root, capsys, m
     assert images.read(0) == local(root).read(0)
 
 
-def test_pauses_outlast_a_store_that_is_away_for_30_seconds():
-    assert sum(store.PAUSES) > 30
+def test_pauses_begin_below_a_second_and_outlast_a_store_that_is_away_for_30():
+    assert store.PAUSES[0] * 1.5 < 1
+    assert sum(store.PAUSES) * 0.5 > 30
+
+
+def test_single_errors_delay_nothing_and_are_no_news(web, cache, root, capsys):
+    web.answers["images-000000.tar"] = [500, 200]
+    assert remote(web, cache).read(0) == local(root).read(0)
+    assert capsys.readouterr().out == ""
+
+
+def test_endless_answers_are_read_no_further_than_asked(web, cache, monkeypatch):
+    images = remote(web, cache)
+    images.key(0)
+    for name in ("images-000000.tar", "images-000001.npy"):
+        web.answers[name] = [ENDLESS]
+    files = images._files.scattered()
+    with pytest.raises(BadImageError, match="bad_shard"):
+        files.read_unchecked(images.dataset.shards[0], 0, 4096)
+    with pytest.raises(BadImageError, match="larger than an index"):
+        files.fetch_index(images.dataset.shards[1])
+    assert max(web.sent[name] for name in web.answers) < 2**26  # buffers of both sides, of several tries
+    web.answers["dataset.json"] = [ENDLESS]
+    monkeypatch.setattr(index, "MAX_DATASET_BYTES", 2**20)
+    with pytest.raises(DataError, match="larger than"):
+        read_dataset(web.url())
+
+
+def test_store_that_sends_a_few_bytes_per_second_is_one_line(web, monkeypatch):
+    monkeypatch.setattr(store, "STALL_SECONDS", 0.5)
+    web.answers["dataset.json"] = [DRIP]
+    with pytest.raises(DataError, match="or less than 30 kB, 3 times: check the network"):
+        read_dataset(web.url())
+
+
+def test_first_images_do_not_wait_for_a_whole_shard(web, cache, root, monkeypatch):
+    monkeypatch.setattr(remote_shards, "FIRST_READS", 8)
+    web.holds_wholes = True
+    images = remote(web, cache)
+    assert [images.read(n) for n in range(8)] == [local(root).read(n) for n in range(8)]
+    assert not list(cache.folder.glob("*.tar"))
+    web.released.set()
+    assert [images.read(n) for n in range(9)] == [local(root).read(n) for n in range(9)]
+    images._files._ahead.join()
+    assert web.wholes() == ["images-000000.tar"]
+    assert images.read(0)
+    assert images.counts()["hits"] > 0
+
+
+def test_certificate_that_is_not_trusted_is_named(root, tmp_path, monkeypatch):
+    hurry(monkeypatch)
+    (tmp_path / "both.pem").write_text(CERTIFICATE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "both.pem")
+    with http_store(root) as web:
+        web._server.socket = context.wrap_socket(web._server.socket, server_side=True)
+        with pytest.raises(DataError) as caught:
+            read_dataset(web.url().replace("http:", "https:"))
+    assert "certificate is not trusted (self-signed certificate), 3 times" in str(caught.value)
+    assert "SSL_CERT_FILE" in str(caught.value)
 
 
 @pytest.mark.parametrize(

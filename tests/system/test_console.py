@@ -8,6 +8,7 @@ import pytest
 from tests.harness.runs import ROOT, closed_pipe
 from vae.system import console
 from vae.system.console import command_line, counted, fetch_command, printable
+from vae.system.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,13 @@ def test_streams_and_prefixes(capsys):
     printed = capsys.readouterr()
     assert printed.out == "a line\nWARNING: a problem\n"
     assert printed.err == "a mistake\n"
+
+
+def test_control_characters_are_printed_escaped(capsys):
+    for write in (console.info, console.warning, console.error, console.progress):
+        write("\x1b[2Ja\x07\u202e")
+    assert "".join(capsys.readouterr()).replace("WARNING: ", "") == "\\x1b[2Ja\\x07\\u202e\n" * 4
+    assert str(UserError("\x1b[2J\na")) == "\\x1b[2J\\na"
 
 
 def test_other_processes_print_only_errors(capsys):

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from vae.checks.facts import Folder
-from vae.system.addresses import is_remote, public_address
+from vae.system.addresses import is_remote, public_text
 from vae.system.files import nearest_existing
 
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
@@ -17,7 +17,7 @@ VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, th
 def gather_folder(purpose: str, flag: str, path: str, given: bool, *, writes: bool) -> Folder:
     """Facts about `path`, or about its nearest existing parent if it does not exist yet."""
     if is_remote(path):
-        return Folder(purpose, flag, public_address(path), given, False, "")
+        return Folder(purpose, flag, public_text(path), given, False, "")
     problem = None
     try:
         absolute = Path(path).expanduser().absolute()

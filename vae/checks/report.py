@@ -11,6 +11,7 @@ from typing import TextIO
 from vae.checks.facts import Facts
 from vae.checks.judge import GROUPS
 from vae.checks.table import FAIL, PASS, SKIP, WARN, Result, count
+from vae.system.console import public_line
 
 SCHEMA_VERSION = 1
 WORDS = {PASS: "ok", WARN: "WARN", FAIL: "FAIL", SKIP: "skip"}
@@ -88,7 +89,7 @@ def _wrapped(status: str, title: str, text: str, colour: bool) -> list[str]:
         word = f"\033[{COLOURS[status]}m{word}\033[0m"
     start = f"  {word}  {title} " if title else f"  {word}  "
     indent = 8 + (len(title) + 1 if title else 0)
-    first, *rest = textwrap.wrap(text, WIDTH - indent, break_on_hyphens=False) or [""]
+    first, *rest = textwrap.wrap(public_line(text), WIDTH - indent, break_on_hyphens=False) or [""]
     return [start + first, *(" " * indent + line for line in rest)]
 
 

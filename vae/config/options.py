@@ -6,7 +6,7 @@ Flags, JSON files, checkpoints and docs/flags.md are all generated from these fi
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
-from vae.system.addresses import public_address
+from vae.system.addresses import public_options
 
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/provenance.py
@@ -538,10 +538,8 @@ def flatten(config: Config) -> dict[str, Any]:
     for name, section in sections().items():
         for item in fields(section):
             value = getattr(getattr(config, name), item.name)
-            if isinstance(value, str):
-                value = public_address(value)
             plain[item.name] = list(value) if isinstance(value, tuple) else value
-    return plain
+    return public_options(plain)
 
 
 def build(values: dict[str, Any]) -> Config:

@@ -111,7 +111,7 @@ class ShardConfig(ReadingConfig):
     output_dir: str = option(
         MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
     )
-    shard_mb: int = option(1000, "size of a shard in megabytes", metavar="MB", at_least=1)
+    shard_mb: int = option(80, "size of a shard in megabytes", metavar="MB", at_least=1)
     val_split: float = option(
         0.05,
         "share of the images for a validation dataset; not used if a manifest defines the split",
@@ -119,8 +119,12 @@ class ShardConfig(ReadingConfig):
     )
     parent: str | None = option(
         None,
-        "dataset.json of the version before this one: unchanged shards are links to its files",
+        "dataset.json of the version before this one: the new version has all its images too, in the same "
+        "subsets, and only new files are decoded; unchanged shards are links to its files",
         metavar="FILE",
+    )
+    drop: bool = option(
+        False, "leave out the images of --parent that --input_dir does not have; all files are decoded again"
     )
     near_duplicates: bool = option(
         True,
@@ -186,7 +190,11 @@ class SplitConfig:
 class DemoConfig:
     """Draw synthetic images to try the trainer with."""
 
-    output_dir: str = option("./data/demo", "folder for the images", metavar="DIR")
+    output_dir: str = option(
+        "./data/demo",
+        "new or empty folder, or one that the same command has started to fill",
+        metavar="DIR",
+    )
     count: int = option(64, "number of images", metavar="N", at_least=1)
     target_size: int = option(256, "side of the images", metavar="PX", at_least=8)
     seed: int = option(0, "another seed draws other images", metavar="N", at_least=0)
@@ -301,6 +309,8 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
             raise UsageError(f"--target_size {sizes} names one size twice: give each size once")
     if isinstance(config, ShardConfig) and not 0 <= config.val_split < 1:
         raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
+    if isinstance(config, ShardConfig) and config.drop and config.parent is None:
+        raise UsageError("--drop has no effect without --parent: leave it out")
     if isinstance(config, ValidateConfig):
         if config.undo_quarantine and not config.quarantine_dir:
             raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")

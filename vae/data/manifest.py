@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.images.folder import split_names
-from vae.system.console import printable
 from vae.system.errors import DataError, UserError
 from vae.system.files import atomic_path, bounded_lines, check_regular, sha256_of_file
 
@@ -207,14 +206,14 @@ def check_files(path: str | os.PathLike[str], names: Sequence[str]) -> None:
     if missing:
         raise DataError(
             f"--data_path {path}: {len(missing)} of its images are missing, for example "
-            f"{printable(missing[0])}: restore them or run prepare_data.py --mode preprocess again"
+            f"{missing[0]}: restore them or run prepare_data.py --mode preprocess again"
         )
     hashed = set(spread(names, MAX_HASHED))
     for row in read_rows(path):
         name = row["path"]
         if name in hashed and _sha256(os.path.join(root, name)) != row["sha256"]:
             raise DataError(
-                f"--data_path {path}: {printable(name)} has changed since it was listed: "
+                f"--data_path {path}: {name} has changed since it was listed: "
                 "run prepare_data.py --mode preprocess again"
             )
 
@@ -230,4 +229,4 @@ def _sha256(path: str) -> str:
     try:
         return sha256_of_file(path)
     except OSError as error:
-        raise DataError(f"{printable(os.fspath(path))} cannot be read: {error.strerror}") from error
+        raise DataError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error

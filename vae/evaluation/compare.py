@@ -40,7 +40,7 @@ from vae.interop.vae_files import LoadedVae, load_vae
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
 from vae.system import console
-from vae.system.addresses import public_address
+from vae.system.addresses import public_text
 from vae.system.errors import UserError
 from vae.system.files import read_json_lines, write_json
 
@@ -78,7 +78,7 @@ def compare(config: EvaluateConfig) -> Results:
     if config.diffusion_probe and len(image_set.names) < MIN_IMAGES:
         raise UserError(
             f"--diffusion_probe needs {MIN_IMAGES} images, and {len(image_set.names)} of --data_path "
-            f"{public_address(config.data_path)} can be used: give more, or use --diffusability"
+            f"{config.data_path} can be used: give more, or use --diffusability"
         )
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
     for row in rows:
@@ -289,7 +289,7 @@ def _protocol(
     config: EvaluateConfig, images: int, sizes: tuple[int, ...], device: torch.device, net: str | None
 ) -> Protocol:
     return Protocol(
-        data_path=public_address(config.data_path),
+        data_path=public_text(config.data_path),
         images=images,
         sizes=sizes,
         crop="whole images" if sizes == (WHOLE,) else CROPS[config.crop],
@@ -313,7 +313,7 @@ def _environment(device: torch.device) -> dict[str, str]:
     packages = {name: version(name) for name in ("torch", "torchvision", "Pillow", "numpy", "lpips")}
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join([Path(sys.argv[0]).name, *map(public_address, sys.argv[1:])]),
+        "command": " ".join([Path(sys.argv[0]).name, *map(public_text, sys.argv[1:])]),
         "python": platform.python_version(),
         "system": platform.platform(),
         "device": _device_name(device),

@@ -23,8 +23,6 @@ from vae.shards.index import is_dataset, read_dataset
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.store import StoreFile
-from vae.system.addresses import public_address
-from vae.system.console import printable
 from vae.system.errors import DataError
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
@@ -99,8 +97,8 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
         name, reason = next(iter(unusable.items()))
         remedy = ": lower --sizes" if reason.startswith("too_small") and largest > MIN_SIZE else ""
         raise DataError(
-            f"--data_path {public_address(config.data_path)}: none of its {len(names)} images can be "
-            f"measured; the first is {printable(name)}: {reason}{remedy}"
+            f"--data_path {config.data_path}: none of its {len(names)} images can be "
+            f"measured; the first is {name}: {reason}{remedy}"
         )
     usable = {name: index for name, index in indices.items() if name not in unusable}
     return replace(images, indices=usable), unusable

@@ -10,7 +10,6 @@ from vae.images.folder import check_images
 from vae.interop.vae_path import locate_vae
 from vae.shards.index import is_dataset, read_dataset
 from vae.shards.store import StoreFile
-from vae.system.addresses import public_address
 from vae.system.errors import UserError
 from vae.system.files import why_not_writable
 
@@ -48,7 +47,7 @@ def validation_path(config: EvaluateConfig) -> str | StoreFile:
             beside = dataset.beside(dataset.validation)
             return str(beside) if isinstance(beside, Path) else beside
     raise UserError(
-        f"--probe_profile needs validation images, and --data_path {public_address(config.data_path)} names "
+        f"--probe_profile needs validation images, and --data_path {config.data_path} names "
         "none: add --val_path"
     )
 
@@ -57,8 +56,7 @@ def _check_validation(config: EvaluateConfig) -> None:
     """Raise UserError for validation images that do not exist, or that are the training images."""
     path = validation_path(config)
     if isinstance(path, str) and os.path.realpath(path) == os.path.realpath(config.data_path):
-        shown = public_address(path)
-        raise UserError(f"--val_path {shown} is --data_path: give other images for the validation")
+        raise UserError(f"--val_path {path} is --data_path: give other images for the validation")
     if isinstance(path, StoreFile) or is_dataset(path):
         read_dataset(path, flag="--val_path")
     else:

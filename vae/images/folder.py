@@ -8,8 +8,7 @@ from importlib.util import find_spec
 
 from vae.images.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
 from vae.system import console
-from vae.system.addresses import is_remote, public_address
-from vae.system.console import printable
+from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
 
 EXTENSIONS = (
@@ -47,7 +46,7 @@ class UnreadFiles:
         packages = [package for kind, (_, package) in PLUGINS.items() if extension in EXTENSIONS_OF[kind]]
         remedy = "".join(f"run pip install {package}, or " for package in packages)
         files = "1 file" if len(self.names) == 1 else f"{len(self.names)} files"
-        return f"{files} of other formats, for example {printable(name)}: {remedy}convert them to PNG or JPEG"
+        return f"{files} of other formats, for example {name}: {remedy}convert them to PNG or JPEG"
 
 
 def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> list[str]:
@@ -64,7 +63,7 @@ def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> l
     if unread.names:
         console.warning(f"{flag} {os.fspath(root)}: skips {unread}")
     if unread.special:
-        example = f"pipes, devices or sockets, for example {printable(unread.special[0])}"
+        example = f"pipes, devices or sockets, for example {unread.special[0]}"
         console.warning(f"{flag} {os.fspath(root)}: skips {len(unread.special)} {example}")
     return names
 
@@ -103,7 +102,7 @@ def _check_folder(root: str | os.PathLike[str], flag: str) -> None:
     root = os.fspath(root)
     if is_remote(root) or (root.lower().endswith(".json") and os.path.isfile(root)):
         raise DataError(
-            f"{flag} {public_address(root)} is no folder: datasets of shards are read by train_vae.py, "
+            f"{flag} {root} is no folder: datasets of shards are read by train_vae.py, "
             "evaluate_vae.py and prepare_data.py --mode validate; give a folder that contains your images"
         )
     if not os.path.lexists(root):

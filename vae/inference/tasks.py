@@ -13,7 +13,7 @@ from vae.images.decoding import parse_background
 from vae.images.folder import UnreadFiles, walk_images
 from vae.interop.vae_path import locate_vae
 from vae.system import console
-from vae.system.addresses import is_remote, public_address
+from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
 from vae.system.files import why_not_writable
 
@@ -66,9 +66,7 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
     path = Path(given)
     if not path.is_dir():
         if is_remote(given):
-            raise DataError(
-                f"--input {public_address(given)} is on a remote store: give a file or a folder here"
-            )
+            raise DataError(f"--input {given} is on a remote store: give a file or a folder here")
         if not path.exists():
             raise DataError(f"--input {given} does not exist: give a file or a folder")
         if not path.is_file():

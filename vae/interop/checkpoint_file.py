@@ -13,8 +13,8 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from vae.interop.checkpoint_archive import check_archive
-from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.interop.checkpoint_archive import check_archive, check_bounded
+from vae.interop.checkpoint_schema import ContentError, check_content, shown
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
 from vae.system.files import sha256_of_file
@@ -134,7 +134,7 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
     try:
         content = read_unverified(path)
     except Exception as error:  # unpickling raises many exceptions; each means the same to the user
-        reason = str(error).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: {reason}") from None
     if not isinstance(content, dict) or "format" not in content:
         raise ForeignFileError(
@@ -142,7 +142,7 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
         )
     if type(content["format"]) is not int or content["format"] != CHECKPOINT_FORMAT:
         raise UserError(
-            f"{flag} {path} has checkpoint format {content['format']!r:.40}, but this version reads format "
+            f"{flag} {path} has checkpoint format {shown(content['format'])}, but this version reads format "
             f"{CHECKPOINT_FORMAT}: use the version that wrote it, or train again"
         )
     try:
@@ -159,7 +159,9 @@ def read_unverified(path: Path, *, mmap: bool = False) -> Any:
     """
     _check_regular(path)
     check_archive(path)
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    check_bounded(content)
+    return content
 
 
 def _flush(path: Path) -> None:

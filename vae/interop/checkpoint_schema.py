@@ -61,7 +61,7 @@ def check_content(content: Mapping[str, Any]) -> None:
         if key not in content:
             raise ContentError(f"it lacks {key}")
         if not isinstance(content[key], types):
-            raise ContentError(f"{key} is {_shown(content[key])}")
+            raise ContentError(f"{key} is {shown(content[key])}")
     config = _config(content["config"])
     _check_progress(content)
     networks = _check_networks(content, config)
@@ -75,13 +75,13 @@ def _config(values: Mapping[str, Any]) -> Config:
     checked = {}
     for name, value in values.items():
         if name not in options:
-            raise ContentError(f"its config has the unknown option {_shown(name)}")
+            raise ContentError(f"its config has the unknown option {shown(name)}")
         item = options[name][1]
         try:
             checked[name] = from_json(item, value)
             check(item, checked[name])
         except (UserError, TypeError):
-            raise ContentError(f"its config has --{name} {_shown(value)}") from None
+            raise ContentError(f"its config has --{name} {shown(value)}") from None
     for name in _REQUIRED_OPTIONS:
         if name not in checked:
             raise ContentError(f"its config lacks {name}")
@@ -100,31 +100,29 @@ def _check_progress(content: Mapping[str, Any]) -> None:
     first_epochs = [stage["first_epoch"] for stage in content["stages"]]
     ends = [0] + [stage["first_epoch"] + stage["num_epochs"] for stage in content["stages"]]
     if first_epochs != ends[:-1]:
-        raise ContentError(
-            f"its stages begin at epochs {_shown(first_epochs)}, and end at {_shown(ends[1:])}"
-        )
+        raise ContentError(f"its stages begin at epochs {shown(first_epochs)}, and end at {shown(ends[1:])}")
     _check_counts("position", content["position"], dict.fromkeys(POSITION, 0))
     _check_run(content.get("run", {"id": "", "ancestors": []}))
     if not isinstance(content.get("contract"), dict | None):
-        raise ContentError(f"contract is {_shown(content['contract'])}")
+        raise ContentError(f"contract is {shown(content['contract'])}")
     rollbacks = content.get("rollbacks", {})
     if not isinstance(rollbacks, dict) or not all(map(_is_rollbacks, rollbacks, rollbacks.values())):
-        raise ContentError(f"rollbacks is {_shown(rollbacks)}")
+        raise ContentError(f"rollbacks is {shown(rollbacks)}")
     history = content["history"]
     for name, value in history.items():
         if name not in HISTORY or not isinstance(value, HISTORY[name]):
-            raise ContentError(f"its history has {_shown(name)} {_shown(value)}")
+            raise ContentError(f"its history has {shown(name)} {shown(value)}")
     for best in ("best", "smoke_best"):
         values = history.get(best, {}).items()
         if not all(isinstance(k, str) and type(v) in (int, float) for k, v in values):
-            raise ContentError(f"its history has {best} {_shown(history[best])}")
+            raise ContentError(f"its history has {best} {shown(history[best])}")
     scaling = content.get("latent_scaling")
     if scaling is not None and not (
         isinstance(scaling, list)
         and len(scaling) == 2
         and all(type(value) in (int, float) and abs(value) < float("inf") for value in scaling)
     ):
-        raise ContentError(f"latent_scaling is {_shown(scaling)}")
+        raise ContentError(f"latent_scaling is {shown(scaling)}")
 
 
 def _check_run(run: Any) -> None:
@@ -132,12 +130,12 @@ def _check_run(run: Any) -> None:
     ancestors = run.get("ancestors") if isinstance(run, dict) else None
     names = {"id", "ancestors"}
     if not isinstance(ancestors, list) or set(run) - {"start"} != names:
-        raise ContentError(f"run is {_shown(run)}")
+        raise ContentError(f"run is {shown(run)}")
     if not (isinstance(run["id"], str) and isinstance(run.get("start", ""), str)):
-        raise ContentError(f"run is {_shown(run)}")
+        raise ContentError(f"run is {shown(run)}")
     for one in ancestors:
         if not (isinstance(one, list) and [type(part) for part in one] == [str, int]):
-            raise ContentError(f"its run has the ancestor {_shown(one)}")
+            raise ContentError(f"its run has the ancestor {shown(one)}")
 
 
 def _is_rollbacks(first_epoch: Any, caps: Any) -> bool:
@@ -150,13 +148,13 @@ def _is_rollbacks(first_epoch: Any, caps: Any) -> bool:
 def _check_counts(what: str, values: Any, smallest: Mapping[str, int]) -> None:
     """`values` maps exactly these names to whole numbers of at least these sizes."""
     if not isinstance(values, dict) or set(values) != set(smallest):
-        raise ContentError(f"{what} is {_shown(values)}")
+        raise ContentError(f"{what} is {shown(values)}")
     for name, least in smallest.items():
         if type(values[name]) is not int or not least <= values[name] <= _LARGEST_COUNT:
-            raise ContentError(f"{what} has {name} {_shown(values[name])}")
+            raise ContentError(f"{what} has {name} {shown(values[name])}")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value on one line, or the kind of a large one."""
     if isinstance(value, dict | list | tuple | torch.Tensor):
         return f"a {type(value).__name__}"
@@ -213,7 +211,7 @@ def _plain_tensors(what: str, tensors: Mapping[Any, Any]) -> dict[str, torch.Ten
     """The tensors; ContentError if one is not a dense tensor with data, or repeats its numbers."""
     for name, value in tensors.items():
         if not isinstance(name, str) or type(value) is not torch.Tensor:
-            raise ContentError(f"{what} has {_shown(name)}, {_shown(value)}")
+            raise ContentError(f"{what} has {shown(name)}, {shown(value)}")
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise ContentError(f"{what} has {name}, which is not a dense tensor")
         if value.untyped_storage().nbytes() < value.nbytes:  # a stride of 0 repeats numbers

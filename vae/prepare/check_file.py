@@ -11,7 +11,7 @@ from vae.images.decoding import DecodedImage, read_image
 from vae.images.formats import BadImageError
 from vae.images.strict_jpeg import has_simplejpeg
 from vae.prepare.engine import run_tasks
-from vae.prepare.ledger import ACCEPTED, REJECTED, Result
+from vae.prepare.ledger import ACCEPTED, KNOWN, REJECTED, Result
 from vae.prepare.perceptual_hash import hash_pixels
 from vae.prepare.pool import Answer, Failure, Item, Limits
 from vae.prepare.rejections import TRANSIENT
@@ -71,6 +71,12 @@ def check_file(config: ReadingConfig, name: str, *, with_phash: bool = False) ->
     if with_phash:
         record["phash"] = hash_pixels(image.pixels).astype(">u8").tobytes().hex()
     return Result(name, ACCEPTED, "", "", status.st_size, status.st_mtime_ns, digest, record)
+
+
+def hash_file(config: ReadingConfig, name: str) -> Result:
+    """The result of a file that is known by its hash; it is not decoded. OSError if it cannot be read."""
+    path = os.path.join(config.input_dir, name)
+    return Result(name, KNOWN, "", "", *_size_and_time(path), sha256_of_file(path))
 
 
 def is_current(result: Result | None, path: str) -> bool:

@@ -18,6 +18,7 @@ from vae.system.errors import UserError
 from vae.system.files import parse_json
 
 ACCEPTED, REJECTED, DUPLICATE = "accepted", "rejected", "duplicate"
+KNOWN = "known"  # an image of the parent of a dataset of shards
 PAGE = 1000  # rows read at a time, so that the caller can write in between
 EXAMPLES = 5
 

@@ -25,6 +25,12 @@ def check_apart(input_dir: str, output_dir: str | Path) -> None:
         raise UserError(f"--output_dir {root} is a file: give a folder")
 
 
+def check_new(root: Path) -> None:
+    """Raise UserError if the output folder has files; hidden ones do not count."""
+    if root.is_dir() and not all(entry.name.startswith(".") for entry in os.scandir(root)):
+        raise UserError(f"--output_dir {root} contains other files: give a new or an empty folder")
+
+
 def write_error(error: Exception, output_dir: str) -> UserError:
     """The error for the user after writing into the folder has failed; a full disk loses nothing."""
     if getattr(error, "errno", None) in FULL_DISK or "full" in str(error):

@@ -18,6 +18,7 @@ REMEDIES = {
     "format_not_supported": "convert it to PNG or JPEG",
     "hung": "convert it, or raise --time_limit",
     "jpeg_coding_not_supported": "convert it to 8-bit JPEG or PNG",
+    "looks_like_both": "leave it out: it looks like training and like validation images of --parent",
     "missing": "copy it again, or write the manifest again",
     "no_permission": "fix its permissions",
     "not_an_image": "leave it out",
@@ -35,7 +36,7 @@ REMEDIES = {
 # Reasons that may no longer apply in the next run although the file is the same.
 TRANSIENT = frozenset(
     ("crashed", "hung", "out_of_memory", "unreadable", "no_permission", "broken_link",
-     "changed_while_reading", "plugin_missing")
+     "changed_while_reading", "looks_like_both", "plugin_missing")
 )  # fmt: skip
 EXAMPLES = 3  # files named per reason
 

@@ -14,6 +14,7 @@ import numpy as np
 from vae.sampling.order import permutation
 
 WINDOW_SHARDS = 4  # samples are permuted within so many shards
+SHARDS_AT_ONCE = 9  # of a stream that a cache needs, measured: two windows, and the rest of a shard
 LEAST_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
 
 

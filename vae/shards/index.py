@@ -2,20 +2,23 @@
 
 `dataset.json` has `format`, `version` (a hash of the rest), `parent` (the version that it followed, or null),
 `policy` (the rules by which images were accepted), `transforms` (how preprocessing made them), `validation`
-(the file name of the dataset of held-out images, or null) and `shards`, each with `name`, `samples`, `bytes`
-and `sha256`. The index of x.tar is x.npy: one row of INDEX for each image, in the order of the tar file.
+(the file name of the dataset of held-out images, or null) and `shards`, each with `name`, `samples`, `bytes`,
+`sha256` and, since format 2, `index_sha256`. The index of x.tar is x.npy: one row of INDEX for each image, in
+the order of the tar file.
 """
 
 import hashlib
+import io
 import json
 import os
 import re
+import tarfile
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
 from vae.system.files import check_regular, parse_json, read_json
 
-FORMAT = 1
+FORMAT = 2
 MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
 MAX_DATASET_BYTES = 2**30  # of dataset.json: about five million shards
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
@@ -46,7 +49,10 @@ INDEX = np.dtype(
 _TAR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.tar")
 _JSON_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIELDS = {"name", "samples", "bytes", "sha256"}  # of a shard
+_FIELDS = {"name", "samples", "bytes", "sha256"}  # of a shard; an older dataset has no index_sha256
+MAX_SHARD_BYTES = 2**45
+MIN_IMAGE_BYTES = 2 * tarfile.BLOCKSIZE  # in a shard: a header and the file
+_INDEX_HEADER_BYTES = 4096  # at most
 _IS_SHARD = object()
 SHA256_BYTES = 32
 
@@ -58,6 +64,7 @@ class Shard(NamedTuple):
     samples: int
     bytes: int
     sha256: str
+    index_sha256: str | None = None  # of its index; None in a dataset of format 1
 
 
 class Shards(Sequence[Shard]):
@@ -67,16 +74,21 @@ class Shards(Sequence[Shard]):
         self._names = np.array(columns.names, dtype=np.bytes_)
         self.samples = np.array(columns.samples, dtype=np.int64)  # of each shard
         self.bytes = np.array(columns.bytes, dtype=np.int64)
-        self._hashes = bytes(columns.hashes)
+        self._hashes, self._index_hashes = bytes(columns.hashes), bytes(columns.index_hashes)
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, number: int) -> Shard:  # type: ignore[override]
         start = SHA256_BYTES * (number if number >= 0 else len(self) + number)
-        sha256 = self._hashes[start : start + SHA256_BYTES].hex()
+        sha256, index = (h[start : start + SHA256_BYTES].hex() for h in (self._hashes, self._index_hashes))
         name = self._names[number].decode()
-        return Shard(name, int(self.samples[number]), int(self.bytes[number]), sha256)
+        return Shard(name, int(self.samples[number]), int(self.bytes[number]), sha256, index or None)
+
+    @property
+    def hashed_indexes(self) -> int:
+        """Shards with the hash of their index."""
+        return len(self._index_hashes) // SHA256_BYTES
 
     def has_twins(self) -> bool:
         """Whether two shards have the same name."""
@@ -131,7 +143,11 @@ def dataset_content(
     """The content of `dataset.json`; the same images and rules have the same version everywhere."""
     made = {"parent": parent, "policy": dict(policy), "transforms": dict(transforms or {})}
     rest = {"format": FORMAT, **made, "validation": validation}
-    return {"version": _version(rest, shards), **rest, "shards": [shard._asdict() for shard in shards]}
+    return {"version": _version(rest, shards), **rest, "shards": [_plain(shard) for shard in shards]}
+
+
+def _plain(shard: Shard) -> dict[str, Any]:
+    return {name: value for name, value in shard._asdict().items() if value is not None}
 
 
 def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
@@ -140,8 +156,9 @@ def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
     text = json.dumps({k: v for k, v in rest.items() if k != "version"} | {"shards": mark}, sort_keys=True)
     before, _, after = text.rpartition(f'"{mark}"')
     digest = hashlib.sha256(f"{before}[".encode())
-    for number, (name, samples, size, sha256) in enumerate(shards):
-        shard = f'{{"bytes": {size}, "name": "{name}", "samples": {samples}, "sha256": "{sha256}"}}'
+    for number, (name, samples, size, sha256, index) in enumerate(shards):
+        index = f'"index_sha256": "{index}", ' if index else ""
+        shard = f'{{"bytes": {size}, {index}"name": "{name}", "samples": {samples}, "sha256": "{sha256}"}}'
         digest.update((f", {shard}" if number else shard).encode())
     digest.update(f"]{after}".encode())
     return digest.hexdigest()
@@ -182,7 +199,7 @@ def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
         raise DataError(
             f"{flag} {path} has format {content['format']}, but this program reads up to {FORMAT}: update it"
         )
-    problem = _problem(content, shards)
+    problem = _problem(content, shards, path.name)
     if problem:
         raise DataError(
             f"{flag} {path} is damaged ({problem}): write it again with prepare_data.py --mode shard"
@@ -212,7 +229,8 @@ class _Columns:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.samples, self.bytes, self.hashes = array("q"), array("q"), bytearray()
+        self.samples, self.bytes = array("q"), array("q")
+        self.hashes, self.index_hashes = bytearray(), bytearray()
 
     def take(self, pairs: list[tuple[str, Any]]) -> Any:
         """The object with these pairs, or _IS_SHARD for a valid shard."""
@@ -223,16 +241,19 @@ class _Columns:
         self.samples.append(found["samples"])
         self.bytes.append(found["bytes"])
         self.hashes += bytes.fromhex(found["sha256"])
+        self.index_hashes += bytes.fromhex(found.get("index_sha256", ""))
         return _IS_SHARD
 
 
-def _problem(content: Mapping[str, Any], shards: Shards) -> str | None:
+def _problem(content: Mapping[str, Any], shards: Shards, name: str) -> str | None:
     """What is wrong with the content of a dataset of a known format."""
     listed, validation = content.get("shards"), content.get("validation")
     if not isinstance(listed, list) or not listed or not isinstance(content.get("policy"), dict):
         return "it lacks shards or policy"
     if validation is not None and not (isinstance(validation, str) and _JSON_NAME.fullmatch(validation)):
         return "validation is no file name"
+    if validation == name:
+        return "it is its own validation"
     if not isinstance(content.get("parent"), str | None) or not isinstance(
         content.get("transforms", {}), dict
     ):
@@ -240,6 +261,8 @@ def _problem(content: Mapping[str, Any], shards: Shards) -> str | None:
     wrong = next((number for number, shard in enumerate(listed) if shard is not _IS_SHARD), None)
     if wrong is not None:
         return f"shard {wrong} is not valid"
+    if shards.hashed_indexes != (len(shards) if content["format"] > 1 else 0):
+        return "index_sha256 does not fit its format"
     if shards.has_twins():
         return "a shard is listed twice"
     rest = {name: value for name, value in content.items() if name != "shards"}
@@ -250,12 +273,16 @@ def _problem(content: Mapping[str, Any], shards: Shards) -> str | None:
 
 def _is_shard(shard: dict[str, Any]) -> bool:
     return (
-        shard.keys() == _FIELDS
+        shard.keys() - {"index_sha256"} == _FIELDS
         and isinstance(shard["name"], str)
         and _TAR_NAME.fullmatch(shard["name"]) is not None
-        and all(type(shard[name]) is int and 0 < shard[name] < 2**63 for name in ("samples", "bytes"))
-        and isinstance(shard["sha256"], str)
-        and _SHA256.fullmatch(shard["sha256"]) is not None
+        and type(shard["samples"]) is type(shard["bytes"]) is int
+        and 0 < shard["samples"] <= shard["bytes"] // MIN_IMAGE_BYTES <= MAX_SHARD_BYTES // MIN_IMAGE_BYTES
+        and all(
+            isinstance(value, str) and _SHA256.fullmatch(value) is not None
+            for name, value in shard.items()
+            if name.endswith("sha256")
+        )
     )
 
 
@@ -264,26 +291,36 @@ def index_path(folder: Path, shard: Shard) -> Path:
     return folder / f"{shard.name.removesuffix('.tar')}.npy"
 
 
-def read_index(folder: Path, shard: Shard) -> np.ndarray:
+def max_index_bytes(shard: Shard) -> int:
+    """The largest index that describes a shard."""
+    return _INDEX_HEADER_BYTES + shard.samples * INDEX.itemsize
+
+
+def read_index(path: Path, shard: Shard) -> np.ndarray:
     """The index of a shard: INDEX (samples,). BadImageError if it does not describe this shard."""
-    path = index_path(folder, shard)
     try:
         check_regular(path)
-        with open(path, "rb") as file:
-            return parse_index(file, shard)
+        if path.stat().st_size > max_index_bytes(shard):
+            raise BadImageError("bad_index", f"{path.name} does not have {shard.samples} rows of an index")
+        return parse_index(path.read_bytes(), shard)
     except OSError as error:
         raise BadImageError("bad_index", f"{path.name} cannot be read ({error.strerror})") from error
 
 
-def parse_index(file: BinaryIO, shard: Shard) -> np.ndarray:
-    """The index of a shard from an open file; BadImageError as in `read_index`."""
-    name = index_path(Path(), shard).name
+def parse_index(data: bytes, shard: Shard) -> np.ndarray:
+    """The index of a shard from the content of its file; BadImageError as in `read_index`."""
+    name, file = index_path(Path(), shard).name, io.BytesIO(data)
+    if shard.index_sha256 not in (None, hashlib.sha256(data).hexdigest()):
+        raise BadImageError("bad_index", f"{name} is not the index that dataset.json lists")
     try:
-        rows = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # damage in the header raises many types
         raise BadImageError("bad_index", f"{name} cannot be read ({' '.join(str(error).split())})") from error
-    if not isinstance(rows, np.ndarray) or rows.dtype != INDEX or rows.shape != (shard.samples,):
+    rest = len(data) - file.tell()  # no rows are allocated that the file does not have
+    if dtype != INDEX or shape != (shard.samples,) or rest != shard.samples * INDEX.itemsize:
         raise BadImageError("bad_index", f"{name} does not have {shard.samples} rows of an index")
+    rows = np.frombuffer(data, INDEX, offset=file.tell())
     inside = (rows["offset"] >= 0) & (rows["size"] > 0) & (rows["size"] <= MAX_IMAGE_BYTES)
     inside &= rows["offset"] <= shard.bytes - rows["size"]
     if not inside.all():

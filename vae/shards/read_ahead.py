@@ -35,10 +35,20 @@ class ReadAhead:
             self._pinned &= self._wanted
             self._todo = deque(shard for shard in shards if shard not in self._pinned)
             self._cache.look_again()  # there may be room now
-            for _ in range(min(THREADS, len(self._todo)) - len(self._threads)):
-                thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
-                self._threads.add(thread)
-                thread.start()
+            self._start()
+
+    def fetch(self, shard: Entry) -> None:
+        """Fetch one more shard, without keeping it."""
+        with self._guard:
+            if shard not in self._todo:
+                self._todo.append(shard)
+                self._start()
+
+    def _start(self) -> None:
+        for _ in range(min(THREADS, len(self._todo)) - len(self._threads)):
+            thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
+            self._threads.add(thread)
+            thread.start()
 
     def join(self) -> None:
         """Wait until nothing is left to fetch."""

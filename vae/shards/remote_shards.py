@@ -1,6 +1,6 @@
 """The shards of a dataset on a remote store: whole ones in the cache, or single images if it has no room."""
 
-import io
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +12,26 @@ from typing import Any
 import numpy as np
 
 from vae.images.formats import BadImageError
-from vae.shards.index import INDEX, Row, Shard, ShardedDataset, check_bytes, index_path, parse_index
+from vae.shards.index import (
+    Row,
+    Shard,
+    ShardedDataset,
+    check_bytes,
+    index_path,
+    max_index_bytes,
+    parse_index,
+    read_index,
+)
 from vae.shards.read_ahead import ReadAhead
-from vae.shards.shard_cache import POLL_SECONDS, Entry, ShardCache
+from vae.shards.shard_cache import POLL_SECONDS, Entry, ShardCache, remove_if_bad
 from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile, TooLargeError, download, read_file, read_range
+from vae.system import console
 from vae.system.errors import DataError, UserError
 
 ROOM_SECONDS = 300.0  # until other processes need their shards no more
+FIRST_READS = 32  # of a shard that is not there: it may take as long as a gigabyte takes
 REMOVED_TRIES = 3  # another machine may remove a shard before it is opened
-HEADER_BYTES = 4096  # at most, of an index
 
 
 class RemoteShards:
@@ -30,11 +40,15 @@ class RemoteShards:
     def __init__(self, dataset: StoreFile, cache: ShardCache, *, whole: bool = True) -> None:
         """`whole`: fetch whole shards; otherwise use those of the cache, and read single images."""
         self._dataset, self._cache, self._whole = dataset, cache, whole
-        self._gives_ranges: bool | None = None
+        self._gives_ranges = True
         self._counts = _no_counts()
         self._bad_indexes: dict[str, BadImageError] = {}  # by the SHA-256 of the shard
         self._checked: set[str] = set()  # shards whose copy in the cache was verified again
-        self._ahead = ReadAhead(cache, self._fetch)
+        self._first_reads: Counter[str] = Counter()  # by the SHA-256 of the shard
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ahead, self._process = ReadAhead(self._cache, self._fetch), os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self._dataset, "cache": self._cache, "whole": self._whole}
@@ -46,8 +60,8 @@ class RemoteShards:
         """The index of a shard, which is fetched again once if it is bad."""
         self._cache.touch(_entry(shard))
         try:
-            return parse_index(io.BytesIO(self._cache.index_path(_entry(shard)).read_bytes()), shard)
-        except (OSError, BadImageError):
+            return read_index(self._cache.index_path(_entry(shard)), shard)
+        except BadImageError:
             pass
         if shard.sha256 in self._bad_indexes:
             raise self._bad_indexes[shard.sha256]
@@ -63,14 +77,13 @@ class RemoteShards:
 
     def fetch_index(self, shard: Shard) -> np.ndarray:
         """The index of a shard from the store; BadImageError if it does not describe this shard."""
-        max_bytes = HEADER_BYTES + shard.samples * INDEX.itemsize
         name = index_path(Path(), shard).name
         try:
-            data = read_file(self._dataset.sibling(name), max_bytes=max_bytes)
+            data = read_file(self._dataset.sibling(name), max_bytes=max_index_bytes(shard))
         except TooLargeError:
             raise BadImageError("bad_index", f"{name} is larger than an index of {shard.name}") from None
         self._counts["remote_bytes"] += len(data)
-        rows = parse_index(io.BytesIO(data), shard)
+        rows = parse_index(data, shard)
         self._cache.store_index(_entry(shard), data)
         return rows
 
@@ -100,17 +113,25 @@ class RemoteShards:
         try:
             return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
         except BadImageError:
-            if shard.sha256 in self._checked or not self._cache.remove_if_bad(_entry(shard)):
+            path = self._cache.find(_entry(shard))
+            if shard.sha256 in self._checked or (path and not remove_if_bad(path, shard.sha256)):
                 raise
             self._checked.add(shard.sha256)
         return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
 
     def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
-        """Any bytes of a shard."""
-        path = self._cache.find(_entry(shard))
+        """Any bytes of a shard: the first ones over the network, while threads fetch it."""
+        path, entry = self._cache.find(_entry(shard)), _entry(shard)
         self._counts["misses" if path is None else "hits"] += 1
+        if path is None and self._whole and self._first_reads[shard.sha256] < FIRST_READS:
+            self._first_reads[shard.sha256] += 1
+            if self._process != os.getpid():  # forked: without the threads of its parent
+                self._begin()
+            self._ahead.fetch(entry)
+            if (data := self._read_range(shard, offset, size)) is not None:
+                return data
         for _ in range(REMOVED_TRIES):
-            path = path or (self._fetch(_entry(shard)) if self._whole else None)
+            path = path or (self._fetch(entry) if self._whole else None)
             if path is None:
                 break
             try:
@@ -122,19 +143,9 @@ class RemoteShards:
                 continue
             self._counts["disk_bytes"] += len(data)
             return data
-        return self._read_range(shard, offset, size)
-
-    def _read_range(self, shard: Shard, offset: int, size: int) -> bytes:
-        """Some bytes of a shard, from the store."""
-        with self._cache.one_speaker() as warn:
-            if self._gives_ranges is None:
-                index = self._dataset.sibling(index_path(Path(), shard).name)
-                self._gives_ranges = len(read_range(index, 0, 1, warn=warn)) == 1
-            if self._gives_ranges:
-                data = read_range(self._dataset.sibling(shard.name), offset, size, warn=warn)
-                self._counts["remote_bytes"] += len(data)
-                return data
-        path = self._fetch(_entry(shard))
+        if (data := self._read_range(shard, offset, size)) is not None:
+            return data
+        path = self._fetch(entry)
         if path is None:
             raise DataError(
                 f"{self._dataset.flag} {self._dataset}: the store gives only whole files, and {shard.name} "
@@ -144,6 +155,19 @@ class RemoteShards:
         with open(path, "rb") as file:
             file.seek(offset)
             return file.read(size)
+
+    def _read_range(self, shard: Shard, offset: int, size: int) -> bytes | None:
+        """Some bytes of a shard, from the store; None if it gives only whole files."""
+        if not self._gives_ranges:
+            return None
+        try:
+            with self._cache.one_speaker() as warn:
+                data = read_range(self._dataset.sibling(shard.name), offset, size, warn=warn)
+        except TooLargeError:
+            self._gives_ranges = False
+            return None
+        self._counts["remote_bytes"] += len(data)
+        return data
 
     def _fetch(self, entry: Entry, *, anew: bool = False) -> Path | None:
         with self._cache.one_speaker() as warn:
@@ -173,6 +197,11 @@ class RemoteShards:
 
 def open_images(dataset: ShardedDataset, num_streams: int, cache: ShardCache | None) -> ShardImages:
     """The images of a dataset, local or remote; a remote one needs a cache."""
+    if not dataset.shards.hashed_indexes:
+        console.info(
+            f"{dataset.path} was written by an older version, without checksums of the indexes: damage of an "
+            "index is not noticed. A new version of it has them: prepare_data.py --mode shard --parent"
+        )
     if not isinstance(dataset.path, StoreFile):
         return ShardImages(dataset, num_streams)
     assert cache is not None

@@ -1,8 +1,9 @@
 """A folder with shards of remote stores, shared by the processes of a machine, and by machines without harm.
 
 A file has the SHA-256 of its shard as its name. It is written under another name, verified and renamed, so a
-complete file is a good one. The files that were used longest ago are removed, and never one that is pinned.
-Modification times only order the files: clocks that differ do no harm.
+complete file is a good one; where others may write, a process verifies it before its first use. The files
+that were used longest ago are removed, and never one that is pinned. Modification times only order the files:
+clocks that differ do no harm.
 
 All files are in FOLDER_NAME within the folder that the user names, which may have other files. Only regular
 files with names that the cache makes are counted or removed, and nothing is written through a link.
@@ -56,6 +57,7 @@ class _File(NamedTuple):
     path: Path
     key: str  # SHA-256 of the shard
     is_part: bool  # a download
+    is_shared: bool  # other users may write it
 
     @classmethod
     def of(cls, path: Path) -> "_File | None":
@@ -65,7 +67,24 @@ class _File(NamedTuple):
         if name is None or not stat.S_ISREG(found.st_mode):
             return None
         size = found.st_size if name[2] is None else int(name[2])
-        return cls(found.st_mtime_ns, size, found.st_size, path, name[1], name[2] is not None)
+        is_shared = _others_write(found) or _others_write(path.parent.stat())
+        return cls(found.st_mtime_ns, size, found.st_size, path, name[1], name[2] is not None, is_shared)
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """Whether other users own a file or may write it; Windows does not say."""
+    if sys.platform == "win32":
+        return False
+    return status.st_uid != os.geteuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def remove_if_bad(path: Path, sha256: str) -> bool:
+    """Remove a shard whose bytes have changed on the disk; whether it was bad."""
+    with suppress(OSError):
+        if sha256_of_file(path) == sha256:
+            return False
+        path.unlink()
+    return True
 
 
 def default_folder() -> Path:
@@ -98,6 +117,7 @@ class ShardCache:
         self._most_bytes = int(most_gib * GIB)
         self._full_until = 0.0  # monotonic
         self._warned: set[str] = set()
+        self._verified: set[str] = set()  # shards that others may have written, by SHA-256
         problem = why_not_writable(folder)
         if problem:
             raise UserError(f"--cache_dir {folder} {problem}")
@@ -112,9 +132,15 @@ class ShardCache:
         return lock_file(self.folder / LOCK_NAME)
 
     def find(self, entry: Entry) -> Path | None:
-        """The path of a shard, if it is here."""
+        """The path of a shard, if it is here. One that others may have written is verified once."""
         file = self._shard(entry)
-        return file.path if file and file.bytes == entry.bytes else None
+        if file is None or file.bytes != entry.bytes:
+            return None
+        if file.is_shared and entry.sha256 not in self._verified:
+            if remove_if_bad(file.path, entry.sha256):
+                return None
+            self._verified.add(entry.sha256)
+        return file.path
 
     def _shard(self, entry: Entry) -> _File | None:
         """The file of a shard, whatever its size."""
@@ -188,17 +214,6 @@ class ShardCache:
         """Undo one `pin`."""
         self._locks.unlock(entry.sha256)
 
-    def remove_if_bad(self, entry: Entry) -> bool:
-        """Remove a shard whose bytes have changed on the disk; whether it was removed."""
-        path = self.find(entry)
-        if path is None:
-            return True
-        with suppress(OSError):
-            if sha256_of_file(path) == entry.sha256:
-                return False
-        path.unlink(missing_ok=True)
-        return True
-
     def remove_if_free(self, entry: Entry) -> None:
         """Remove a shard, if it is here and no process has pinned it."""
         if file := self._shard(entry):
@@ -263,6 +278,7 @@ class ShardCache:
                     download(part)
                 if part.stat().st_size == entry.bytes and sha256_of_file(part) == entry.sha256:
                     os.replace(part, path)
+                    self._verified.add(entry.sha256)
                     return path
         finally:
             part.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams
-from vae.shards.index import Row, Shard, ShardedDataset, check_bytes, read_index
+from vae.shards.index import Row, Shard, ShardedDataset, check_bytes, index_path, read_index
 from vae.system.files import check_regular, parse_json
 
 OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
@@ -78,7 +78,7 @@ class LocalShards:
 
     def index(self, shard: Shard) -> np.ndarray:
         """The index of a shard: INDEX (samples,)."""
-        return read_index(self._folder, shard)
+        return read_index(index_path(self._folder, shard), shard)
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file."""

@@ -5,8 +5,11 @@ needed. No message has credentials: neither those in an address, nor texts of th
 """
 
 import errno
+import io
 import os
 import queue
+import random
+import ssl
 import tempfile
 import threading
 import time
@@ -17,16 +20,19 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from vae.system import console
-from vae.system.addresses import public_address
+from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 
-STALL_SECONDS = 30.0  # without a byte: a try has failed
-# Between the three tries: a store that is away for 30 s is back in time. 503 is how S3 asks to slow down.
-PAUSES = (10.0, 30.0)
-PAUSES_REFUSED = (1.0, 2.0)  # after 401, 403 or 404, which seldom change
+STALL_SECONDS = 30.0  # with less than MIN_BYTES: a try has failed
+MIN_BYTES = 30_000
+# Between the tries, each times 0.5 to 1.5, so that processes do not ask together. A store that is away for
+# 30 s is back in time; 503 is how S3 asks to slow down.
+PAUSES = (0.5, 1.5, 5.0, 15.0, 45.0)
+PAUSES_REFUSED = (1.0, 2.0)  # after 401, 403, 404 or a certificate, which seldom change
 # Errors of the disk that is written to, and not of the store.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MISSING = "it does not exist (404)"
+CERTIFICATE = "its certificate is not trusted"
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 INSTALL = "pip install -r requirements-remote.txt"
 
@@ -45,7 +51,7 @@ class StoreFile:
     flag: str  # that the user gave, for messages
 
     def __str__(self) -> str:
-        return public_address(self.url)
+        return public_text(self.url)
 
     __repr__ = __str__
 
@@ -74,7 +80,20 @@ class TooLargeError(Exception):
 
 
 class _StalledError(Exception):
-    """A try had no progress."""
+    """A try had no progress, or too little."""
+
+
+class _BoundedBuffer(io.BytesIO):
+    """Bytes in memory; TooLargeError for more than were asked for."""
+
+    def __init__(self, max_bytes: int):
+        super().__init__()
+        self._max_bytes = max_bytes
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._max_bytes:
+            raise TooLargeError(f"it is larger than {self._max_bytes} bytes")
+        return super().write(data)
 
 
 def read_file(file: StoreFile, *, max_bytes: int) -> bytes:
@@ -107,19 +126,31 @@ def download(
 def read_range(
     file: StoreFile, offset: int, size: int, *, warn: Callable[[str], None] = console.warning
 ) -> bytes:
-    """Some bytes of a file, or all of it if the store cannot give parts; StoreError as in `read_file`."""
+    """Some bytes of a file; StoreError as in `read_file`.
 
-    def get(system: Any, path: str, _progress: Any) -> bytes:
-        # By name: the second parameter of s3fs is a version.
-        return system.cat_file(path, start=offset, end=offset + size)
+    TooLargeError if the store gives more: some give only whole files.
+    """
+
+    def get(system: Any, path: str, progress: Any) -> bytes:
+        if not file.url.lower().startswith("http"):
+            # By name: the second parameter of s3fs is a version.
+            return system.cat_file(path, start=offset, end=offset + size)
+        buffer, headers = _BoundedBuffer(size), {"Range": f"bytes={offset}-{offset + size - 1}"}
+        system.get_file(path, buffer, callback=progress, headers=headers)  # cat_file reads without a limit
+        return buffer.getvalue()
 
     return _with_tries(file, get, warn)
 
 
 def _with_tries(file: StoreFile, action: _Action[_T], warn: Callable[[str], None]) -> _T:
-    """The result of an action, tried three times. Errors of the disk and TooLargeError are raised at once."""
+    """The result of an action, tried several times.
+
+    Errors of the disk and TooLargeError are raised at once.
+    """
     system, path = _file_system(file)
-    for number in range(len(PAUSES) + 1):
+    tries = 0
+    while True:
+        tries += 1
         try:
             return _attempt(system, path, action)
         except TooLargeError:
@@ -128,24 +159,26 @@ def _with_tries(file: StoreFile, action: _Action[_T], warn: Callable[[str], None
             if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                 raise
             reason, refused = _reason(error)
-        if number == len(PAUSES):
-            break
         pauses = PAUSES_REFUSED if refused else PAUSES
-        if number == 0:
-            warn(f"{file.flag} {file}: {reason}: waiting and trying again for {sum(pauses):g} s")
-        time.sleep(pauses[number])
+        if tries > len(pauses):
+            break
+        if tries == 2:  # most errors are gone by then
+            warn(f"{file.flag} {file}: {reason}: waiting and trying again for about {sum(pauses[1:]):g} s")
+        time.sleep(pauses[tries - 1] * random.uniform(0.5, 1.5))
     remedy = (
         f"check the address and your credentials; a password or signature in {file.flag} is not recorded: "
         "give it again"
         if refused
         else "check the network and the store"
     )
+    if reason.startswith(CERTIFICATE):
+        remedy = "check the address; SSL_CERT_FILE=FILE names the certificates of your own authority"
     kind = MissingError if reason == MISSING else StoreError
-    raise kind(f"{file.flag} {file}: {reason}, {len(PAUSES) + 1} times: {remedy}")
+    raise kind(f"{file.flag} {file}: {reason}, {tries} times: {remedy}")
 
 
 def _attempt(system: Any, path: str, action: _Action[_T]) -> _T:
-    """The result of an action; _StalledError after STALL_SECONDS without a byte.
+    """The result of an action; _StalledError after STALL_SECONDS with less than MIN_BYTES.
 
     It runs in a thread of its own, which is left behind if it hangs.
     """
@@ -165,7 +198,7 @@ def _attempt(system: Any, path: str, action: _Action[_T]) -> _T:
         try:
             result, error = results.get(timeout=STALL_SECONDS)
         except queue.Empty:
-            if progress.value == seen:
+            if progress.value - seen < MIN_BYTES:
                 raise _StalledError from None
             seen = progress.value
             continue
@@ -185,8 +218,11 @@ def _reason(error: Exception) -> tuple[str, bool]:
         return MISSING, True
     if isinstance(error, PermissionError) or status in (401, 403):
         return f"access is denied ({status or 403})", True
+    found = getattr(error, "certificate_error", error)  # of aiohttp
+    if isinstance(found, ssl.SSLCertVerificationError) or "SSL" in type(error).__name__:
+        return f"{CERTIFICATE} ({getattr(found, 'verify_message', 'no TLS')})", True
     if isinstance(error, _StalledError | TimeoutError) or "Timeout" in type(error).__name__:
-        return f"no answer for {STALL_SECONDS:g} s", False
+        return f"no answer for {STALL_SECONDS:g} s, or less than {MIN_BYTES // 1000} kB", False
     if status:
         return f"the server answers {status}", False
     if isinstance(error, ConnectionError) or "Connect" in type(error).__name__:

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TextIO
 
+from vae.system.addresses import public_text
+
 STDERR = 2  # file descriptor
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports for a program that SIGPIPE ended
 
@@ -41,7 +43,10 @@ def is_main_process() -> bool:
 
 
 def info(text: str) -> None:
-    """Print lines to stdout from the main process, above a progress bar if one is shown."""
+    """Print lines to stdout from the main process, above a progress bar if one is shown.
+
+    As all that is printed, without control characters and credentials (`public_line`).
+    """
     if not _settings.is_main_process:
         return
     try:
@@ -63,8 +68,8 @@ def info(text: str) -> None:
 
 
 def warning(text: str) -> None:
-    """Print a line that starts with WARNING, in the same way as `info`."""
-    info(f"WARNING: {text}")
+    """Print one line that starts with WARNING, in the same way as `info`."""
+    info(f"WARNING: {public_line(text)}")
 
 
 def error(text: str) -> None:
@@ -91,13 +96,15 @@ def progress(text: str) -> None:
 
 def error_from_signal_handler(text: str) -> None:
     """Write a line to stderr at once, without `print`, which the signal may have interrupted."""
+    text = public_line(text)
     line = f"\n{text}\n" if os.isatty(STDERR) else f"{text}\n"  # a terminal may show a progress bar or ^C
     with suppress(OSError):  # stderr is closed
         os.write(STDERR, line.encode("ascii", "backslashreplace"))
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print a line; BrokenPipeError if the reader of the pipe or the terminal is gone."""
+    """Print lines; BrokenPipeError if the reader of the pipe or the terminal is gone."""
+    text = "\n".join(map(public_line, text.split("\n")))
     tqdm = sys.modules.get("tqdm")  # no progress bar is shown if nothing has imported tqdm
     try:
         if tqdm is not None:
@@ -140,6 +147,11 @@ def printable(text: str) -> str:
     """The text as one line that every terminal and UTF-8 file accepts; other characters are escaped."""
     encodable = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in encodable)
+
+
+def public_line(text: str) -> str:
+    """A line of a message: without control characters, and without credentials in addresses."""
+    return public_text(printable(text))
 
 
 def command_line(*words: str | os.PathLike[str], windows: bool = os.name == "nt") -> str:

@@ -1,5 +1,7 @@
 """Errors that a user can fix. Each one becomes a single line without a traceback, and an exit code."""
 
+from vae.system.console import public_line
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_SAVED_RESUMABLE = 75
@@ -13,6 +15,9 @@ class UserError(ValueError):
     """A mistake that the user can fix; the message names the flag, the value and the remedy."""
 
     exit_code = EXIT_CONFIG
+
+    def __init__(self, message: str):
+        super().__init__(public_line(message))  # file names and addresses in it are of other people
 
 
 class UsageError(UserError):

@@ -32,7 +32,7 @@ from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.shard_images import ShardImages
 from vae.system import console
-from vae.system.addresses import public_address
+from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.training.distributed import Distributed
 from vae.training.output.appending import try_to_write
@@ -199,7 +199,7 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
     if not is_dataset(path):
         return FolderImages(Path(path), list_images(path, flag="--val_path"))
     images = open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
-    shown = public_address(path)
+    shown = public_text(path)
     if isinstance(train, ShardImages):
         _refuse_shared(train, images, shown)
     return images

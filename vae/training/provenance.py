@@ -20,7 +20,7 @@ from vae.config.options import Config, DataConfig
 from vae.data.dataset import Images
 from vae.shards.shard_images import ShardImages
 from vae.system import console
-from vae.system.addresses import public_address
+from vae.system.addresses import public_text
 from vae.system.files import read_json
 from vae.training.datasets import TrainingSet
 from vae.training.output.appending import write_json
@@ -175,7 +175,7 @@ def _version(images: Images) -> dict[str, Any]:
     """What identifies a set of images: the version of its dataset, or a hash of the names of its files."""
     dataset = images.dataset if isinstance(images, ShardImages) else None
     return {
-        "path": public_address(images.location),
+        "path": public_text(images.location),
         "version": dataset.version if dataset else images.fingerprint(),
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,

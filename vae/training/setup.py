@@ -20,7 +20,7 @@ from vae.ops.kernel_check import choose_kernels
 from vae.sampling.buckets import bucket_shapes
 from vae.step import Networks
 from vae.system import console
-from vae.system.addresses import public_address
+from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
@@ -266,7 +266,7 @@ def _check_stages(
 ) -> None:
     """Raise UserError if a stage that is not finished cannot make a single step."""
     count, streams = training_set.num_images, training_set.order.num_streams
-    data_path = public_address(config.data.data_path)
+    data_path = public_text(config.data.data_path)
     if not count:
         raise DataError(
             f"--data_path {data_path} has no image left to train on after --val_split "

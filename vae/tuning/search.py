@@ -10,6 +10,7 @@ from optuna.trial import Trial, TrialState
 
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.system import console
+from vae.system.addresses import public_options
 from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.tuning.claims import claimed
@@ -209,7 +210,8 @@ def report(run: Search) -> None:
         best = front(all_rows, objectives)
         write_rows(run.shared.folder / ROWS_NAME, all_rows)
         if best:
-            write_json(run.shared.folder / BEST_NAME, {**run.base.options, **best[0].params}, indent=2)
+            best_options = public_options({**run.base.options, **best[0].params})
+            write_json(run.shared.folder / BEST_NAME, best_options, indent=2)
     with claimed(run.shared.folder / ".page.lock"):  # drawing takes seconds: others may begin trials
         all_rows = rows(run)
         best = front(all_rows, objectives)

@@ -9,7 +9,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vae.config.flags import command_words
 from vae.system import child_process, console
+from vae.system.addresses import public_options
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
 from vae.system.files import read_json_lines, write_json
 from vae.system.script import ROOT
@@ -58,7 +60,7 @@ def train(
 
     `watch` gets every validation after step 0, and may stop the run by returning True.
     """
-    write_json(folder / OPTIONS_NAME, options, indent=2)
+    write_json(folder / OPTIONS_NAME, public_options(options), indent=2)
     while is_claimed(folder / RUN_NAME / LOCK_NAME):  # of a killed search: it is saving and will end
         time.sleep(POLL_SECONDS)
     for attempt in range(ATTEMPTS):
@@ -90,8 +92,10 @@ def _start(folder: Path, options: dict[str, Any], card: int | None) -> subproces
     file, run = folder / OPTIONS_NAME, folder / RUN_NAME
     if options.get("init_from") and checkpoint_paths(run):  # the checkpoint has its weights
         file = folder / "resumed.json"
-        write_json(file, {**options, "init_from": None}, indent=2)
+        write_json(file, public_options({**options, "init_from": None}), indent=2)
     words = [sys.executable, str(ROOT / "train_vae.py"), "--config", str(file), "--output_dir", str(run)]
+    recorded = public_options(options)
+    words += command_words({name: value for name, value in options.items() if value != recorded[name]})
     env = dict(os.environ) if card is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(card)}
     with (folder / LOG_NAME).open("ab") as log:
         words += ["--resume_from", "latest"]

@@ -23,7 +23,6 @@ from vae.prepare.fingerprints import fingerprints_to_add, read_fingerprints
 from vae.prepare.pool import Failure
 from vae.progress import Progress
 from vae.system import console
-from vae.system.console import printable
 from vae.system.errors import DataError, UserError
 from vae.system.files import why_not_writable
 
@@ -65,7 +64,7 @@ def analyze(config: AnalyzeConfig) -> dict[str, Any]:
         reason, examples = max(collected.rejected.items(), key=lambda item: len(item[1]))
         raise DataError(
             f"--input_dir {config.input_dir}: none of {len(names)} images can be read, for example "
-            f"{printable(examples[0])} ({reason}): --mode validate reports every file"
+            f"{examples[0]} ({reason}): --mode validate reports every file"
         )
     stats, sections = summarize(collected, config.input_dir)
     shown = sorted({name for rows in sections.values() for row in rows for name, _ in row})

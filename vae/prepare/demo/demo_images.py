@@ -8,6 +8,7 @@ from vae.config.prepare_flags import DemoConfig
 from vae.data.workers import resolve_num_workers
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.encode import EXTENSIONS, encode
+from vae.prepare.output_dir import check_new
 from vae.prepare.pool import Limits, run_each
 from vae.progress import Progress
 from vae.system import console
@@ -46,10 +47,11 @@ def run_demo(config: DemoConfig) -> int:
 
 
 def _claim_folder(folder: Path, config: DemoConfig) -> None:
-    """Write the settings beside the images; raises UserError if the folder has other settings."""
+    """Write the settings beside the images; UserError for a folder with other files or other settings."""
     record = folder / SETTINGS_NAME
     ours = {name: getattr(config, name) for name in SETTINGS}
     if not record.exists():
+        check_new(folder)
         write_json(record, ours, indent=1)
         return
     try:

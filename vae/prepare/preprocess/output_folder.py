@@ -17,7 +17,7 @@ from typing import Any
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, format_row, read_rows, replace_text
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result
-from vae.prepare.output_dir import check_apart
+from vae.prepare.output_dir import check_apart, check_new
 from vae.prepare.preprocess.naming import output_key
 from vae.prepare.preprocess.resize import engine
 from vae.system.errors import UserError
@@ -54,10 +54,7 @@ class OutputFolder:
         """Write settings and source into a new folder; raises UserError if the folder has other contents."""
         source = os.path.realpath(self.input_dir)
         if not (self.root / SETTINGS_NAME).exists():
-            if self.root.is_dir() and not all(entry.name.startswith(".") for entry in os.scandir(self.root)):
-                raise UserError(
-                    f"--output_dir {self.root} contains other files: give a new or an empty folder"
-                )
+            check_new(self.root)
             os.makedirs(self.hidden, exist_ok=True)
             replace_text(self.hidden / "source.json", [json.dumps({"input_dir": source}) + "\n"])
             replace_text(self.root / SETTINGS_NAME, [json.dumps(self.settings, indent=1) + "\n"])

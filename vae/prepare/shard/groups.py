@@ -4,7 +4,7 @@ Perceptual hashes are sorted on disk, by the ledger. Memory is needed for at mos
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -13,7 +13,7 @@ import numpy as np
 
 from vae.images.folder import count_lowest
 from vae.prepare.ledger import Ledger, Result
-from vae.prepare.near_duplicates import cluster_sorted
+from vae.prepare.near_duplicates import cluster_sorted, near_between
 
 PHASH_BYTES = 16  # two big-endian words
 EXAMPLES, MAX_NAMES = 2, 6  # groups and images that a message names
@@ -48,10 +48,13 @@ class Groups:
             digest = hashlib.sha256(int(self._keys[group]).to_bytes(8, "big")).digest()
             self._keys[group] = int.from_bytes(digest[:8], "big")
 
+    def position(self, result: Result) -> int:
+        """The position of an image's hash among all."""
+        return int(np.searchsorted(self._phashes, np.bytes_(bytes.fromhex(result.record["phash"]))))
+
     def group(self, result: Result) -> int:
         """The number of an image's group."""
-        phash = np.bytes_(bytes.fromhex(result.record["phash"]))
-        return int(self._group_of[np.searchsorted(self._phashes, phash)])
+        return int(self._group_of[self.position(result)])
 
     def held_out(self, share: float) -> np.ndarray:
         """Which groups are for validation: about a share of the images, and never all of them: bool by group.
@@ -69,16 +72,37 @@ class Groups:
             kept[smallest[self._keys[smallest].argmin()]] = True
         return kept
 
+    def near(self, others: Iterable[np.ndarray]) -> np.ndarray:
+        """Which hashes are near one of other images, whose (N, 2) hashes come in parts: bool by position."""
+        words = self._phashes.view(">u8").reshape(-1, 2).astype(np.uint64)
+        found = np.zeros(len(words), bool)
+        for part in others:
+            for ours, _theirs in near_between(words, part):
+                found[ours] = True
+        return found
 
-def split_groups(groups: Groups, subsets: Callable[[], Iterator[tuple[Result, bool]]]) -> list[str]:
+    def touched(self, near: np.ndarray) -> np.ndarray:
+        """Which groups have one of these hashes: bool by group."""
+        found = np.zeros(len(self.sizes), bool)
+        found[self._group_of[near]] = True
+        return found
+
+
+def split_groups(
+    groups: Groups,
+    subsets: Callable[[], Iterator[tuple[Result, bool]]],
+    old: tuple[np.ndarray, np.ndarray] | None = None,
+) -> list[str]:
     """Names of the images of some groups that have images in both subsets; none if no group has.
 
-    `subsets` gives all images, each with whether it is for validation.
+    `subsets` gives all images, each with whether it is for validation. `old`: which groups have more images
+    for training, and for validation.
     """
     seen = np.zeros(len(groups.sizes), np.uint8)  # by group: 1 for training, 2 for validation, 3 for both
+    if old:
+        seen |= old[0] | 2 * old[1].astype(np.uint8)
     for result, held_out in subsets():
-        if groups.sizes[group := groups.group(result)] > 1:
-            seen[group] |= 1 + held_out
+        seen[groups.group(result)] |= 1 + held_out
     both = set(np.flatnonzero(seen == 3)[:EXAMPLES].tolist())
     names = (result.name for result, _ in subsets() if both and groups.group(result) in both)
     return sorted(islice(names, MAX_NAMES))

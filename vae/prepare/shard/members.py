@@ -8,10 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vae.config.prepare_flags import ShardConfig
 from vae.images.folder import count_lowest
 from vae.images.formats import EXTENSIONS_OF
-from vae.prepare.ledger import Ledger, Result
+from vae.prepare.ledger import REJECTED, Ledger, Result
 from vae.prepare.shard.groups import Groups, hash_number, split_groups
 from vae.prepare.shard.write import KEY_DIGITS, Member
 from vae.system import console
@@ -23,14 +25,18 @@ OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", 
 ROW = "row "  # key of a note: the manifest's columns of a path
 
 Rule = Callable[[Result], bool]  # whether an image is for validation
+Hashes = Callable[[str], Iterator[np.ndarray]]  # perceptual hashes of a subset, in parts of (N, 2)
 
 
 class Members:
     """The accepted images of a ledger as members of shards, read as they are needed."""
 
-    def __init__(self, ledger: Ledger, config: ShardConfig, scratch: Path):
-        """UserError if a manifest separates images that look alike. `scratch`: a file for hashes."""
-        self._ledger, self._config = ledger, config
+    def __init__(self, ledger: Ledger, config: ShardConfig, scratch: Path, old: Hashes | None = None):
+        """UserError if a manifest separates images that look alike. `scratch`: a file for hashes.
+
+        `old`: of images that the dataset has besides. Those that look like them are in their subset.
+        """
+        self._ledger, self._config, self._old = ledger, config, old
         self._is_held_out = self._rule(scratch)
 
     def __iter__(self) -> Iterator[tuple[str, Member]]:
@@ -68,9 +74,11 @@ class Members:
             return self._row(result).get("split") == "val"
 
         by_manifest = any(self._row(result).get("split") for result in self._ledger.accepted_by_hash())
-        if not by_manifest and self._config.val_split == 0:
+        if not (by_manifest or self._config.val_split or self._old):
             return lambda _result: False
         groups = Groups(self._ledger, scratch) if self._config.near_duplicates else None
+        if groups and self._old:
+            return self._rule_beside(groups, self._old, in_manifest if by_manifest else None)
         if by_manifest:
             if groups:
                 self._refuse_split_groups(groups, in_manifest)
@@ -83,12 +91,33 @@ class Members:
         limit = numbers[lowest - 1] if lowest else -1
         return lambda result: hash_number(result) <= limit
 
-    def _refuse_split_groups(self, groups: Groups, rule: Rule) -> None:
-        names = split_groups(groups, lambda: ((one, rule(one)) for one in self._ledger.accepted_by_hash()))
+    def _rule_beside(self, groups: Groups, old: Hashes, by_manifest: Rule | None) -> Rule:
+        """As `_rule`: a group that looks like old images is in their subset.
+
+        Of a group that looks like both subsets, the images that look like validation images are left out.
+        """
+        near = {subset: groups.near(old(subset)) for subset in (TRAINING, VALIDATION)}
+        trains, validates = groups.touched(near[TRAINING]), groups.touched(near[VALIDATION])
+        chosen = ~trains & (validates | groups.held_out(self._config.val_split))
+        for result in self._ledger.accepted_by_hash():
+            group = groups.group(result)
+            if trains[group] and validates[group] and near[VALIDATION][groups.position(result)]:
+                self._ledger.record(result._replace(status=REJECTED, reason="looks_like_both"))
+        if by_manifest is None:
+            return lambda result: bool(chosen[groups.group(result)])
+        self._refuse_split_groups(groups, by_manifest, (trains, validates))
+        return by_manifest
+
+    def _refuse_split_groups(
+        self, groups: Groups, rule: Rule, old: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
+        """`old`: which groups look like old images for training, and for validation."""
+        results = self._ledger.accepted_by_hash
+        names = split_groups(groups, lambda: ((one, rule(one)) for one in results()), old)
         if names:
             raise UserError(
                 "--input_dir: its manifest has images that look alike in training and in validation, for "
-                f"example {console.printable(', '.join(names))}: run prepare_data.py --mode split --group_by "
+                f"example {', '.join(names)}: run prepare_data.py --mode split --group_by "
                 "near_duplicates, or allow it with --no-near_duplicates"
             )
 

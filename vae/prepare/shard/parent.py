@@ -1,23 +1,30 @@
-"""--parent: a new version of a dataset has the unchanged shards of the one before it, as links to its files.
+"""--parent: a new version of a dataset has the shards of the one before it, as links to its files.
 
-A shard is unchanged if all of its images are accepted, in the same subset, with the same JSON files.
+With --drop, only the unchanged ones: all of their images are still accepted, in the same subset, and with the
+same JSON files.
 """
 
 import os
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from vae.config.flags import command_words
+from vae.config.prepare_flags import ShardConfig
 from vae.images.formats import BadImageError
 from vae.prepare.shard.engines import SUFFIXES
 from vae.prepare.shard.members import TRAINING, VALIDATION, Members
-from vae.prepare.shard.write import Member, Plan, read_mark, write_mark
-from vae.shards.index import Shard, ShardedDataset, read_dataset, read_index
-from vae.system import console
+from vae.prepare.shard.shared import MIN_ROWS, parts, phashes_of
+from vae.prepare.shard.write import Member, Plan, copy_mark, read_mark, write_mark
+from vae.shards.index import Shard, ShardedDataset, index_path, read_dataset, read_index
+from vae.system.errors import DataError, UserError
+from vae.system.files import atomic_path, sha256_of_file
 
-FILES = (".tar", ".npy", *SUFFIXES)  # of a shard
+RULES = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "near_duplicates")
 
 
 class Kept(NamedTuple):
@@ -28,18 +35,25 @@ class Kept(NamedTuple):
 
     def contains(self, member: Member) -> bool:
         """Whether one of them has this image."""
-        key = np.bytes_(member.key.encode())
-        at = int(np.searchsorted(self.keys, key))
-        return at < len(self.keys) and self.keys[at] == key
+        return contains(self.keys, member.key)
 
 
 class Parent:
     """The dataset of --parent."""
 
-    def __init__(self, path: str):
-        """DataError if it is no dataset, or is on a remote store."""
-        self.dataset = read_dataset(path, flag="--parent")
-        self.folder = self.dataset.folder
+    def __init__(self, config: ShardConfig):
+        """DataError if it is no dataset, or is on a remote store; UserError if it has other rules."""
+        assert config.parent is not None
+        self.dataset = read_dataset(config.parent, flag="--parent")
+        self.folder, self.is_whole = self.dataset.folder, not config.drop
+        theirs = self.dataset.policy
+        own = {name: getattr(config, name) for name in RULES}
+        different = {name: theirs[name] for name in RULES if theirs.get(name) not in (None, own[name])}
+        if self.is_whole and different:
+            raise UserError(
+                f"--parent {config.parent} has images by other rules ({' '.join(command_words(different))}): "
+                "use those, or leave out its images that --input_dir does not have with --drop"
+            )
 
     def subset(self, name: str) -> ShardedDataset | None:
         """The part of it that is `name`; None if it has none."""
@@ -48,21 +62,55 @@ class Parent:
         other = self.dataset.validation
         return read_dataset(self.folder / other, flag="--parent") if other else None
 
-    def link_unchanged(self, root: Path, subset: str, members: Members, min_bytes: float) -> Kept:
+    def samples(self, subset: str) -> int:
+        """Number of images of a subset."""
+        dataset = self.subset(subset)
+        return dataset.samples if dataset else 0
+
+    def keys(self) -> np.ndarray:
+        """The keys of all its images, sorted: S32."""
+        keys = [rows["key"] for subset in (TRAINING, VALIDATION) for rows in self._rows(subset)]
+        return np.sort(np.concatenate(keys))
+
+    def phashes(self, subset: str) -> Iterator[np.ndarray]:
+        """The perceptual hashes of a subset's images, in parts of (N, 2)."""
+        return map(phashes_of, parts(self._rows(subset), MIN_ROWS))
+
+    def _rows(self, subset: str) -> Iterator[np.ndarray]:
+        """The indexes of a subset; DataError for one that cannot be used."""
+        dataset = self.subset(subset)
+        for shard in dataset.shards if dataset else ():
+            try:
+                yield read_index(index_path(self.folder, shard), shard)
+            except BadImageError as error:
+                raise DataError(f"--parent {self.dataset.path} is damaged: {error.detail}") from None
+
+    def link_all(self, root: Path, subset: str) -> list[Shard]:
+        """Link the shards of a subset into `root`."""
+        dataset, shards = self.subset(subset), []
+        for shard in dataset.shards if dataset else ():
+            path = self.folder / shard.name
+            if not path.is_file() or path.stat().st_size != shard.bytes:
+                raise DataError(f"--parent {self.dataset.path} is damaged: {shard.name} is not complete")
+            shards.append(linked := self._link(shard, root))
+            copy_mark(self.folder, root, linked)
+        return shards
+
+    def link_unchanged(self, root: Path, subset: str, members: Members, least_bytes: float) -> Kept:
         """Link the unchanged shards of a subset into `root`; smaller ones than this are packed again."""
         kept, keys, dataset = [], [np.zeros(0, "S32")], self.subset(subset)
         for shard in dataset.shards if dataset else ():
-            plan = self._plan(shard, subset, members) if shard.bytes >= min_bytes else None
-            if plan is not None and self._link(shard, root):
-                write_mark(root, plan, shard)
-                kept.append(shard)
+            plan = self._plan(shard, subset, members) if shard.bytes >= least_bytes else None
+            if plan is not None:
+                kept.append(linked := self._link(shard, root))
+                write_mark(root, plan.digest(), linked)
                 keys.append(np.array([member.key.encode() for member in plan.members], "S32"))
         return Kept(kept, np.sort(np.concatenate(keys)))
 
     def _plan(self, shard: Shard, subset: str, members: Members) -> Plan | None:
         """The plan that this shard would have now, if it is the one that it was written from."""
         try:
-            rows = read_index(self.folder, shard)
+            rows = read_index(index_path(self.folder, shard), shard)
         except BadImageError:
             return None
         matches = [members.find(key.decode("ascii", "replace")) for key in rows["key"]]
@@ -71,19 +119,22 @@ class Parent:
         plan = Plan(shard.name, [match[1] for match in matches if match is not None])
         return plan if read_mark(self.folder, plan) == shard else None
 
-    def _link(self, shard: Shard, root: Path) -> bool:
-        """Whether the files of a shard are now in `root` too; not if the folders are on different disks."""
-        stem = shard.name.removesuffix(".tar")
-        try:
-            for suffix in FILES:
-                source, target = self.folder / f"{stem}{suffix}", root / f"{stem}{suffix}"
-                if not (target.exists() and target.samefile(source)):
-                    target.unlink(missing_ok=True)
-                    os.link(source, target)
-        except OSError as error:
-            console.info(f"{shard.name} is written again: it cannot be linked ({error.strerror})")
-            return False
-        return True
+    def _link(self, shard: Shard, root: Path) -> Shard:
+        """The shard, with its files in `root` too: as copies if the folders are on different disks."""
+        for suffix in (".tar", ".npy", *SUFFIXES):
+            name = shard.name.replace(".tar", suffix)
+            source, target = self.folder / name, root / name
+            if suffix in SUFFIXES and not source.exists():
+                continue  # another program wrote the dataset
+            if target.exists() and target.samefile(source):
+                continue
+            target.unlink(missing_ok=True)
+            try:
+                os.link(source, target)
+            except OSError:
+                with atomic_path(target) as temporary:
+                    shutil.copyfile(source, temporary)
+        return shard._replace(index_sha256=sha256_of_file(index_path(root, shard)))
 
     def next_number(self, stem: str) -> int:
         """The first number that no shard of it has: a name never means two shards."""
@@ -93,3 +144,10 @@ class Parent:
         ]
         numbers = [int(match[1]) for shard in shards if (match := pattern.fullmatch(shard.name))]
         return max(numbers, default=-1) + 1
+
+
+def contains(keys: np.ndarray, key: str) -> bool:
+    """Whether sorted keys have this one."""
+    wanted = np.bytes_(key.encode())
+    at = int(np.searchsorted(keys, wanted))
+    return at < len(keys) and keys[at] == wanted

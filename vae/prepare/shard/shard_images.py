@@ -21,17 +21,17 @@ import numpy as np
 from vae.config.prepare_flags import ShardConfig
 from vae.data.manifest import MANIFEST_NAME, read_rows, replace_text
 from vae.images.folder import OTHER_EXTENSIONS, walk_images
-from vae.prepare.check_file import check_file, decode_each, is_current, warn_without_simplejpeg
+from vae.prepare.check_file import check_file, decode_each, hash_file, is_current, warn_without_simplejpeg
 from vae.prepare.engine import run_tasks
-from vae.prepare.ledger import DUPLICATE, REJECTED, Ledger, Result, Skips, first_names
-from vae.prepare.output_dir import check_apart, write_error
+from vae.prepare.ledger import DUPLICATE, KNOWN, REJECTED, Ledger, Result, Skips, first_names
+from vae.prepare.output_dir import check_apart, check_new, write_error
 from vae.prepare.pool import Failure, Limits
 from vae.prepare.preprocess.output_folder import SETTINGS_NAME
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
 from vae.prepare.shard.engines import write_energon_metadata
 from vae.prepare.shard.members import ROW, TRAINING, VALIDATION, Members
-from vae.prepare.shard.parent import Kept, Parent
-from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
+from vae.prepare.shard.parent import Kept, Parent, contains
+from vae.prepare.shard.write import HIDDEN, KEY_DIGITS, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.progress import Progress
 from vae.shards.index import Shard, dataset_content
 from vae.system import console
@@ -48,7 +48,8 @@ POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "
 class PackedShards:
     """What was packed."""
 
-    samples: dict[str, int]  # by dataset
+    samples: dict[str, int]  # new ones by dataset
+    old_samples: dict[str, int]  # of --parent
     shards: int
     bytes: int
 
@@ -61,19 +62,23 @@ def run_shard(config: ShardConfig) -> int:
     warn_without_simplejpeg()
     began, root, skips = time.monotonic(), Path(config.output_dir), Skips()
     check_apart(config.input_dir, root)
-    parent = Parent(config.parent) if config.parent else None
+    parent = Parent(config) if config.parent else None
+    known = parent.keys() if parent and parent.is_whole else np.zeros(0, "S32")
     names = walk_images(config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=skips.add)
     first = next(names, None)
     if first is None:
         raise DataError(f"--input_dir {config.input_dir} contains no images: give another folder")
-    _check_output(root)
+    if not (root / HIDDEN / "ledger.sqlite").exists():
+        check_new(root)
     try:
         (root / HIDDEN).mkdir(parents=True, exist_ok=True)
         ledger = Ledger(root / HIDDEN / "ledger.sqlite")
         try:
             remove_temporary(root)  # of killed processes: no other run uses the folder
             ledger.list_files(chain([first], names))
-            _check_all(ledger, config)
+            _list_all(ledger, config)
+            _find_known(ledger, config, known)
+            _check_all(ledger, config, known)
             outcome = _pack(ledger, config, root, parent)
             remove_temporary(root)  # of nodes that died
             _print_summary(ledger, skips, config, outcome, time.monotonic() - began)
@@ -84,16 +89,8 @@ def run_shard(config: ShardConfig) -> int:
     return 0 if outcome.shards else EXIT_DATA
 
 
-def _check_output(root: Path) -> None:
-    """Raise UserError if the folder has other contents than those of this mode."""
-    if not root.is_dir() or (root / HIDDEN / "ledger.sqlite").exists():
-        return
-    if not all(entry.name.startswith(".") for entry in os.scandir(root)):
-        raise UserError(f"--output_dir {root} contains other files: give a new or an empty folder")
-
-
-def _check_all(ledger: Ledger, config: ShardConfig) -> None:
-    """Check the files that have no result, or have changed since."""
+def _list_all(ledger: Ledger, config: ShardConfig) -> None:
+    """Note the rows of the manifest, and drop the results of files that are gone."""
     manifest = Path(config.input_dir) / MANIFEST_NAME
     ledger.forget_notes(ROW)  # of a manifest that has changed, or is gone
     if manifest.is_file():
@@ -102,11 +99,42 @@ def _check_all(ledger: Ledger, config: ShardConfig) -> None:
     if config.limit is not None:
         ledger.list_files([name for name, _ in first_names(ledger, config.limit)])
     ledger.drop_unlisted()
+
+
+def _find_known(ledger: Ledger, config: ShardConfig, known: np.ndarray) -> None:
+    """Record which files are images of the parent, by their hashes: they are not decoded."""
+
+    def unhashed() -> Iterator[str]:
+        for name, _ in ledger.files():
+            result = ledger.result(name)
+            if not (result and is_current(result, os.path.join(config.input_dir, name))):
+                yield name
+            elif _is_known(result, known):
+                ledger.record(result._replace(status=KNOWN))
+
+    if not len(known):
+        return
+    with (
+        Progress("compare", None, "image") as bar,
+        closing(decode_each(partial(hash_file, config), unhashed(), config)) as results,
+    ):
+        for _, result in results:
+            bar.update()
+            if not isinstance(result, Failure) and _is_known(result, known):
+                ledger.record(result)
+
+
+def _is_known(result: Result, known: np.ndarray) -> bool:
+    return result.sha256 is not None and contains(known, result.sha256[:KEY_DIGITS])
+
+
+def _check_all(ledger: Ledger, config: ShardConfig, known: np.ndarray) -> None:
+    """Check the files that have no result, or have changed since."""
     while True:
         bad = 0
         with Progress("check", ledger.count_files(), "image") as bar:
             check = partial(check_file, config, with_phash=True)
-            results = decode_each(check, _to_check(ledger, config, bar), config)
+            results = decode_each(check, _to_check(ledger, config, known, bar), config)
             with closing(results):
                 for name, result in results:
                     if isinstance(result, Failure):
@@ -118,11 +146,15 @@ def _check_all(ledger: Ledger, config: ShardConfig) -> None:
             return  # else: the first of some duplicates no longer exists
 
 
-def _to_check(ledger: Ledger, config: ShardConfig, bar: Progress) -> Iterator[str]:
+def _to_check(ledger: Ledger, config: ShardConfig, known: np.ndarray, bar: Progress) -> Iterator[str]:
     """Names of the files whose result is missing or old; the others count as done."""
     for name, _ in ledger.files():
         result = ledger.result(name)
-        is_complete = result is not None and (result.status == REJECTED or "phash" in result.record)
+        is_complete = result is not None and (
+            _is_known(result, known)
+            if result.status == KNOWN
+            else result.status == REJECTED or "phash" in result.record
+        )
         if is_complete and is_current(result, os.path.join(config.input_dir, name)):
             bar.update()
         else:
@@ -131,10 +163,13 @@ def _to_check(ledger: Ledger, config: ShardConfig, bar: Progress) -> Iterator[st
 
 def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None) -> PackedShards:
     """Write the missing shards, then the files of the datasets."""
-    members = Members(ledger, config, root / HIDDEN / "phashes")
+    old = parent if parent and parent.is_whole else None
+    members = Members(ledger, config, root / HIDDEN / "phashes", old.phashes if old else None)
     digest, samples = members.survey()
     policy = {name: getattr(config, name) for name in POLICY}
     version, transforms = parent.dataset.version if parent else None, _transforms(config.input_dir)
+    if old:
+        transforms = transforms or dict(old.dataset.transforms)
     contents = {"images": digest, "shard_mb": config.shard_mb, "policy": policy}
     _claim(root, {**contents, "parent": version, "transforms": transforms})
     written: dict[str, list[Shard]] = {}
@@ -146,7 +181,8 @@ def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None
             replace_text(root / subset, [json.dumps(content, indent=1) + "\n"])
     write_energon_metadata(root, written[TRAINING], written[VALIDATION])
     everything = [shard for shards in written.values() for shard in shards]
-    return PackedShards(samples, len(everything), sum(shard.bytes for shard in everything))
+    old_samples = {subset: old.samples(subset) if old else 0 for subset in samples}
+    return PackedShards(samples, old_samples, len(everything), sum(shard.bytes for shard in everything))
 
 
 def _pack_subset(
@@ -156,8 +192,11 @@ def _pack_subset(
     max_bytes = config.shard_mb * MEGABYTE
     kept, number = Kept([], np.zeros(0, "S32")), 0
     if parent:
-        kept = parent.link_unchanged(root, subset, members, max_bytes * MIN_KEPT)
         number = parent.next_number(STEMS[subset])
+        if parent.is_whole:
+            kept = kept._replace(shards=parent.link_all(root, subset))
+        else:
+            kept = parent.link_unchanged(root, subset, members, max_bytes * MIN_KEPT)
     others = (member for its_subset, member in members if its_subset == subset and not kept.contains(member))
     plans = _split(STEMS[subset], others, max_bytes, number)
     return sorted([*kept.shards, *_write_all(root, plans, images - len(kept.keys), config)])
@@ -216,6 +255,12 @@ def _write_all(root: Path, plans: Iterable[Plan], images: int, config: ShardConf
     return [shard for _, shard in sorted(shards.items())]
 
 
+def _counted(outcome: PackedShards, subset: str) -> str:
+    """The images of a subset: those of the parent, and new ones."""
+    old, new = outcome.old_samples[subset], outcome.samples[subset]
+    return f"{old + new} ({old} of --parent and {new} new)" if any(outcome.old_samples.values()) else str(new)
+
+
 def _print_summary(
     ledger: Ledger, skips: Skips, config: ShardConfig, outcome: PackedShards, seconds: float
 ) -> None:
@@ -224,7 +269,7 @@ def _print_summary(
     examples = {reason: ledger.examples(REJECTED, reason) for reason, _ in reasons}
     root = console.printable(config.output_dir)
     lines = [
-        f"{root}: {outcome.samples[TRAINING]} images for training and {outcome.samples[VALIDATION]} for "
+        f"{root}: {_counted(outcome, TRAINING)} images for training and {_counted(outcome, VALIDATION)} for "
         f"validation in {outcome.shards} shards ({outcome.bytes / 1e6:.1f} MB, {seconds:.1f} s), "
         f"{rejected} rejected, {duplicates_text(duplicates)}",
         *rejection_lines(reasons, examples),

@@ -35,9 +35,9 @@ def find_shared(training: ShardImages, validation: ShardImages) -> list[SharedIm
     validation_rows = validation_rows[np.argsort(validation_rows["key"])]
     allowed = any(one.dataset.policy.get("near_duplicates") is False for one in (training, validation))
     pairs: dict[bytes, bytes] = {}
-    for rows in _parts(training.indexes(), max(MIN_ROWS, len(validation_rows))):
+    for rows in parts(training.indexes(), max(MIN_ROWS, len(validation_rows))):
         if not allowed:
-            for ours, theirs in near_between(_phashes(rows), _phashes(validation_rows)):
+            for ours, theirs in near_between(phashes_of(rows), phashes_of(validation_rows)):
                 for our, their in zip(ours.tolist(), theirs.tolist(), strict=True):
                     pairs.setdefault(validation_rows["key"][their], rows["key"][our])
         for key in np.intersect1d(rows["key"], validation_rows["key"]):
@@ -46,7 +46,7 @@ def find_shared(training: ShardImages, validation: ShardImages) -> list[SharedIm
     return sorted(SharedImage(*pair) for pair in texts)
 
 
-def _parts(indexes: Iterator[np.ndarray], least: int) -> Iterator[np.ndarray]:
+def parts(indexes: Iterator[np.ndarray], least: int) -> Iterator[np.ndarray]:
     """The rows of several indexes together, at least so many but for the last part."""
     part: list[np.ndarray] = []
     for rows in indexes:
@@ -58,6 +58,6 @@ def _parts(indexes: Iterator[np.ndarray], least: int) -> Iterator[np.ndarray]:
         yield np.concatenate(part)
 
 
-def _phashes(rows: np.ndarray) -> np.ndarray:
+def phashes_of(rows: np.ndarray) -> np.ndarray:
     """The perceptual hashes of an index: uint64 (N, 2)."""
     return np.stack([rows["phash_low"], rows["phash_high"]], axis=1)

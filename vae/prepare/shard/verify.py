@@ -23,8 +23,8 @@ from vae.prepare.shard.engines import Entry, indexes
 from vae.prepare.shard.shared import find_shared
 from vae.prepare.shard.write import SHARD_SECONDS
 from vae.progress import Progress
-from vae.shards.index import INDEX, Shard, ShardedDataset, read_dataset, read_index
-from vae.shards.remote_shards import HEADER_BYTES, RemoteShards, no_room, open_images
+from vae.shards.index import Shard, ShardedDataset, index_path, max_index_bytes, read_dataset, read_index
+from vae.shards.remote_shards import RemoteShards, no_room, open_images
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.store import MissingError, StoreFile
 from vae.system import console
@@ -114,7 +114,7 @@ def _verify_all(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCac
 def _with_room(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCache) -> ValidateConfig:
     """The options with at most one process for each shard that fits; UserError if the largest does not."""
     largest = dataset.shards[int(dataset.shards.bytes.argmax())]
-    fitting = cache.room() // (largest.bytes + largest.samples * INDEX.itemsize + HEADER_BYTES)
+    fitting = cache.room() // (largest.bytes + max_index_bytes(largest))
     if fitting < 1:
         raise no_room(cache, largest)
     if config.engine == "ray":  # each node has a cache of its own
@@ -136,7 +136,7 @@ def verify_shard(
     """
     try:
         if not isinstance(dataset.path, StoreFile):
-            rows = read_index(dataset.folder, shard)
+            rows = read_index(index_path(dataset.folder, shard), shard)
             path = dataset.folder / shard.name
             if sha256_of_file(path) != shard.sha256:
                 return [Problem(shard.name, "checksum", "its bytes are not those that were written")]

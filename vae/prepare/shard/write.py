@@ -6,6 +6,7 @@ import json
 import tarfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ import numpy as np
 from vae.data.manifest import replace_text
 from vae.prepare.shard.engines import SUFFIXES, Entry, indexes
 from vae.shards.index import INDEX, Shard, index_path
-from vae.system.console import printable
 from vae.system.errors import DataError
 from vae.system.files import atomic_path, read_json, sha256_of_file
 
@@ -68,31 +68,40 @@ def write_shard(root: Path, plan: Plan) -> Shard:
     Raises DataError if an image file has changed since it was checked, and OSError if writing fails.
     """
     done = read_mark(root, plan)
-    if done is not None:
+    if done is not None and done.index_sha256 is not None:
         return done
     with atomic_path(root / plan.name) as temporary:
         rows, foreign = _write_tar(temporary, plan.members)
-        sha256, size = sha256_of_file(temporary), temporary.stat().st_size
-    shard = Shard(plan.name, len(rows), size, sha256)
+        shard = Shard(plan.name, len(rows), temporary.stat().st_size, sha256_of_file(temporary))
     for suffix, content in foreign.items():
         with atomic_path(root / plan.name.replace(".tar", suffix)) as temporary:
             temporary.write_bytes(content)
     with atomic_path(index_path(root, shard)) as temporary, temporary.open("wb") as file:
         np.save(file, rows, allow_pickle=False)
-    write_mark(root, plan, shard)
+    shard = shard._replace(index_sha256=sha256_of_file(index_path(root, shard)))
+    write_mark(root, plan.digest(), shard)
     return shard
 
 
-def write_mark(root: Path, plan: Plan, shard: Shard) -> None:
-    """Note that a shard is complete."""
-    content = {"plan": plan.digest(), "shard": shard._asdict()}
-    replace_text(root / HIDDEN / f"{plan.name}.json", [json.dumps(content)])
+def write_mark(root: Path, plan: str, shard: Shard) -> None:
+    """Note that the shard of a plan with this digest is complete."""
+    replace_text(_mark(root, shard.name), [json.dumps({"plan": plan, "shard": shard._asdict()})])
+
+
+def copy_mark(source: Path, root: Path, shard: Shard) -> None:
+    """Note that a shard from another folder is complete, if that folder notes it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        write_mark(root, read_json(_mark(source, shard.name))["plan"], shard)
+
+
+def _mark(root: Path, name: str) -> Path:
+    return root / HIDDEN / f"{name}.json"
 
 
 def read_mark(root: Path, plan: Plan) -> Shard | None:
     """The shard of a plan, if it is complete and has the size that was written."""
     try:
-        content = read_json(root / HIDDEN / f"{plan.name}.json")
+        content = read_json(_mark(root, plan.name))
         shard = Shard(**content["shard"])
         is_complete = (root / shard.name).stat().st_size == shard.bytes and all(
             (root / shard.name.replace(".tar", suffix)).exists() for suffix in (".npy", *SUFFIXES)
@@ -119,9 +128,7 @@ def _write_tar(path: Path, members: Sequence[Member]) -> tuple[np.ndarray, dict[
 def _read(member: Member) -> bytes:
     data = Path(member.path).read_bytes()
     if hashlib.sha256(data).hexdigest() != member.sha256:
-        raise DataError(
-            f"--input_dir: {printable(member.path)} has changed since it was checked: run the command again"
-        )
+        raise DataError(f"--input_dir: {member.path} has changed since it was checked: run the command again")
     return data
 
 

@@ -22,8 +22,6 @@ from vae.prepare.overlaps import join_overlapping
 from vae.prepare.pool import Failure, Limits, run_each
 from vae.prepare.split.metadata_csv import Metadata
 from vae.progress import Progress
-from vae.system.addresses import public_address
-from vae.system.console import printable
 from vae.system.errors import DataError, UserError
 
 NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
@@ -67,8 +65,7 @@ def _folder_of(levels: int, setting: str, row: dict[str, Any]) -> str:
     parts = row["path"].split("/")[:-1]
     if len(parts) < levels:
         raise DataError(
-            f"{setting}: {printable(row['path'])} has only {len(parts)} folders in its path: "
-            "move it or use fewer levels"
+            f"{setting}: {row['path']} has only {len(parts)} folders in its path: move it or use fewer levels"
         )
     return "/".join(parts[:levels])
 
@@ -77,7 +74,7 @@ def _value_of(metadata: Metadata, values: list[str], row: dict[str, Any]) -> str
     position = metadata.find(row["path"], row.get("source"))
     if position is None:
         raise DataError(
-            f"--features {metadata.features_file} has no row for {printable(row['path'])} of the manifest: "
+            f"--features {metadata.features_file} has no row for {row['path']} of the manifest: "
             "add one, with the path below the prepared or the original folder"
         )
     return values[position]
@@ -114,7 +111,7 @@ def _fingerprint_all(
             for (content, path), result in results:
                 if isinstance(result, Failure):
                     raise DataError(
-                        f"--input_dir: {printable(path)} cannot be compared with the other images "
+                        f"--input_dir: {path} cannot be compared with the other images "
                         f"({result.reason}: {result.detail}): validate and preprocess the images first"
                     )
                 known[content] = result
@@ -138,7 +135,7 @@ def find_manifest(input_dir: str | os.PathLike[str]) -> Path:
         path /= MANIFEST_NAME
     if not path.is_file():
         raise DataError(
-            f"--input_dir {public_address(input_dir)} contains no {MANIFEST_NAME}: "
+            f"--input_dir {input_dir} contains no {MANIFEST_NAME}: "
             "make one with prepare_data.py --mode preprocess"
         )
     return path

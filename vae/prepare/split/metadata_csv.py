@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from vae.config.values import nearest
-from vae.system.console import printable
 from vae.system.errors import DataError, UserError
 from vae.system.files import csv_delimiter, csv_text
 
@@ -45,7 +44,7 @@ class Metadata:
         if empty:
             raise DataError(
                 f"{flag} {name}: {len(empty)} images of {self.features_file} have no {name}, for example "
-                f"{printable(self.columns[ID][empty[0]])}: fill it in"
+                f"{self.columns[ID][empty[0]]}: fill it in"
             )
         return values
 
@@ -86,22 +85,22 @@ def _labels_of(ids: list[str], features_file: str, labels_file: str) -> list[str
     for row in rows:
         image_id, values = row[at], row[:at] + row[at + 1 :]
         if image_id in labels:
-            raise DataError(f"--labels {labels_file}: id {printable(image_id)} occurs twice: remove one row")
+            raise DataError(f"--labels {labels_file}: id {image_id} occurs twice: remove one row")
         labels[image_id] = values[0] if len(names) == 1 else _hot_one(names, values, image_id, labels_file)
         if not labels[image_id]:
-            raise DataError(f"--labels {labels_file}: id {printable(image_id)} has no label: fill it in")
+            raise DataError(f"--labels {labels_file}: id {image_id} has no label: fill it in")
     missing = [image_id for image_id in ids if image_id not in labels]
     if missing:
         raise DataError(
             f"--labels {labels_file} lacks {len(missing)} ids of {features_file}, for example "
-            f"{printable(missing[0])}: add them"
+            f"{missing[0]}: add them"
         )
     if len(labels) > len(ids):
         known = set(ids)
         unknown = [image_id for image_id in labels if image_id not in known]
         raise DataError(
             f"--labels {labels_file} has {len(unknown)} ids that {features_file} lacks, for example "
-            f"{printable(unknown[0])}: remove them"
+            f"{unknown[0]}: remove them"
         )
     return [labels[image_id] for image_id in ids]
 
@@ -114,7 +113,7 @@ def _hot_one(names: list[str], values: list[str], one: str, labels_file: str) ->
         numbers = []
     if sorted(numbers) != [0.0] * (len(names) - 1) + [1.0]:
         raise DataError(
-            f"--labels {labels_file}: id {printable(one)} is not one-hot over {len(names)} columns: "
+            f"--labels {labels_file}: id {one} is not one-hot over {len(names)} columns: "
             "set exactly one to 1 and the others to 0, or give one column with the label"
         )
     return names[numbers.index(1.0)]
@@ -128,11 +127,11 @@ def read_table(path: str, flag: str, needed: tuple[str, ...]) -> tuple[list[str]
     header = [csv_text(name.strip()) for name in next(csv.reader([first], delimiter=delimiter), [])]
     missing = [name for name in needed if name not in header]
     if missing:
-        has = ", ".join(map(printable, header)) or "nothing"
+        has = ", ".join(header) or "nothing"
         raise UserError(f"{flag} {path} lacks the column {' and '.join(missing)} (it has {has}): add it")
     if len(set(header)) < len(header):
         double = next(name for name in header if header.count(name) > 1)
-        raise UserError(f"{flag} {path} has the column {printable(double)} twice: rename one")
+        raise UserError(f"{flag} {path} has the column {double} twice: rename one")
     return header, _rows(lines, delimiter, len(header), path, flag)
 
 
@@ -168,5 +167,5 @@ def _check_unique(values: list[str], name: str, path: str, flag: str) -> None:
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            raise DataError(f"{flag} {path}: {name} {printable(value)} occurs twice: remove one row")
+            raise DataError(f"{flag} {path}: {name} {value} occurs twice: remove one row")
         seen.add(value)

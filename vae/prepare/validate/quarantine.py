@@ -52,13 +52,13 @@ def undo(quarantine_dir: str, input_dir: str | None) -> tuple[int, int]:
         folder = os.path.commonpath([os.path.dirname(row["from"]) for row in rows]) if rows else "?"
         raise UsageError(
             "--undo_quarantine needs --input_dir, the folder into which the files go back: the record names "
-            f"files in {printable(folder)}"
+            f"files in {folder}"
         )
     for number, row in enumerate(rows, 1):
         for key, flag, folder in (("from", "input", input_dir), ("to", "quarantine", quarantine_dir)):
             if not _is_inside(row[key], folder):
                 raise DataError(
-                    f"{path}: line {number} names {printable(row[key])}, which is not in --{flag}_dir "
+                    f"{path}: line {number} names {row[key]}, which is not in --{flag}_dir "
                     f"{folder}: no file was moved"
                 )
     moved, left = 0, []

@@ -13,11 +13,11 @@ from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.sampling.buckets import Buckets
-from vae.sampling.streams import WINDOW_SHARDS
+from vae.sampling.streams import SHARDS_AT_ONCE
 from vae.shards.shard_cache import default_folder
 from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile
-from vae.system.addresses import is_remote, public_address
+from vae.system.addresses import is_remote, public_text
 from vae.system.console import command_line, counted
 from vae.system.gpus import match_card
 from vae.system.host import GIB
@@ -48,7 +48,7 @@ def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
 def data_line(config: DataConfig, training: int, validation: int) -> str:
     """Numbers of training and validation images."""
     shown = f"{validation} for validation" if validation else "none for validation"
-    return f"{training} images of {public_address(config.data_path)}, {shown}"
+    return f"{training} images of {public_text(config.data_path)}, {shown}"
 
 
 def crops_text(crop: str, image_size: int, buckets: Buckets | None) -> str:
@@ -155,7 +155,7 @@ def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed
     sizes, machines = images.dataset.shards.bytes, max(1, dist.world_size // dist.local_world_size)
 
     def needed_gib(count: int) -> float:
-        at_once = -(-count // machines) * (WINDOW_SHARDS + 1)
+        at_once = -(-count // machines) * SHARDS_AT_ONCE
         return float(min(sizes.sum(), at_once * sizes.mean())) / GIB
 
     needed = needed_gib(streams)

@@ -1,0 +1,124 @@
+"""Passwords and signatures in addresses are used, and neither printed nor recorded, by every script."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.http_store import http_store, hurry
+from tests.harness.runs import run_here
+from tests.harness.shards import pack
+from tests.harness.small_vae import write_vae
+from tests.harness.stub_trainer import start_search, write_stub
+from vae.system import console
+from vae.system.addresses import public_text
+from vae.system.errors import UserError
+
+PASSWORD, SIGNATURE = "pa55word", "5ecret"
+ADDRESSES = [
+    "http://bob:pa55word@{host}/dataset.json?sig=5ecret",
+    " http://bob:pa55word@{host}/dataset.json",
+    "http:/bob:pa55word@{host}/dataset.json",
+    "simplecache::http://bob:pa55word@{host}/dataset.json?sig=5ecret",
+]
+SMALL = ("--max_images", "2", "--perceptual_net", "none", "--device", "cpu")
+FLAGS_OF = {
+    "train_vae.py": ("--data_path", "--output_dir", "out"),
+    "prepare_data.py": ("--input_dir", "--mode", "validate"),
+    "evaluate_vae.py": ("--data_path", "--output_dir", "out", "--vae", "vae", "--device", "cpu"),
+    "infer_vae.py": ("--input", "--mode", "reconstruct", "--output_dir", "out", "--vae", "vae"),
+    "export_vae.py": ("--data_path", "--output", "out", "--vae", "vae"),
+    "check_compatibility.py": ("--data_path", "--quick"),
+}
+
+
+def assert_public(folder: Path, *printed: str) -> None:
+    """Neither the printed texts nor the files have a password or a signature."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pt"]
+    texts = [*printed, *(path.read_bytes().decode("utf-8", "replace") for path in files)]
+    found = [text for text in texts if PASSWORD in text or SIGNATURE in text]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("--x=http://u:p@h:80/a@b?q=1#f", "--x=http://h:80/a@b"),
+        (" https:/u:p@h/x", " https:/h/x"),
+        ("zip://a::http://u:p/w?#1@h/x", "zip://a::http://h/x"),
+        ("http://token@h", "http://h"),
+        ("http://u:p w@[::1]:80/x", "http://[::1]:80/x"),
+        ("see 'http://h/x?a=1' and http://u:p@g: no answer", "see 'http://h/x' and http://g: no answer"),
+        ("http://h:80: no answer to a@b", "http://h:80: no answer to a@b"),
+        ("C:/Users/a@b?", "C:/Users/a@b?"),
+        ("s3://bucket/a@2x/dataset.json", "s3://bucket/a@2x/dataset.json"),
+    ],
+)
+def test_addresses_within_any_text_lose_their_credentials(given, shown, capsys):
+    assert public_text(given) == str(UserError(given)) == shown
+    for write in (console.info, console.error, console.progress):
+        write(given)
+    assert "".join(capsys.readouterr()) == f"{shown}\n" * 3
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("script", FLAGS_OF)
+def test_mistakes_name_addresses_without_credentials(script, address, tmp_path, monkeypatch):
+    hurry(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    write_vae(tmp_path / "vae")
+    flag, *words = FLAGS_OF[script]
+    address = address.format(host="127.0.0.1:9")  # nobody listens
+    for last in ([f"{flag}={address}"], [flag, address]):
+        done = run_here(script, *words, *last)
+        assert done.returncode not in (0, 2) or script == "check_compatibility.py"
+        assert_public(tmp_path, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_evaluation_and_validation_record_no_credentials(joined, image_folder, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
+    hurry(monkeypatch)
+    root = pack(image_folder, tmp_path / "set").parent
+    monkeypatch.chdir(tmp_path)
+    write_vae(tmp_path / "vae")
+    more = ("--cache_dir", "cache")
+    with http_store(root) as web:
+        address = web.url("dataset.json?sig=5ecret", login="bob:pa55word@")
+        for script, flag, words in (
+            ("prepare_data.py", "--input_dir", ["--mode", "validate", "--num_workers", "1", *more]),
+            (
+                "evaluate_vae.py",
+                "--data_path",
+                ["--vae", "vae", "--output_dir", "out", "--sizes", "32", *SMALL, *more],
+            ),
+        ):
+            words += [f"{flag}={address}"] if joined else [flag, address]
+            monkeypatch.setattr(sys, "argv", [script, *words])
+            done = run_here(script, *words)
+            assert done.returncode == 0, done.stderr
+            assert_public(tmp_path, done.stdout, done.stderr)
+    assert "http://127.0.0.1" in (tmp_path / "out" / "results.json").read_text()
+
+
+def test_search_gives_credentials_to_its_runs_and_records_none(image_folder, tmp_path):
+    pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
+    pytest.importorskip("optuna", reason="requirements-tune.txt is not installed")
+    root = pack(image_folder, tmp_path / "set").parent
+    stub = write_stub(tmp_path / "stub")
+    given = "import sys, pathlib; pathlib.Path(sys.argv[4], 'given').write_text(str('pa55' in str(sys.argv)))"
+    text = (stub / "train_vae.py").read_text()
+    (stub / "train_vae.py").write_text(text.replace("signal.signal(", f"{given}\nsignal.signal(", 1))
+    (tmp_path / "space.json").write_text(json.dumps({"learning_rate": [1e-4, 1e-3, 1e-2]}))
+    options = {"perceptual_weight": 0.0, "image_size": 32, "z_channels": 4}
+    with http_store(root) as web:
+        options["data_path"] = web.url("dataset.json?sig=5ecret", login="bob:pa55word@")
+        (tmp_path / "base.json").write_text(json.dumps(options))
+        words = ["--config", tmp_path / "base.json", "--space", tmp_path / "space.json", "--trials", "3"]
+        search = start_search(stub, *map(str, [*words, "--output_dir", tmp_path / "out"]))
+        printed, _ = search.communicate(timeout=120)
+    assert search.returncode == 0, printed
+    assert_public(tmp_path / "out", printed)
+    assert {path.read_text() for path in (tmp_path / "out").rglob("given")} == {"True"}
+    assert "http://127.0.0.1" in (tmp_path / "out" / "best.json").read_text()
