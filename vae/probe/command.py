@@ -89,7 +89,7 @@ def run_probe(config: EvaluateConfig) -> None:
     is_bf16 = device.type == "cuda" and precision_support(device).bf16 == "native"
     dtype = torch.bfloat16 if is_bf16 else torch.float32
     probe = Probe(config, classes, sets, folds, device, dtype, _is_compiled(config, device))
-    counts = " and ".join(f"{len(one.targets)} images in {one.flag}" for one in sets)
+    counts = " and ".join(f"{len(labelled.targets)} images in {labelled.flag}" for labelled in sets)
     in_folds = "" if folds is None else f", {len(set(sets[0].groups))} groups, {folds.max() + 1} folds"
     console.info(f"{counts}, {len(classes)} classes{in_folds}")
     Path(config.output_dir).mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def _by_network(probe: Probe, kind: Kind, train: MapSet, measured: MapSet) -> np
 
 def _state_path(probe: Probe, kind: Kind, shape: NetworkShape) -> Path:
     """The file for the state of a training; its name is a hash of all that decides the training."""
-    labels = [hashlib.sha256(one.targets.tobytes()).hexdigest() for one in kind.sets]
+    labels = [hashlib.sha256(maps.targets.tobytes()).hexdigest() for maps in kind.sets]
     decides = [kind.identity, labels, asdict(shape), probe.classes, str(probe.dtype), probe.config.seed]
     text = json.dumps([*decides, probe.config.probe_micro_batch_size])
     return Path(probe.config.output_dir, f"probe_{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt")
@@ -232,9 +232,9 @@ def _state_path(probe: Probe, kind: Kind, shape: NetworkShape) -> Path:
 
 def _validate(training: Training, kind: Kind, val: MapSet) -> None:
     """Add the scores of an epoch to its record, and print them."""
-    found, targets, record = training.predict(val), val.targets[val.chosen], training.epochs[-1]
-    record["top1"] = float((found.argmax(1) == targets).mean())
-    record["log_loss"] = float(-np.log(found[np.arange(len(found)), targets]).mean())
+    values, targets, record = training.predict(val), val.targets[val.chosen], training.epochs[-1]
+    record["top1"] = float((values.argmax(1) == targets).mean())
+    record["log_loss"] = float(-np.log(values[np.arange(len(values)), targets]).mean())
     console.info(
         f"{printable(kind.name)}: epoch {record['epoch']} of {training.recipe.epochs}, loss "
         f"{record['loss']:.3f}, validation top-1 {record['top1']:.1%}, log loss {record['log_loss']:.3f}"
@@ -245,12 +245,12 @@ def _write(folder: Path, probe: Probe, reference: str | None, kinds: Sequence[Ki
     """Write probe.json and one CSV file of probabilities for each kind of maps, and print the tables."""
     measured = kinds[0].sets[-1]  # all kinds have the same images
     last = [list(kind.probabilities.values())[-1] for kind in kinds]  # the ensemble, if there is one
-    of_vaes = {kind.vae: found for kind, found in zip(kinds, last, strict=True) if kind.vae is not None}
+    of_vaes = {kind.vae: values for kind, values in zip(kinds, last, strict=True) if kind.vae is not None}
     groups = measured.groups[measured.chosen]
     pairs = compared_with_first(of_vaes, measured.targets[measured.chosen], groups)
     names = probe.sets[-1].names(measured.chosen)
-    for number, found in enumerate(last):
-        write_probabilities(folder / f"probe_{number}.csv", names, probe.classes, found)
+    for number, values in enumerate(last):
+        write_probabilities(folder / f"probe_{number}.csv", names, probe.classes, values)
     content = {
         "profile": probe.config.probe_profile,
         "classes": probe.classes,

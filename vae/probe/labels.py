@@ -72,9 +72,12 @@ def read_sets(config: EvaluateConfig) -> tuple[list[str], list[LabelledSet]]:
     listed = None if config.probe is None else _listed_labels(config.probe, config.probe_column)
     if listed is not None:
         _check_listed(f"--probe {config.probe}", listed, sources)
-    found = {flag: _labels_of(flag, images, config, listed) for flag, images in sources.items()}
+    labels_of = {flag: _labels_of(flag, images, config, listed) for flag, images in sources.items()}
     classes = _classes(
-        {f"{flag} {sources[flag].location}": {x.text for x in of.values()} for flag, of in found.items()}
+        {
+            f"{flag} {sources[flag].location}": {label.text for label in labels.values()}
+            for flag, labels in labels_of.items()
+        }
     )
     _warn_of_twins(list(sources.values()))
     number_of = {name: number for number, name in enumerate(classes)}
@@ -87,7 +90,7 @@ def read_sets(config: EvaluateConfig) -> tuple[list[str], list[LabelledSet]]:
             np.array([number_of[label.text] for label in labels.values()], dtype=np.int64),
             _numbers([label.group or f"image/{number}" for number, label in enumerate(labels.values())]),
         )
-        for flag, labels in found.items()
+        for flag, labels in labels_of.items()
     ]
     return classes, sets
 
@@ -148,17 +151,17 @@ def _labels_of(
     flag: str, images: Images, config: EvaluateConfig, listed: dict[str, Label] | None
 ) -> dict[int, Label]:
     """The label of each labelled image by its number. DataError without any."""
-    found: dict[int, Label] = {}
+    labels: dict[int, Label] = {}
     missing = ""
     try:
         for index in track(range(len(images)), f"labels of {flag}", len(images), "image", keep=False):
             label = _label_of(images, index, config.probe_column, listed)
             if label is not None:
-                found[index] = label
+                labels[index] = label
             missing = missing or (images.name(index) if label is None else "")
     except BadImageError as error:
         raise DataError(f"{flag} {images.location}: the labels cannot be read: {error}") from error
-    if not found:
+    if not labels:
         remedy = (
             f"name a column with --probe_column ({config.probe_column}; folder: the name of each image's "
             "folder), or give --probe labels.csv"
@@ -168,10 +171,10 @@ def _labels_of(
         raise DataError(f"{flag} {images.location} has no labels, for example {printable(missing)}: {remedy}")
     if missing:
         console.warning(
-            f"{flag} {images.location}: {len(images) - len(found)} of {len(images)} images have no label and "
-            f"are left out, for example {printable(missing)}"
+            f"{flag} {images.location}: {len(images) - len(labels)} of {len(images)} images have no label "
+            f"and are left out, for example {printable(missing)}"
         )
-    return found
+    return labels
 
 
 def _label_of(images: Images, index: int, column: str, listed: dict[str, Label] | None) -> Label | None:
@@ -191,15 +194,15 @@ def _classes(labels: dict[str, set[str]]) -> list[str]:
     classes = sorted(known)
     if len(classes) < 2:
         raise DataError(f"{train} has only the class {printable(classes[0])}: give at least two classes")
-    for val, found in others:
-        strange = sorted(found - known)
+    for val, measured in others:
+        strange = sorted(measured - known)
         if strange:
             raise DataError(
                 f"{val} has {len(strange)} classes that --data_path lacks, for example "
                 f"{printable(strange[0])}: remove these images, or add some to --data_path"
             )
-        if len(found) < len(classes):
-            console.warning(f"{val} lacks {len(classes) - len(found)} of {len(classes)} classes")
+        if len(measured) < len(classes):
+            console.warning(f"{val} lacks {len(classes) - len(measured)} of {len(classes)} classes")
     return classes
 
 

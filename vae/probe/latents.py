@@ -70,15 +70,15 @@ def load_views(
     """uint8 (B, V, 3, S, S) of the images from `start` on, zeros for unusable ones, and why they are."""
     size = config.sizes[0]
     indices = labelled.indices[start : start + config.batch_size].tolist()
-    found, unusable = np.zeros((len(indices), views, size, size, 3), np.uint8), {}
+    images, unusable = np.zeros((len(indices), views, size, size, 3), np.uint8), {}
     for position, index in enumerate(indices):
         try:
             pixels = labelled.images.decode(index, max_pixels=config.max_pixels, background=config.background)
             for view in range(views):
-                found[position, view] = view_of(pixels, view, index, config)
+                images[position, view] = view_of(pixels, view, index, config)
         except BadImageError as error:
             unusable[str(start + position)] = f"{labelled.images.name(index)}: {error}"
-    return torch.from_numpy(found.transpose(0, 1, 4, 2, 3).copy()), unusable
+    return torch.from_numpy(images.transpose(0, 1, 4, 2, 3).copy()), unusable
 
 
 def encode_set(

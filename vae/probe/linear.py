@@ -42,8 +42,8 @@ def linear_probabilities(train: MapSet, measured: MapSet, num_classes: int) -> n
     held_out = np.random.default_rng(0).permutation(groups.max() + 1)[groups] % HELD_OUT == 0
     best, best_loss = STRENGTHS[0], math.inf
     for strength in STRENGTHS if len(set(targets[~held_out].tolist())) > 1 else ():
-        found = fit(strength, ~held_out, features[held_out])
-        loss = -np.log(found[np.arange(len(found)), targets[held_out]]).mean()
+        values = fit(strength, ~held_out, features[held_out])
+        loss = -np.log(values[np.arange(len(values)), targets[held_out]]).mean()
         if loss >= best_loss:
             break
         best, best_loss = strength, loss

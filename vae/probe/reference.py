@@ -49,11 +49,11 @@ def _convnext(content: Mapping[str, Any]) -> nn.Module:
 
 def _torchvision_name(name: str) -> str:
     """torchvision's name of a parameter in a file of Liu et al. 2022."""
-    if found := re.fullmatch(r"downsample_layers\.(\d)\.(.+)", name):
-        return f"features.{2 * int(found[1])}.{found[2]}"
-    if found := re.fullmatch(r"stages\.(\d)\.(\d+)\.(\w+)(.*)", name):
-        part = BLOCK_NAMES.get(found[3], found[3])
-        return f"features.{2 * int(found[1]) + 1}.{found[2]}.{part}{found[4]}"
+    if match := re.fullmatch(r"downsample_layers\.(\d)\.(.+)", name):
+        return f"features.{2 * int(match[1])}.{match[2]}"
+    if match := re.fullmatch(r"stages\.(\d)\.(\d+)\.(\w+)(.*)", name):
+        part = BLOCK_NAMES.get(match[3], match[3])
+        return f"features.{2 * int(match[1]) + 1}.{match[2]}.{part}{match[4]}"
     return re.sub(r"^norm\.", "classifier.0.", name)
 
 

@@ -62,7 +62,7 @@ def compared_with_first(
     probabilities: Mapping[str, np.ndarray], targets: np.ndarray, groups: np.ndarray
 ) -> list[dict[str, Any]]:
     """Each other VAE against the first: the difference of the top-1 accuracy, by a paired bootstrap."""
-    correct = {name: found.argmax(1) == targets for name, found in probabilities.items()}
+    correct = {name: values.argmax(1) == targets for name, values in probabilities.items()}
     (first, reference), *others = correct.items()
     return [
         {"first": name, "second": first} | paired_bootstrap(values, reference, groups)
@@ -77,12 +77,12 @@ def score_lines(
     width = max(len(printable(name)) for name in scores_of)
     lines = ["", f"{'':{width}}  head      top-1   top-5   macro F1  log loss  worst recall"]
     for name, heads in scores_of.items():
-        for head, found in heads.items():
-            worst = int(np.argmin(found["recall"]))
+        for head, score in heads.items():
+            worst = int(np.argmin(score["recall"]))
             lines.append(
-                f"{printable(name):{width}}  {head:8}  {found['top1']:6.1%}  "
-                f"{found['top5']:6.1%}  {found['macro_f1']:8.3f}  {found['log_loss']:8.3f}  "
-                f"{found['recall'][worst]:.0%} {printable(classes[worst])}"
+                f"{printable(name):{width}}  {head:8}  {score['top1']:6.1%}  "
+                f"{score['top5']:6.1%}  {score['macro_f1']:8.3f}  {score['log_loss']:8.3f}  "
+                f"{score['recall'][worst]:.0%} {printable(classes[worst])}"
             )
     lines += [
         f"{printable(pair['first'])} - {printable(pair['second'])}: top-1 "

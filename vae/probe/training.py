@@ -123,9 +123,9 @@ class Training:
             batch = self.model.standardized(latents.to(self._device))
             logits = self._measure(batch.contiguous(memory_format=torch.channels_last))
             parts.append(logits.double().softmax(1).clamp(min=1e-7).cpu())
-        found = torch.cat(parts)
-        self._check_finite(found.sum().item(), "a sum of probabilities")
-        return found.numpy()
+        probabilities = torch.cat(parts)
+        self._check_finite(probabilities.sum().item(), "a sum of probabilities")
+        return probabilities.numpy()
 
     def _check_finite(self, value: float, what: str) -> None:
         if not math.isfinite(value):
