@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from vae.config.options import ModelConfig  # noqa: E402
 from vae.inference.codec import decode_latents, encode_images, reconstruct  # noqa: E402
-from vae.memory.live_bytes import DeviceBytes  # noqa: E402
+from vae.memory.live_bytes import LiveBytes  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 
 # One level more than usual: without it, most of the time on a CPU would be attention in the mid block.
@@ -38,7 +38,7 @@ def peaks(config: ModelConfig, side: int, tile: int | None, dtype: torch.dtype) 
             ("encode", lambda: encode_images(model, images, dtype=dtype, tile=tile)),
             ("decode", lambda: decode_latents(model, latents, dtype=dtype, tile=tile)),
         ):
-            with DeviceBytes("cuda") as device, DeviceBytes("cpu") as host:
+            with LiveBytes("cuda") as device, LiveBytes("cpu") as host:
                 run()
             found[name] = {"cuda": device.peak, "cpu": host.peak}
     return found

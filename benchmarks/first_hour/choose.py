@@ -11,7 +11,7 @@ CONSTANTS = {
     "TILE_ELEMENTS": gpu_blocks,
     "NUM_WARPS": gpu_blocks,
     "REDUCTION_PROGRAMS": gpu_blocks,
-    "NHWC_COLUMNS": gpu_blocks,
+    "COLUMNS": gpu_blocks,
     "QUERIES_PER_CHANNEL": attention,
 }
 

@@ -1,5 +1,6 @@
 """Part 6: rates of single operations by shape, and the launch shapes and blocks that are fastest."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from vae.ops.kernel_check import run_tests
 from vae.ops.norm import group_norm_silu
 from vae.ops.resample import upsample_conv
 from vae.system.host import GIB
+from vae.training.precision import ALL_PLANS, DEFAULT_PLANS
 
 TITLE = "Convolutions, norms and attention: rates, workspaces, launch shapes"
 MIB = 2**20
@@ -48,7 +50,7 @@ NORM_CONSTANTS = {
     "TILE_ELEMENTS": (2048, 4096, 8192, 16384),
     "NUM_WARPS": (4, 8, 16),
     "REDUCTION_PROGRAMS": (256, 512, 1024),
-    "NHWC_COLUMNS": (64, 128, 256),
+    "COLUMNS": (64, 128, 256),
 }
 ATTENTION_QUERIES = (2, 4, 8, 16)  # at a time, for each channel
 
@@ -63,10 +65,8 @@ def cases(settings: Settings) -> list[Case]:
         name = f"enlarge, {channels} channels, {px // scale} px"
         found.append(Case(name, 10, partial(_upsample, channels=channels, px=px // scale)))
     for channels, px in NORMS[:: 4 if settings.quick else 1]:
-        for layout in ("channels_last", "contiguous"):
-            name = f"norm, {channels} channels, {px // scale} px, {layout}"
-            run = partial(_norm, channels=channels, px=px // scale, last=layout == "channels_last")
-            found.append(Case(name, 8, run))
+        name = f"norm, {channels} channels, {px // scale} px"
+        found.append(Case(name, 8, partial(_norm, channels=channels, px=px // scale)))
     found.append(Case("norm, launch shapes", 90, _norm_shapes))
     for tokens in TOKENS[: 1 if settings.quick else None]:
         found.append(Case(f"attention, {tokens} tokens", 25, partial(_attention, tokens=tokens)))
@@ -79,7 +79,10 @@ def _random(*shape: int) -> Tensor:
 
 
 def _convolution(settings: Settings, channels: int, out: int, px: int) -> dict[str, Any]:
-    """TFLOP/s and workspace of a 3x3 convolution and of its two gradients, in bf16, channels last."""
+    """TFLOP/s and workspace of a 3x3 convolution and of its two gradients, in bf16, channels last.
+
+    With the first ten plans of cuDNN, as in short runs, and with all, as in long ones.
+    """
     torch.backends.cudnn.benchmark = True
     h, weight, grad = _random(1, channels, px, px), _random(out, channels, 3, 3), _random(1, out, px, px)
     flops = 2 * 9 * channels * out * px**2
@@ -95,7 +98,18 @@ def _convolution(settings: Settings, channels: int, out: int, px: int) -> dict[s
         "input gradient": lambda: backward(True),
         "weight gradient": lambda: backward(False),
     }
-    return {name: {**_workspaces(run), **_rate(run, flops)} for name, run in runs.items()}
+    found, tf32 = {}, torch.backends.cudnn.allow_tf32
+    for kind, limit in (("", DEFAULT_PLANS), (", all plans", ALL_PLANS)):
+        torch.backends.cudnn.benchmark_limit = limit
+        # PyTorch searches again if this flag changes, and bf16 does not depend on it
+        torch.backends.cudnn.allow_tf32 = tf32 != (limit == ALL_PLANS)
+        for name, run in runs.items():
+            started = time.perf_counter()
+            workspaces = _workspaces(run)
+            seconds = rounded(time.perf_counter() - started)
+            found[f"{name}{kind}"] = {**workspaces, "search_seconds": seconds, **_rate(run, flops)}
+    torch.backends.cudnn.benchmark_limit, torch.backends.cudnn.allow_tf32 = DEFAULT_PLANS, tf32
+    return found
 
 
 def _rate(run: Callable[[], Any], flops: float) -> dict[str, float]:
@@ -144,18 +158,17 @@ def _both_directions(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[s
     return {"forward_ms": rounded(forward * 1e3), "both_ms": rounded(both * 1e3)}
 
 
-def _norm(settings: Settings, channels: int, px: int, last: bool) -> dict[str, Any]:
+def _norm(settings: Settings, channels: int, px: int) -> dict[str, Any]:
     """GB/s of GroupNorm and SiLU: forward moves the map 3 times, backward 5 times."""
-    found = _time_norm(channels, px, last)
+    found = _time_norm(channels, px)
     size = 2 * channels * px**2
     backward = found["both_ms"] - found["forward_ms"]
     rates = {"forward_gb_s": 3 * size / found["forward_ms"], "backward_gb_s": 5 * size / max(backward, 1e-9)}
     return {**found, **{name: rounded(rate / 1e6) for name, rate in rates.items()}}
 
 
-def _time_norm(channels: int, px: int, last: bool) -> dict[str, float]:
-    layout = LAST if last else torch.contiguous_format
-    h = _random(1, channels, px, px).contiguous(memory_format=layout).requires_grad_()
+def _time_norm(channels: int, px: int) -> dict[str, float]:
+    h = _random(1, channels, px, px).requires_grad_()
     weight, bias = (torch.ones(channels, device=DEVICE, requires_grad=True) for _ in range(2))
     return _both_directions(lambda: group_norm_silu(h, weight, bias, GROUPS, EPS), [h, weight, bias])
 
@@ -186,6 +199,8 @@ def _norm_shapes(settings: Settings) -> dict[str, Any]:
                 continue
             tried.append({"constants": candidate, **_try(candidate, shapes)})
         timed = [row for row in tried if "ms" in row]
+        if tried and not timed:
+            raise RuntimeError(tried[0]["error"])
         best = min(timed, key=lambda row: row["ms"])["constants"] if timed else best
     return {"tried": tried, "start": start, "best": best if computes() else start}
 
@@ -194,13 +209,13 @@ def _try(candidate: dict[str, int], shapes: list[tuple[int, int]]) -> dict[str, 
     """Milliseconds of all shapes in both directions; an error if a kernel is wrong or does not fit."""
     with constants({(gpu_blocks, name): value for name, value in candidate.items()}):
         for channels, px in shapes:
-            blocks = gpu_blocks.norm_blocks(1, channels, px**2, GROUPS, True)
+            blocks = gpu_blocks.norm_blocks(1, channels, px**2, GROUPS)
             if blocks.shared_memory_bytes > gpu_blocks.SHARED_MEMORY_BYTES:
                 return {"error": "more shared memory than a card has"}
         broken = [str(o) for o in run_tests(DEVICE, [BF16]) if o.key.operation == "norm" and o.is_broken]
-        if broken and computes():
+        if broken:
             return {"error": broken[0]}
-        return {"ms": rounded(sum(_time_norm(channels, px, True)["both_ms"] for channels, px in shapes))}
+        return {"ms": rounded(sum(_time_norm(channels, px)["both_ms"] for channels, px in shapes))}
 
 
 def _attention(settings: Settings, tokens: int) -> dict[str, Any]:
@@ -246,7 +261,8 @@ def _constants(values: dict[str, int]) -> str:
 
 
 def _convolution_table(results: dict[str, dict[str, Any]]) -> list[str]:
-    ways = ("forward", "input gradient", "weight gradient")
+    kinds = ("forward", "input gradient", "weight gradient")
+    ways = [*kinds, *(f"{kind}, all plans" for kind in kinds)]
     rows = []
     for name, found in results.items():
         cells = [

@@ -1,14 +1,9 @@
-"""Seeded inputs of operations, their results with gradients, and bands of rows for small images."""
+"""Seeded inputs of operations, and their results with gradients."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-import pytest
 import torch
 from torch import Tensor
-
-from vae.memory import live_bytes, plan
-from vae.ops import bands
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 GROUPS, EPS = 4, 1e-6  # of the norms in norm_silu_conv and residual_block
@@ -81,15 +76,3 @@ def relative_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     """Sum of the relative errors of all results, each in the Euclidean norm."""
     pairs = zip(results, exact, strict=True)
     return sum(float(((a.double() - b).norm() / b.norm()).detach()) for a, b in pairs)
-
-
-@contextmanager
-def in_bands(elements: int) -> Iterator[None]:
-    """Process images of every size in bands of `elements`; counts of memory are repeated."""
-    plan.count_step.cache_clear()
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(bands, "WHOLE_ELEMENTS", 0)
-        patches.setattr(bands, "BAND_ELEMENTS", elements)
-        patches.setattr(live_bytes, "OPERATION_COUNTS", {})
-        yield
-    plan.count_step.cache_clear()

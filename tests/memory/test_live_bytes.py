@@ -1,12 +1,9 @@
 """Live bytes of sequences that can be counted by hand, on one device and on several."""
 
-import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vae.memory.live_bytes import DeviceBytes, LiveBytes
-from vae.ops.library import define_op
+from vae.memory.live_bytes import LiveBytes
 from vae.ops.norm import group_norm
 
 KIB = 1024  # bytes of 256 fp32 values
@@ -106,43 +103,6 @@ def test_cpu_count_equals_meta_count():
     assert peaks[0] == peaks[1] > 0
 
 
-# An operation of ours: its implementation allocates 2 KIB of scratch, then 1, and a result of 1 KIB.
-
-
-def _test_sum_with_scratch(a: Tensor, b: Tensor) -> Tensor:
-    scratch = torch.cat((a, b))
-    half = scratch[:256] + scratch[256:]
-    del scratch
-    return half + _inner_op(half)
-
-
-def _test_product(a: Tensor) -> Tensor:
-    return (a.view(16, 16) @ a.view(16, 16)).view(-1)
-
-
-def _empty(*tensors: Tensor) -> Tensor:
-    return torch.empty_like(tensors[0])
-
-
-_inner_op = define_op(_test_product, fake=_empty, flops=lambda *_, **__: 2 * 16**3)
-_outer_op = define_op(_test_sum_with_scratch, fake=_empty, flops=lambda *_, **__: 2 * 16**3)
-
-
-@pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_counts_within_operations_of_ours(device):
-    a, b = (torch.ones(256, device=device) for _ in range(2))
-    with LiveBytes() as counter:
-        result = _outer_op(a, b)
-        # scratch and half: 3 KIB; then half, the product and their sum, 3 as well
-        assert counter.peak == 3 * KIB
-        assert counter.current == KIB
-        kept = [torch.empty(512, device=device), _outer_op(a, b)]
-    assert counter.peak == (1 + 2 + 3) * KIB
-    assert counter.current == 4 * KIB
-    assert counter.flops == 2 * 2 * 16**3
-    assert len(kept) + len(result) == 258
-
-
 def test_flops_of_matrix_products_forward_and_backward():
     layer = torch.nn.Linear(32, 64, device="meta")
     with LiveBytes() as counter:
@@ -153,7 +113,7 @@ def test_flops_of_matrix_products_forward_and_backward():
 def test_each_device_counts_its_own_storages():
     with FakeTensorMode(), torch.device("cpu"):
         before = torch.empty(1000, device="cuda")
-        with DeviceBytes("cuda") as cuda, DeviceBytes("cpu") as cpu:
+        with LiveBytes("cuda") as cuda, LiveBytes("cpu") as cpu:
             on_cuda = before * 2  # 4,000 bytes on the card
             on_cpu = on_cuda.cpu()  # and 4,000 on the CPU
             del on_cuda
@@ -172,5 +132,5 @@ def test_scratch_of_an_operation_counts_as_on_meta():
         return counter.peak
 
     with FakeTensorMode():
-        on_cuda = peak(DeviceBytes("cuda"), "cuda")
+        on_cuda = peak(LiveBytes("cuda"), "cuda")
     assert on_cuda == peak(LiveBytes(), "meta") >= 2 * 8 * 16 * 16 * 4

@@ -2,13 +2,16 @@
 
 import json
 
+import pytest
+import torch
+
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 from vae.ops.library import KERNEL_KEYS
 
 pytestmark = NEEDS_NULL_GPU
 
 PROGRAM = """
-import json, torch
+import json, sys, torch
 from vae.ops.kernel_check import run_tests
 from vae.ops import library
 
@@ -18,7 +21,8 @@ def launch(kernel, *rest):
     launched.add(f"{kernel.fn.__module__.split('.')[-1]}.{kernel.fn.__name__}")
 library.launch = launch  # before the modules with kernels import it
 
-outcomes = list(run_tests(torch.device("cuda", 0), (torch.bfloat16, torch.float16, torch.float32)))
+dtypes = [getattr(torch, name) for name in sys.argv[1:]]
+outcomes = list(run_tests(torch.device("cuda", 0), dtypes))
 errors = [str(outcome) for outcome in outcomes if outcome.error]
 print(json.dumps([errors, sorted({str(outcome.key) for outcome in outcomes}), sorted(launched)]))
 """
@@ -29,9 +33,20 @@ KERNELS = {
 }
 
 
-def test_every_kernel_compiles_and_launches():
-    """In each dtype and layout. The null GPU computes nothing, so results are not compared."""
-    errors, keys, launched = json.loads(run_on_null_gpu("-c", PROGRAM).stdout)
+@pytest.mark.parametrize(
+    ("sm", "dtypes"),
+    [
+        (75, ("float16", "float32")),  # RTX 20: no bf16
+        (90, ("bfloat16", "float32")),  # H100
+        (120, ("bfloat16", "float16", "float32")),  # RTX 50
+    ],
+)
+def test_every_kernel_compiles_and_launches(sm: int, dtypes: tuple[str, ...]):
+    """The null GPU computes nothing, so results are not compared."""
+    done = run_on_null_gpu("-c", PROGRAM, *dtypes, sm=sm)
+    errors, keys, launched = json.loads(done.stdout)
     assert errors == []
-    assert keys == sorted(str(key) for key in KERNEL_KEYS)
+    tested = {getattr(torch, name) for name in dtypes}
+    assert keys == sorted(str(key) for key in KERNEL_KEYS if key.dtype in tested)
+    assert "TRITON_DEFAULT_FP_FUSION" not in done.stderr  # we set it: its default changes
     assert launched == sorted(f"{module}.{name}_kernel" for module in KERNELS for name in KERNELS[module])

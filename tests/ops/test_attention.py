@@ -147,16 +147,3 @@ def test_flops_are_two_products_forward_and_five_backward(tokens):
         out.sum().backward()
     product = 2 * 2 * tokens**2 * 24
     assert (forward.get_total_flops(), backward.get_total_flops()) == (2 * product, 5 * product)
-
-
-def test_passes_opcheck():
-    torch.library.opcheck(torch.ops.vae.attention.default, (*tensors(2, 9, 4), True))
-
-
-def test_compiles_without_a_graph_break():
-    inputs = tensors(2, 33, 8, torch.float32)
-    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    for found, expected in zip(
-        with_gradients(compiled, inputs), with_gradients(attention, inputs), strict=True
-    ):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)

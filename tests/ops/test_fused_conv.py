@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.harness.operations import (
     EPS,
@@ -15,7 +14,6 @@ from tests.harness.operations import (
 )
 from vae.memory.live_bytes import LiveBytes
 from vae.ops.fused_conv import norm_silu_conv, norm_silu_conv_reference
-from vae.ops.library import IMPLEMENTATIONS
 
 
 def operation(*tensors):
@@ -44,28 +42,6 @@ def test_bf16_with_fp32_weights_is_as_close_to_fp64_as_plain_bf16(shape):
     plain = with_gradients(reference, inputs)
     assert [t.dtype for t in results] == [torch.bfloat16] * 2 + [torch.float32] * 4
     assert relative_error(results, exact) <= 1.1 * relative_error(plain, exact)
-
-
-def test_passes_opcheck():
-    h, gamma, beta, weight, bias = norm_silu_conv_inputs((2, 8, 12, 5, 6), dtype=torch.float32)
-    torch.library.opcheck(torch.ops.vae.same_conv.default, (h, weight, bias, gamma, beta, GROUPS, EPS))
-
-
-def test_flop_formulas_count_the_convolutions_within():
-    inputs = norm_silu_conv_inputs(NORM_SILU_CONV_SHAPES[0], device="meta")
-    h, gamma, beta, weight, bias = (t.detach() for t in inputs)
-    forward, backward = torch.ops.vae.same_conv.default, torch.ops.vae.same_conv_backward.default
-    arguments = (h, weight, bias, gamma, beta, GROUPS, EPS)
-    out, statistics = forward(*arguments)
-    for op, given in (
-        (forward, arguments),
-        (backward, (out, [h, statistics, weight, gamma, beta], GROUPS, True, True)),
-    ):
-        with LiveBytes() as within:
-            IMPLEMENTATIONS[op](*given)
-        with FlopCounterMode(display=False) as formula:
-            op(*given)
-        assert formula.get_total_flops() == within.flops > 0
 
 
 def test_saves_only_its_input_and_the_statistics():

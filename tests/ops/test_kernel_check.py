@@ -22,7 +22,7 @@ from vae.training.precision import why_not_compile
 
 CPU = torch.device("cpu")
 FP32 = torch.float32
-NHWC = KernelKey("norm", FP32, channels_last=True)
+NORM = KernelKey("norm", FP32)
 ONE_SIGN = ("norm_kernels", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
 
 
@@ -74,11 +74,13 @@ def interpreted(change: tuple[str, ...], *words: str) -> subprocess.CompletedPro
 
 def test_working_kernels_are_used(kernels, capsys):
     choose_kernels("auto", CPU, [torch.bfloat16])
-    h = torch.zeros(1, 8, 4, 4)
+    h = torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last)
     assert norm.backend(h) is kernels.norm
-    assert attention.backend(h.flatten(2)) is kernels.attention
+    assert attention.backend(h[0]) is kernels.attention
     assert feature_distance.backend(h) is kernels.feature_distance
     assert norm.backend(h.double()) is norm_torch
+    assert norm.backend(h.contiguous()) is norm_torch  # --no-channels_last
+    assert feature_distance.backend(h.contiguous()) is feature_distance_torch
     assert capsys.readouterr().out == ""
 
 
@@ -87,11 +89,11 @@ def test_wrong_kernel_is_replaced_and_reported_once(kernels, capsys):
     for _ in range(2):  # a later command in the same process
         choose_kernels("auto", CPU, [FP32])
         assert {key.operation for key in REPLACED} == {"norm"}
-    h = torch.zeros(1, 8, 4, 4)
+    h = torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last)
     assert norm.backend(h) is norm_torch
-    assert attention.backend(h.flatten(2)) is kernels.attention
+    assert attention.backend(h[0]) is kernels.attention
     (line,) = capsys.readouterr().out.splitlines()
-    for token in ("WARNING", "norm", "the CPU", "normalize", "fp32", "channels_last", "differs", "slower"):
+    for token in ("WARNING", "norm", "the CPU", "normalize", "fp32", "differs", "slower"):
         assert token in line
 
 
@@ -102,22 +104,22 @@ def test_raising_kernel_is_replaced_and_reported(kernels, capsys, error):
 
     kernels.attention.softmax_step = softmax_step
     choose_kernels("auto", CPU, [FP32])
-    assert {KernelKey("attention", FP32, False)} == REPLACED
+    assert {KernelKey("attention", FP32)} == REPLACED
     (line,) = capsys.readouterr().out.splitlines()
     assert f"softmax_step (fp32) raised {type(error).__name__}" in line
     assert "long log" not in line
 
 
-def test_only_the_failing_dtype_and_layout_is_replaced(kernels):
+def test_only_the_failing_dtype_is_replaced(kernels):
     right = kernels.norm.normalize_backward
 
     def wrong_in_bf16(grad, h, *rest, **options):
         grads = right(grad, h, *rest, **options)
-        return (grads[0] * (-1 if h.dtype == torch.bfloat16 and h.is_contiguous() else 1), *grads[1:])
+        return (grads[0] * (-1 if h.dtype == torch.bfloat16 else 1), *grads[1:])
 
     kernels.norm.normalize_backward = wrong_in_bf16
     choose_kernels("auto", CPU, [torch.bfloat16, torch.float16])
-    assert {KernelKey("norm", torch.bfloat16, channels_last=False)} == REPLACED
+    assert {KernelKey("norm", torch.bfloat16)} == REPLACED
 
 
 def test_one_wrong_element_and_nan_are_found(kernels):
@@ -130,7 +132,7 @@ def test_one_wrong_element_and_nan_are_found(kernels):
             return out
 
         kernels.norm.normalize = one_wrong
-        assert [o.kernel for o in run_tests(CPU, [FP32]) if o.is_broken] == ["normalize", "normalize"]
+        assert [o.kernel for o in run_tests(CPU, [FP32]) if o.is_broken] == ["normalize"]
 
 
 @pytest.mark.parametrize("name", ["distance", "feature_gradient"])
@@ -139,7 +141,10 @@ def test_wrong_feature_distance_is_replaced(kernels, name):
     setattr(kernels.feature_distance, name, lambda *args: right(*args) * 1.1)
     choose_kernels("auto", CPU, [torch.bfloat16])
     assert {key.operation for key in REPLACED} == {"feature_distance"}
-    assert feature_distance.backend(torch.zeros(1, 8, 4, 4)) is feature_distance_torch
+    assert (
+        feature_distance.backend(torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last))
+        is feature_distance_torch
+    )
 
 
 def test_triton_refuses_a_broken_kernel(kernels):
@@ -148,16 +153,16 @@ def test_triton_refuses_a_broken_kernel(kernels):
         with pytest.raises(UserError, match=r"--kernels triton: .*normalize.*use --kernels auto"):
             choose_kernels("triton", CPU, [FP32])
     choose_kernels("auto", CPU, [FP32])
-    assert NHWC in REPLACED
+    assert NORM in REPLACED
 
 
 def test_torch_never_uses_triton(kernels, monkeypatch):
     monkeypatch.setattr(kernel_check, "run_tests", None)  # nothing is tested
     choose_kernels("torch", CPU, [FP32])
     assert set(KERNEL_KEYS) == REPLACED
-    h = torch.zeros(1, 8, 4, 4)
+    h = torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last)
     assert norm.backend(h) is norm_torch
-    assert attention.backend(h.flatten(2)) is attention_torch
+    assert attention.backend(h[0]) is attention_torch
     assert feature_distance.backend(h) is feature_distance_torch
     assert "--kernels torch" in why_not_compile(torch.device("cuda"), "torch")
 
@@ -193,10 +198,10 @@ def test_lost_card_is_one_line_with_a_remedy(kernels, monkeypatch):
 
 
 def test_finding_of_another_process_is_shared(kernels, capsys):
-    other = Outcome(NHWC, "normalize", math.inf, "RuntimeError: no")
+    other = Outcome(NORM, "normalize", math.inf, "RuntimeError: no")
     choose_kernels("auto", CPU, [FP32], lambda own: own | {other})
-    assert {NHWC} == REPLACED
-    assert "normalize (fp32, channels_last) raised RuntimeError: no" in capsys.readouterr().out
+    assert {NORM} == REPLACED
+    assert "normalize (fp32) raised RuntimeError: no" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -244,4 +249,4 @@ def test_all_processes_replace_a_kernel_that_fails_on_one(tiny):
     done = train_under_torchrun({**tiny, "max_steps": 1}, before)
     assert done.stderr.count(f"REPLACED {len(KERNEL_KEYS)}") == 2
     assert done.stdout.count("the Triton kernels of norm fail") == 1  # the main process prints
-    assert ONE_PROCESS.all_gather_set({NHWC}) == {NHWC}
+    assert ONE_PROCESS.all_gather_set({NORM}) == {NORM}

@@ -49,7 +49,7 @@ def test_gpu_tensors_select_the_kernels():
     from vae.losses import feature_distance
     from vae.ops import attention, norm
 
-    h = torch.zeros(1, 8, 4, 4, device="cuda")
+    h = torch.zeros(1, 8, 4, 4, device="cuda").to(memory_format=torch.channels_last)
     assert norm.backend(h).__name__ == "vae.ops.norm_triton"
     assert norm.backend(h.double()).__name__ == "vae.ops.norm_torch"
     assert attention.backend(h).__name__ == "vae.ops.attention_triton"
@@ -57,12 +57,10 @@ def test_gpu_tensors_select_the_kernels():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_norm_beyond_two_to_the_31_elements(layout):
+def test_norm_beyond_two_to_the_31_elements():
     from vae.ops.norm import Norm, group_norm_silu, normalize_backward
 
-    h = torch.empty(1, 128, 4096, 4100, device="cuda", dtype=torch.bfloat16).to(memory_format=layout)
-    h.normal_()
+    h = torch.empty(1, 4096, 4100, 128, device="cuda", dtype=torch.bfloat16).permute(0, 3, 1, 2).normal_()
     assert h.numel() > 2**31
     ones, zeros = torch.ones(128, device="cuda"), torch.zeros(128, device="cuda")
     out = group_norm_silu(h, ones, zeros, 32, 1e-6)
@@ -74,12 +72,11 @@ def test_norm_beyond_two_to_the_31_elements(layout):
     assert grad[:, :, -3:].abs().max() < 2e-2
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_norm_blocks_cover_all_elements_within_shared_memory(channels_last):
+def test_norm_blocks_cover_all_elements_within_shared_memory():
     sides = (1, 3, 17, 64, 255, 1024, 4099)
     widths = [(4, 2), (12, 3), (96, 32), (128, 32), (192, 32), (384, 32), (512, 32), (512, 1), (768, 32)]
     for batch, (channels, groups), side in itertools.product((1, 2, 3, 64), widths, sides):
-        blocks = norm_blocks(batch, channels, side * side, groups, channels_last)
+        blocks = norm_blocks(batch, channels, side * side, groups)
         assert blocks.rows == power_of_two(blocks.rows)
         assert blocks.columns == power_of_two(blocks.channels)
         assert blocks.channels % (channels // groups) == 0
@@ -97,7 +94,7 @@ def test_norm_blocks_cover_all_elements_within_shared_memory(channels_last):
 
 def test_blocks_of_norms_start_at_loads_of_16_bytes():
     for channels, groups in ((128, 32), (192, 32), (384, 32), (512, 32), (768, 32)):
-        assert norm_blocks(1, channels, 64, groups, channels_last=True).channels % 8 == 0
+        assert norm_blocks(1, channels, 64, groups).channels % 8 == 0
 
 
 def test_row_tiles_cover_whole_rows_within_shared_memory():

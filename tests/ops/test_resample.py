@@ -102,24 +102,6 @@ def test_gradcheck(function):
     assert torch.autograd.gradcheck(function, conv_inputs((2, 2, 4, 3), 3))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["upsample_conv", "downsample_conv"])
-def test_passes_opcheck(name, layout):
-    h, weight, bias = conv_inputs((2, 3, 4, 6), 4, torch.float32)
-    h = h.detach().contiguous(memory_format=layout).requires_grad_()
-    torch.library.opcheck(getattr(torch.ops.vae, name).default, (h, weight, bias))
-
-
-@pytest.mark.parametrize("function", [upsample_conv, downsample_conv])
-def test_compiles_without_a_graph_break(function):
-    inputs = conv_inputs((2, 3, 4, 6), 4, torch.float32)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    for found, expected in zip(
-        with_gradients(compiled, inputs), with_gradients(function, inputs), strict=True
-    ):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
 def counted(function, shape, out_channels):
     """Peak bytes and FLOPs of forward alone, then of forward and backward, on meta in bf16."""
     h = torch.empty(shape, device="meta", dtype=torch.bfloat16).to(memory_format=torch.channels_last)

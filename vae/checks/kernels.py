@@ -17,7 +17,7 @@ from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
 from vae.ops.kernel_check import TOLERANCE, run_tests
-from vae.ops.library import REPLACED, compile_cache_tag, runs_kernels
+from vae.ops.library import REPLACED, runs_kernels
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
 
 STEP_TOLERANCE = 2**-3  # about twenty rounded layers, forward and backward
@@ -77,7 +77,7 @@ def run_compile(device: torch.device) -> tuple[float, float]:
         return F.silu(F.group_norm(conv(x, weight), 4))
 
     compiled = torch.compile(block, dynamic=False)
-    torch.compiler.config.cache_key_tag = compile_cache_tag()
+    torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
     before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     try:
         return compare(compiled, block, ((2, 8, 16, 16), (8, 8, 3, 3)), device, torch.float32)

@@ -348,7 +348,7 @@ class SpeedConfig:
         unset="see --mixed_precision",
     )
     enable_tf32: bool = option(True, "use TF32 for fp32 matrix products and convolutions on NVIDIA cards")
-    channels_last: bool = option(True, "use the NHWC memory layout")
+    channels_last: bool = option(True, "use the NHWC memory layout, which our kernels need")
     use_torch_compile: bool = option(
         False, "compile the networks except LPIPS with torch.compile; no gain is known (docs/rtx5090.md)"
     )

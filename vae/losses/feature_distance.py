@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from vae.losses import feature_distance_torch
 from vae.ops.gpu_blocks import row_tile
-from vae.ops.library import uses_triton
+from vae.ops.library import has_no_data, uses_triton
 
 
 class FeatureDistance(torch.autograd.Function):
@@ -23,7 +23,7 @@ class FeatureDistance(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
         """(B, C, h, w) twice and (C,) -> (B,) in the dtype of `linear`."""
         ctx.save_for_backward(features, target, linear)
-        if features.is_meta:
+        if has_no_data(features):
             return _partial_sums(features, linear).sum(1)
         return backend(features).distance(features, target, linear)
 
@@ -31,7 +31,7 @@ class FeatureDistance(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         features, target, linear = ctx.saved_tensors
-        if features.is_meta:
+        if has_no_data(features):
             return torch.empty_like(features), None, None
         return backend(features).feature_gradient(grad, features, target, linear), None, None
 

@@ -1,4 +1,4 @@
-"""Distances of feature maps on a GPU, in NHWC or NCHW: one Triton kernel in each direction.
+"""Distances of feature maps on a GPU, in channels_last layout: one Triton kernel in each direction.
 
 A program processes the channels of a few positions at once. Each kernel reads both feature maps once, so
 memory bandwidth decides its speed, which is not measured yet. Arithmetic is fp32, offsets are 64 bits.
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from vae.losses.feature_distance_torch import EPS
 from vae.ops.gpu_blocks import row_tile
-from vae.ops.library import launch, layout_of
+from vae.ops.library import launch
 
 
 @triton.jit
-def _tile(positions, channels, stride_b, stride_p, stride_c, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _tile(positions, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Offsets of this program's positions and channels, and which of them exist."""
     position = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, COLUMNS)
     image = tl.program_id(1).to(tl.int64)
-    offsets = image * stride_b + position[:, None] * stride_p + channel[None, :] * stride_c
+    offsets = (image * positions + position[:, None]) * channels + channel[None, :]
     return offsets, (position < positions)[:, None] & (channel < channels)[None, :]
 
 
@@ -48,13 +48,10 @@ def distance_kernel(
     eps,
     positions,
     channels,
-    stride_b,
-    stride_p,
-    stride_c,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    offsets, inside = _tile(positions, channels, stride_b, stride_p, stride_c, ROWS, COLUMNS)
+    offsets, inside = _tile(positions, channels, ROWS, COLUMNS)
     channel = tl.arange(0, COLUMNS)
     weight = tl.load(linear + channel, mask=channel < channels, other=0.0)
     unit, _ = _unit_length(features, offsets, inside, eps)
@@ -75,13 +72,10 @@ def gradient_kernel(
     eps,
     positions,
     channels,
-    stride_b,
-    stride_p,
-    stride_c,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    offsets, inside = _tile(positions, channels, stride_b, stride_p, stride_c, ROWS, COLUMNS)
+    offsets, inside = _tile(positions, channels, ROWS, COLUMNS)
     channel = tl.arange(0, COLUMNS)
     weight = tl.load(linear + channel, mask=channel < channels, other=0.0)
     unit, inverse_norm = _unit_length(features, offsets, inside, eps)
@@ -95,14 +89,14 @@ def gradient_kernel(
 def distance(features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
     """vae.losses.feature_distance_torch.distance."""
     sums = linear.new_empty(features.shape[0], -(-features[0, 0].numel() // row_tile(features.shape[1]).rows))
-    features, target = (t.contiguous(memory_format=layout_of(features)) for t in (features, target))
+    features, target = (t.contiguous(memory_format=torch.channels_last) for t in (features, target))
     _launch(distance_kernel, features, 1, features, target, linear, sums)
     return sums.sum(1)
 
 
 def feature_gradient(grad: Tensor, features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
     """vae.losses.feature_distance_torch.feature_gradient."""
-    features, target = (t.contiguous(memory_format=layout_of(features)) for t in (features, target))
+    features, target = (t.contiguous(memory_format=torch.channels_last) for t in (features, target))
     grad_features = torch.empty_like(features)
     _launch(gradient_kernel, features, 2, grad.contiguous(), features, target, linear, grad_features)
     return grad_features
@@ -112,7 +106,6 @@ def _launch(kernel: triton.JITFunction, features: Tensor, factor: int, *tensors:
     """Run a kernel, whose results have the factor `factor / positions`."""
     batch, channels, height, width = features.shape
     positions, tile = height * width, row_tile(channels)
-    strides = (1, positions) if features.is_contiguous() else (channels, 1)  # along positions and channels
-    sizes = (positions, channels, channels * positions, *strides, tile.rows, tile.columns)
     grid = (triton.cdiv(positions, tile.rows), batch)
+    sizes = (positions, channels, tile.rows, tile.columns)
     launch(kernel, grid, tile.num_warps, *tensors, factor / positions, EPS, *sizes)

@@ -8,7 +8,7 @@ import torch
 
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
 from vae.losses.terms import LossTerms, build_terms
-from vae.memory.available import cuda_reserve
+from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
@@ -82,7 +82,7 @@ def stage_spec(
 def reserve_bytes(config: Config, *, is_gpu: bool) -> int:
     """Bytes that a run needs on its device in addition to the live tensors of a step."""
     if is_gpu:
-        return cuda_reserve()
+        return CUDA_RESERVE
     return checkpoint_bytes(config) if config.run.background_save else 0
 
 
@@ -208,12 +208,13 @@ def _too_large(spec: StepSpec, best: StepMemory, available: int, recompute: str)
 
 
 def _largest_micro_batch(spec: StepSpec, available: int) -> StepMemory:
-    """The step with the most images per pass that fit; one image must fit."""
+    """The step with the fewest passes that fit, of about equal size; one image must fit."""
     whole = step_memory(spec, spec.batch)  # a special case: there are no gradients of an earlier pass
     if whole.total <= available:
         return whole
     most = largest_count(lambda micro_batch: step_memory(spec, micro_batch).total, available, spec.batch)
-    return step_memory(spec, most)
+    passes = -(-spec.batch // most)
+    return step_memory(spec, -(-spec.batch // passes))
 
 
 def largest_count(total: Callable[[int], int], available: int, limit: int) -> int:

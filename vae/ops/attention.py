@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from vae.ops import attention_torch
-from vae.ops.library import accumulation_dtype, define_op, has_no_data, uses_triton
+from vae.ops.library import accumulation_dtype, has_no_data, uses_triton
 
 # Queries at a time on a GPU, for each channel. With 4096 queries of 512 channels, a product with a result as
 # wide as the channels has 128 tiles of 128 x 128, about one wave on the 132 SMs of an H200. The scratch of
@@ -37,7 +38,7 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same as attention_reference, with memory linear in N; softmax in fp32 (fp64 for fp64 inputs)."""
-    return _op(q, k, v, torch.is_grad_enabled())[0]
+    return _Attention.apply(q, k, v, torch.is_grad_enabled())
 
 
 def attention_blocks(
@@ -52,43 +53,49 @@ def attention_blocks(
     return max(1, min(batch, queries // tokens)), min(tokens, queries)
 
 
-def backend(q: Tensor) -> ModuleType:
-    """The module with the steps between products: Triton kernels on a GPU if possible, else PyTorch."""
+def backend(q: Tensor) -> ModuleType | None:
+    """The module with the steps between products: Triton kernels on a GPU if possible, else PyTorch.
+
+    None for tensors without data: the steps allocate nothing.
+    """
+    if has_no_data(q):
+        return None
     if uses_triton("attention", q):
         return importlib.import_module("vae.ops.attention_triton")
     return attention_torch
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, has_gradient: bool) -> tuple[Tensor, Tensor]:
-    """The output, and the logarithm of the sum of exp(score) for each query: (B, N)."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    log_sums = q.new_empty(q.shape[:2], dtype=accumulation_dtype(q))
-    if not q.is_meta and has_no_data(q):  # torch.compile is tracing; on meta, the scratch is counted below
-        return out, log_sums
-    at_once, most = blocks = attention_blocks(*_sizes(q), q.device.type, has_gradient)
-    # Weights are at most 1 and divided by their sum after the product: bf16 is finest just below 1.
-    totals = torch.empty_like(out[:at_once, :most], dtype=log_sums.dtype)
-    sums = torch.empty_like(log_sums[:at_once, :most])
-    for images, rows, (s, w) in _blocks(q, blocks, buffers=1):
-        queries, block = q[images, rows], out[images, rows]
-        total, row_sums = (buffer[: len(block), : block.shape[1]] for buffer in (totals, sums))
-        _product(s, queries, k[images].mT, alpha=_scale(q))
-        backend(q).softmax_step(s, w, log_sums[images, rows], row_sums)
-        _product(total, w, v[images])
-        torch.div(total, row_sums[..., None], out=block)
-    return out, log_sums
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, has_gradient: bool) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        # of each query, the logarithm of the sum of exp(score)
+        log_sums = q.new_empty(q.shape[:2], dtype=accumulation_dtype(q))
+        at_once, most = blocks = attention_blocks(*_sizes(q), q.device.type, has_gradient)
+        # Weights are at most 1 and divided by their sum after the product: bf16 is finest just below 1.
+        totals = torch.empty_like(out[:at_once, :most], dtype=log_sums.dtype)
+        sums = torch.empty_like(log_sums[:at_once, :most])
+        steps = backend(q)
+        for images, rows, (s, w) in _blocks(q, blocks, buffers=1):
+            queries, block = q[images, rows], out[images, rows]
+            total, row_sums = (buffer[: len(block), : block.shape[1]] for buffer in (totals, sums))
+            _product(s, queries, k[images].mT, alpha=_scale(q))
+            if steps is not None:
+                steps.softmax_step(s, w, log_sums[images, rows], row_sums)
+            _product(total, w, v[images])
+            torch.div(total, row_sums[..., None], out=block)
+        ctx.save_for_backward(q, k, v, out, log_sums)
+        return out
 
-
-def _attention_backward(grad_out: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
-    q = saved[0]
-    grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if not q.is_meta and has_no_data(q):  # torch.compile is tracing; on meta, the scratch is counted below
-        return grad_q, torch.empty_like(grad_q), torch.empty_like(grad_q)
-    # fp32 (or fp64): gradients of k and v are sums over the blocks of queries
-    grad_k, grad_v = (torch.empty_like(grad_q, dtype=accumulation_dtype(q)) for _ in range(2))
-    _write_gradients(grad_out, saved, grad_q, grad_k, grad_v)
-    return grad_q, grad_k.to(q.dtype), grad_v.to(q.dtype)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_sums = ctx.saved_tensors
+        grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        # fp32 (or fp64): gradients of k and v are sums over the blocks of queries
+        grad_k, grad_v = (torch.empty_like(grad_q, dtype=accumulation_dtype(q)) for _ in range(2))
+        _write_gradients(grad_out, (q, k, v, out, log_sums), grad_q, grad_k, grad_v)
+        return grad_q, grad_k.to(q.dtype), grad_v.to(q.dtype), None
 
 
 def _write_gradients(
@@ -96,14 +103,15 @@ def _write_gradients(
 ) -> None:
     q, k, v, out, log_sums = saved
     deltas = torch.empty_like(log_sums)  # sums of grad_out * out: D of Dao et al.
-    if not q.is_meta:
-        backend(q).row_products(grad_out, out, deltas)
-    blocks = attention_blocks(*_sizes(q), q.device.type)
+    steps, blocks = backend(q), attention_blocks(*_sizes(q), q.device.type)
+    if steps is not None:
+        steps.row_products(grad_out, out, deltas)
     for images, rows, (s, w, dw, ds) in _blocks(q, blocks, buffers=2):
         queries, grad, more = q[images, rows], grad_out[images, rows], rows.start > 0
         _product(s, queries, k[images].mT, alpha=_scale(q))
         _product(dw, grad, v[images].mT)
-        backend(q).gradient_step(s, dw, w, ds, log_sums[images, rows], deltas[images, rows], _scale(q))
+        if steps is not None:
+            steps.gradient_step(s, dw, w, ds, log_sums[images, rows], deltas[images, rows], _scale(q))
         _product(grad_v[images], w.mT, grad, accumulate=more)
         _product(grad_k[images], ds.mT, queries, accumulate=more)
         _product(grad_q[images, rows], ds, k[images])
@@ -113,14 +121,13 @@ def _blocks(q: Tensor, blocks: tuple[int, int], buffers: int) -> Iterator[tuple[
     """Images and queries of each block of these sizes, and its scratch: `buffers` pairs for its scores.
 
     A pair is a buffer in fp32 (or fp64) and one in q's dtype, or one buffer if the dtypes are equal.
-    On meta the buffers exist for a moment and no block follows.
     """
     (batch, tokens, _), (at_once, queries) = _sizes(q), blocks
     scratch = []
     for _ in range(buffers):
         scores = q.new_empty(at_once * queries * tokens, dtype=accumulation_dtype(q))
         scratch += [scores, scores if scores.dtype == q.dtype else torch.empty_like(scores, dtype=q.dtype)]
-    for image in range(0, 0 if q.is_meta else batch, at_once):
+    for image in range(0, batch, at_once):
         for row in range(0, tokens, queries):
             images, rows = slice(image, min(image + at_once, batch)), slice(row, min(row + queries, tokens))
             shape = (images.stop - images.start, rows.stop - rows.start, tokens)
@@ -129,7 +136,9 @@ def _blocks(q: Tensor, blocks: tuple[int, int], buffers: int) -> Iterator[tuple[
 
 def _product(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, accumulate: bool = False) -> None:
     """out = alpha * a @ b for each image, added to `out` if `accumulate`; out may have a wider dtype."""
-    if a.dtype == out.dtype:
+    if has_no_data(a):  # PyTorch has no rule for out_dtype; the FLOPs are the same
+        torch.bmm(a, b, out=out.view(a.dtype)[..., : out.shape[2]])
+    elif a.dtype == out.dtype:
         out.baddbmm_(a, b, beta=int(accumulate), alpha=alpha)
     elif a.device.type == "cuda":  # sums and result are fp32, without a rounding in between
         torch.baddbmm(out, a, b, out_dtype=out.dtype, beta=int(accumulate), alpha=alpha, out=out)
@@ -146,20 +155,3 @@ def _sizes(q: Tensor) -> tuple[int, int, int]:
 
 def _scale(q: Tensor) -> float:
     return 1 / math.sqrt(q.shape[-1])
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> Any:
-    return (*inputs[:3], *output), ()
-
-
-def _flops(q: torch.Size, *_: object, **__: object) -> int:
-    batch, tokens, channels = q
-    return 2 * 2 * batch * tokens**2 * channels  # two products
-
-
-def _backward_flops(grad_out: torch.Size, *_: object, **__: object) -> int:
-    batch, tokens, channels = grad_out
-    return 5 * 2 * batch * tokens**2 * channels  # the scores again, and four gradients
-
-
-_op = define_op(_attention, _attention_backward, _save, _flops, _backward_flops)

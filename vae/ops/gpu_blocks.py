@@ -20,9 +20,8 @@ NUM_WARPS = 8
 # 1024 px. The same number on every card, so every card sums in the same order. Not measured yet.
 REDUCTION_PROGRAMS = 512
 
-# Consecutive channels of a tile in channels_last layout: 128 in bf16 are 256 bytes, two full transactions.
-NHWC_COLUMNS = 128
-NCHW_COLUMNS = 8  # in contiguous layout a tile is long in pixels
+# Consecutive channels of a tile: 128 in bf16 are 256 bytes, two full transactions.
+COLUMNS = 128
 
 # At least a part of a row of attention scores: 2048 of them on 4 warps.
 ROW_TILE_ELEMENTS = 2048
@@ -46,10 +45,10 @@ class NormBlocks(NamedTuple):
         return 2 * 2 * 4 * self.rows * self.columns
 
 
-def norm_blocks(batch: int, channels: int, pixels: int, groups: int, channels_last: bool) -> NormBlocks:
+def norm_blocks(batch: int, channels: int, pixels: int, groups: int) -> NormBlocks:
     """Tiles of TILE_ELEMENTS with whole groups; about REDUCTION_PROGRAMS programs in total."""
     group_channels = channels // groups
-    own = min(groups, max(1, (NHWC_COLUMNS if channels_last else NCHW_COLUMNS) // group_channels))
+    own = min(groups, max(1, COLUMNS // group_channels))
     aligned = 8 // math.gcd(8, group_channels)  # groups whose channels fill loads of 16 bytes in bf16
     own = own // aligned * aligned or own
     columns = power_of_two(own * group_channels)

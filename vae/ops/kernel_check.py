@@ -59,10 +59,9 @@ class Outcome(NamedTuple):
         return not self.difference <= TOLERANCE[self.key.dtype]  # also if it is NaN
 
     def __str__(self) -> str:
-        layout = ", channels_last" if self.key.channels_last else ""
         problem = f"differs from its PyTorch reference by {self.difference:.1e}"
         problem = f"raised {self.error}" if self.error else problem
-        return f"{self.kernel} ({DTYPE_NAMES[self.key.dtype]}{layout}) {problem}"
+        return f"{self.kernel} ({DTYPE_NAMES[self.key.dtype]}) {problem}"
 
 
 def choose_kernels(
@@ -115,7 +114,7 @@ def _lines(broken: list[Outcome], device: torch.device) -> Iterator[str]:
 
 
 def run_tests(device: torch.device, dtypes: Iterable[torch.dtype]) -> Iterator[Outcome]:
-    """Test the kernels of each operation, dtype and layout, up to the first one that is broken."""
+    """Test the kernels of each operation and dtype, up to the first one that is broken."""
     wanted = set(dtypes)
     for key in KERNEL_KEYS:
         if key.dtype in wanted:
@@ -157,8 +156,7 @@ def _check_device(device: torch.device, kernel: str, text: str) -> None:
 def _norm_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Call, list[Tensor]]]:
     """Kernel name, call and inputs; the call works for vae.ops.norm_triton and norm_torch."""
     draw = _draw(device)
-    layout = torch.channels_last if key.channels_last else torch.contiguous_format
-    h, grad = (draw(*NORM_SHAPE).to(key.dtype).contiguous(memory_format=layout) for _ in range(2))
+    h, grad = (draw(*NORM_SHAPE).to(key.dtype, memory_format=torch.channels_last) for _ in range(2))
     weight, bias = draw(NORM_SHAPE[1]), draw(NORM_SHAPE[1])
     variance, mean = torch.var_mean(h.float().unflatten(1, (GROUPS, -1)), dim=(2, 3, 4), correction=0)
     statistics, h_bias = torch.stack((mean, (variance + EPS).rsqrt())), draw(NORM_SHAPE[1])
@@ -167,12 +165,11 @@ def _norm_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Cal
         weight, bias, *before = biases
         return Norm(weight, bias, GROUPS, EPS, silu, *before)
 
-    def statistics_of(ops: ModuleType, h: Tensor, *biases: Tensor) -> tuple[Tensor, ...]:
-        return tuple(ops.norm_statistics(h, norm(*biases, silu=True)))  # mean and rstd
+    for silu, given in ((True, [weight, bias, h_bias]), (False, [weight, bias])):
 
-    plain, biased = [weight, bias], [weight, bias, h_bias]
-    yield "norm_statistics", statistics_of, [h, *biased]
-    for silu, given in ((True, biased), (False, plain)):
+        def with_statistics(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
+            out, statistics = ops.normalize_with_statistics(t[0], norm(*t[1:], silu=silu))
+            return out, *statistics  # mean and rstd
 
         def normalize(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
             return (ops.normalize(*t[:2], norm(*t[2:], silu=silu)),)
@@ -180,6 +177,7 @@ def _norm_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Cal
         def backward(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
             return ops.normalize_backward(*t[:3], norm(*t[3:], silu=silu))[: len(t) - 2]
 
+        yield "normalize_with_statistics", with_statistics, [h, *given]
         yield "normalize", normalize, [h, statistics, *given]
         yield "normalize_backward", backward, [grad, h, statistics, *given]
     yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, h_bias]
@@ -213,8 +211,7 @@ def _attention_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str
 def _distance_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Call, list[Tensor]]]:
     """The same for vae.losses.feature_distance_triton and feature_distance_torch."""
     draw = _draw(device)
-    layout = torch.channels_last if key.channels_last else torch.contiguous_format
-    maps = [draw(*FEATURES_SHAPE).to(key.dtype).contiguous(memory_format=layout) for _ in range(2)]
+    maps = [draw(*FEATURES_SHAPE).to(key.dtype, memory_format=torch.channels_last) for _ in range(2)]
     linear, grad = draw(FEATURES_SHAPE[1]).abs(), draw(FEATURES_SHAPE[0])
     yield "distance", lambda ops, *t: (ops.distance(*t),), [*maps, linear]
     yield "feature_gradient", lambda ops, *t: (ops.feature_gradient(*t),), [grad, *maps, linear]

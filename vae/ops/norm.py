@@ -5,16 +5,16 @@ G: groups of channels.
 """
 
 import importlib
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from vae.ops import norm_torch
 from vae.ops.gpu_blocks import norm_blocks
-from vae.ops.library import accumulation_dtype, define_op, has_no_data, layout_of, uses_triton
+from vae.ops.library import accumulation_dtype, has_no_data, layout_of, uses_triton
 from vae.ops.norm_torch import Norm, sums_width
 
 
@@ -23,29 +23,24 @@ def group_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float)
 
     Statistics are fp32 (fp64 if h is fp64) in every dtype of h. The result has h's dtype and layout.
     """
-    return _norm_op(h, weight, bias, groups, eps, False)[0]
+    return _GroupNorm.apply(h, weight, bias, groups, eps, False)
 
 
 def group_norm_silu(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
     """SiLU of group_norm: the activation before most convolutions of the network."""
-    return _norm_op(h, weight, bias, groups, eps, True)[0]
-
-
-def norm_statistics(h: Tensor, norm: Norm) -> Tensor:
-    """Mean and 1/sqrt(variance + eps) of each group of each image: (2, B, G), fp32 (fp64 if h is fp64)."""
-    h = _dense(h)
-    if has_no_data(h):
-        partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
-        return h.new_empty(2, len(h), norm.groups, dtype=accumulation_dtype(h))
-    return backend(h).norm_statistics(h, norm)
+    return _GroupNorm.apply(h, weight, bias, groups, eps, True)
 
 
 def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """The normalized h, and norm_statistics; with fewer launches on a GPU than one after the other."""
+    """The normalized h (see `normalize`), and mean and 1/sqrt(variance + eps) of each group of each image.
+
+    The statistics are (2, B, G), fp32 (fp64 if h is fp64).
+    """
     h = _dense(h)
-    if has_no_data(h):
-        return torch.empty_like(h), norm_statistics(h, norm)
-    return backend(h).normalize_with_statistics(h, norm)
+    if not has_no_data(h):
+        return backend(h).normalize_with_statistics(h, norm)
+    partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
+    return torch.empty_like(h), h.new_empty(2, len(h), norm.groups, dtype=accumulation_dtype(h))
 
 
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
@@ -103,31 +98,26 @@ def _dense(h: Tensor) -> Tensor:
     return h if h.is_contiguous() else h.contiguous(memory_format=torch.channels_last)
 
 
-def _partial_results(h: Tensor, norm: Norm, columns: int) -> Tensor | None:
-    """On meta, the kernels' partial sums: `columns` of each program."""
-    if not h.is_meta:
-        return None  # torch.compile is tracing, and sizes may be symbolic
+def _partial_results(h: Tensor, norm: Norm, columns: int) -> Tensor:
+    """The kernels' partial sums, without data: `columns` of each program."""
     batch, channels, height, width = h.shape
-    blocks = norm_blocks(batch, channels, height * width, norm.groups, channels_last=not h.is_contiguous())
+    blocks = norm_blocks(batch, channels, height * width, norm.groups)
     return h.new_empty(batch, blocks.programs, columns, dtype=accumulation_dtype(h))
 
 
-def _norm(
-    h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
-) -> tuple[Tensor, Tensor]:
-    return normalize_with_statistics(h, Norm(weight, bias, groups, eps, silu))
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
+    ) -> Tensor:
+        out, statistics = normalize_with_statistics(h, Norm(weight, bias, groups, eps, silu))
+        ctx.save_for_backward(h, statistics, weight, bias)
+        ctx.numbers = groups, eps, silu
+        return out
 
-
-def _norm_backward(
-    grad_out: Tensor, saved: Sequence[Tensor], groups: int, eps: float, silu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    h, statistics, weight, bias = saved
-    return normalize_backward(grad_out, h, statistics, Norm(weight, bias, groups, eps, silu))[:3]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> Any:
-    h, weight, bias, *numbers = inputs
-    return (h, output[1], weight, bias), numbers
-
-
-_norm_op = define_op(_norm, _norm_backward, _save)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        h, statistics, weight, bias = ctx.saved_tensors
+        norm = Norm(weight, bias, *ctx.numbers)
+        return *normalize_backward(grad_out, h, statistics, norm)[:3], None, None, None

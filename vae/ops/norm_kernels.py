@@ -1,4 +1,4 @@
-"""Triton kernels of GroupNorm(+SiLU); vae.ops.norm_triton launches them.
+"""Triton kernels of GroupNorm(+SiLU) in channels_last layout; vae.ops.norm_triton launches them.
 
 A program processes several tiles, one after another, of one image and one block of channels that contains
 whole groups. A tile is some pixels (rows) of these channels (columns). Sums over tiles are kept per element
@@ -50,13 +50,10 @@ def _centers(group_mean, h_bias, c, has_c, member):
 
 
 @triton.jit
-def _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr):
+def _tile(tile, pixels, channels, c, has_c, image, ROWS: tl.constexpr):
     """Offsets of a tile, and which elements exist."""
     p = tile * ROWS + tl.arange(0, ROWS)
-    if CHANNELS_LAST:
-        offsets = p.to(tl.int64)[:, None] * channels + c[None, :]
-    else:
-        offsets = c.to(tl.int64)[None, :] * pixels + p[:, None]
+    offsets = p.to(tl.int64)[:, None] * channels + c[None, :]
     return image * channels * pixels + offsets, (p < pixels)[:, None] & has_c[None, :]
 
 
@@ -116,7 +113,6 @@ def moments_kernel(
     channels,
     groups,
     tiles_per_program,
-    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -133,7 +129,7 @@ def moments_kernel(
     square = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, ROWS)
         x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
         delta = tl.where(inside, x - mean, 0.0)  # only after the last pixel of an image is an element missing
         mean += delta * (1.0 / (index + 1))
@@ -203,14 +199,13 @@ def normalize_kernel(
     channels,
     groups,
     tiles_per_program,
-    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    """out = unit * weight + bias, then SiLU; not computed if `out` is None.
+    """out = unit * weight + bias, then SiLU.
 
     With `moments`, of all programs of moments_kernel, mean and rstd are results: their merged values.
     """
@@ -229,17 +224,16 @@ def normalize_kernel(
     else:
         group_mean, group_rstd = _load_statistics(statistics, image, groups, g, has_g)
     center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
-    if out is not None:
-        w, b = _load_weight_and_bias(weight, bias, c, has_c)
-        for index in tl.range(0, tiles_per_program, num_stages=STAGES):
-            tile = program * tiles_per_program + index
-            offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
-            x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
-            unit = (x - center[None, :]) * channel_rstd[None, :]
-            affine = unit * w[None, :] + b[None, :]
-            if SILU:
-                affine = affine * tl.sigmoid(affine)
-            tl.store(out + offsets, affine.to(out.dtype.element_ty), mask=inside)
+    w, b = _load_weight_and_bias(weight, bias, c, has_c)
+    for index in tl.range(0, tiles_per_program, num_stages=STAGES):
+        tile = program * tiles_per_program + index
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, ROWS)
+        x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+        unit = (x - center[None, :]) * channel_rstd[None, :]
+        affine = unit * w[None, :] + b[None, :]
+        if SILU:
+            affine = affine * tl.sigmoid(affine)
+        tl.store(out + offsets, affine.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -255,7 +249,6 @@ def sums_kernel(
     channels,
     groups,
     tiles_per_program,
-    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -275,7 +268,7 @@ def sums_kernel(
     grad_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, ROWS)
         unit, grad = _load_unit_and_gradient(h, grad_out, offsets, inside, center, channel_rstd, w, b, SILU)
         unit_sum += grad * unit
         grad_sum += grad
@@ -303,7 +296,6 @@ def input_gradient_kernel(
     channels,
     groups,
     tiles_per_program,
-    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -335,7 +327,7 @@ def input_gradient_kernel(
     h_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, ROWS)
         unit, grad = _load_unit_and_gradient(h, grad_out, offsets, inside, center, channel_rstd, w, b, SILU)
         result = (grad * w[None, :] - grad_mean[None, :] - unit * unit_mean[None, :]) * channel_rstd[None, :]
         tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)
@@ -354,7 +346,6 @@ def add_kernel(
     channels,
     groups,
     tiles_per_program,
-    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -366,7 +357,7 @@ def add_kernel(
     b = tl.load(bias + c, mask=has_c, other=0.0).to(tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = tl.program_id(0) * tiles_per_program + index
-        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, CHANNELS_LAST, ROWS)
+        offsets, inside = _tile(tile, pixels, channels, c, has_c, image, ROWS)
         total = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32) + b[None, :]
         total += tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(h + offsets, total.to(h.dtype.element_ty), mask=inside)

@@ -44,7 +44,7 @@ def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
 
 
 def norm_statistics(h: Tensor, norm: Norm) -> Tensor:
-    """Implements vae.ops.norm.norm_statistics; the mean is subtracted before squares are summed."""
+    """Mean and rstd of groups; the mean is subtracted before squares are summed."""
     dtype, groups, count = accumulation_dtype(h), norm.groups, h[0].numel() // norm.groups
     sums, squares = h.new_zeros(2, *h.shape[:2], dtype=torch.float64)  # (B, C)
     for part in _parts(h):

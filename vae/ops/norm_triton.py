@@ -1,4 +1,4 @@
-"""GroupNorm(+SiLU) on a GPU, in NHWC or NCHW: launches the kernels of vae.ops.norm_kernels.
+"""GroupNorm(+SiLU) on a GPU, in channels_last layout: launches the kernels of vae.ops.norm_kernels.
 
 Memory bandwidth bounds these operations, so memory traffic decides their speed: forward reads h twice and
 writes once, backward reads h and grad_out twice and writes once, with two launches each. The 32 groups of one
@@ -16,34 +16,23 @@ from torch import Tensor
 from vae.ops import gpu_blocks
 from vae.ops import norm_kernels as kernels
 from vae.ops.gpu_blocks import norm_blocks
-from vae.ops.library import launch, layout_of
+from vae.ops.library import launch
 from vae.ops.norm_torch import Norm, sums_width
 
 
 def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Implements vae.ops.norm.normalize_with_statistics; h is dense in NHWC or NCHW."""
-    out = torch.empty_like(h)
-    return out, _forward(h, norm, out)
-
-
-def norm_statistics(h: Tensor, norm: Norm) -> Tensor:
-    """Implements vae.ops.norm.norm_statistics; h is dense in NHWC or NCHW."""
-    return _forward(h, norm, None)
-
-
-def _forward(h: Tensor, norm: Norm, out: Tensor | None) -> Tensor:
-    """The statistics; `out` gets the normalized h if it is given."""
-    run = Launch(h, norm.groups)
+    """Implements vae.ops.norm.normalize_with_statistics; h is dense in NHWC."""
+    run, out = Launch(h, norm.groups), torch.empty_like(h)
     moments = h.new_empty(2, h.shape[0], run.programs, norm.groups, dtype=torch.float32)
     statistics = h.new_empty(2, h.shape[0], norm.groups, dtype=torch.float32)
     run(kernels.moments_kernel, h, norm.h_bias, moments)
     tensors = (h, norm.h_bias, out, moments, statistics, norm.weight, norm.bias)
     run(kernels.normalize_kernel, *tensors, norm.eps, silu=norm.silu)
-    return statistics
+    return out, statistics
 
 
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
-    """Implements vae.ops.norm.normalize; h is dense in NHWC or NCHW."""
+    """Implements vae.ops.norm.normalize; h is dense in NHWC."""
     out = torch.empty_like(h)
     tensors = (h, norm.h_bias, out, None, statistics.contiguous(), norm.weight, norm.bias)
     Launch(h, norm.groups)(kernels.normalize_kernel, *tensors, norm.eps, silu=norm.silu)
@@ -66,9 +55,9 @@ def normalize_backward(
 
 
 def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
-    """Implements vae.ops.norm.add_with_bias; h is dense in NHWC or NCHW."""
+    """Implements vae.ops.norm.add_with_bias; h is dense in NHWC."""
     run = Launch(h, groups=h.shape[1])  # tiles of any channels
-    run(kernels.add_kernel, h, x.contiguous(memory_format=layout_of(h)), bias)
+    run(kernels.add_kernel, h, x.contiguous(memory_format=torch.channels_last), bias)
     return h
 
 
@@ -77,12 +66,12 @@ class Launch:
 
     def __init__(self, h: Tensor, groups: int):
         batch, channels, height, width = h.shape
-        pixels, channels_last = height * width, not h.is_contiguous()
-        blocks = norm_blocks(batch, channels, pixels, groups, channels_last)
+        assert h.is_contiguous(memory_format=torch.channels_last)
+        blocks = norm_blocks(batch, channels, height * width, groups)
         self.programs = blocks.programs
         self._grid = (blocks.programs, blocks.column_blocks, batch)
-        constants = (channels_last, blocks.channels, blocks.rows, blocks.columns, blocks.groups)
-        self._numbers = (pixels, channels, groups, blocks.tiles_per_program, *constants)
+        constants = (blocks.channels, blocks.rows, blocks.columns, blocks.groups)
+        self._numbers = (height * width, channels, groups, blocks.tiles_per_program, *constants)
 
     def __call__(self, kernel: Any, *arguments: Any, silu: bool | None = None) -> None:
         """`silu`: the last argument of some kernels."""

@@ -8,11 +8,7 @@ import torch
 from vae.config.options import SpeedConfig
 from vae.config.precision import choose_dtype, precision_remark
 from vae.device import precision_support
-from vae.model.layers import Attention, Downsample, ResnetBlock, Upsample
-from vae.ops.library import compile_cache_tag
 from vae.system import console
-
-COMPILED_BLOCKS = (ResnetBlock, Attention, Downsample, Upsample)
 
 
 def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
@@ -22,6 +18,21 @@ def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
     if remark:
         console.info(remark)
     return getattr(torch, choose_dtype(speed, support))
+
+
+# Plans that cuDNN's search times for each convolution: PyTorch's default, and all, about 43 on an RTX 5090.
+# If each of the other 33 takes three times as long as the chosen one, their search takes about as long as a
+# hundred passes, and a gain of 1 % pays for it after 10,000. Not measured on a card yet.
+DEFAULT_PLANS, ALL_PLANS = 10, 0
+LONG_PASSES = 10_000
+
+
+def search_plans(device: torch.device, passes: int) -> bool:
+    """Let cuDNN's search time all plans if `passes` of the same shape follow; whether it does."""
+    thorough = device.type == "cuda" and passes >= LONG_PASSES
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark_limit = ALL_PLANS if thorough else DEFAULT_PLANS
+    return thorough
 
 
 def set_backends(speed: SpeedConfig) -> None:
@@ -55,23 +66,19 @@ def why_not_compile(device: torch.device, kernels: str = "auto") -> str | None:
 
 
 def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> None:
-    """Compile a network's forward; parameter names do not change.
+    """Compile what PyTorch can of a network's forward; parameter names do not change.
 
-    LPIPS is not compiled: its first step would take minutes, and its convolutions stay the same.
-
-    The autoencoder is compiled block by block. Compiled as a whole, its backward would return the gradients
-    of all weights at once, in addition to those of earlier micro-batches; and blocks of equal shape share
-    their compiled code. Operations that the compiler does not trace decide what a block saves for backward,
-    and larger parts are checkpointed outside of compiled code: at each recompute level a compiled network
-    saves what the memory plan counts.
+    torch.compile does not trace into the operations of vae.ops, so a compiled network stores the same tensors
+    for backward at each recompute level. LPIPS is not compiled: its first step would take minutes, and its
+    convolutions stay the same.
     """
+    torch._dynamo.trace_rules.add("vae.ops")
     # About twelve block shapes, times two micro-batch sizes, with and without gradients, for each stage and
     # recompute level: more than the default limit of 8. DistributedDataParallel wraps the network outside of
     # compiled code, so nothing needs to be split.
     torch._dynamo.config.recompile_limit = 1024
     torch._dynamo.config.accumulated_recompile_limit = 4096
     torch._dynamo.config.optimize_ddp = False
-    torch.compiler.config.cache_key_tag = compile_cache_tag()
-    parts: list[torch.nn.Module] = [part for part in network.modules() if isinstance(part, COMPILED_BLOCKS)]
-    for part in parts or [network]:
-        part.compile(dynamic=False, backend=backend)
+    # PyTorch's key of cached code lacks the instruction set, and a home may be shared by machines
+    torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
+    network.compile(dynamic=False, backend=backend)

@@ -14,7 +14,7 @@ from vae.device import is_out_of_memory
 from vae.images.pixels import to_float
 from vae.losses.adversarial import adaptive_weight, squared_norm
 from vae.model.autoencoder import AutoencoderKL
-from vae.ops.conv_gradients import WEIGHT, same_conv_parameter_gradients
+from vae.ops.conv_gradients import WEIGHT, conv_backward
 from vae.step import (
     Networks,
     StepInputs,
@@ -74,8 +74,7 @@ def last_layer_sq_norms(networks: Networks, inputs: StepInputs) -> torch.Tensor:
         adversarial_gradient(networks, recon, inputs)[0],
     ]
     with torch.no_grad():
-        h, weight = decoder.conv_norm_out(kept.pop()), decoder.conv_out.weight
-        found = [
-            same_conv_parameter_gradients(gradient, h, weight, wanted=WEIGHT)[0] for gradient in gradients
-        ]
+        h = decoder.conv_norm_out(kept.pop())
+        weight = torch.empty_like(decoder.conv_out.weight, dtype=h.dtype)  # its values are not read
+        found = [conv_backward(gradient, h, weight, WEIGHT)[0] for gradient in gradients]
         return torch.stack([squared_norm(gradient) for gradient in found])
