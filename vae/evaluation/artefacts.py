@@ -36,7 +36,7 @@ def equivariance(
     posterior's mode. Turns are exact. Scaling is area-averaged bicubic, the same for latents and images, to
     whole latent pixels. Images are first cropped to multiples of f; images smaller than f are skipped.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
+    pairs_of: dict[str, list[tuple[float, float]]] = {}
     f = model.downsampling
     for batch in batches:
         height, width = (side // f * f for side in batch.shape[2:])
@@ -49,25 +49,25 @@ def equivariance(
             by_latents = decode_latents(model, transform(latents, 1), dtype=dtype)
             by_images = decode_latents(model, encode_images(model, truth, dtype=dtype).mode(), dtype=dtype)
             values = [psnr(recon, truth).clamp(max=MAX_PSNR_DB) for recon in (by_latents, by_images)]
-            found.setdefault(name, []).extend(zip(*(value.tolist() for value in values), strict=True))
+            pairs_of.setdefault(name, []).extend(zip(*(value.tolist() for value in values), strict=True))
     return {
         name: Equivariance(*(sum(column) / len(column) for column in zip(*pairs, strict=True)))
-        for name, pairs in found.items()
+        for name, pairs in pairs_of.items()
     }
 
 
 def _transforms(rows: int, columns: int) -> dict[str, Callable[[torch.Tensor, int], torch.Tensor]]:
     """Functions by name: (B, C, H, W) and its pixels per latent pixel -> the transformed (B, C, H', W')."""
-    found: dict[str, Callable] = {
+    transforms: dict[str, Callable] = {
         name: lambda values, _, turns=turns: values.rot90(turns, (2, 3)) for name, turns in TURNS.items()
     }
     for name, scale in SCALES.items():
         sides = tuple(round(side * scale) for side in (rows, columns))
         if min(sides) >= 1 and sides != (rows, columns):
-            found[name] = lambda values, unit, sides=sides: F.interpolate(
+            transforms[name] = lambda values, unit, sides=sides: F.interpolate(
                 values, size=tuple(side * unit for side in sides), mode="bicubic", antialias=True
             )
-    return found
+    return transforms
 
 
 @torch.no_grad()
@@ -80,12 +80,12 @@ def grid_artefacts(model: AutoencoderKL, dtype: torch.dtype) -> dict[str, GridAr
     device = next(model.parameters()).device
     side = GRID_CELLS * f
     start, stop = side // 4, side // 4 + side // 2
-    found = {}
+    artefacts = {}
     for name, colour in COLOURS.items():
         image = torch.tensor(colour, device=device).view(1, 3, 1, 1).expand(1, 3, side, side)
         recon = decode_latents(model, encode_images(model, image, dtype=dtype).mode(), dtype=dtype)
-        found[name] = periodic_part(recon[0, :, start:stop, start:stop], f)
-    return found
+        artefacts[name] = periodic_part(recon[0, :, start:stop, start:stop], f)
+    return artefacts
 
 
 def periodic_part(recon: torch.Tensor, period: int) -> GridArtefact:

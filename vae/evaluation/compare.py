@@ -272,17 +272,19 @@ def _explain_missing(results: Results, device: torch.device) -> None:
     if device.type != "cuda":
         results.missing["peak memory"] = "not measured on a CPU"
     for vae in results.vaes:
-        for one in vae.sizes:
-            failed = sum(values["psnr"] is None for values in one.per_image.values())
+        for result in vae.sizes:
+            failed = sum(values["psnr"] is None for values in result.per_image.values())
             if failed:
                 reason = "needs more bytes at any quality" if vae.kind == "codec" else "NaN or infinity"
-                results.missing[f"{vae.name} at {one.size or 'whole'}"] = (
-                    f"{reason} for {failed} of {len(one.per_image)} images: no means"
+                results.missing[f"{vae.name} at {result.size or 'whole'}"] = (
+                    f"{reason} for {failed} of {len(result.per_image)} images: no means"
                 )
                 continue
             for metric in PER_IMAGE:
-                if one.metrics[metric] is None and metric not in results.missing:
-                    results.missing[f"{metric} at {one.size or 'whole'}"] = "the images are too small for it"
+                if result.metrics[metric] is None and metric not in results.missing:
+                    results.missing[f"{metric} at {result.size or 'whole'}"] = (
+                        "the images are too small for it"
+                    )
 
 
 def _protocol(

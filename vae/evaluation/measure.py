@@ -49,13 +49,13 @@ class Metrics:
         recon, image = (to_float(values[None].to(self.device)) for values in (recon, image))
         side = min(image.shape[2:])
         lpips = self.perceptual if self.perceptual and side >= self.perceptual.smallest_side else None
-        found = {
+        values = {
             "psnr": psnr(recon, image).clamp(max=MAX_PSNR_DB),
             "ssim": ssim(recon, image) if side >= SSIM_WINDOW else None,
             "ms_ssim": ms_ssim(recon, image) if side >= MS_SSIM_MIN_SIDE else None,
             "lpips": lpips(recon, image) if lpips else None,
         }
-        return {name: None if value is None else value.item() for name, value in found.items()}
+        return {name: None if value is None else value.item() for name, value in values.items()}
 
 
 class VaeCodec:

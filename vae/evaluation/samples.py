@@ -43,13 +43,13 @@ def choose(results: list[SizeResult], count: int) -> list[Chosen]:
         for index in indices:
             chosen.setdefault(index, why)
     shown = [Chosen(index, names[index], why) for index, why in chosen.items()]
-    return sorted(shown, key=lambda one: ("worst", "typical", "best").index(one.why))
+    return sorted(shown, key=lambda sample: ("worst", "typical", "best").index(sample.why))
 
 
 def write_originals(chosen: list[Chosen], image_set: ImageSet, size: int, folder: Path) -> None:
     """Write each chosen image as NN_original.png."""
-    for number, one in enumerate(chosen):
-        _write(folder / f"{number:02d}_original.png", image_set.read(one.name, size))
+    for number, sample in enumerate(chosen):
+        _write(folder / f"{number:02d}_original.png", image_set.read(sample.name, size))
 
 
 def write_samples(
@@ -67,9 +67,9 @@ def write_samples(
     be reconstructed are skipped.
     """
     samples = []
-    for number, one in enumerate(chosen):
-        image = image_set.read(one.name, result.size)
-        (recon,) = reconstruct(image[None], range(one.index, one.index + 1))
+    for number, sample in enumerate(chosen):
+        image = image_set.read(sample.name, result.size)
+        (recon,) = reconstruct(image[None], range(sample.index, sample.index + 1))
         if recon is None:
             continue
         recon, stem = recon.cpu(), f"{number:02d}_{position:02d}"
@@ -81,13 +81,13 @@ def write_samples(
             channels = _write_channels(reconstruct, image, latents, folder / f"{stem}_latent")
         samples.append(
             Sample(
-                name=one.name,
+                name=sample.name,
                 original=folder / f"{number:02d}_original.png",
                 recon=folder / f"{stem}_recon.png",
                 error=folder / f"{stem}_error.png",
                 latents=channels,
-                metrics=result.per_image[one.name],
-                why=one.why,
+                metrics=result.per_image[sample.name],
+                why=sample.why,
             )
         )
     return samples

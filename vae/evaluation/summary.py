@@ -79,10 +79,10 @@ def write_results_csv(results: Results, path: Path) -> None:
     """Write one row per VAE and size; missing values are empty."""
     header = ["vae", "kind", "path", "size", *METRICS, *SPEED]
     rows = [
-        [vae.name, vae.kind, vae.path, one.size, *(one.metrics[name] for name in METRICS)]
-        + [getattr(one, name) for name in SPEED]
+        [vae.name, vae.kind, vae.path, result.size, *(result.metrics[name] for name in METRICS)]
+        + [getattr(result, name) for name in SPEED]
         for vae in results.vaes
-        for one in vae.sizes
+        for result in vae.sizes
     ]
     write_csv_rows(path, [header, *rows])
 
@@ -91,8 +91,8 @@ def write_per_image_csv(results: Results, path: Path) -> None:
     """Write one row per VAE, size and image; within each VAE and size, the worst PSNR comes first."""
     rows = []
     for vae in results.vaes:
-        for one in vae.sizes:
-            worst_first = sorted(one.per_image.items(), key=lambda item: item[1]["psnr"] or 0.0)
+        for result in vae.sizes:
+            worst_first = sorted(result.per_image.items(), key=lambda item: item[1]["psnr"] or 0.0)
             for name, values in worst_first:
-                rows.append([vae.name, one.size, name, *(values[metric] for metric in PER_IMAGE)])
+                rows.append([vae.name, result.size, name, *(values[metric] for metric in PER_IMAGE)])
     write_csv_rows(path, [["vae", "size", "image", *PER_IMAGE], *rows])

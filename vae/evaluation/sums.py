@@ -42,9 +42,10 @@ def baseline_sums(
     `factor` is the downsampling factor of the autoencoder.
     """
     baselines = {"mean_colour": mean_colour, "bicubic": lambda images: bicubic_baseline(images, factor)}
-    found = _values_of(baselines, batches, perceptual)
+    values_of = _values_of(baselines, batches, perceptual)
     return {
-        name: {metric: _total(parts) for metric, parts in values.items()} for name, values in found.items()
+        name: {metric: _total(parts) for metric, parts in values.items()}
+        for name, values in values_of.items()
     }
 
 
@@ -60,9 +61,9 @@ def add_sums(*parts: Sums) -> Sums:
 
 def means(sums: Sums) -> dict[str, float]:
     """Mean of each metric that has values, and `images`, the number of images."""
-    found: dict[str, float] = {name: value / count for name, (value, count) in sums.items() if count}
-    found["images"] = max((count for _, count in sums.values()), default=0)
-    return found
+    means_of: dict[str, float] = {name: value / count for name, (value, count) in sums.items() if count}
+    means_of["images"] = max((count for _, count in sums.values()), default=0)
+    return means_of
 
 
 @torch.no_grad()

@@ -164,13 +164,13 @@ def latent_table(results: Results) -> Table | None:
         f"Latents, {size_name(results.protocol.sizes[-1])}",
         [name for name, _ in rows],
         {
-            "channels": number_column([one.channels for one in facts]),
-            "downsampling": number_column([one.downsampling for one in facts]),
-            "KL, nats/px": number_column([one.kl_nats_per_pixel for one in facts]),
-            "σ / std(μ)": number_column([one.sigma_over_std for one in facts]),
-            "means": text_column([_range(one.mean) for one in facts]),
-            "standard deviations": text_column([_range(one.std) for one in facts]),
-            "dead channels": text_column([_dead(one.dead_channels, one.channels) for one in facts]),
+            "channels": number_column([fact.channels for fact in facts]),
+            "downsampling": number_column([fact.downsampling for fact in facts]),
+            "KL, nats/px": number_column([fact.kl_nats_per_pixel for fact in facts]),
+            "σ / std(μ)": number_column([fact.sigma_over_std for fact in facts]),
+            "means": text_column([_range(fact.mean) for fact in facts]),
+            "standard deviations": text_column([_range(fact.std) for fact in facts]),
+            "dead channels": text_column([_dead(fact.dead_channels, fact.channels) for fact in facts]),
         },
     )
 
@@ -191,12 +191,12 @@ def equivariance_table(results: Results) -> Table | None:
         return None
     columns = {}
     for name in vaes[0].equivariance:
-        found = [vae.equivariance.get(name) for vae in vaes]
+        transformed = [vae.equivariance.get(name) for vae in vaes]
         columns[f"{name.replace('_', ' ')} ↑"] = number_column(
-            [None if one is None else one.latents for one in found],
+            [None if values is None else values.latents for values in transformed],
             _fixed(2),
             best=max,
-            notes=["" if one is None else f"{one.images:.2f}" for one in found],
+            notes=["" if values is None else f"{values.images:.2f}" for values in transformed],
         )
     return Table("Equivariance, dB", [vae.name for vae in vaes], columns)
 
@@ -222,12 +222,15 @@ def grid_table(results: Results) -> Table | None:
         return None
     columns = {}
     for colour in vaes[0].grid_artefacts:
-        found = [vae.grid_artefacts.get(colour) for vae in vaes]
+        patterns = [vae.grid_artefacts.get(colour) for vae in vaes]
         columns[f"{colour} ↓"] = number_column(
-            [None if one is None else one.levels for one in found],
+            [None if pattern is None else pattern.levels for pattern in patterns],
             _fixed(3),
             best=min,
-            notes=["" if one is None or one.share is None else f"{100 * one.share:.1f} %" for one in found],
+            notes=[
+                "" if pattern is None or pattern.share is None else f"{100 * pattern.share:.1f} %"
+                for pattern in patterns
+            ],
         )
     return Table("Grid artefacts, levels", [vae.name for vae in vaes], columns)
 
