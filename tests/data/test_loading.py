@@ -153,7 +153,7 @@ def children():
 @pytest.mark.parametrize("persistent", [True, False])
 def test_close_ends_all_processes(image_folder, persistent):
     before = len(children().stdout.splitlines())
-    loader = TrainLoader(dataset(image_folder), local_batch=2, num_workers=2, persistent_workers=persistent)
+    loader = TrainLoader(dataset(image_folder, persistent_workers=persistent), local_batch=2, num_workers=2)
     batches = loader.batches(0)
     next(batches)
     assert len(children().stdout.splitlines()) == before + 2
@@ -205,11 +205,11 @@ def fast_poll(monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.parametrize("persistent", [True, False])
 def test_killed_workers_are_started_again_and_no_batch_is_lost(image_folder, fast_poll, capfd, persistent):
-    crops, before = dataset(image_folder), signal.getsignal(signal.SIGCHLD)
+    crops = dataset(image_folder, prefetch_factor=1, persistent_workers=persistent)
+    before = signal.getsignal(signal.SIGCHLD)
     with TrainLoader(crops, local_batch=1) as alone:
         reference = [list(alone.batches(epoch)) for epoch in range(3)]
-    options = {"num_workers": 4, "prefetch_factor": 1, "persistent_workers": persistent}
-    with TrainLoader(crops, local_batch=1, **options) as loader:
+    with TrainLoader(crops, local_batch=1, num_workers=4) as loader:
         found = []
         for number, batch in enumerate(loader.batches(0)):
             found.append(batch)

@@ -31,8 +31,6 @@ class TrainLoader:
         rank: int = 0,
         world_size: int = 1,
         num_workers: int = 0,
-        prefetch_factor: int = 4,
-        persistent_workers: bool = True,
         pin_memory: bool = False,
         while_waiting: Callable[[], None] = lambda: None,
         start_method: str | None = None,
@@ -51,12 +49,12 @@ class TrainLoader:
             _open_loader,
             dataset,
             _Announced(self._sampler, self._announce),
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
             pin_memory=pin_memory,
             start_method=start_method,
         )
-        self._decoding = DecodingProcesses(make_loader, num_workers, while_waiting, persistent_workers)
+        self._decoding = DecodingProcesses(
+            make_loader, num_workers, while_waiting, dataset.data.persistent_workers
+        )
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` from `first_step` on; only one such iterator may be in use at a time."""
@@ -123,6 +121,7 @@ def load_validation(
     A batch's `rejected` lists unusable images.
     """
     data = replace(data, crop="center", horizontal_flip=False, rotate90=False, color_jitter=NO_JITTER)
+    data = replace(data, prefetch_factor=2, persistent_workers=False)
     dataset = CropDataset(images, data, image_size=image_size)
     keys = [(0, index) for index in indices]
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
@@ -169,8 +168,6 @@ def _open_loader(
     num_workers: int,
     *,
     pin_memory: bool,
-    prefetch_factor: int = 2,
-    persistent_workers: bool = False,
     start_method: str | None = None,
 ) -> DataLoader[Sample]:
     has_workers = num_workers > 0  # without workers, DataLoader refuses the options that are for them
@@ -182,7 +179,7 @@ def _open_loader(
         pin_memory=pin_memory,
         generator=torch.Generator(),  # otherwise each epoch would draw from the training's random state
         worker_init_fn=start_worker,
-        prefetch_factor=prefetch_factor if has_workers else None,
-        persistent_workers=persistent_workers and has_workers,
+        prefetch_factor=dataset.data.prefetch_factor if has_workers else None,
+        persistent_workers=dataset.data.persistent_workers and has_workers,
         multiprocessing_context=start_method if has_workers else None,
     )

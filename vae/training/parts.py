@@ -83,7 +83,7 @@ class PreparedRun:
 
     def loader(self, schedule: StageSchedule, alive: Liveness) -> TrainLoader:
         """The training batches of the stage that trains."""
-        data, steps, size = self.config.data, schedule.steps, self.state.stage.image_size
+        steps, size = schedule.steps, self.state.stage.image_size
         return TrainLoader(
             self.training_set.crops(self.config, size, steps.images),
             local_batch=steps.local_images,
@@ -91,8 +91,6 @@ class PreparedRun:
             rank=self.dist.rank,
             world_size=self.dist.world_size,
             num_workers=self.num_workers,
-            prefetch_factor=data.prefetch_factor,
-            persistent_workers=data.persistent_workers,
             pin_memory=self.dist.device.type == "cuda",
             while_waiting=alive.check,
         )
