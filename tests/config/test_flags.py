@@ -15,7 +15,7 @@ from vae.config.export_flags import parse_export_flags
 from vae.config.flags import COMMON, build_parser, parse_flags
 from vae.config.flags_table import flags_markdown
 from vae.config.infer_flags import parse_infer_flags
-from vae.config.options import ActionConfig, Config, all_options, build, flatten
+from vae.config.options import EARLIER_NAMES, ActionConfig, Config, all_options, build, flatten
 from vae.config.prepare_flags import parse_prepare_flags
 from vae.system.errors import EXIT_CONFIG, EXIT_USAGE, UsageError, UserError
 
@@ -230,6 +230,13 @@ def test_json_error_is_one_line(json_file, content, message):
     with pytest.raises(UserError, match=message) as caught:
         parse_flags(["--config", json_file(content)])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("earlier", "name"), EARLIER_NAMES.items())
+def test_earlier_names_of_options_are_read(json_file, earlier, name):
+    assert parse_flags([f"--{earlier}", "7"]) == {name: 7}
+    assert parse_flags(["--config", json_file({earlier: 7})])[name] == 7
+    assert f"--{earlier}" not in build_parser(everything=True).format_help()
 
 
 def test_json_number_is_converted_to_the_option_type(json_file):

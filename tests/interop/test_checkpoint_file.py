@@ -52,6 +52,14 @@ def test_save_and_load_round_trip(saved):
     assert names(saved.parent) == ["checkpoint_epoch_1.pt", "checkpoint_epoch_1.pt.sha256"]
 
 
+def test_earlier_names_of_options_are_read(tmp_path):
+    old = content()
+    old["config"] = {**old["config"], "smoke_steps": old["config"]["quick_val_steps"]}
+    del old["config"]["quick_val_steps"]
+    save_checkpoint(tmp_path / "old.pt", old)
+    assert load_checkpoint(tmp_path / "old.pt")["config"] == content()["config"]
+
+
 def test_sha256_file_has_the_format_of_sha256sum(saved):
     digest = hashlib.sha256(saved.read_bytes()).hexdigest()
     assert sha256_of_file(saved) == digest

@@ -83,7 +83,12 @@ def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tin
     copytree(tiny["data_path"], folder)
     bad = sorted(folder.rglob("*.png"))[5]
     bad.write_bytes(bad.read_bytes()[:100])
-    guarded = {"val_path": tiny["data_path"], "smoke_images": 3, "smoke_steps": 3, "guard_psnr": 0}
+    guarded = {
+        "val_path": tiny["data_path"],
+        "quick_val_images": 3,
+        "quick_val_steps": 3,
+        "regression_psnr": 0,
+    }
     two, one = two_and_one(2, **ADVERSARIAL, data_path=str(folder), max_bad_fraction=0.1, **guarded)
     found = train_on_two_processes({**two, "micro_batch_size": "1"})
     assert train(one) == 0

@@ -26,7 +26,7 @@ def test_one_warning_for_each_fall():
     ]
     assert history.smoke_best == measured(22.0)
     warning = History(smoke_best=measured(22.0)).regression_warning(measured(math.nan), 1.5)
-    for token in ("--guard_psnr 1.5", "22.00 dB", "--learning_rate"):
+    for token in ("--regression_psnr 1.5", "22.00 dB", "--learning_rate"):
         assert token in warning
 
 
@@ -47,7 +47,7 @@ def test_its_images_are_spread_over_the_validation_set():
 @pytest.mark.slow
 def test_it_measures_beside_the_validation_set_and_changes_nothing(tiny, tmp_path):
     """6 steps in 2 epochs."""
-    changes = {"guarded": {"smoke_images": 2, "smoke_steps": 2, "guard_psnr": 0}, "plain": {}}
+    changes = {"guarded": {"quick_val_images": 2, "quick_val_steps": 2, "regression_psnr": 0}, "plain": {}}
     for name, change in changes.items():
         assert train({**tiny, **change, "output_dir": str(tmp_path / name)}) == 0
     found = records(tmp_path / "guarded", "smoke")
@@ -55,7 +55,7 @@ def test_it_measures_beside_the_validation_set_and_changes_nothing(tiny, tmp_pat
     everything = records(tmp_path / "guarded", "validation")
     assert [(record["step"], record["images"]) for record in everything] == [(0, 4), (3, 4), (6, 4)]
     assert all(record["images_per_second"] > 0 for record in (*found, *everything))
-    assert records(tmp_path / "plain", "smoke") == []  # the run is shorter than --smoke_steps
+    assert records(tmp_path / "plain", "smoke") == []  # the run is shorter than --quick_val_steps
     guarded, plain = (last_checkpoint(tmp_path / name) for name in changes)
     assert guarded["history"]["smoke_best"]["psnr"] == max(record["psnr"] for record in found)
     for part in ("model", "ema", "optimizers", "position"):
@@ -74,11 +74,11 @@ def test_a_fall_validates_all_images_at_once(tiny, tmp_path, capsys, val_freq):
         "init": "warm",
         "learning_rate": 0.03,
         "warmup_epochs": 0.0,
-        "smoke_steps": 1,
-        "guard_psnr": 0.1,
+        "quick_val_steps": 1,
+        "regression_psnr": 0.1,
     }
     assert train({**given, "val_freq": val_freq}) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "--guard_psnr 0.1" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "--regression_psnr 0.1" in line]
     assert len(lines) == 1
     steps = [record["step"] for record in records(tmp_path / "run", "validation")]
     assert steps == ([0, 1, 3, 6] if val_freq == 1 else [0, 1, 6])

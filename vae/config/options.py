@@ -3,6 +3,7 @@
 Flags, JSON files, checkpoints and docs/flags.md are all generated from these fields.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
@@ -10,6 +11,12 @@ from vae.system.addresses import public_options
 
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/provenance.py
+# Earlier names of options: still read from command lines, JSON files, checkpoints and journals of searches.
+EARLIER_NAMES = {
+    "smoke_images": "quick_val_images",
+    "smoke_steps": "quick_val_steps",
+    "guard_psnr": "regression_psnr",
+}
 NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, saturation and hue
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
@@ -444,18 +451,16 @@ class RunConfig:
     val_freq: int = option(
         1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
     )
-    smoke_images: int = option(
+    quick_val_images: int = option(
         32,
-        "images of the smoke set, spread over the validation images: a cheap guard between validations",
+        "images of the quick validation between the validations, spread over the validation images",
         at_least=1,
     )
-    smoke_steps: int = option(
-        500, "optimizer steps between measurements of the smoke set; 0: none", at_least=0
-    )
-    guard_psnr: float = option(
+    quick_val_steps: int = option(500, "optimizer steps between quick validations; 0: none", at_least=0)
+    regression_psnr: float = option(
         1.0,
-        "dB by which the smoke set's PSNR may be below its best; at more, a warning is printed and all "
-        "validation images are measured at once",
+        "dB by which the PSNR of the quick validation may be below its best; at more, a warning is printed "
+        "and all validation images are measured at once",
         metavar="DB",
         at_least=0,
     )
@@ -520,6 +525,11 @@ def section_title(section: type) -> str:
     """The docstring of an option section, which help and docs/flags.md print as its title."""
     assert section.__doc__ is not None
     return section.__doc__.strip()
+
+
+def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Option values by name, with the earlier names replaced."""
+    return {EARLIER_NAMES.get(name, name): value for name, value in values.items()}
 
 
 def all_options() -> dict[str, tuple[str, Any]]:

@@ -59,14 +59,14 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _reworded(self, message: str) -> str | None:
         """A message of argparse with the remedy; None for those that nothing is known about."""
-        if match := re.fullmatch(r"argument (--\w+): invalid (int|float) value: '(.*)'", message):
+        if match := re.fullmatch(r"argument (--\w+)\S*: invalid (int|float) value: '(.*)'", message):
             flag, kind, value = match.groups()
             is_list = any(action.nargs == "+" for action in self._actions if flag in action.option_strings)
             remedy = _without_commas(value, is_list)
             return f"{flag} {value} is not a {'whole ' if kind == 'int' else ''}number{remedy}"
         if match := re.fullmatch(r"argument (--\w+)\S*: ignored explicit argument '(.*)'", message):
             return _needless_value(*match.groups())
-        if match := re.fullmatch(r"argument (--\w+): expected (one|at least one) argument", message):
+        if match := re.fullmatch(r"argument (--\w+)\S*: expected (one|at least one) argument", message):
             return f"{match[1]} needs a value; one that starts with a minus is written {match[1]}=VALUE"
         if match := re.fullmatch(r"the following arguments are required: (.*)", message):
             return f"{match[1]} {'are' if ',' in match[1] else 'is'} missing ({self._list()})"

@@ -13,6 +13,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
+from vae.config.options import current_names
 from vae.interop.checkpoint_archive import check_archive, check_bounded
 from vae.interop.checkpoint_schema import ContentError, check_content, shown
 from vae.interop.vae_path import check_checkpoint_path
@@ -145,6 +146,8 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
             f"{flag} {path} has checkpoint format {shown(content['format'])}, but this version reads format "
             f"{CHECKPOINT_FORMAT}: use the version that wrote it, or train again"
         )
+    if isinstance(content.get("config"), dict):
+        content["config"] = current_names(content["config"])
     try:
         check_content(content)
     except ContentError as error:

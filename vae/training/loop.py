@@ -79,7 +79,8 @@ class TrainingLoop:
         if is_start:
             metrics = self.validator.validate("start", position.epoch)
             state.history.add_start(metrics, self.saver.start_checkpoint())
-            if self.options.smoke_steps and self.stepper.schedule.steps.total >= self.options.smoke_steps:
+            quick_steps = self.options.quick_val_steps
+            if quick_steps and self.stepper.schedule.steps.total >= quick_steps:
                 self.validator.validate_quickly()
 
     def train(self, loader: TrainLoader) -> StageEnd:
@@ -147,7 +148,7 @@ class TrainingLoop:
             return
         if takes_samples:
             self.samples.save()
-        if self.validator and options.smoke_steps and step % options.smoke_steps == 0:
+        if self.validator and options.quick_val_steps and step % options.quick_val_steps == 0:
             has_fallen = self.validator.validate_quickly()
             if has_fallen and not (epoch_is_done and self._validation_is_due(self.state.position.epoch + 1)):
                 self.validator.validate(f"step {step}", self.state.position.epoch)

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import optuna
 from optuna.trial import Trial, TrialState
 
-from vae.config.options import Config, flatten
+from vae.config.options import Config, current_names, flatten
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.data.manifest import is_manifest
 from vae.images.folder import walk_images
@@ -171,7 +171,7 @@ def _check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) 
         )
     # A search may be older than an option: it had the default.
     for title, key, missing in (("space", "space", {}), ("--config", "defaults", flatten(Config()))):
-        before, after = ({**missing, **one} for one in (known[key], now[key]))
+        before, after = ({**missing, **current_names(part)} for part in (known[key], now[key]))
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
         if names:
             raise UserError(

@@ -90,7 +90,7 @@ class History:
         if fell_before or not self.smoke_has_fallen:
             return None
         return (
-            f"PSNR of the quick validation is {_psnr(metrics):.2f} dB, more than --guard_psnr {limit:g} "
+            f"PSNR of the quick validation is {_psnr(metrics):.2f} dB, more than --regression_psnr {limit:g} "
             f"below its best ({best:.2f} dB): all validation images are measured now; if they confirm it, "
             "lower --learning_rate, or resume from the best checkpoint"
         )

@@ -110,7 +110,7 @@ class Validator:
             measured, _ = meter.metrics(self._sums(meter, self._quick_batches), self._dist)
         metrics = {"image_size": state.stage.image_size, **measured}
         self._logbook.record("smoke", state.position.step, {**metrics, **_speed(measured, started)})
-        warning = state.history.regression_warning(metrics, self._options.guard_psnr)
+        warning = state.history.regression_warning(metrics, self._options.regression_psnr)
         if warning:
             console.warning(f"step {state.position.step}: {warning}")
         return warning is not None
@@ -130,7 +130,7 @@ class Validator:
 
     def _quick_batches(self) -> Iterator[Batch]:
         if self._quick_crops is None:
-            chosen, crops = self.images.spread(self._options.smoke_images), []
+            chosen, crops = self.images.spread(self._options.quick_val_images), []
             size, check = self._state.stage.image_size, self._alive.check
             for crop in chosen.batches(size, 1, self._dist, check):
                 self._alive.beat()
