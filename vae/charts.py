@@ -87,7 +87,7 @@ def value_range(values: Sequence[float], quantile: float = 1.0) -> tuple[float, 
     """Lower and upper end of an axis: all values up to the quantile, and a margin of 5 %."""
     if not values:
         return 0.0, 1.0
-    low, high = np.quantile(values, [0, quantile], method="lower").tolist()
+    low, high = np.quantile(values, [0, quantile]).tolist()
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = low - (abs(low) or 1) * 0.1, high + (abs(high) or 1) * 0.1
     margin = (high - low) * 0.05
