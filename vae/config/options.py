@@ -258,7 +258,9 @@ class LossConfig:
         None, "file with the ImageNet weights of --perceptual_net, used instead of a download", metavar="FILE"
     )
     ssim_weight: float = term_weight(
-        0.0, "weight of 1 - SSIM over three scales, for sharper detail without LPIPS: try 0.1", "image"
+        0.0,
+        "weight of 1 - SSIM over three scales, for slightly sharper detail without LPIPS: try 0.3",
+        "image",
     )
     kl_weight: float = term_weight(
         1e-6,
