@@ -6,7 +6,11 @@ goal for speed or time, on a CPU only case 8 has one. Bytes are counted and the 
 
 from typing import Any
 
-GPU_SPEED = {1: 2.0, 2: 2.5, 3: 3.0, 4: 2.5, 6: 4.0, 7: 5.0, 8: 1.7, 9: 4.0, 10: 1.5}
+# Cases 1 to 6: the lower ends of predictions, not measured. Whole steps on an RTX 5090: 1.15 to 1.3 at 256
+# px, 1.2 to 1.35 at 512, 1.3 to 1.5 at 1024, 1.6 to 1.9 at 2048, where they need checkpointing. On an H200:
+# 1.6 at 1024 and 2.5 at 2048 px. They assume convolutions at 150 TFLOP/s, 70 GB of other memory traffic per
+# image of 1024 px at 1.5 TB/s, and their attention at 80 TFLOP/s forward and 41 backward (docs/results.md).
+GPU_SPEED = {1: 1.2, 2: 1.3, 3: 2.5, 4: 1.6, 6: 1.7, 7: 5.0, 8: 1.7, 9: 4.0, 10: 1.5}
 CPU_SPEED = {8: 1.25}
 
 # TFLOP of convolutions of one step at the sizes for GPUs, forward and backward: ours, theirs. Both sides run
@@ -29,9 +33,9 @@ def _convolution_share(case: int) -> str:
 # ffpa-attn. Bytes of the norms: counted from the passes over the map of 128 channels.
 REACHED_IF = {
     1: f"{_convolution_share(1)}; the rest of theirs is norms, casts and copies",
-    2: f"{_convolution_share(2)}; 1.4 to 1.9 is more likely",
-    3: f"{_convolution_share(3)}; conceivable, because 61.6 TFLOP of attention in the memory-efficient "
-    "kernel may take them longer than all convolutions",
+    2: f"{_convolution_share(2)}; the rest of theirs is norms, casts, copies and attention",
+    3: f"{_convolution_share(3)}; only a card of 80 GB has room for their step, and there 61.6 TFLOP of "
+    "attention in the memory-efficient kernel may take them longer than all convolutions",
     4: f"{_convolution_share(4)}; checkpointing runs their attention and norms forward a second time",
     6: f"{_convolution_share(6)}; the second forward of their script, for the discriminator, is included",
     7: "they reach at most a third of our bytes/s: their 13 passes over the map, against our 8, are a factor "

@@ -25,7 +25,7 @@ from benchmarks.first_hour.case import (
     verdict,
 )
 from vae.config.options import RECOMPUTE, ModelConfig
-from vae.ops.kernel_check import DTYPE_NAMES, run_tests
+from vae.ops.kernel_check import DTYPE_NAMES, choose_kernels, run_tests
 
 TITLE = "Correct results: kernels, products over NaN, gradients of whole steps, memory access"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,13 +49,16 @@ def cases(settings: Settings) -> list[Case]:
 
 
 def triton_kernels(settings: Settings) -> dict[str, Any]:
-    """The largest difference of each kernel from its PyTorch reference."""
+    """The largest difference of each kernel from its PyTorch reference; RuntimeError if a kernel raises."""
     found: dict[str, float] = {}
-    broken = []
+    broken, raised = [], []
     for outcome in run_tests(DEVICE, DTYPES.values()):
         name = f"{outcome.key.operation} {DTYPE_NAMES[outcome.key.dtype]}"
         found[name] = rounded(max(found.get(name, 0.0), outcome.difference))
         broken += [str(outcome)] * outcome.is_broken
+        raised += [str(outcome)] * (outcome.error is not None)
+    if raised:
+        raise RuntimeError("; ".join(raised))
     return {"differences": found, "broken": broken, "verdict": verdict(not broken)}
 
 
@@ -126,6 +129,8 @@ def gpu_tests(settings: Settings) -> dict[str, Any]:
         for kind in ("failure", "error")
         if case.find(kind) is not None
     ]
+    if raised := [line for line in failed if ": AssertionError" not in line and ": assert " not in line]:
+        raise RuntimeError("; ".join(raised))  # whatever the device computes
     return {**counts, "failed": failed, "verdict": verdict(not failed and done.returncode == 0)}
 
 
@@ -140,12 +145,14 @@ def memcheck(settings: Settings) -> dict[str, Any]:
     words = [program, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code]
     done = run_words(words, settings.seconds_left)
     summary = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR SUMMARY" in line]
-    return {"summary": summary[-1:] or last_line(done.stderr), "verdict": verdict(done.returncode == 0)}
+    if done.returncode != 0:
+        raise RuntimeError("; ".join(summary[-1:]) or last_line(done.stderr))
+    return {"summary": summary[-1:], "verdict": "ok"}
 
 
 def small_step() -> None:
     """The test of the Triton kernels, and two steps at a recompute level that runs every operation."""
-    list(run_tests(DEVICE, [torch.bfloat16]))
+    choose_kernels("triton", DEVICE, [torch.bfloat16])
     side = Ours(Work(64, batch=2, model=TINY, adversarial=True), DEVICE, recompute="all", micro_batch=1)
     for _ in range(2):
         side.step()

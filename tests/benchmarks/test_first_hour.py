@@ -64,6 +64,7 @@ def run_fake(monkeypatch, folder, *cases, seconds=100.0) -> Record:
     monkeypatch.setitem(PARTS, 3, fake_part(*cases))
     monkeypatch.setattr("benchmarks.first_hour.run_part.machine", lambda quick: MACHINE)
     monkeypatch.setattr("benchmarks.first_hour.run_part._card_is_usable", lambda: True)
+    monkeypatch.setattr("benchmarks.first_hour.run_part.use_the_kernels_of_the_trainer", lambda: None)
     settings = Settings(folder, quick=False, data_path=None, deadline=time.monotonic() + seconds)
     assert run_part(3, settings) == 0
     return Record.read(folder, 3)
@@ -99,7 +100,7 @@ def test_device_that_computes_nothing_is_recognized(monkeypatch):
 
 
 def test_launch_shapes_are_chosen_only_if_they_are_faster():
-    start = {"TILE_ELEMENTS": 4096, "NHWC_COLUMNS": 128}
+    start = {"TILE_ELEMENTS": 4096, "COLUMNS": 128}
 
     def found(ms: float) -> dict:
         best = {**start, "TILE_ELEMENTS": 8192}
@@ -206,3 +207,32 @@ for graph in (True, False):
     done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
     found = [line for line in done.stdout.splitlines() if line.startswith("graph ")]
     assert found == ["graph True 6", "graph False 6"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_broken_kernel_makes_its_parts_say_failed(tmp_path):
+    """On the null GPU, which computes nothing: an exception is an exception all the same."""
+    program = """
+import sys
+from pathlib import Path
+from benchmarks.first_hour.case import Settings
+from benchmarks.first_hour.parts import PARTS
+from benchmarks.first_hour.run_part import run_part
+from vae.ops import norm_triton
+
+def normalize(*_):
+    raise RuntimeError("does not compile")
+
+norm_triton.normalize = normalize
+for number, first in ((2, 1), (3, 1), (6, 2)):  # some cases of each
+    PARTS[number].cases = lambda settings, cases=PARTS[number].cases, first=first: cases(settings)[:first]
+    assert run_part(number, Settings(Path(sys.argv[1]), quick=True, data_path=None)) == 0
+"""
+    child = {**environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, env=child, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    for number in (2, 3, 6):
+        for case in Record.read(tmp_path, number).cases.values():
+            assert (case["status"], "norm" in case["error"]) == (FAILED, True)

@@ -8,17 +8,17 @@ import pytest
 
 from tests.harness.runs import ROOT
 from tests.null_gpu.build import environment, why_not
+from vae.system.gpu_memory import ALLOCATOR_VARIABLES
 
 _REASON = why_not()
 NEEDS_NULL_GPU = [pytest.mark.slow, pytest.mark.skipif(_REASON is not None, reason=str(_REASON))]
-_OWN_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDNN_CONV_WSCAP_DBG")
 
 
 def run_on_null_gpu(*words: str, code: int = 0, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run Python with these words; `settings` are those of `environment`, and variables in capitals."""
     variables = {name: settings.pop(name) for name in [*settings] if name.isupper()}
     child = {**environment(**settings), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
-    for name in _OWN_SETTINGS:  # of this machine's user
+    for name in ALLOCATOR_VARIABLES:  # of this machine's user
         if name not in variables:
             child.pop(name, None)
     done = subprocess.run(

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from tests.harness.runs import TINY
 from tests.harness.training_runs import last_checkpoint, records
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
@@ -20,6 +23,16 @@ import torch
 assert all(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
 """
 LOSSES = {"adversarial_weight": 0.5, "disc_start": 5, "disc_channels": 8, "disc_layers": 2}
+TWO_STAGES = """
+import contextlib, gc, json, sys
+from vae.system.gpu_memory import set_gpu_memory_variables
+set_gpu_memory_variables()
+from vae.system.errors import NonFiniteError
+from vae.training.run import train
+gc.disable()  # a reference cycle keeps what it refers to
+with contextlib.suppress(NonFiniteError):  # nothing is computed, so the export may refuse the weights
+    train(json.loads(sys.argv[1]))
+"""
 STEPS, STOP = 12, 10  # 3 steps per epoch; the resumed run makes the rest
 
 
@@ -40,3 +53,19 @@ def test_a_run_and_its_resume(image_folder: Path, tmp_path: Path):
         assert memory["memory_retries"] == 0
         assert 0 < memory["memory_peak_gib"] <= memory["memory_reserved_gib"]
     assert (folder / "vae" / "diffusion_pytorch_model.safetensors").exists()
+
+
+def test_a_cuda_graph_ends_with_its_stage(tmp_path: Path):
+    """The steps of the second stage fill the card, so they need the memory of the first stage's graph."""
+    (tmp_path / "images").mkdir()
+    for index in range(8):
+        image = np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(image).resize((512, 512)).save(tmp_path / "images" / f"{index}.png")
+    given = {**TINY, "channels": [64, 64], "data_path": str(tmp_path / "images"), "val_split": 0.0}
+    given |= {"output_dir": str(tmp_path / "run"), "device": "cuda", "use_bf16": True, "kernels": "torch"}
+    given |= {"progressive": "256:4:4,512:1:8"}
+    printed = run_on_null_gpu("-c", TWO_STAGES, json.dumps(given), gib=8).stdout
+    assert ", CUDA graph: predicted peak" in printed
+    assert "512 px, batch 8 as 1 x 8" in printed
+    assert printed.count("\nmemory  predicted") == 2
+    assert "out of memory" not in printed

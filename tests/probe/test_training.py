@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vae.config.evaluate_flags import parse_evaluate_flags
-from vae.memory.available import cuda_reserve
+from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan_table import DRIVER_AND_CONTEXT_GIB
 from vae.probe.latents import view_of
@@ -184,7 +184,7 @@ def test_the_profile_is_planned_for_every_card_with_16_gb():
     """256 px, a VAE with 8-fold downsampling and 16 channels, 1000 classes."""
     shape = NetworkShape(16, 32, 1000, recipe_of(config_of(), 10**6))
     smallest = min(card.vram_gib for card in CARDS if card.vram_gib > 15.5)
-    available = int((smallest - DRIVER_AND_CONTEXT_GIB) * GIB) - cuda_reserve()
+    available = int((smallest - DRIVER_AND_CONTEXT_GIB) * GIB) - CUDA_RESERVE
     micro_batch, needed = choose_micro_batch(shape, torch.bfloat16, available, "auto")
     assert needed <= available
     assert micro_batch == 512  # two equal passes of 1024 images

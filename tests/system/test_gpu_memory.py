@@ -9,14 +9,10 @@ import sys
 import pytest
 
 from tests.harness.runs import ROOT
-from vae.memory.available import CUDA_RESERVE, cuda_reserve
-from vae.system.errors import UserError
 from vae.system.gpu_memory import (
     ALLOCATOR_VARIABLES,
     FREED_BLOCKS,
     GROWING_SEGMENTS,
-    WORKSPACE_MIB,
-    WORKSPACE_VARIABLE,
     allocator_setting,
     set_gpu_memory_variables,
 )
@@ -33,12 +29,11 @@ from vae.system.gpu_memory import (
 def test_allocator_of_a_system(monkeypatch, system, release, expected):
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "release", lambda: release)
-    for name in (*ALLOCATOR_VARIABLES, WORKSPACE_VARIABLE):
+    for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     set_gpu_memory_variables()
     assert {os.environ[name] for name in ALLOCATOR_VARIABLES} == {expected}
     assert allocator_setting() == expected
-    assert os.environ[WORKSPACE_VARIABLE] == str(WORKSPACE_MIB)
 
 
 @pytest.mark.parametrize("name", ALLOCATOR_VARIABLES)
@@ -46,11 +41,9 @@ def test_own_settings_win(monkeypatch, name):
     for other in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, "max_split_size_mb:64")
-    monkeypatch.setenv(WORKSPACE_VARIABLE, "1024")
     set_gpu_memory_variables()
     assert {other for other in ALLOCATOR_VARIABLES if other in os.environ} == {name}
     assert allocator_setting() == "max_split_size_mb:64"
-    assert os.environ[WORKSPACE_VARIABLE] == "1024"
 
 
 def test_scripts_set_them_before_pytorch_is_imported():
@@ -71,20 +64,6 @@ run_script("test", main)
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in (GROWING_SEGMENTS, FREED_BLOCKS)
-
-
-def test_larger_workspaces_enlarge_the_reserve(monkeypatch):
-    monkeypatch.delenv(WORKSPACE_VARIABLE, raising=False)
-    assert cuda_reserve() == CUDA_RESERVE
-    for mib, larger_by in (("1024", 768), ("64", 0)):
-        monkeypatch.setenv(WORKSPACE_VARIABLE, mib)
-        assert cuda_reserve() == CUDA_RESERVE + larger_by * 2**20
-
-
-def test_wrong_workspace_names_the_variable(monkeypatch):
-    monkeypatch.setenv(WORKSPACE_VARIABLE, "1 GiB")
-    with pytest.raises(UserError, match=f"{WORKSPACE_VARIABLE}=1 GiB .* unset"):
-        cuda_reserve()
 
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)

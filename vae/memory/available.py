@@ -2,25 +2,15 @@
 
 import torch
 
-from vae.system.gpu_memory import WORKSPACE_MIB, workspace_mib
 from vae.system.host import GIB, free_memory
 
-MIB = 2**20
 CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the rest
-# Bytes of a step on a CUDA device in addition to its live tensors: 0.25 GiB for the workspace of one
-# convolution (vae.system.gpu_memory limits it), 0.06 for cuBLAS, and the rest for gaps between tensors. With
-# growing segments PyTorch's allocator reserved 0.17 GiB more than the tensors of a step of 25.7 GiB, and 0.30
-# more than 29.4 GiB (tests/null_gpu, workspaces of 256 MiB). What a card's own workspaces need is not
-# measured yet.
+# Bytes of a step on a CUDA device in addition to its live tensors. On an RTX 5090, cuDNN's first choice needs
+# at most 164 MiB of workspace for each convolution of the profiles (tests/memory/test_workspaces.py). cuBLAS
+# needs 0.06 GiB. With growing segments PyTorch's allocator reserved 0.17 GiB more than the tensors of a step
+# of 25.7 GiB, and 0.30 more than 29.4 GiB (tests/null_gpu, workspaces of 256 MiB). cuDNN's search in the
+# first step of a shape uses what is free, and PyTorch returns it. Not measured on a card yet.
 CUDA_RESERVE = GIB // 2
-
-
-def cuda_reserve() -> int:
-    """CUDA_RESERVE, and more if a user allows larger workspaces than the default.
-
-    Each convolution may then need that much more.
-    """
-    return CUDA_RESERVE + max(0, workspace_mib() - WORKSPACE_MIB) * MIB
 
 
 def available_bytes(device: torch.device) -> int:

@@ -16,7 +16,7 @@ from vae.config.precision import PrecisionSupport, choose_dtype
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
 from vae.device import precision_support
-from vae.memory.available import CPU_SHARE, available_bytes, cuda_reserve
+from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, reserve_bytes, stage_spec
 from vae.system import console
 from vae.system.errors import UserError
@@ -237,7 +237,7 @@ def table_row(plan: ProfilePlan) -> str:
 def _legend(target: Target) -> list[str]:
     libraries = ", and the copy of --background_save"
     if target.is_gpu:
-        libraries = f", and {cuda_reserve() / GIB:g} GiB for libraries and gaps"
+        libraries = f", and {CUDA_RESERVE / GIB:g} GiB for libraries and gaps"
     lines = [
         "images: per optimizer step; passes: number x images of each pass; all columns: docs/plan.md",
         "peak: weights, gradients, moments, EMA weights, all tensors of the step without torch.compile"

@@ -20,7 +20,7 @@ from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support
 from vae.evaluation.compare import short_names
 from vae.evaluation.precheck import check_command
 from vae.interop.vae_files import LoadedVae, load_vae
-from vae.memory.available import available_bytes, cuda_reserve
+from vae.memory.available import CUDA_RESERVE, available_bytes
 from vae.ops.kernel_check import choose_kernels
 from vae.probe.labels import LabelledSet, folds_of, read_sets
 from vae.probe.latents import encode_set
@@ -198,7 +198,7 @@ def _by_network(probe: Probe, kind: Kind, train: MapSet, measured: MapSet) -> np
     config, device = probe.config, probe.device
     channels, side = train.maps.shape[2:4]
     shape = NetworkShape(channels, side, len(probe.classes), recipe_of(config, len(train)))
-    reserve = cuda_reserve() if device.type == "cuda" else 0
+    reserve = CUDA_RESERVE if device.type == "cuda" else 0
     available = available_bytes(device) - reserve
     micro_batch, needed = choose_micro_batch(shape, probe.dtype, available, config.probe_micro_batch_size)
     with _memory_flag("--probe_micro_batch_size", micro_batch):

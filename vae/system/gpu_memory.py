@@ -1,14 +1,9 @@
-"""How PyTorch's allocator and cuDNN use a card's memory: environment variables, read when PyTorch starts."""
+"""How PyTorch's allocator uses a card's memory: environment variables, read when PyTorch starts."""
 
 import os
 import platform
 
-from vae.system.errors import UserError
-
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
-WORKSPACE_VARIABLE = (
-    "CUDNN_CONV_WSCAP_DBG"  # MiB; docs.pytorch.org/docs/stable/cuda_environment_variables.html
-)
 
 # Segments that grow: freed memory is used again whatever its size. With PyTorch's default, segments of fixed
 # size, a step of 4096 px does not fit 32 GB (docs/measurements.md, "Memory that PyTorch reserves").
@@ -17,11 +12,6 @@ GROWING_SEGMENTS = "expandable_segments:True"
 # (github.com/pytorch/pytorch/issues/192330). The other remedy: from 90 % of the limit on, free the blocks
 # that have not been used for longest. max_split_size_mb made the same steps allocate anew in every step.
 FREED_BLOCKS = "garbage_collection_threshold:0.9"
-
-# cuDNN's search takes the fastest algorithm whose workspace fits into the memory that is free in that moment,
-# up to all of it. Convolutions in channels_last need little: split sums of a weight gradient in fp32, 9 MiB
-# each for 512 x 512 channels. Not measured on a card yet.
-WORKSPACE_MIB = 256
 
 
 def growing_segments_supported(system: str, release: str) -> bool:
@@ -35,15 +25,6 @@ def set_gpu_memory_variables() -> None:
         supported = growing_segments_supported(platform.system(), platform.release())
         for name in ALLOCATOR_VARIABLES:  # PyTorch 2.9 ignores the first, for this setting
             os.environ[name] = GROWING_SEGMENTS if supported else FREED_BLOCKS
-    os.environ.setdefault(WORKSPACE_VARIABLE, str(WORKSPACE_MIB))
-
-
-def workspace_mib() -> int:
-    """The limit for the workspace of one convolution in this process, in MiB."""
-    given = os.environ.get(WORKSPACE_VARIABLE, str(WORKSPACE_MIB))
-    if not given.isdecimal():
-        raise UserError(f"{WORKSPACE_VARIABLE}={given} is not a whole number of MiB: unset the variable")
-    return int(given)
 
 
 def allocator_setting() -> str:

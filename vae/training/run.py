@@ -27,6 +27,7 @@ from vae.training.output.run_folder import METRICS_NAME, resume_command
 from vae.training.output.wandb_run import WandbRun
 from vae.training.parts import PreparedRun
 from vae.training.precheck import contains_run, output_folder
+from vae.training.precision import search_plans
 from vae.training.records.stage_report import print_remarks, print_stage, record_memory
 from vae.training.records.summary import next_command, progress_line, result_lines
 from vae.training.recovery.liveness import Liveness
@@ -143,6 +144,10 @@ class _Run:
         self.alive.beat()
         set_recompute(self.state.autoencoder, settings.recompute)
         print_stage(self.prepared, schedule, plan)
+        shapes, steps = max(1, self.prepared.config.data.buckets), schedule.steps
+        passes = steps.total * -(-steps.local_images // settings.micro_batch)
+        if search_plans(self.dist.device, passes // shapes):
+            console.info("the first step can take minutes: cuDNN times all its algorithms for a long stage")
         reset_memory_peaks(self.dist.device)
         try:
             with self.dist.lost_processes_named():
@@ -165,6 +170,10 @@ class _Run:
             if is_out_of_memory(error):
                 saver.save_alone()
             raise
+        finally:
+            settings.graph = (
+                None  # its memory is for the next stage, even if something still refers to `loop`
+            )
         # Not within the except clause: there, the exception keeps the tensors of the step alive.
         Rollback(self.prepared.config, saver, loop.logbook).go_back(diverged, schedule.peak)
         return StageEnd.FINISHED

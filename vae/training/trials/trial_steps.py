@@ -36,6 +36,7 @@ class Trial:
         set_recompute(state.autoencoder, self.stepper.retry.settings.recompute)
         with signals.answering(MEASURING), self._run.loader(self._schedule, self.alive) as loader:
             yield self._batches(loader)
+        self.stepper.retry.settings.graph = None  # its memory is for the run
         restore(state, before)
         state.is_changing = False
 
