@@ -25,6 +25,7 @@ from benchmarks.first_hour.case import (
     verdict,
 )
 from vae.config.options import RECOMPUTE, ModelConfig
+from vae.ops.conv_gradients import conv_backward
 from vae.ops.kernel_check import DTYPE_NAMES, choose_kernels, run_tests
 
 TITLE = "Correct results: kernels, products over NaN, gradients of whole steps, memory access"
@@ -42,6 +43,7 @@ def cases(settings: Settings) -> list[Case]:
     return [
         Case("triton kernels", 20, triton_kernels),
         Case("baddbmm over NaN", 10, products_over_nan),
+        Case("convolution of 2^31 elements", 10, large_convolution),
         *(Case(f"gradients, {level}", 15, partial(gradients, level=level)) for level in levels),
         Case("pytest -m gpu", 120, gpu_tests),
         Case("memcheck", 60, memcheck),
@@ -77,6 +79,27 @@ def products_over_nan(settings: Settings) -> dict[str, Any]:
         found[name] = {"over NaN": first, "accumulated": _difference(out, exact * 1.5)}
     right = all(value < 1e-4 for row in found.values() for value in row.values())
     return {"differences": found, "verdict": verdict(right)}
+
+
+def large_convolution(settings: Settings) -> dict[str, Any]:
+    """The last rows of a convolution of more than 2^31 elements, as at 4096 px, and of both gradients."""
+    side = 64 if settings.quick else 4100
+    h = torch.randn(1, side, side, 128, device=DEVICE, dtype=torch.bfloat16).permute(0, 3, 1, 2)
+    weight = torch.randn(8, 128, 3, 3, device=DEVICE, dtype=torch.bfloat16)
+    grad = torch.zeros(1, side, side, 8, device=DEVICE, dtype=torch.bfloat16).permute(0, 3, 1, 2)
+    grad[:, :, -8:] = torch.randn(1, 8, 8, side, device=DEVICE)
+
+    def results(first: int) -> list[torch.Tensor]:
+        """Of the rows from `first` on; the rows before the last 8 differ."""
+        part, grad_part = h[:, :, first:], grad[:, :, first:]
+        out = torch.nn.functional.conv2d(part, weight, padding=1)
+        grad_h, grad_weight = conv_backward(grad_part, part, weight, (True, True, False))
+        return [out[:, :, -8:], grad_h[:, :, -8:], grad_weight]
+
+    whole, rows = results(0), results(side - 10)
+    names = ("forward", "input gradient", "weight gradient")
+    found = {name: _difference(a, b) for name, a, b in zip(names, whole, rows, strict=True)}
+    return {"differences": found, "verdict": verdict(all(value < 2**-6 for value in found.values()))}
 
 
 def gradients(settings: Settings, level: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ SHAPES = [
     (2048, 1, 1, "activations", False),
     (2048, 4, 1, "activations", False),
     (2048, 4, 1, "blocks_encoder", False),
-    (4096, 1, 1, "all", False),
+    (3840, 1, 1, "all", False),
 ]
 QUICK_SHAPES = [(128, 1, 1, "none", True), (256, 4, 1, "activations", False)]
 STEPS = 4  # the first one creates the moments of AdamW and is not counted
