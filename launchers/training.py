@@ -93,13 +93,15 @@ def trainer_finds_folder(flags: list[str]) -> bool:
 
 def draw_demo_data(python: str) -> int:
     """Draw the demo images; delete them if drawing fails, so that no demo trains on an incomplete set."""
-    code = None
+    drawing = subprocess.Popen([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
     try:
-        code = run_command([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
+        return drawing.wait()
     finally:
-        if code != 0:
+        if drawing.poll() is None:
+            drawing.terminate()
+            drawing.wait()
+        if drawing.returncode != 0:
             shutil.rmtree(DEMO_DATA, ignore_errors=True)
-    return code
 
 
 def complete_environment() -> int:
