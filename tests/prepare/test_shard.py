@@ -99,6 +99,15 @@ def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tm
     assert stamps.items() <= {p.name: p.stat().st_mtime_ns for p in (tmp_path / "two").glob("*.tar")}.items()
 
 
+def test_folder_without_a_usable_image_is_named_file_by_file(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "page.png").write_text("<html>")
+    done = shard(tmp_path / "raw", tmp_path / "set")
+    assert done.returncode == 77
+    assert "page.png" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_dataset_never_changes(source, tmp_path):
     assert shard(source, tmp_path / "set").returncode == 0
     before = files(tmp_path / "set")

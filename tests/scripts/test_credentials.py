@@ -48,6 +48,7 @@ def assert_public(folder: Path, *printed: str) -> None:
         (" https:/u:p@h/x", " https:/h/x"),
         ("zip://a::http://u:p/w?#1@h/x", "zip://a::http://h/x"),
         ("http://token@h", "http://h"),
+        ("http://h/x?a='b'&sig=1", "http://h/x"),
         ("http://u:p w@[::1]:80/x", "http://[::1]:80/x"),
         ("see 'http://h/x?a=1' and http://u:p@g: no answer", "see 'http://h/x' and http://g: no answer"),
         ("http://h:80: no answer to a@b", "http://h:80: no answer to a@b"),

@@ -417,6 +417,13 @@ def test_cache_that_others_may_write_is_verified_once(web, tmp_path, root, is_sh
     assert len(web.wholes()) == 1 + is_shared  # this process has verified it
 
 
+def test_folder_with_the_name_of_a_mark_is_no_error(web, cache, root):
+    entry = entries(remote(web, cache))[0]
+    (cache.folder / f"{entry.sha256}.bad").mkdir()
+    with pytest.raises(BadImageError, match="bad_shard"):
+        remote(web, cache).read(0)
+
+
 def test_forged_index_in_the_cache_is_fetched_again(web, cache, root):
     images = remote(web, cache)
     expected = images.read(0)

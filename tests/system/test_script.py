@@ -7,6 +7,7 @@ import pytest
 from vae.system.errors import DataError, UsageError
 from vae.system.script import ROOT, SETUP, activation_hint, exit_code
 
+TOO_LITTLE = f"too little memory (ulimit -v), or a damaged package: run {SETUP}"
 FULL_DISK = ": free some space, or give an output folder on another disk"
 HINT = activation_hint(ROOT)  # empty if the tests run in the environment of the set-up
 
@@ -34,6 +35,8 @@ def raises(error: BaseException):
             1,
             f"some.py: torch is not installed: run {SETUP}{HINT}",
         ),
+        (ImportError("failed to map segment"), 1, f"some.py: failed to map segment: {TOO_LITTLE}"),
+        (MemoryError(), 1, f"some.py: out of memory: {TOO_LITTLE}"),
         (KeyboardInterrupt(), 130, "stopped: nothing was written"),
     ],
 )

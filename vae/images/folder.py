@@ -25,7 +25,7 @@ SMALL_SET = 1000
 
 
 class UnreadFiles:
-    """Files of image formats that cannot be read here, such as HEIC without its package; pipes, devices."""
+    """Image files that cannot be read here, such as HEIC without its package; pipes; links to themselves."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -35,7 +35,7 @@ class UnreadFiles:
         """Note a skipped entry if it is such a file: `on_skip` of walk_images."""
         if code == "other_file" and name.lower().endswith(OTHER_EXTENSIONS):
             self.names.append(name)
-        elif code == "special_file":
+        elif code == "special_file" or (code == "link_loop" and name.lower().endswith(EXTENSIONS)):
             self.special.append(name)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> l
     if unread.names:
         console.warning(f"{flag} {os.fspath(root)}: skips {unread}")
     if unread.special:
-        example = f"pipes, devices or sockets, for example {unread.special[0]}"
+        example = f"pipes, devices, sockets or links to themselves, for example {unread.special[0]}"
         console.warning(f"{flag} {os.fspath(root)}: skips {len(unread.special)} {example}")
     return names
 
@@ -163,9 +163,12 @@ def _classify(entry: os.DirEntry[str], extensions: tuple[str, ...]) -> str | Non
         return "system_file"
     if name.startswith("."):
         return "hidden"
-    if entry.is_dir():
-        return "folder"
-    is_file = entry.is_file()
+    try:
+        if entry.is_dir():
+            return "folder"
+        is_file = entry.is_file()
+    except OSError:  # a link that leads to itself
+        return "link_loop"
     if (
         not is_file and not entry.is_symlink()
     ):  # a broken link counts as a file: decoding it reports the reason

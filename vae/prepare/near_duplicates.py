@@ -50,6 +50,8 @@ def cluster_sorted(
     `unique` may be a memory map: memory is needed for `max_at_once` hashes, and 16 bytes for each.
     """
     parents = np.arange(len(unique))
+    if not len(unique):
+        return parents
     for left, right in _near_pairs(unique, max_low, max_all, max_at_once):
         _join(parents, left, right)
     return find_roots(parents)

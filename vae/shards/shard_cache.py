@@ -231,7 +231,8 @@ class ShardCache:
         """Let bad shards with these SHA-256 be downloaded again: the store may have been repaired."""
         for path in self.folder.glob("*.bad"):
             if path.stem in entries:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # another process has removed it, or it is a folder
+                    path.unlink()
 
     @contextmanager
     def one_speaker(self) -> Iterator[Callable[[str], None]]:

@@ -10,7 +10,7 @@ _REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _ADDRESS = r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]+"  # with one slash too, and within other text
 # Everything until @, also if a password has / or spaces: it follows a colon and is not a port.
 _USER = re.compile(rf"({_ADDRESS})(?:[^\s/]*|[^\s/:]*:(?!\d*(?:[/:\s]|$)).*)@")
-_QUERY = re.compile(rf"({_ADDRESS}[^\s?#'\"]*)[?#][^\s'\"]*")
+_QUERY = re.compile(rf"({_ADDRESS}[^\s?#]*)[?#]\S*?(?=['\"]?(?:\s|$))")  # without a last quote of a shell
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:

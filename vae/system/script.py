@@ -61,6 +61,12 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
         if package == "vae":
             raise  # our own bug
         line, code = f"{package} is not installed: run {SETUP}{activation_hint(ROOT)}", EXIT_FAILED
+    except (ImportError, MemoryError) as error:
+        if "vae." in str(error):
+            raise  # our own bug
+        cause = f"too little memory (ulimit -v), or a damaged package: run {SETUP}"
+        line = f"{str(error) or 'out of memory'}: {cause}"
+        code = EXIT_FAILED
     except BrokenPipeError:
         raise  # console.flushed_output handles it
     except OSError as error:  # a full disk or a removed folder: not a bug

@@ -53,6 +53,7 @@ class Appender:
         if self._handle is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+            flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe that nobody reads is an error, and no wait
             self._handle = os.open(self.path, flags, 0o666)
         while self._waiting:
             self._waiting = self._waiting[os.write(self._handle, self._waiting) :]
