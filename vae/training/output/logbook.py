@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.tensorboard import summary
 
 from vae.system import console
-from vae.system.files import atomic_path, parse_json
+from vae.system.files import atomic_path, check_regular, parse_json
 from vae.training.output.appending import Appender, EventFile, try_to_write
 from vae.training.output.results_image import RESULTS_NAME, write_results
 from vae.training.output.run_folder import METRICS_NAME
@@ -116,6 +116,7 @@ def _remove_later_records(path: Path, last_step: int) -> None:
     """Keep the records up to `last_step`; also remove a line that a crash left incomplete."""
     if not path.exists():
         return
+    check_regular(path)  # reading a pipe would wait for ever
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
