@@ -45,7 +45,11 @@ html.write_page(Path("page.html"), sys.argv[2], **values)
 def package(tmp_path_factory):
     path = tmp_path_factory.mktemp("installed") / "vae.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        for module in ("__init__", "html", "system/__init__", "system/console", "system/files"):
+        for module in (
+            "__init__",
+            "html",
+            *(f"system/{name}" for name in ("__init__", "addresses", "console", "files")),
+        ):
             archive.write(ROOT / "vae" / f"{module}.py", f"vae/{module}.py")
         for file in (ROOT / "vae" / "templates").iterdir():
             archive.write(file, f"vae/templates/{file.name}")

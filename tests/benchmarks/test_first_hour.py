@@ -200,8 +200,8 @@ for graph in (True, False):
         step()
     with sync_is_an_error():
         step()
-    captured = step.ctx.settings.graph
-    print("graph", captured is not None and captured._captured is not None, step.state.position.step)
+    captured = step.stepper.retry.settings.graph
+    print("graph", captured is not None and captured._captured is not None, step.stepper.state.position.step)
 """
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)

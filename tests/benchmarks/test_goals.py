@@ -50,7 +50,7 @@ def test_every_goal_has_a_reason():
     assert set(CPU_REACHED_IF) == set(CPU_SPEED)
     assert set(TIME_REACHED_IF) == set(MOST_TIME_RATIO)
     (goal,) = judge(2, {"speed": 1.5}, gpu=True)
-    assert "at most 86% of their step" in goal["reached_if"]  # 44.5 / (1.3 * 39.8)
+    assert "at most 86% of their step" in goal["reached_if"]  # 44.5 / (1.3 * 39.7)
     (goal,) = judge(8, {"speed": 1.2}, gpu=False)
     assert "56 %" in goal["reached_if"]
 

@@ -16,6 +16,7 @@ from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, la
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
+from vae.ops import attention, norm_torch
 from vae.optimizers import build_optimizers
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError
@@ -36,8 +37,18 @@ SPEC = StepSpec(
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Almost no scratch for LPIPS on the CPU: the prediction is for a GPU, and its kernels need none."""
+    """Almost no temporaries of LPIPS and norms on the CPU, and the blocks of attention that a GPU uses.
+
+    The prediction is for a GPU, whose kernels need no temporaries.
+    """
     monkeypatch.setattr(feature_distance_torch, "CPU_PIECE_ELEMENTS", 2**10)
+    monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", 2**10)
+    of_device = attention.attention_blocks
+    monkeypatch.setattr(
+        attention,
+        "attention_blocks",
+        lambda b, n, c, _, has_gradient=True: of_device(b, n, c, "cuda", has_gradient),
+    )
 
 
 def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
@@ -73,10 +84,13 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
         return before, counter.peak - before
 
 
-def check_prediction(spec: StepSpec, micro_batch: int, tolerance: float = 0.01) -> StepMemory:
-    """Compare with the real step; returns the prediction."""
+def check_prediction(
+    spec: StepSpec, micro_batch: int, tolerance: float = 0.01, cpu_only: int = 0
+) -> StepMemory:
+    """Compare with the real step, less `cpu_only` bytes at its peak; returns the prediction."""
     predicted = step_memory(spec, micro_batch)
     resident, working = measured(spec, micro_batch)
+    working -= cpu_only
     assert predicted.resident == pytest.approx(resident, rel=0.01)
     assert predicted.working == pytest.approx(working, rel=tolerance)
     assert predicted.total > 0.99 * (resident + working)
@@ -101,7 +115,10 @@ def test_many_passes_with_discriminator_store_every_reconstruction():
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prediction_in_each_precision_and_layout(dtype, channels_last):
-    check_prediction(replace(SPEC, dtype=dtype, channels_last=channels_last, batch=2), 1)
+    # In bf16, the peak is a product of attention with an fp32 result: 256 queries of 1024 keys. Only on the
+    # CPU it is a temporary tensor in bf16 first.
+    cpu_only = 256 * 1024 * 2 if dtype == torch.bfloat16 else 0
+    check_prediction(replace(SPEC, dtype=dtype, channels_last=channels_last, batch=2), 1, cpu_only=cpu_only)
 
 
 @pytest.mark.slow

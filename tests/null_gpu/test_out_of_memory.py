@@ -31,7 +31,7 @@ def fill_card():
 
 os.environ["NULL_GPU_GROWING_SEGMENTS"] = "0"  # the driver refuses them
 pick_device("auto")
-h = torch.empty(2, 8, 32, 32, device="cuda")
+h = torch.empty(2, 8, 32, 32, device="cuda", memory_format=torch.channels_last)
 assert not any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
 weight, kernel = torch.empty(8, device="cuda"), torch.empty(8, 8, 3, 3, device="cuda")
 for operation in (norm, convolution, matrix_product):

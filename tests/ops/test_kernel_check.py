@@ -212,7 +212,7 @@ def test_training_goes_on_with_one_flipped_sign(tiny, tmp_path):
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "WARNING" in line]
     assert "Triton kernels of norm fail" in line
-    assert "normalize (fp32" in line
+    assert "normalize_with_statistics (fp32" in line
     found = [record["loss"] for record in records(Path(given["output_dir"]), "train")]
     train_short({**given, "num_epochs": 2}, tmp_path / "plain", max_steps=2, kernels="torch")
     expected = [record["loss"] for record in records(tmp_path / "plain", "train")]

@@ -201,7 +201,7 @@ def test_decoder_profile_improves_the_decoder_and_keeps_the_encoder(tiny, tmp_pa
     first = train_short(tiny, tmp_path / "first", num_epochs=4, learning_rate=1e-3, val_split=0.25)
     given = {name: value for name, value in tiny.items() if name not in (*SHAPE, "learning_rate")}
     given |= {"profile": "decoder", "init_from": str(tmp_path / "first" / "vae"), "val_split": 0.25}
-    given |= {"adversarial_weight": 0.0, "num_epochs": 8, "val_freq": 8}
+    given |= {"adversarial_weight": 0.0, "num_epochs": 8, "val_freq": 8, "ema_decay": 0.5}
     assert train({**given, "output_dir": str(tmp_path / "second")}) == 0
     second = last_checkpoint(tmp_path / "second")
     assert second["config"]["learning_rate"] is None  # by the rule

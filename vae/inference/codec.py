@@ -16,7 +16,7 @@ from vae.system.host import GIB, free_memory
 
 # The least bytes alive at once in main memory, per pixel, channel of the first level and byte of the dtype.
 # Whole images: counted by vae.memory.live_bytes. Tiles: the feature maps (docs/infer.md has measurements).
-_WHOLE = {"encode": 4.0, "decode": 5.5}
+_WHOLE = {"encode": 3.0, "decode": 5.5}
 _TILED = {"encode": 2.0, "decode": 3.0}
 
 

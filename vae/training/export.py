@@ -72,7 +72,7 @@ class Export:
         """
         state = self._state
         values = torch.tensor(constants), *state.eval_model.state_dict().values()
-        if not all(bool(torch.isfinite(value).all()) for value in values):
+        if not all(bool(torch.isfinite(value.cpu()).all()) for value in values):  # as the file will have them
             raise NonFiniteError(
                 f"{self.folder} is not written, because weights or statistics of the latents are not finite: "
                 f"{self._remedy()}"
