@@ -161,12 +161,13 @@ def test_run_reports_a_bad_warm_start_once(tiny, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("world_size", "local", "cache_gib", "expected"),
     [
-        (1, 1, 50, ("--cache_gib 320", "--data_streams 8")),  # 5 shards at once for each stream
-        (8, 8, 50, ("--cache_gib 320", "--data_streams 8")),
-        (16, 16, 50, ("--cache_gib 320",)),
-        (32, 8, 50, ("--cache_gib 80", "--data_streams 32")),  # four machines share the streams
-        (64, 8, 50, None),
-        (1, 1, 400, None),
+        (1, 1, 50, ("--cache_gib 576", "--data_streams 4")),  # 9 shards at once for each stream
+        (8, 8, 50, ("--cache_gib 576",)),
+        (16, 16, 50, ("--cache_gib 576",)),
+        (32, 8, 50, ("--cache_gib 144",)),  # four machines share the streams
+        (64, 8, 50, ("--cache_gib 72",)),
+        (64, 8, 80, None),
+        (1, 1, 600, None),
         (1, 1, 0, None),
     ],
 )
