@@ -113,7 +113,7 @@ def _segments(facts: Facts) -> Cases:
     host, growing = facts.host, facts.loaded.growing_segments
     yield growing is None, SKIP, "no card, or PyTorch did not get as far"
     yield growing, PASS, "they grow"
-    cost = "PyTorch reserves up to a sixth more memory, and images of 4096 px do not fit 32 GB"
+    cost = "PyTorch reserves up to a sixth more memory, and images of 3840 px do not fit 32 GB"
     system = "Windows" if facts.on_windows else "WSL"
     unsupported = f"they do not grow: PyTorch does not support that on {system}; {cost}"
     yield not growing_segments_supported(host.system, host.release), PASS, unsupported

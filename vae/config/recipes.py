@@ -67,7 +67,7 @@ RECIPES = {
             "batch_size": 4,
             "num_epochs": 30,  # if --max_steps replaces --train_minutes
             "train_minutes": 4.0,
-            "perceptual_weight": 0.0,  # LPIPS would download 528 MB
+            "perceptual_weight": 0.0,  # LPIPS would download 528 MiB
             "mixed_precision": True,
             "val_freq": 10,
             "checkpoint_freq": 50,
