@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.short_runs import VALIDATION_SHARE, crop_of, measure, read_photos, train  # noqa: E402
 from vae.config.options import ModelConfig  # noqa: E402
 from vae.evaluation.diffusability import diffusability, normalise  # noqa: E402
-from vae.evaluation.velocity import velocity_loss_of  # noqa: E402
+from vae.evaluation.velocity import MAX_CROP, held_out_loss, middle  # noqa: E402
+from vae.evaluation.velocity import train as train_velocity  # noqa: E402
 from vae.images.pixels import to_float  # noqa: E402
 from vae.inference.codec import encode_images  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
@@ -91,8 +92,8 @@ def measure_vae(name: str, photos: list[torch.Tensor], given: argparse.Namespace
     torch.save(model.state_dict(), given.output_dir / f"{name}.pt")
     crops = crops_of(held_out, CROPS["test"], given.size, 2)
     facts = measure(model, crops[:64], torch.float32)
-    found = diffusability(model, map(to_float, crops.split(8)), torch.float32)
-    return {"vae": name, "psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"], **found}
+    measures = diffusability(model, crops.split(8), torch.float32)
+    return {"vae": name, "psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"], **measures}
 
 
 def measure_velocity(
@@ -107,8 +108,9 @@ def measure_velocity(
         crops_of(held_out, CROPS["test"], given.size, 2),
     ]
     latents = normalise(torch.cat([latents_of(model, part) for part in parts])).float()
-    counts = [len(part) for part in parts]
-    loss = velocity_loss_of(*latents.split(counts), seed, given.steps)
+    train_latents, held_out_latents = latents.split([len(part) for part in parts])
+    network = train_velocity(train_latents, seed, given.steps, lambda: None)
+    loss = held_out_loss(network, middle(held_out_latents, MAX_CROP))
     return {"vae": name, "seed": seed, "velocity_loss": loss}
 
 

@@ -202,15 +202,13 @@ def _measure_row(
             result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
             if config.diffusability or config.diffusion_probe:
                 square = next(size for size in sizes if size != WHOLE)
-                batches = (to_float(images).to(metrics.device) for _, images in image_set.batches(square, 1))
+                batches = (images for _, images in image_set.batches(square, 1))
                 steps = config.diffusion_probe_steps if config.diffusion_probe else 0
                 result.diffusability = diffusability(codec.model, batches, codec.dtype, steps)
             if config.equivariance_images:
-                batches = (
-                    to_float(images).to(metrics.device) for _, images in image_set.batches(sizes[0], 1)
-                )
-                probed = islice(batches, config.equivariance_images)
-                result.equivariance = equivariance(codec.model, probed, codec.dtype)
+                chosen = islice(image_set.batches(sizes[0], 1), config.equivariance_images)
+                batches = (to_float(images.to(metrics.device)) for _, images in chosen)
+                result.equivariance = equivariance(codec.model, batches, codec.dtype)
 
 
 @contextmanager

@@ -6,13 +6,14 @@ per channel (`normalise`). Values of VAEs are comparable only for equal shapes a
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from vae.evaluation.velocity import velocity_losses
+from vae.evaluation.velocity import middle, velocity_losses
+from vae.images.pixels import to_float
 from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.inference.codec import decode_latents, encode_images
 from vae.model.autoencoder import AutoencoderKL
@@ -20,7 +21,6 @@ from vae.ops.noise import keyed_normal
 
 FLIP_FLOP_ROUNDS = 5
 RIDGE = 1e-6  # of the mean eigenvalue, so that a covariance of few latents can be inverted
-NEIGHBOURS = 5
 RHOS = (0.25, 0.5)
 MAX_SIDE = 32  # positions: the covariance of more takes minutes
 MAX_DECODED = 64  # images of the noise curve
@@ -37,24 +37,19 @@ def normalise(latents: Tensor) -> Tensor:
     return (wide - mean) / std.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def viv(latents: Tensor, labels: Tensor | None = None) -> float | None:
-    """Mean over classes and eigenvalues of (π/2) sqrt(λ) (arXiv 2606.03578): π/2 for white noise, else less.
+def viv(latents: Tensor) -> float | None:
+    """Mean over eigenvalues of (π/2) sqrt(λ) (arXiv 2606.03578): π/2 for white noise, else less.
 
     λ are the eigenvalues of Σ_s ⊗ Σ_c, the Kronecker covariance over positions and channels that the
-    flip-flop algorithm estimates (Dutilleul 1999). `labels` (N,) are classes; without them there is one.
-    None if a class has too few latents for the covariance of its S positions.
+    flip-flop algorithm estimates (Dutilleul 1999). The paper averages over classes; here all images are one.
+    None if there are too few latents for the covariance of their S positions.
     """
-    labels = torch.zeros(len(latents), dtype=torch.int64) if labels is None else labels
     tokens = latents.flatten(2).mT  # (N, S, C)
-    values = []
-    for label in labels.unique():
-        members = tokens[labels == label]
-        count, positions, channels = members.shape
-        if (count - 1) * channels < 2 * positions or (count - 1) * positions < 2 * channels:
-            return None
-        roots = [eigenvalues.clamp(min=0).sqrt().mean() for eigenvalues in _kronecker_spectrum(members)]
-        values.append(math.pi / 2 * (roots[0] * roots[1]).item())
-    return sum(values) / len(values)
+    count, positions, channels = tokens.shape
+    if (count - 1) * channels < 2 * positions or (count - 1) * positions < 2 * channels:
+        return None
+    space, channel = (eigenvalues.clamp(min=0).sqrt().mean() for eigenvalues in _kronecker_spectrum(tokens))
+    return math.pi / 2 * (space * channel).item()
 
 
 def _kronecker_spectrum(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,13 +112,6 @@ def local_similarity(latents: Tensor) -> float:
     return (cosines[distance == 1].mean() - cosines[distance >= max(height, width) / 2].mean()).item()
 
 
-def neighbour_agreement(latents: Tensor, labels: Tensor) -> float:
-    """LNC: share of the five nearest other latents (Euclidean) with the same label; labels (N,)."""
-    distances = torch.cdist(latents.flatten(1), latents.flatten(1)).fill_diagonal_(math.inf)
-    nearest = distances.topk(min(NEIGHBOURS, len(latents) - 1), largest=False).indices
-    return (labels[nearest] == labels[:, None]).double().mean().item()
-
-
 def effective_rank(latents: Tensor) -> float:
     """exp(entropy) of the shares of the channel covariance's eigenvalues (Roy & Vetterli 2007): 1 to C."""
     shares = torch.linalg.eigvalsh(_channel_covariance(latents)).clamp(min=0)
@@ -143,19 +131,13 @@ def _channel_covariance(latents: Tensor) -> Tensor:
     return tokens @ tokens.T / tokens.shape[1]
 
 
-def noise_curve(
-    decode: Callable[[Tensor], Tensor],
-    latents: Tensor,
-    noise: Tensor,
-    images: Tensor,
-    taus: Sequence[float] = TAUS,
-) -> Tensor:
-    """PSNR in dB of decoded latents with tau times the noise: (T, N) for T values of tau.
+def noise_curve(decode: Callable[[Tensor], Tensor], latents: Tensor, noise: Tensor, images: Tensor) -> Tensor:
+    """PSNR in dB of decoded latents with each of TAUS times the noise: (T, N) for T values of tau.
 
     `latents` (N, C, H, W) are those of the VAE, not normalised; `noise` has the standard deviation of each of
     their channels. `decode` returns images (N, 3, H f, W f).
     """
-    recons = (decode(latents + tau * noise) for tau in taus)
+    recons = (decode(latents + tau * noise) for tau in TAUS)
     return torch.stack([psnr(recon, images).clamp(max=MAX_PSNR_DB) for recon in recons])
 
 
@@ -163,47 +145,46 @@ def noise_curve(
 def diffusability(
     model: AutoencoderKL, batches: Iterable[Tensor], dtype: torch.dtype, velocity_steps: int = 0
 ) -> dict[str, float | None]:
-    """Every measure for images (B, 3, H, W) in [-1, 1] of one size, by its title; the posterior's mode.
+    """Every measure for uint8 images (B, 3, H, W) of one size, by its title; the posterior's mode.
 
     VIV, SEC and LDS see the middle of large latents. The noise curve decodes the first images only. With
     `velocity_steps`, networks are trained for so many steps, for the velocity loss and its spread over seeds.
     """
+    device = next(model.parameters()).device
     middles: list[Tensor] = []
-    decoded: list[tuple[Tensor, Tensor]] = []
+    decoded: list[tuple[Tensor, Tensor]] = []  # on the CPU: at 2048 px, 64 images would fill GiB of a card
     for images in batches:
-        latents = encode_images(model, images, dtype=dtype).mode()
-        middles.append(_middle(latents).double().cpu())
+        latents = encode_images(model, to_float(images.to(device)), dtype=dtype).mode().cpu()
+        middles.append(middle(latents, MAX_SIDE))
         if sum(len(kept) for kept, _ in decoded) < MAX_DECODED:
             decoded.append((latents, images))
     raw = torch.cat(middles)
     normalised = normalise(raw)
-    found: dict[str, float | None] = {"VIV": viv(normalised)}
-    found |= {f"SEC {rho:g}": high_frequency_share(normalised, rho) for rho in RHOS}
-    found["LDS"] = local_similarity(normalised)
-    found["effective rank"] = effective_rank(normalised)
-    found["channel correlation"] = channel_correlation(normalised)
-    std = raw.std((0, 2, 3), correction=0, keepdim=True)
+    measures: dict[str, float | None] = {"VIV": viv(normalised)}
+    measures |= {f"SEC {rho:g}": high_frequency_share(normalised, rho) for rho in RHOS}
+    measures["LDS"] = local_similarity(normalised)
+    measures["effective rank"] = effective_rank(normalised)
+    measures["channel correlation"] = channel_correlation(normalised)
+    std = raw.double().std((0, 2, 3), correction=0, keepdim=True).to(device, raw.dtype)
     curves = []
     for number, (latents, images) in enumerate(decoded):
-        noise = keyed_normal(latents.shape, NOISE_SEED, number).to(latents) * std.to(latents)
+        noise = keyed_normal(latents.shape, NOISE_SEED, number).to(std) * std
         decode = partial(decode_latents, model, size=images.shape[2:], dtype=dtype)
-        curves.append(noise_curve(decode, latents, noise, images))
+        curves.append(noise_curve(decode, latents.to(device), noise, to_float(images.to(device))))
     means = torch.cat(curves, dim=1).mean(1).tolist()
-    found |= {f"noise {tau:g} dB": mean for tau, mean in zip(TAUS, means, strict=True)}
+    measures |= {f"noise {tau:g} dB": mean for tau, mean in zip(TAUS, means, strict=True)}
     if velocity_steps:
-        losses = velocity_losses(
-            normalised.to(next(model.parameters()).device), VELOCITY_SEEDS, velocity_steps
-        )
-        found |= {VELOCITY: statistics.fmean(losses), VELOCITY_SPREAD: statistics.stdev(losses)}
-    return found
+        losses = velocity_losses(normalised.to(device, torch.float32), VELOCITY_SEEDS, velocity_steps)
+        measures |= {VELOCITY: statistics.fmean(losses), VELOCITY_SPREAD: statistics.stdev(losses)}
+    return measures
 
 
 def compared(
-    name: str, found: Mapping[str, float | None], other: str, others: Mapping[str, float | None]
+    name: str, measures: Mapping[str, float | None], other: str, others: Mapping[str, float | None]
 ) -> str:
     """Which of two VAEs has latents whose velocity is easier to predict, in words."""
     (loss, spread), (loss2, spread2) = (
-        (float(values[VELOCITY] or 0), float(values[VELOCITY_SPREAD] or 0)) for values in (found, others)
+        (float(values[VELOCITY] or 0), float(values[VELOCITY_SPREAD] or 0)) for values in (measures, others)
     )
     if abs(loss - loss2) <= 2 * math.hypot(spread, spread2):
         return f"latents of {name} and {other}: no difference in velocity loss beyond that of the seeds"
@@ -213,12 +194,3 @@ def compared(
         f"latents of {name} are easier to model: velocity loss {loss:.3f} ± {spread:.3f} against "
         f"{loss2:.3f} ± {spread2:.3f} of {other}"
     )
-
-
-def _middle(latents: Tensor) -> Tensor:
-    """The middle MAX_SIDE x MAX_SIDE positions of latents (B, C, H, W)."""
-    for dim in (2, 3):
-        side = latents.shape[dim]
-        kept = min(side, MAX_SIDE)
-        latents = latents.narrow(dim, (side - kept) // 2, kept)
-    return latents

@@ -118,22 +118,18 @@ def _random_crops(latents: Tensor, generator: torch.Generator) -> Tensor:
     return batch
 
 
-def velocity_loss_of(
-    latents: Tensor, held_out: Tensor, seed: int, steps: int, progress: Callable[[], object] = lambda: None
-) -> float:
-    """Train a network on latents; its loss on the middle of others."""
+def middle(latents: Tensor, side: int) -> Tensor:
+    """The middle positions of latents (B, C, H, W), at most `side` along each side."""
     for dim in (2, 3):
-        side = min(held_out.shape[dim], MAX_CROP)
-        held_out = held_out.narrow(dim, (held_out.shape[dim] - side) // 2, side)
-    return held_out_loss(train(latents, seed, steps, progress), held_out)
+        length = min(latents.shape[dim], side)
+        latents = latents.narrow(dim, (latents.shape[dim] - length) // 2, length)
+    return latents
 
 
 def velocity_losses(latents: Tensor, seeds: int, steps: int) -> list[float]:
-    """The loss of one network for each seed; every fifth latent is held out."""
-    latents = latents.float()
-    chosen = torch.arange(len(latents)) % HELD_OUT == HELD_OUT - 1
+    """The loss of one network for each seed, on the middle of every fifth latent; the others train it."""
+    is_held_out = torch.arange(len(latents)) % HELD_OUT == HELD_OUT - 1
+    held_out = middle(latents[is_held_out], MAX_CROP)
     with Progress("velocity", seeds * steps, "step", keep=False) as bar:
-        return [
-            velocity_loss_of(latents[~chosen], latents[chosen], seed, steps, bar.update)
-            for seed in range(seeds)
-        ]
+        networks = (train(latents[~is_held_out], seed, steps, bar.update) for seed in range(seeds))
+        return [held_out_loss(network, held_out) for network in networks]
