@@ -16,6 +16,7 @@ from vae.html import data_uri, write_page
 from vae.tuning.results import Noise, Row, cells, shown
 
 MAX_IN_LEGEND = 12
+MIN_COMPLETE = 10  # trials for importance and slices: of fewer, they show chance
 
 
 class Plot(NamedTuple):
@@ -50,15 +51,18 @@ def write_search_page(
 
 def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[Plot]:
     """Optuna's plots. One that needs more trials than there are is left out, with the reason."""
-    each: dict[str, Callable[..., object]] = {
-        "History of": plots.plot_optimization_history,
-        "Importance for": plots.plot_param_importances,
-        "Slices of": plots.plot_slice,
-    }
+    complete = len(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)))
+    each: dict[str, Callable[..., object]] = {"History of": plots.plot_optimization_history}
+    late = {"Importance for": plots.plot_param_importances, "Slices of": plots.plot_slice}
+    if complete >= MIN_COMPLETE:
+        each |= late
     single, drawn = len(objectives) == 1, []
     for index, name in enumerate(objectives):
         options = {"target": None if single else partial(_value, index), "target_name": name}
         drawn += [_plot(f"{title} {name}", partial(draw, study, **options)) for title, draw in each.items()]
+        if complete < MIN_COMPLETE:
+            reason = f"not yet: {complete} of {MIN_COMPLETE} complete trials"
+            drawn += [Plot(f"{title} {name}", reason, None) for title in late]
     if single:
         drawn.append(_plot("Validations of all trials", partial(plots.plot_intermediate_values, study)))
     elif len(objectives) <= 3:

@@ -42,7 +42,7 @@ class Row:
     folder: str = ""
     name: str = ""  # "defaults", the name of a recipe, or empty
     values: dict[str, float] = field(default_factory=dict)  # by objective; those of the last validation
-    difference: dict[str, float] = field(default_factory=dict)  # from the mean of the defaults
+    difference: dict[str, float] = field(default_factory=dict)  # from the defaults, trial 0, at its step
     noise: dict[str, float] = field(default_factory=dict)  # standard deviation between seeds
     steps: int = 0  # optimizer steps
     seconds: float | None = None

@@ -1,12 +1,13 @@
 """A search from top to bottom: measure the noise, train the trials, repeat the best one, report."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import optuna
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.system import console
@@ -21,7 +22,7 @@ from vae.tuning.repeats import repeat
 from vae.tuning.results import Gain, Noise, Row, cells, front, shown, write_rows
 from vae.tuning.space import options_of, start_values
 from vae.tuning.study import DEFAULTS, NAME, REASON, SECONDS, STEPS, VALUES, Claim, SharedStudy, identity_of
-from vae.tuning.training_process import Ended, Kind, Validation, train
+from vae.tuning.training_process import Ended, Kind, Validation, train, validations
 
 BEST_NAME, ROWS_NAME, PAGE_NAME = "best.json", "trials.jsonl", "report.html"
 REDUCTION = 3  # of both pruners: a third of the trials goes on
@@ -182,24 +183,30 @@ def _record(run: Search, trial: Trial, ended: Ended) -> TrialState:
 
 
 def rows(run: Search) -> list[Row]:
-    """The trials that were begun, as plain data."""
+    """The trials that were begun, as plain data; trial 0 has the defaults."""
     begun = [t for t in run.shared.study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
+    has_defaults = begun and begun[0].state == TrialState.COMPLETE
+    defaults = list(validations(run.shared.trial_folder(0))) if has_defaults else []
     return [
         Row(
             trial=trial.number,
             state=trial.state.name.lower(),
             params=options_of(trial.params),
             folder=str(run.shared.trial_folder(trial.number).relative_to(run.shared.folder)),
-            difference={
-                name: value - run.noise[name].mean
-                for name, value in trial.user_attrs.get(VALUES, {}).items()
-                if name in run.noise
-            },
+            difference=_difference(trial, defaults),
             noise={name: noise.spread for name, noise in run.noise.items()},
             **trial.user_attrs,
         )
         for trial in begun
     ]
+
+
+def _difference(trial: FrozenTrial, defaults: Sequence[Validation]) -> dict[str, float]:
+    """A complete trial against the end of the defaults, and a stopped one against the same step of theirs."""
+    steps = math.inf if trial.state == TrialState.COMPLETE else trial.user_attrs.get(STEPS, 0)
+    reference: Validation = next((record for record in reversed(defaults) if record["step"] <= steps), {})
+    values = trial.user_attrs.get(VALUES, {})
+    return {name: v - reference[name] for name, v in values.items() if reference.get(name) is not None}
 
 
 def report(run: Search) -> None:
