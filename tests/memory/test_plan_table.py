@@ -34,7 +34,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError
-from vae.system.gpus import CARDS, lookup_card
+from vae.system.gpus import CARDS, find_cards
 from vae.system.host import GIB
 
 TINY = build(
@@ -52,7 +52,7 @@ TINY = build(
     }
 )
 SPEC = stage_spec(TINY, 64, 3, torch.bfloat16, CUDA_RESERVE)
-RTX_5090 = lookup_card("RTX 5090")
+RTX_5090 = find_cards("RTX 5090")[0]
 
 
 def target(available: int, card=RTX_5090, has_bf16: bool = True) -> Target:
@@ -95,7 +95,7 @@ def test_any_card_with_a_given_memory():
 
 def test_known_card_with_another_memory():
     found = find_target("RTX 4090", 48)
-    assert found.card == lookup_card("RTX 4090")
+    assert found.card == find_cards("RTX 4090")[0]
     assert found.available > 40 * GIB
 
 
@@ -155,7 +155,7 @@ def test_several_different_cards(monkeypatch):
         monkeypatch, ("NVIDIA H200", 139.8, (9, 0)), ("NVIDIA H100 80GB HBM3", 79.2, (9, 0)), free_gib=139
     )
     found = find_target(None, None)
-    assert found.card == lookup_card("H200")
+    assert found.card == find_cards("H200")[0]
     assert any("H100 80GB HBM3" in note for note in found.notes)
 
 

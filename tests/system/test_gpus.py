@@ -8,7 +8,7 @@ from tests.harness.runs import ROOT
 from vae.config.options import SpeedConfig, all_options
 from vae.config.recipes import RECIPES
 from vae.system.errors import UserError
-from vae.system.gpus import CARDS, CPU_SETTINGS, find_cards, lookup_card, match_card
+from vae.system.gpus import CARDS, CPU_SETTINGS, find_cards, match_card
 
 # Device name and MiB as NVML reports them, and the expected card, or None if it is unknown.
 REPORTED = [
@@ -92,7 +92,7 @@ def test_match_card_by_reported_name_and_memory(name, mib, expected):
     ],
 )
 def test_match_card_with_the_smaller_memory_of_pytorch(name, gib):
-    card = lookup_card(name)
+    card = find_cards(name)[0]
     assert match_card(f"NVIDIA {card.device_name}", gib) == card
 
 
@@ -129,8 +129,8 @@ def test_match_card_ignores_brands():
         *[(card.name, card.name) for card in CARDS],
     ],
 )
-def test_lookup_card_accepts_spellings(typed, name):
-    assert lookup_card(typed).name == name
+def test_find_cards_accepts_spellings(typed, name):
+    assert find_cards(typed)[0].name == name
 
 
 def test_name_that_several_cards_share_finds_all_of_them():

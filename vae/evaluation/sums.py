@@ -49,16 +49,6 @@ def baseline_sums(
     }
 
 
-def add_sums(*parts: Sums) -> Sums:
-    """Total sums of several ranks or sets."""
-    total: Sums = {}
-    for part in parts:
-        for name, (value, count) in part.items():
-            before, images = total.get(name, (0.0, 0))
-            total[name] = (before + value, images + count)
-    return total
-
-
 def means(sums: Sums) -> dict[str, float]:
     """Mean of each metric that has values, and `images`, the number of images."""
     means_of: dict[str, float] = {name: value / count for name, (value, count) in sums.items() if count}

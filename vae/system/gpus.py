@@ -202,11 +202,6 @@ def find_cards(name: str) -> list[Card]:
     )
 
 
-def lookup_card(name: str) -> Card:
-    """The first card that a user may mean by `name`; raises UserError if there is none."""
-    return find_cards(name)[0]
-
-
 def _without_brands(name: str) -> str:
     """A card's name in lower case without manufacturer, brands and spaces, for comparison."""
     return re.sub(r"nvidia|geforce|tesla|[rg]tx|\s", "", name.casefold())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 MIN_SECONDS = 5.0  # of measured steps before the first estimate
 CHANGE = 1 / 3  # of the expected duration; a smaller change is not printed
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0  # seconds
+MINUTE, HOUR = 60.0, 3600.0  # seconds
 
 
 @dataclass
