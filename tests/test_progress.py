@@ -21,18 +21,18 @@ def clock(monkeypatch):
     return now
 
 
-def test_log_file_gets_a_line_every_30_seconds_and_one_at_the_end(clock, capsys):
+def test_log_file_gets_a_line_at_round_numbers_every_30_seconds_and_one_at_the_end(clock, capsys):
     with Progress("validate", 400, "image") as bar:
         for number in range(400):
-            clock[0] += 0.25  # 100 s
+            clock[0] += 17 / 64  # 30 s after 113 images
             bar.update(note=f"{number // 100} bad")
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
-        "validate: 120 of 400 images, 1 bad, 4.0 images/s, 01:10 left",
-        "validate: 240 of 400 images, 2 bad, 4.0 images/s, 00:40 left",
-        "validate: 360 of 400 images, 3 bad, 4.0 images/s, 00:10 left",
-        "validate: 400 of 400 images, 3 bad, 4.0 images/s, took 01:40",
+        "validate: 120 of 400 images, 1 bad, 3.8 images/s, 01:14 left",
+        "validate: 240 of 400 images, 2 bad, 3.8 images/s, 00:42 left",
+        "validate: 360 of 400 images, 3 bad, 3.8 images/s, 00:10 left",
+        "validate: 400 of 400 images, 3 bad, 3.8 images/s, took 01:46",
     ]
 
 

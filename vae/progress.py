@@ -18,8 +18,9 @@ class Progress:
     """Progress through `total` units of work on stderr, as a context manager.
 
     The main process shows a bar on a terminal, which disappears at the end unless `keep`. Anything else, such
-    as a log file, gets a plain line at most every 30 seconds. A last line is printed if the work is complete,
-    and if `keep` or an earlier line was printed. `scaled` prints large numbers with SI prefixes.
+    as a log file, gets a plain line at round numbers, at most every 30 seconds. A last line is printed if the
+    work is complete, and if `keep` or an earlier line was printed. `scaled` prints large numbers with SI
+    prefixes.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Progress:
     ):
         self.description, self.total, self.unit = description, total, unit
         self.done, self.done_before = done, done
+        self.round_by = 1 if total is None else 10 ** (len(str(total // 10)) - 1)  # 10 for a total of 400
         self.keep, self.scaled = keep, scaled
         self.note = ""
         self.has_printed = False
@@ -52,7 +54,10 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(self.note, refresh=False)
             self.bar.update(count)
-        elif self.done != self.total and time.monotonic() - self.printed_at >= SECONDS_BETWEEN_LINES:
+            return
+        is_round = self.done // self.round_by > (self.done - count) // self.round_by
+        is_due = time.monotonic() - self.printed_at >= SECONDS_BETWEEN_LINES
+        if is_round and is_due and self.done != self.total:
             self._print(self._remaining())
 
     def __enter__(self) -> "Progress":
