@@ -269,6 +269,8 @@ def _explain_missing(results: Results, device: torch.device) -> None:
     """Add a reason for every value that is None and has no reason yet."""
     if device.type != "cuda":
         results.missing["peak memory"] = "not measured on a CPU"
+    if any(vae.diffusability.get("VIV", 0.0) is None for vae in results.vaes):
+        results.missing["VIV"] = "too few images for its covariance"
     for vae in results.vaes:
         for result in vae.sizes:
             failed = sum(values["psnr"] is None for values in result.per_image.values())

@@ -57,11 +57,9 @@ def velocity_lines(results: Results) -> list[str]:
 
 
 def _aligned(table: Table) -> list[str]:
-    """Lines with the names left-aligned and the values right-aligned, without columns that have none."""
+    """Lines with the names left-aligned and the values right-aligned."""
     columns = [[table.caption, *map(printable, table.row_names)]]
-    for heading, cells in table.columns.items():
-        if any(cell.kind != "missing" for cell in cells):
-            columns.append([heading, *map(_text, cells)])
+    columns += [[heading, *map(_text, cells)] for heading, cells in table.known.items()]
     widths = [max(map(len, column)) for column in columns]
     return [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])

@@ -1,7 +1,7 @@
 """The images of the report, embedded: versions for the slider, error maps, latent channels.
 
 For each image that is shown, the page contains the original and each reconstruction, lossless and at most
-MAX_SIDE px a side, and for each VAE a small error map and the latent channels.
+MAX_SIDE px a side, and for each VAE a smaller error map and the latent channels. Each is a link to its file.
 """
 
 import io
@@ -17,7 +17,7 @@ from vae.evaluation.results import Results, Sample, VaeResult
 from vae.html import data_uri
 
 MAX_SIDE = 768  # px: of a larger image, the page contains the middle at 100 %, so that it stays small
-ERROR_SIDE = 240  # px: longest side of an error map
+ERROR_SIDE = 384  # px: longest side of an error map
 LATENT_SIDE = 128  # px: longest side of a latent channel
 WHY = {"worst": "among the worst", "typical": "in the middle", "best": "among the best"}
 
@@ -30,6 +30,7 @@ class EmbeddedImage:
     width: int
     height: int
     alt: str
+    file: str  # from the page's folder, as a link to the whole image
 
 
 @dataclass(frozen=True)
@@ -123,24 +124,24 @@ def _lossless(path: Path, alt: str) -> EmbeddedImage:
         left, top = (image.width - width) // 2, (image.height - height) // 2
         middle = image.convert("RGB").crop((left, top, left + width, top + height))
     # WebP is a quarter smaller than PNG. Method 1 takes as long as PNG; higher methods save only 4 % more.
-    return _embedded(middle, alt, "WEBP", lossless=True, method=1)
+    return _embedded(middle, path, alt, "WEBP", lossless=True, method=1)
 
 
 def _error_map(path: Path, alt: str) -> EmbeddedImage:
     with Image.open(path) as image:
         small = image.convert("RGB")
     small.thumbnail((ERROR_SIDE, ERROR_SIDE), Image.Resampling.BOX)
-    return _embedded(small, alt, "WEBP", quality=80)
+    return _embedded(small, path, alt, "WEBP", quality=80)
 
 
 def _channel(path: Path, alt: str) -> EmbeddedImage:
     with Image.open(path) as image:
         small = image.reduce(-(-max(image.size) // LATENT_SIDE))
-    return _embedded(small, alt, "PNG", optimize=True)
+    return _embedded(small, path, alt, "PNG", optimize=True)
 
 
-def _embedded(image: Image.Image, alt: str, format: str, **options: object) -> EmbeddedImage:
+def _embedded(image: Image.Image, path: Path, alt: str, format: str, **options: object) -> EmbeddedImage:
     buffer = io.BytesIO()
     image.save(buffer, format=format, **options)
     uri = data_uri(buffer.getvalue(), f"image/{format.lower()}")
-    return EmbeddedImage(uri, image.width, image.height, alt)
+    return EmbeddedImage(uri, image.width, image.height, alt, f"{path.parent.name}/{path.name}")

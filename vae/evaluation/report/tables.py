@@ -32,6 +32,15 @@ class Table:
     row_names: list[str]
     columns: Columns
 
+    @property
+    def known(self) -> Columns:
+        """The columns that have a value; the reasons of the others are in the list of missing values."""
+        return {
+            heading: cells
+            for heading, cells in self.columns.items()
+            if any(cell.kind != "missing" for cell in cells)
+        }
+
 
 def shown_number(value: float) -> str:
     """A number with four significant digits, and without decimals from 1000 on."""
@@ -138,10 +147,10 @@ def speed_tables(results: Results) -> list[Table]:
         columns: Columns = {}
         for part in ("encode", "decode"):
             rates = [getattr(result, f"{part}_images_per_s") for _, result in rows]
-            columns[f"{part}, images/s ↑"] = number_column(rates, best=max)
+            columns[f"{part}r speed, images/s ↑"] = number_column(rates, best=max)
         for part in ("encode", "decode"):
             peaks = [getattr(result, f"{part}_peak_bytes") for _, result in rows]
-            columns[f"{part}, peak GiB ↓"] = number_column(
+            columns[f"{part}r memory, peak GiB ↓"] = number_column(
                 [None if peak is None else peak / GIB for peak in peaks],
                 _fixed(2),
                 [_reason_for(results, vae, size, "peak memory") for vae, _ in rows],
@@ -206,9 +215,10 @@ def diffusability_table(results: Results) -> Table | None:
     vaes = [vae for vae in results.vaes if vae.diffusability]
     if not vaes:
         return None
-    reason = "too few images for its covariance"
     columns = {
-        name: number_column([vae.diffusability[name] for vae in vaes], reasons=[reason] * len(vaes))
+        name: number_column(
+            [vae.diffusability[name] for vae in vaes], reasons=[results.missing.get(name, "")] * len(vaes)
+        )
         for name in vaes[0].diffusability
     }
     size = next(size for size in results.protocol.sizes if size != WHOLE)
