@@ -38,11 +38,11 @@ def new_figure(
     figure = Figure((width / DPI, height / DPI), dpi=DPI)
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)  # inches
     axes = [figure.add_subplot(rows, columns, index + 1) for index in range(rows * columns)]
-    for one in axes:
-        one.grid(axis="y", color=GRID)
-        one.set_axisbelow(True)
-        one.tick_params(colors=AXIS)
-        one.spines[:].set_color(AXIS)
+    for panel in axes:
+        panel.grid(axis="y", color=GRID)
+        panel.set_axisbelow(True)
+        panel.tick_params(colors=AXIS)
+        panel.spines[:].set_color(AXIS)
     return figure, axes
 
 
@@ -96,8 +96,8 @@ def value_range(values: Sequence[float], quantile: float = 1.0) -> tuple[float, 
 
 def finite_points(records: Iterable[Mapping[str, Any]], name: str) -> Points:
     """(step, value) of the records that have a finite value of `name`."""
-    found = ((float(record["step"]), record.get(name)) for record in records)
-    return [(step, value) for step, value in found if value is not None and math.isfinite(value)]
+    points = ((float(record["step"]), record.get(name)) for record in records)
+    return [(step, value) for step, value in points if value is not None and math.isfinite(value)]
 
 
 def png(figure: Any, scale: int = 1) -> bytes:

@@ -40,7 +40,7 @@ class PageChart(NamedTuple):
     title: str
     note: str
     label: str
-    uri: Markup
+    uri: Markup | None = None  # without one, the note is the reason
 
 
 def page_chart(content: bytes, title: str, note: str, label: str) -> PageChart:

@@ -1,13 +1,9 @@
-"""Statistics of a search: the gain with its interval, and the Pareto front."""
+"""Statistics of a search: the noise, and the gain with its interval."""
 
 import pytest
 from scipy import stats
 
-from vae.tuning.results import _STUDENT_T, Gain, Noise, Row, front
-
-
-def row(number: int, state: str = "complete", **values: float) -> Row:
-    return Row(number, state, {}, values=values)
+from vae.tuning.results import _STUDENT_T, Gain, Noise
 
 
 def test_gain_is_paired_by_seed_and_its_interval_is_students():
@@ -37,18 +33,3 @@ def test_lower_lpips_is_better():
 
 def test_noise_is_the_standard_deviation():
     assert Noise((1.0, 2.0, 3.0)).spread == 1.0
-
-
-def test_front_has_no_dominated_and_no_unfinished_trial():
-    rows = [
-        row(0, psnr=20.0, lpips=0.3),
-        row(1, psnr=22.0, lpips=0.4),
-        row(2, psnr=19.0, lpips=0.35),  # worse than trial 0 in both
-        row(3, "pruned", psnr=30.0, lpips=0.1),
-        row(4, psnr=22.0, lpips=0.4),  # equal to trial 1
-    ]
-    assert [one.trial for one in front(rows, ("psnr", "lpips"))] == [1, 0]
-    assert [one.trial for one in front(rows, ("psnr",))] == []  # values of another search
-    assert [
-        one.trial for one in front([row(0, psnr=1.0), row(1, psnr=2.0), row(2, psnr=2.0)], ("psnr",))
-    ] == [1]

@@ -33,7 +33,7 @@ BAD = [
     ('{"beta1": {"low": 0.5, "high": 0.9, "step": 3}}', ["beta1", "step", "3"]),
     ('{"beta1": [0.5, 0.9], "beta1": [0.5, 0.8]}', ["beta1", "twice"]),
     ("[]", ["one object", ' {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": true}}']),
-    ("{}", ["one object"]),
+    ("{}", ["is empty", "at least one"]),
     ("{", ["not valid JSON"]),
 ]
 

@@ -200,16 +200,7 @@ def _without_other_length(loaded: dict[str, Any], flags: dict[str, Any]) -> dict
 
 def read_json(path: Path) -> dict[str, Any]:
     """Option values from a JSON file that contains one object; raises UserError for an unknown key."""
-    try:
-        loaded = files.read_json(path, partial(_without_repeated_keys, path))
-    except OSError as error:
-        raise UserError(f"--config {path} cannot be read: {error.strerror}") from None
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"--config {path} is not valid JSON: {error}") from None
-    if not isinstance(loaded, dict):
-        raise UserError(f'--config {path} must contain one object, for example {{"image_size": 1024}}')
+    loaded = read_object(path, "--config", '{"image_size": 1024}')
     options = all_options()
     values = {}
     for name, value in current_names(loaded).items():
@@ -226,13 +217,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _without_repeated_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def read_object(path: Path, flag: str, example: str, otherwise: str = "") -> dict[str, Any]:
+    """The object in a JSON file; UserError names the flag, and `otherwise` is the remedy without a file."""
+    where = f"{flag} {path}"
+    try:
+        loaded = files.read_json(path, partial(_without_repeated_keys, where))
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error.strerror}{otherwise}") from None
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{where} is not valid JSON: {error}") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{where} must contain one object, for example {example}")
+    return loaded
+
+
+def _without_repeated_keys(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The pairs of a JSON object as a dict; JSON would silently use the last of several values."""
     for index, (name, value) in enumerate(pairs):
         for other, earlier in pairs[:index]:
             if name == other and value != earlier:
                 raise UserError(
-                    f'--config {path} contains the key "{name}" twice, with {json.dumps(earlier)} and '
+                    f'{where} contains the key "{name}" twice, with {json.dumps(earlier)} and '
                     f"{json.dumps(value)}: remove one of them"
                 )
     return dict(pairs)

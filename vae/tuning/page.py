@@ -5,26 +5,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import optuna
-from markupsafe import Markup
 from optuna.visualization import matplotlib as plots
 
-from vae.html import data_uri, write_page
+from vae.html import PageChart, page_chart, write_page
 from vae.tuning.results import Noise, Row, cells, shown
 
 MAX_IN_LEGEND = 12
 MIN_COMPLETE = 10  # trials for importance and slices: of fewer, they show chance
-
-
-class Plot(NamedTuple):
-    """A plot as an image, or why there is none."""
-
-    title: str
-    note: str
-    uri: Markup | None
 
 
 def write_search_page(
@@ -43,13 +33,13 @@ def write_search_page(
         objectives=objectives,
         best=[row.trial for row in best],
         verdicts=verdicts,
-        noise=[(n, shown(n, one.mean), shown(n, one.spread), len(one.values)) for n, one in noise.items()],
+        noise=[(n, shown(n, r.mean), shown(n, r.spread), len(r.values)) for n, r in noise.items()],
         rows=[(row, [cells(name, row) for name in objectives]) for row in trials],
         plots=_plots(study, objectives) if trials else [],
     )
 
 
-def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[Plot]:
+def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[PageChart]:
     """Optuna's plots. One that needs more trials than there are is left out, with the reason."""
     complete = len(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)))
     each: dict[str, Callable[..., object]] = {"History of": plots.plot_optimization_history}
@@ -62,7 +52,7 @@ def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[Plot]:
         drawn += [_plot(f"{title} {name}", partial(draw, study, **options)) for title, draw in each.items()]
         if complete < MIN_COMPLETE:
             reason = f"not yet: {complete} of {MIN_COMPLETE} complete trials"
-            drawn += [Plot(f"{title} {name}", reason, None) for title in late]
+            drawn += [PageChart(f"{title} {name}", reason, reason) for title in late]
     if single:
         drawn.append(_plot("Validations of all trials", partial(plots.plot_intermediate_values, study)))
     elif len(objectives) <= 3:
@@ -75,7 +65,7 @@ def _value(index: int, trial: optuna.trial.FrozenTrial) -> float:
     return trial.values[index]
 
 
-def _plot(title: str, draw: Callable[[], object]) -> Plot:
+def _plot(title: str, draw: Callable[[], object]) -> PageChart:
     """The image of one plot. Optuna raises many kinds of errors if there are too few or equal trials."""
     matplotlib.use("agg")
     from matplotlib import pyplot
@@ -92,7 +82,7 @@ def _plot(title: str, draw: Callable[[], object]) -> Plot:
             content = io.BytesIO()
             figure.savefig(content, format="png", dpi=90, bbox_inches="tight")
     except (ValueError, RuntimeError, ZeroDivisionError, IndexError) as error:
-        return Plot(title, f"not yet: {error}", None)
+        return PageChart(title, f"not yet: {error}", title)
     finally:
         pyplot.close("all")
-    return Plot(title, "", data_uri(content.getvalue(), "image/png"))
+    return page_chart(content.getvalue(), title, "", title)

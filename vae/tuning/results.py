@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,7 +62,7 @@ class Gain(NamedTuple):
 
     @property
     def differences(self) -> list[float]:
-        return [_sign(self.objective) * (b - d) for b, d in zip(self.best, self.default, strict=True)]
+        return [sign(self.objective) * (b - d) for b, d in zip(self.best, self.default, strict=True)]
 
     @property
     def mean(self) -> float:
@@ -111,24 +111,9 @@ def cells(objective: str, row: Row) -> tuple[str, str]:
     return value, f"{row.difference[objective]:+.{digits}f}{unit} {noise}"
 
 
-def _sign(objective: str) -> int:
+def sign(objective: str) -> int:
+    """1 if higher values are better, otherwise -1."""
     return 1 if DIRECTIONS[objective] == "maximize" else -1
-
-
-def front(rows: Iterable[Row], objectives: Sequence[str]) -> list[Row]:
-    """The complete trials that no other one beats in all objectives, best first in the first objective.
-
-    With one objective that is the best trial; of equal trials the first one counts.
-    """
-    complete = [row for row in rows if row.state == "complete" and len(row.values) == len(objectives)]
-    kept = [row for row in complete if not any(_dominates(o, row, objectives) for o in complete)]
-    return sorted(kept, key=lambda row: (-_sign(objectives[0]) * row.values[objectives[0]], row.trial))
-
-
-def _dominates(row: Row, other: Row, objectives: Sequence[str]) -> bool:
-    if row.values == other.values:
-        return row.trial < other.trial
-    return all(_sign(name) * (row.values[name] - other.values[name]) >= 0 for name in objectives)
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -19,7 +19,7 @@ from vae.tuning.page import write_search_page
 from vae.tuning.precheck import Base
 from vae.tuning.presets import known_recipes
 from vae.tuning.repeats import repeat
-from vae.tuning.results import Gain, Noise, Row, cells, front, shown, write_rows
+from vae.tuning.results import Gain, Noise, Row, cells, shown, sign, write_rows
 from vae.tuning.space import options_of, start_values
 from vae.tuning.study import DEFAULTS, NAME, REASON, SECONDS, STEPS, VALUES, Claim, SharedStudy, identity_of
 from vae.tuning.training_process import Ended, Kind, Validation, train, validations
@@ -209,26 +209,35 @@ def _difference(trial: FrozenTrial, defaults: Sequence[Validation]) -> dict[str,
     return {name: v - reference[name] for name, v in values.items() if reference.get(name) is not None}
 
 
+def front(run: Search, all_rows: Sequence[Row]) -> list[Row]:
+    """The trials of the Pareto front, best first in the first objective; for one objective the best trial."""
+    objective, *others = run.config.objective
+    numbers = {trial.number for trial in run.shared.study.best_trials}
+    best = [row for row in all_rows if row.trial in numbers and row.state == "complete"]
+    best.sort(key=lambda row: (-sign(objective) * row.values[objective], row.trial))
+    return best if others else best[:1]
+
+
 def report(run: Search) -> None:
     """Write trials.jsonl, best.json and the page; other processes write the same files."""
     objectives = run.config.objective
     with run.shared.claims():
         all_rows = rows(run)
-        best = front(all_rows, objectives)
+        best = front(run, all_rows)
         write_rows(run.shared.folder / ROWS_NAME, all_rows)
         if best:
             best_options = public_options({**run.base.options, **best[0].params})
             write_json(run.shared.folder / BEST_NAME, best_options, indent=2)
     with claimed(run.shared.folder / ".page.lock"):  # drawing takes seconds: others may begin trials
         all_rows = rows(run)
-        best = front(all_rows, objectives)
+        best = front(run, all_rows)
         page = run.shared.folder / PAGE_NAME
         write_search_page(page, run.shared.study, all_rows, best, objectives, run.noise, run.verdicts)
 
 
 def _compare_best(run: Search) -> None:
     """Repeat the best trial with the seeds of the noise, and print whether it is better."""
-    best = front(rows(run), run.config.objective)
+    best = front(run, rows(run))
     if not best:
         raise UserError(f"no trial of {run.config.trials} has finished: see {run.shared.folder / ROWS_NAME}")
     if len(best) > 1:

@@ -4,10 +4,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vae.config.flags import read_object
 from vae.config.options import (
     Config,
     LossConfig,
@@ -94,30 +94,11 @@ def as_choice(value: Any) -> Any:
 
 def read_space(path: Path) -> Space:
     """The space in a JSON file; UserError for an unknown option, an empty range or a wrong type."""
-    try:
-        loaded = files.read_json(path, partial(_without_repeated_keys, path))
-    except OSError as error:
-        raise UserError(
-            f"--space {path} cannot be read: {error.strerror}: give quick, full or a JSON file"
-        ) from None
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"--space {path} is not valid JSON: {error}") from None
-    if not isinstance(loaded, dict) or not loaded:
-        raise UserError(
-            f'--space {path} must contain one object, for example {{"learning_rate": {{"low": 1e-5, '
-            '"high": 1e-3, "log": true}}'
-        )
+    example = '{"learning_rate": {"low": 1e-5, "high": 1e-3, "log": true}}'
+    loaded = read_object(path, "--space", example, ": give quick, full or a JSON file")
+    if not loaded:
+        raise UserError(f"--space {path} is empty: give at least one option, for example {example}")
     return {name: _parse(path, name, given) for name, given in loaded.items()}
-
-
-def _without_repeated_keys(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f'--space {path} contains the key "{twice}" twice: remove one of them')
-    return dict(pairs)
 
 
 def _parse(path: Path, name: str, given: Any) -> Range | Choices:
