@@ -42,17 +42,21 @@ def write_search_page(
 def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[PageChart]:
     """Optuna's plots. One that needs more trials than there are is left out, with the reason."""
     complete = len(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)))
-    each: dict[str, Callable[..., object]] = {"History of": plots.plot_optimization_history}
-    late = {"Importance for": plots.plot_param_importances, "Slices of": plots.plot_slice}
-    if complete >= MIN_COMPLETE:
-        each |= late
+    each: dict[str, tuple[Callable[..., object], int]] = {
+        "History of": (plots.plot_optimization_history, 1),
+        "Importance for": (plots.plot_param_importances, MIN_COMPLETE),
+        "Slices of": (plots.plot_slice, MIN_COMPLETE),
+    }
     single, drawn = len(objectives) == 1, []
     for index, name in enumerate(objectives):
         options = {"target": None if single else partial(_value, index), "target_name": name}
-        drawn += [_plot(f"{title} {name}", partial(draw, study, **options)) for title, draw in each.items()]
-        if complete < MIN_COMPLETE:
-            reason = f"not yet: {complete} of {MIN_COMPLETE} complete trials"
-            drawn += [PageChart(f"{title} {name}", reason, reason) for title in late]
+        for kind, (draw, needed) in each.items():
+            title = f"{kind} {name}"
+            if complete >= needed:
+                drawn.append(_plot(title, partial(draw, study, **options)))
+            else:
+                reason = f"not yet: {complete} of {needed} complete trials"
+                drawn.append(PageChart(title, reason, title))
     if single:
         drawn.append(_plot("Validations of all trials", partial(plots.plot_intermediate_values, study)))
     elif len(objectives) <= 3:
