@@ -61,8 +61,8 @@ def kernels_option() -> Any:
     """--kernels of every script that computes."""
     return option(
         "auto",
-        "our kernels on a GPU; auto: Triton, tested at the start, and PyTorch "
-        "operations for each kernel that fails; triton: an error if one fails; torch: never Triton, slower",
+        "our kernels on a GPU; auto: Triton, and PyTorch for each kernel that fails its test at the start; "
+        "triton: an error if one fails; torch: never Triton, slower",
         choices=("auto", "triton", "torch"),
     )
 
@@ -82,18 +82,17 @@ def cache_dir_option() -> Any:
     """--cache_dir of every script that reads a dataset on a remote store."""
     return option(
         None,
-        "folder on this machine for the shards of remote datasets, in its subfolder vae-trainer-shards",
+        "folder on this machine for shards of remote datasets, in its subfolder vae-trainer-shards",
         metavar="DIR",
         unset="vae-trainer in the user's cache folder",
     )
 
 
-def cache_gib_option(without: str = "; 0: none, images are read one by one over the network") -> Any:
+def cache_gib_option(without: str = "; 0: images are read one by one over the network") -> Any:
     """--cache_gib of every script that reads a dataset on a remote store; `without`: what 0 means."""
     return option(
         50,
-        "maximum GiB of --cache_dir, less if the disk is smaller; the shards used longest ago are removed"
-        + without,
+        "maximum GiB of --cache_dir, less if the disk is smaller" + without,
         metavar="GIB",
         at_least=0,
     )
@@ -145,38 +144,36 @@ class DataConfig:
 
     data_path: str = option(
         "./data/train",
-        "folder of training images (subfolders included), a manifest.jsonl, or the dataset.json of "
-        "prepare_data.py --mode shard, also on a remote store (s3://, gs://, https://)",
+        "folder of images (subfolders included), a manifest.jsonl, or a dataset.json of prepare_data.py "
+        "--mode shard, also on a remote store (s3://, gs://, https://)",
         metavar="PATH",
     )
     fold: int | None = option(
         None,
-        "fold of the manifest to use as validation set, instead of the manifest's split; the other folds are "
-        "the training set",
+        "fold of the manifest that validates, instead of its split; the others train",
         at_least=0,
     )
     val_path: str | None = option(
         None,
-        "folder of validation images, or a dataset.json, used instead of --val_split",
+        "folder of validation images, or a dataset.json, instead of --val_split",
         metavar="PATH",
     )
     data_streams: int = option(
         64,
-        "streams of a dataset of shards: the number of processes must divide it, and every such number sees "
-        "the same batches",
+        "streams of a dataset of shards; every number of processes that divides it sees the same batches",
         at_least=1,
     )
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option()
     val_split: float = option(
         0.1,
-        "fraction of --data_path used as validation set, chosen by a hash of file name and --split_seed",
+        "fraction of --data_path that validates, by a hash of file name and --split_seed",
         at_least=0,
         at_most=0.9,
     )
     split_seed: int | None = option(
         None,
-        "seed of --val_split, so that runs with several --seed have the same validation images",
+        "seed of --val_split; set it to compare runs with several --seed",
         unset="--seed",
         at_least=0,
         at_most=2**63 - 1,
@@ -185,37 +182,36 @@ class DataConfig:
     image_size: int = option(512, "side of the square training crops, in px", at_least=MIN_IMAGE_SIZE)
     crop: str = option(
         "random",
-        "position of the training crop in a larger image; resized: a region of random size and shape, scaled "
-        "to --image_size",
+        "training crop; resized: a region of random size and shape, scaled to --image_size",
         choices=("random", "center", "resized"),
     )
     crop_scale: tuple[float, ...] = option(
         (0.25, 1.0),
-        "smallest and largest region of --crop resized, as a fraction of the image's area; no region is "
-        "enlarged without --upscale",
+        "area of the regions of --crop resized, as fractions of the image; none is enlarged without "
+        "--upscale",
         at_least=0.01,
         at_most=1,
     )
     crop_ratio: tuple[float, ...] = option(
         (0.75, 1.3333),
-        "smallest and largest width / height of the region of --crop resized",
+        "width / height of the regions of --crop resized",
         at_least=0.1,
         at_most=10,
     )
     buckets: int = option(
         0,
         "up to this many shapes of training crops, from 1:2 to 2:1, with about the pixels of --image_size "
-        "squared: an image is scaled to cover the nearest shape, and a batch has one shape; 0: square crops",
+        "squared; 0: square crops",
         metavar="N",
         at_least=0,
         at_most=64,
     )
-    horizontal_flip: bool = option(True, "mirror half of the training crops, chosen at random")
-    rotate90: bool = option(False, "turn each training crop by 0, 90, 180 or 270 degrees, chosen at random")
+    horizontal_flip: bool = option(True, "mirror half of the training crops, at random")
+    rotate90: bool = option(False, "turn each training crop by 0, 90, 180 or 270 degrees, at random")
     color_jitter: tuple[float, ...] = option(
         NO_JITTER,
-        "largest random changes of brightness, contrast, saturation and hue of the training crops: three "
-        "factors and a fraction of the colour circle, for example 0.2 0.2 0.2 0.02",
+        "largest random changes of brightness, contrast, saturation and hue (a fraction of the colour "
+        "circle), for example 0.2 0.2 0.2 0.02",
         at_least=0,
         at_most=1,
     )
@@ -224,8 +220,7 @@ class DataConfig:
     max_pixels: int = max_pixels_option("reject")
     max_bad_fraction: float = option(
         0.05,
-        "stop if more than this fraction of the training images is unusable; one unusable image is always "
-        "accepted, except with 0",
+        "stop if more than this fraction of the training images is unusable; one is accepted, except with 0",
         at_least=0,
         at_most=1,
     )
@@ -251,21 +246,21 @@ class LossConfig:
     perceptual_weight: float = term_weight(1.0, "weight of LPIPS; with 0 no network is downloaded", "image")
     perceptual_net: str = option(
         "vgg",
-        "LPIPS network; random: vgg with random weights, needs no download: try --perceptual_weight 3",
+        "LPIPS network; random: vgg with random weights, without a download: try --perceptual_weight 3",
         choices=("vgg", "alex", "squeeze", "random"),
     )
     perceptual_weights: str | None = option(
-        None, "file with the ImageNet weights of --perceptual_net, used instead of a download", metavar="FILE"
+        None, "file with the ImageNet weights of --perceptual_net, instead of a download", metavar="FILE"
     )
     ssim_weight: float = term_weight(
         0.0,
-        "weight of 1 - SSIM over three scales, for slightly sharper detail without LPIPS: try 0.3",
+        "weight of 1 - SSIM over three scales; without LPIPS try 0.3",
         "image",
     )
     kl_weight: float = term_weight(
         1e-6,
-        "weight of the KL divergence (nats per pixel: summed over the latent, divided by the pixels of the "
-        "image); --kl_weight 1e-6 is 3 times the 1e-6 of SD's training code (docs/training.md)",
+        "weight of the KL divergence in nats per pixel of the image; 1e-6 is 3 times the 1e-6 of SD's "
+        "training code (docs/training.md)",
         "latent",
         always=True,
     )
@@ -278,15 +273,15 @@ class LossConfig:
     )
     disc_max_weight: float = option(
         100.0,
-        "upper limit of the adaptive factor (reconstruction gradient norm / adversarial gradient norm)",
+        "upper limit of the adaptive factor: reconstruction / adversarial gradient norm",
         at_least=0,
     )
     disc_channels: int = option(64, "channels of the PatchGAN discriminator's first layer", at_least=1)
     disc_layers: int = option(3, "number of strided layers in the PatchGAN discriminator", at_least=1)
     disc_learning_rate: float = option(
         1e-4,
-        "peak learning rate of the discriminator; its warmup and its --lr_schedule begin at --disc_start, or "
-        "with the stage if that is later",
+        "peak learning rate of the discriminator; its schedule begins at --disc_start, or with the "
+        "stage if that is later",
         at_least=0,
     )
 
@@ -297,16 +292,15 @@ class OptimConfig:
 
     optimizer: str = option(
         "adamw",
-        "optimizer of the autoencoder; muon: Muon for the hidden weights, AdamW for all others "
-        "(docs/training.md)",
+        "optimizer of the autoencoder; muon: Muon for the hidden weights, AdamW for all others",
         choices=("adamw", "muon"),
     )
     learning_rate: float | None = option(
         None,
         "peak learning rate of the autoencoder",
         metavar="RATE",
-        unset="1e-4 x 512 / widest level, less for a stage of fewer than 400 steps, half for a trained VAE "
-        "and for later stages; see docs/training.md",
+        unset="1e-4 x 512 / widest level; less for short stages, trained VAEs and later stages "
+        "(docs/training.md)",
         at_least=0,
     )
     weight_decay: float = option(1e-5, "decoupled weight decay", at_least=0)
@@ -329,8 +323,7 @@ class OptimConfig:
     )
     train_part: str = option(
         "all",
-        "networks to train; decoder: the encoder is frozen, so the latents stay the same, and stores no "
-        "activations",
+        "networks to train; decoder: the encoder is frozen, so the latents stay the same",
         choices=("all", "decoder"),
     )
     max_nonfinite_steps: int = option(
@@ -338,8 +331,8 @@ class OptimConfig:
     )
     rollbacks: int = option(
         1,
-        "how often a stage that diverges goes back to its last good checkpoint, each time with half the "
-        "learning rate; after that it stops with exit code 76",
+        "how often a stage that diverges goes back to its last good checkpoint with half the learning rate, "
+        "before it stops with exit code 76",
         at_least=0,
     )
 
@@ -363,21 +356,20 @@ class SpeedConfig:
     )
     cuda_graph: bool | None = option(
         None,
-        "start a step's kernels with one call, for cards that compute faster than the host starts them",
+        "start a step's kernels with one call (docs/memory.md)",
         unset="on if the memory of a step fits twice, with one process and without --profile_steps",
     )
     micro_batch_size: str = option(
         "auto",
-        "images per forward and backward pass, at most the batch; auto: as many as fit in memory; the "
-        "gradient stays the same",
+        "images per forward and backward pass; auto: as many as fit in memory; the gradient stays the same",
         metavar="N",
         auto=True,
         at_least=1,
     )
     recompute: str = option(
         "auto",
-        "recompute level: activations that backward recomputes instead of storing, from fastest to least "
-        "memory; auto: the fastest that fits; the gradient stays the same (docs/memory.md)",
+        "what backward recomputes instead of storing, from fastest to least memory; auto: the fastest that "
+        "fits; the gradient stays the same (docs/memory.md)",
         choices=("auto", *RECOMPUTE),
     )
     vram_margin: float = option(
@@ -413,16 +405,15 @@ class RunConfig:
     num_epochs: int = option(100, "number of epochs in the stage", at_least=1)
     train_minutes: float | None = option(
         None,
-        "choose the number of epochs of a new stage from the measured speed of a few steps, so that training "
-        "takes about this many minutes on this machine, without validations and checkpoints; at least 100 "
-        "steps and at most 1000 epochs",
+        "choose the number of epochs of a new stage, so that training takes about this many minutes on this "
+        "machine, without validations and checkpoints; at least 100 steps and at most 1000 epochs",
         metavar="MINUTES",
         at_least=0.01,
     )
     find_lr: bool = option(
         False,
         "find a learning rate instead of training: raise it from 1e-7 to 1 on a copy of the weights, without "
-        "the adversarial loss, draw the loss to OUTPUT_DIR/find_lr.png, and print the command that trains",
+        "the adversarial loss, and print the command that trains",
     )
     find_lr_steps: int = option(200, "optimizer steps of --find_lr per seed", at_least=50)
     find_lr_seeds: int = option(
@@ -437,17 +428,17 @@ class RunConfig:
     checkpoint_freq: int = option(1, "epochs between checkpoints", at_least=1)
     checkpoint_steps: int = option(0, "optimizer steps between extra checkpoints; 0: none", at_least=0)
     keep_checkpoints: int = option(
-        3, "checkpoints to keep in addition to the best one and the last one of each stage", at_least=2
+        3, "checkpoints to keep besides the best one and the last one of each stage", at_least=2
     )
     background_save: bool = option(
         True,
-        "write checkpoints while training goes on, from a copy of the weights and moments in main memory",
+        "write checkpoints while training goes on, from a copy in main memory",
     )
     save_samples_freq: int = option(100, "optimizer steps between sample grids; 0: none", at_least=0)
     sample_images: str | None = option(
         None,
-        "folder of image files for the sample grids, instead of the first validation images; at most 8, by "
-        "name; each is scaled by its shorter side and cropped to the centre square of --image_size",
+        "folder of up to 8 images for the sample grids, instead of the first validation images; scaled and "
+        "cropped to --image_size",
         metavar="DIR",
     )
     val_freq: int = option(
@@ -455,21 +446,21 @@ class RunConfig:
     )
     quick_val_images: int = option(
         32,
-        "images of the quick validation between the validations, spread over the validation images",
+        "validation images of the quick validation",
         at_least=1,
     )
     quick_val_steps: int = option(500, "optimizer steps between quick validations; 0: none", at_least=0)
     regression_psnr: float = option(
         1.0,
-        "dB by which the PSNR of the quick validation may be below its best; at more, a warning is printed "
-        "and all validation images are measured at once",
+        "dB by which the PSNR of the quick validation may be below its best before a warning and a "
+        "validation",
         metavar="DB",
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
     wandb: bool = option(
         False,
-        "also log to Weights & Biases; needs the package wandb; WANDB_MODE=offline needs no account",
+        "also log to Weights & Biases (package wandb); WANDB_MODE=offline needs no account",
     )
     wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME")
     early_stopping: int = option(
@@ -477,9 +468,8 @@ class RunConfig:
     )
     hang_minutes: float = option(
         30,
-        "minutes without a training step, validation batch or exported crop after which the run counts as "
-        "hanging: it writes the stacks of all threads to OUTPUT_DIR/hang_stacks_RANK.txt, saves and exits; "
-        "0: off",
+        "minutes without progress after which the run writes the stacks of all threads to "
+        "OUTPUT_DIR/hang_stacks_RANK.txt, saves and exits; 0: off",
         metavar="MINUTES",
         at_least=0,
     )
@@ -495,13 +485,13 @@ class ActionConfig:
     list_profiles: bool = option(False, "list the profiles and exit")
     folds: tuple[str, ...] | None = option(
         None,
-        "train these folds of the manifest, such as 0 2 4, or all, each in OUTPUT_DIR/fold_N, one after the "
-        "other or one on each card, and print their results as one table; the same command resumes",
+        "train these folds of the manifest, such as 0 2 4, or all, each in OUTPUT_DIR/fold_N, and print "
+        "their results as one table; the same command resumes",
         metavar="N|all",
     )
     save_config: str | None = option(
         None,
-        "write all options of this command to FILE, as JSON for --config, and exit without training",
+        "write all options of this command to FILE, as JSON for --config, and exit",
         metavar="FILE",
     )
 
