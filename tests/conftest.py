@@ -1,5 +1,6 @@
 """Fixtures of many tests: a folder of small images, and the options of a run that takes seconds."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ install_import_hook([f"vae.{name}" for name in CHECKED], "beartype.beartype")
 
 from tests.harness.runs import TINY  # noqa: E402
 from tests.harness.signals import handle_ignored_signals  # noqa: E402
+from vae.training.output import results_image  # noqa: E402
 
 
 def pytest_configure() -> None:
@@ -31,6 +33,14 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _curves_are_not_drawn() -> Iterator[None]:
+    """Drawing results.png takes 2 of the 3 seconds of a small run; test_results_image.py draws it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results_image, "draw_results", lambda _records: b"not drawn")
+        yield
 
 
 @pytest.fixture(scope="session")

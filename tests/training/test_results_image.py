@@ -9,9 +9,15 @@ from PIL import Image, ImageColor
 
 from tests.harness.training_runs import records, train_short
 from vae.charts import BLUE, GREEN, GREY, ORANGE
+from vae.training.output import results_image
 from vae.training.output.logbook import Logbook
 from vae.training.output.results_image import HEIGHT, RESULTS_NAME, WIDTH, draw_results
 from vae.training.run import train
+
+
+@pytest.fixture(autouse=True)
+def _curves_are_drawn(monkeypatch):
+    monkeypatch.setattr(results_image, "draw_results", draw_results)
 
 
 def quality(psnr: float) -> dict[str, float]:
