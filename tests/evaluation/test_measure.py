@@ -13,7 +13,10 @@ def test_every_metric_of_an_image_is_measured():
     found = Metrics(torch.device("cpu"), perceptual=None, rfid=None).of_image(image, image)
     assert tuple(found) == PER_IMAGE
     assert found["psnr"] is not None
+    assert found["ssim"] is not None
     assert found["ms_ssim"] is None  # the image is too small
+    tiny = image[:, :10]
+    assert Metrics(torch.device("cpu"), perceptual=None, rfid=None).of_image(tiny, tiny)["ssim"] is None
 
 
 def test_bicubic_reconstruction_of_any_size():

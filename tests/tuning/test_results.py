@@ -1,9 +1,9 @@
-"""Statistics of a search: the noise, and the gain with its interval."""
+"""The gain of a search, with its interval."""
 
 import pytest
 from scipy import stats
 
-from vae.tuning.results import _STUDENT_T, Gain, Noise
+from vae.tuning.results import _STUDENT_T, Gain
 
 
 def test_gain_is_paired_by_seed_and_its_interval_is_students():
@@ -29,7 +29,3 @@ def test_no_gain_is_said_plainly(best, words):
 
 def test_lower_lpips_is_better():
     assert Gain("lpips", default=(0.30, 0.31, 0.32), best=(0.20, 0.21, 0.22)).is_shown
-
-
-def test_noise_is_the_standard_deviation():
-    assert Noise((1.0, 2.0, 3.0)).spread == 1.0

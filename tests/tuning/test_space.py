@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vae.config.options import Config, SpeedConfig, all_options, build
+from vae.config.options import Config, all_options, build
 from vae.config.values import check
 from vae.system.errors import UserError
 from vae.tuning.presets import RECIPES, known_recipes, preset
@@ -94,7 +94,6 @@ def test_what_belongs_to_the_machine_is_never_searched():
     options = all_options()
     assert set(options) >= SEARCHABLE
     assert not {name for name, (section, _) in options.items() if section == "speed"} & SEARCHABLE
-    assert SpeedConfig.__name__  # the section of precision and memory
     for name in ("num_workers", "seed", "output_dir", "data_path", "val_split", "num_epochs", "device"):
         assert name not in SEARCHABLE
 

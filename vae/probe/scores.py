@@ -38,9 +38,7 @@ def scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
     }
 
 
-def paired_bootstrap(
-    first: np.ndarray, second: np.ndarray, groups: np.ndarray, seed: int = 0
-) -> dict[str, float]:
+def paired_bootstrap(first: np.ndarray, second: np.ndarray, groups: np.ndarray) -> dict[str, float]:
     """Mean of first - second, its interval of 95 %, and the share of resamples above 0.
 
     Groups are drawn, with replacement and the same for both, because their images are not independent.
@@ -48,7 +46,7 @@ def paired_bootstrap(
     difference = first.astype(float) - second.astype(float)
     _, group = np.unique(groups, return_inverse=True)
     sums, counts = np.bincount(group, difference), np.bincount(group)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     means = np.zeros(RESAMPLES)
     for resample in range(RESAMPLES):  # one by one: of 50,000 groups, all together need gigabytes
         drawn = random.integers(0, len(sums), len(sums))
