@@ -9,6 +9,7 @@ import torch
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.evaluation import learned_metrics
 from vae.evaluation.learned_metrics import ReconstructionFid, find_perceptual, find_rfid
+from vae.evaluation.precheck import RFID_PACKAGES, check_packages
 from vae.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -58,11 +59,10 @@ def test_rfid_is_reported_as_missing_or_names_its_packages(monkeypatch):
     assert "--rfid" in missing["rfid"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install torchmetrics torch-fidelity"):
-        find_rfid(config(rfid=True), CPU, {})
+        check_packages("--rfid", RFID_PACKAGES)
 
 
-def test_inception_weights_are_found_and_verified(no_weights, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+def test_inception_weights_are_found_and_verified(no_weights):
     with pytest.raises(UserError, match=r"--rfid: .* --inception_weights FILE"):
         find_rfid(config(rfid=True), CPU, {})
     with pytest.raises(UserError, match=r"--inception_weights gone\.pth is not a file"):

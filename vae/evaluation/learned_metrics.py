@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from vae.config.evaluate_flags import EvaluateConfig
-from vae.evaluation.precheck import check_rfid_packages
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, find_trunk_weights, verified_weights
 from vae.system.errors import UserError
@@ -76,11 +75,10 @@ class ReconstructionFid:
 def find_rfid(
     config: EvaluateConfig, device: torch.device, missing: dict[str, str]
 ) -> ReconstructionFid | None:
-    """rFID if --rfid is given. Raises UserError if its packages or weights are not available."""
+    """rFID if --rfid is given. Raises UserError if its weights are not available."""
     if not config.rfid:
         missing["rfid"] = "not requested: add --rfid"
         return None
-    check_rfid_packages()
     return ReconstructionFid(_find_inception(config.inception_weights), device)
 
 

@@ -28,13 +28,15 @@ def check_command(config: EvaluateConfig) -> None:
     else:
         check_images(config.data_path)
     if config.rfid:
-        check_rfid_packages()
-    if config.probe is not None:
-        _check_labels(config.probe)
+        check_packages("--rfid", RFID_PACKAGES, ", or remove --rfid")
+    if config.probe is not None and not Path(config.probe).is_file():
+        raise UserError(
+            f"--probe {config.probe} is not a file: give a CSV file with the columns path and label"
+        )
     if config.probe_profile is not None:
         _check_validation(config)
     if config.probe is not None or config.probe_profile is not None:
-        _check_sklearn()
+        check_packages("--probe", {"sklearn": "scikit-learn"})
 
 
 def validation_path(config: EvaluateConfig) -> str | StoreFile:
@@ -63,26 +65,12 @@ def _check_validation(config: EvaluateConfig) -> None:
         check_images(path, flag="--val_path")
 
 
-def _check_labels(labels: str) -> None:
-    """Raise UserError if the file with the labels does not exist."""
-    if not Path(labels).is_file():
-        raise UserError(f"--probe {labels} is not a file: give a CSV file with the columns path and label")
-
-
-def _check_sklearn() -> None:
-    """Raise UserError if the package of the linear head and the scores is missing."""
-    if not importlib.util.find_spec("sklearn"):
-        raise UserError("--probe needs scikit-learn: run python -m pip install scikit-learn")
-
-
-def check_rfid_packages() -> None:
-    """Raise UserError if a package of --rfid is missing."""
-    absent = [package for module, package in RFID_PACKAGES.items() if not importlib.util.find_spec(module)]
+def check_packages(flag: str, packages: dict[str, str], otherwise: str = "") -> None:
+    """Raise UserError if a package is missing; `packages`: module -> package, `otherwise`: another remedy."""
+    absent = [package for module, package in packages.items() if not importlib.util.find_spec(module)]
     if absent:
-        raise UserError(
-            f"--rfid needs {' and '.join(absent)}: run pip install {' '.join(RFID_PACKAGES.values())}, or "
-            "remove --rfid"
-        )
+        install = f"python -m pip install {' '.join(absent)}"
+        raise UserError(f"{flag} needs {' and '.join(absent)}: run {install}{otherwise}")
 
 
 def _check_output(output_dir: Path, overwrite: bool) -> None:
