@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 from PIL import Image
@@ -33,38 +34,7 @@ class EmbeddedImage:
     file: str  # from the page's folder, as a link to the whole image
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One version of an image in its slider."""
-
-    version: str  # "original" or the VAE's name
-    image: EmbeddedImage
-
-
-@dataclass(frozen=True)
-class VaeImages:
-    """What one VAE adds below the slider."""
-
-    name: str
-    error_map: EmbeddedImage
-    channels: list[EmbeddedImage]
-    channels_left_out: str  # follows the heading of the channels
-    dead_channels: set[int]
-
-
-@dataclass(frozen=True)
-class Article:
-    """One image with all its reconstructions."""
-
-    name: str
-    subtitle: str
-    layers: list[Layer]
-    metrics: Table
-    absent: list[str]  # VAEs that could not reconstruct it
-    vaes: list[VaeImages]
-
-
-def articles(results: Results) -> Iterator[Article]:
+def articles(results: Results) -> Iterator[dict[str, Any]]:
     """One article for each sample image, the worst first; its files are read when it is taken."""
     by_name: dict[str, list[tuple[VaeResult, Sample]]] = {}
     for vae in results.vaes:
@@ -74,25 +44,26 @@ def articles(results: Results) -> Iterator[Article]:
     return (_article(pairs, results) for pairs in worst_first)
 
 
-def _article(pairs: list[tuple[VaeResult, Sample]], results: Results) -> Article:
+def _article(pairs: list[tuple[VaeResult, Sample]], results: Results) -> dict[str, Any]:
+    """One image with all its reconstructions, as report_images.html.jinja shows it."""
     first = pairs[0][1]
     vaes = [vae for vae, _ in pairs]
     columns = metric_columns(
         results, vaes, results.protocol.sizes[-1], [sample.metrics for _, sample in pairs]
     )
+    original = _lossless(first.original, f"{first.name}, original")
     recons = [
-        Layer(vae.name, _lossless(sample.recon, f"{sample.name}, reconstruction by {vae.name}"))
+        (vae.name, _lossless(sample.recon, f"{sample.name}, reconstruction by {vae.name}"))
         for vae, sample in pairs
     ]
-    original = _lossless(first.original, f"{first.name}, original")
-    return Article(
-        name=first.name,
-        subtitle=f"{WHY[first.why]} · {_shown_size(first.original, original)}",
-        layers=[Layer("original", original), *recons],
-        metrics=Table("Metrics of this whole image", [vae.name for vae in vaes], columns),
-        absent=[vae.name for vae in results.vaes if vae not in vaes],
-        vaes=[_vae_images(vae, sample) for vae, sample in pairs],
-    )
+    return {
+        "name": first.name,
+        "subtitle": f"{WHY[first.why]} · {_shown_size(first.original, original)}",
+        "layers": [("original", original), *recons],
+        "metrics": Table("Metrics of this whole image", [vae.name for vae in vaes], columns),
+        "absent": [vae.name for vae in results.vaes if vae not in vaes],  # they could not reconstruct it
+        "vaes": [_below_slider(vae, sample) for vae, sample in pairs],
+    }
 
 
 def _shown_size(path: Path, shown: EmbeddedImage) -> str:
@@ -102,19 +73,20 @@ def _shown_size(path: Path, shown: EmbeddedImage) -> str:
     return f"{shown.width} × {shown.height} px{cut}"
 
 
-def _vae_images(vae: VaeResult, sample: Sample) -> VaeImages:
+def _below_slider(vae: VaeResult, sample: Sample) -> dict[str, Any]:
+    """What one VAE adds below the slider."""
     count = len(sample.latents)
     total = vae.latents.channels if vae.latents else count
-    return VaeImages(
-        name=vae.name,
-        error_map=_error_map(sample.error, f"error map of {vae.name} for {sample.name}"),
-        channels=[
+    return {
+        "name": vae.name,
+        "error_map": _error_map(sample.error, f"error map of {vae.name} for {sample.name}"),
+        "channels": [
             _channel(path, f"latent channel {channel} of {vae.name} for {sample.name}")
             for channel, path in enumerate(sample.latents)
         ],
-        channels_left_out=f", the first {count} of {total}" if total > count else "",
-        dead_channels=set(vae.latents.dead_channels) if vae.latents else set(),
-    )
+        "channels_left_out": f", the first {count} of {total}" if total > count else "",
+        "dead_channels": vae.latents.dead_channels if vae.latents else [],
+    }
 
 
 def _lossless(path: Path, alt: str) -> EmbeddedImage:
