@@ -46,6 +46,7 @@ class Search:
     shared: SharedStudy
     noise: dict[str, Noise] = field(default_factory=dict)
     default_steps: int = 0  # optimizer steps of a whole run of the defaults
+    default_curve: list[Validation] = field(default_factory=list)  # of trial 0, once it is complete
     printed: set[int] = field(default_factory=set)
     verdicts: list[tuple[str, bool]] = field(default_factory=list)  # texts, and whether a gain is shown
 
@@ -185,15 +186,15 @@ def _record(run: Search, trial: Trial, ended: Ended) -> TrialState:
 def rows(run: Search) -> list[Row]:
     """The trials that were begun, as plain data; trial 0 has the defaults."""
     begun = [t for t in run.shared.study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
-    has_defaults = begun and begun[0].state == TrialState.COMPLETE
-    defaults = list(validations(run.shared.trial_folder(0))) if has_defaults else []
+    if begun and begun[0].state == TrialState.COMPLETE and not run.default_curve:
+        run.default_curve = list(validations(run.shared.trial_folder(0)))
     return [
         Row(
             trial=trial.number,
             state=trial.state.name.lower(),
             params=options_of(trial.params),
             folder=str(run.shared.trial_folder(trial.number).relative_to(run.shared.folder)),
-            difference=_difference(trial, defaults),
+            difference=_difference(trial, run.default_curve),
             noise={name: noise.spread for name, noise in run.noise.items()},
             **trial.user_attrs,
         )
