@@ -13,7 +13,6 @@ from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.evaluation.compare import _environment, _protocol
 from vae.evaluation.image_set import find_images, square
 from vae.shards.index import read_dataset
-from vae.system.console import printable
 from vae.system.errors import DataError
 
 
@@ -115,7 +114,3 @@ def test_square_scales_the_short_side():
     found = square(np.ascontiguousarray(pixels), 16, "resize")
     assert found.shape == (16, 16, 3)
     assert abs(found[8, :, 0].astype(int) - np.arange(40, 200, 10)).max() <= 1
-
-
-def test_every_name_is_printed_on_one_line():
-    assert printable("a\nb\udcff.png") == "a\\nb\\udcff.png"
