@@ -8,13 +8,12 @@ from unittest.mock import patch
 
 from tests.harness.runs import run_here
 from vae.prepare import engine
-from vae.prepare.split import grouping
 
 
 @contextmanager
 def without_workers() -> Iterator[None]:
     """Within this context, items of prepare_data.py are worked on here, one after another."""
-    with patch.object(engine, "run_each", _each_here), patch.object(grouping, "run_each", _each_here):
+    with patch.object(engine, "run_each", _each_here):
         yield
 
 

@@ -1,5 +1,6 @@
 """The statistics of an analysis equal values computed by hand; its page is complete and escaped."""
 
+import csv
 import html
 import json
 import re
@@ -49,7 +50,7 @@ def folder(tmp_path_factory):
 def analysis(folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("out") / "dataset_stats.json"
     with without_workers():
-        stats = analyze(config(folder, output))
+        stats, _ = analyze(config(folder, output))
     assert json.loads(output.read_text()) == stats
     return stats, output.with_suffix(".html").read_text(encoding="utf-8")
 
@@ -76,7 +77,7 @@ def test_statistics_of_the_set(analysis, folder):
     assert stats["exact_duplicates"]["names"] == [["one.png", "sub/two.png"]]
     near = stats["near_duplicates"]
     assert near["clusters"] == 1
-    assert sorted(near["names"][0]) == sorted([f"{EVIL}.png", "half.webp"])
+    assert near["names"] == [[f"{EVIL}.png", "half.webp"]]  # the larger one first
     for plot in stats["histograms"].values():
         assert sum(plot["counts"]) + plot["left_out"] == 7
 
@@ -117,7 +118,7 @@ def test_page_is_complete_and_safe(analysis):
 
 def test_two_workers_write_the_same_files(folder, analysis, tmp_path):
     stats, page = analysis
-    again = analyze(config(folder, tmp_path / "s.json", num_workers="2"))
+    again, _ = analyze(config(folder, tmp_path / "s.json", num_workers="2"))
     for found in (stats, again):
         found["space"]["free_bytes"] = 0
     assert again == stats
@@ -203,4 +204,13 @@ def test_command_line(folder, tmp_path):
     done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_file", str(tmp_path / "s.json"))
     assert done.returncode == 0, done.stderr
     assert "4 images" in done.stdout
+    assert "near duplicates: 2 images in 1 groups, all listed in " in done.stdout
     assert (tmp_path / "s.html").exists()
+    with open(tmp_path / "s_near_duplicates.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["path"], row["width"], row["keep"]) for row in rows] == [
+        (f"{EVIL}.png", "800", "1"),
+        ("half.webp", "400", "0"),
+    ]
+    assert len({row["group"] for row in rows}) == 1
+    assert f"{rows[0]['group']}: {EVIL}.png, half.webp" in done.stdout

@@ -1,5 +1,6 @@
 """Preprocessing: sizes, names and repeated runs; interruptions do not change the output."""
 
+import csv
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import read_rows
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
+from vae.prepare.demo.draw import draw_image
 from vae.prepare.preprocess.naming import output_name
 from vae.prepare.preprocess.resize import plan_shape, resize, resize_to_shapes
 
@@ -221,6 +223,51 @@ def test_exact_duplicates_are_recognised_before_they_are_converted(raw, tmp_path
     before = tree(tmp_path / "out")
     assert "0 converted now" in preprocess(raw, tmp_path / "out", "--target_size", 32).stdout
     assert tree(tmp_path / "out") == before
+
+
+def test_near_duplicates_are_dropped_by_the_rule_of_analyze(tmp_path):
+    """The largest image of each group is kept, whatever the history; without the flag all come back."""
+    raw, out, flags = tmp_path / "raw", tmp_path / "out", ("--target_size", 64, "--drop_duplicates")
+    raw.mkdir()
+    for number in range(3):
+        image = Image.fromarray(draw_image(256, 3, number))
+        image.crop((0, 0, 190, 256)).save(raw / f"{number} left.png")
+        image.crop((66, 0, 256, 256)).resize((300, 404)).save(raw / f"{number} right.jpg", quality=90)
+    shutil.copy(raw / "0 left.png", raw / "0 copy.png")
+    Image.fromarray(draw_image(256, 3, 7)).save(raw / "alone.png")
+    done = preprocess(raw, out, *flags)
+    assert "4 images, 7 converted now, 0 rejected, 1 exact duplicate " in done.stdout
+    assert "dropped        3  near_duplicate: listed in rejected.jsonl" in done.stdout
+    assert [row["path"] for row in manifest(out)] == [
+        "0 right.jpg", "1 right.jpg", "2 right.jpg", "alone.jpg",
+    ]  # fmt: skip
+    assert {path.name for path in images_in(out)} == {row["path"] for row in manifest(out)}
+    rejected = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    assert [(row["source"], row["reason"], row["detail"]) for row in rejected] == [
+        ("0 copy.png", "near_duplicate", "of 0 right.jpg"),
+        ("0 left.png", "exact_duplicate", "of 0 copy.png"),
+        ("1 left.png", "near_duplicate", "of 1 right.jpg"),
+        ("2 left.png", "near_duplicate", "of 2 right.jpg"),
+    ]
+    prepare("--mode", "analyze", "--input_dir", raw, "--output_file", tmp_path / "s.json")
+    with open(tmp_path / "s_near_duplicates.csv", newline="") as file:
+        kept = [row["path"] for row in csv.DictReader(file) if row["keep"] == "1"]
+    assert sorted(kept) == ["0 right.jpg", "1 right.jpg", "2 right.jpg"]
+
+    before = tree(out)
+    assert "0 converted now" in preprocess(raw, out, *flags).stdout
+    assert tree(out) == before
+    (raw / "1 right.jpg").rename(tmp_path / "1 right.jpg")  # its smaller copy takes its place
+    assert "4 images, 1 converted now" in preprocess(raw, out, *flags).stdout
+    assert "1 left.jpg" in [row["path"] for row in manifest(out)]
+    (tmp_path / "1 right.jpg").rename(raw / "1 right.jpg")
+    preprocess(raw, out, *flags)
+    assert tree(out) == before
+
+    assert "7 images, 3 converted now" in preprocess(raw, out, *flags[:2]).stdout
+    preprocess(raw, tmp_path / "all", *flags[:2])
+    preprocess(raw, tmp_path / "all", *flags)  # converted before the flag was given
+    assert tree(tmp_path / "all") == before
 
 
 def test_files_of_equal_size_are_not_duplicates(tmp_path):

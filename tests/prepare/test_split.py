@@ -12,8 +12,9 @@ from PIL import Image
 
 from tests.harness.preparing import prepare, without_workers
 from tests.harness.runs import run_script
-from vae.config.prepare_flags import SplitConfig
+from vae.config.prepare_flags import AnalyzeConfig, SplitConfig
 from vae.data.manifest import read_rows, write_manifest
+from vae.prepare.analyze.analyze_images import analyze
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.fingerprints import FILE_NAME
 from vae.prepare.split.split_manifest import SplitReport, split_manifest
@@ -311,9 +312,19 @@ def test_overlapping_crops_are_on_one_subset(tmp_path):
         row | {"path": n, "sha256": sha256_of_file(tmp_path / n)} for n, row in zip(names, plain, strict=True)
     ]
     write_manifest(tmp_path / "manifest.jsonl", rows)
-    assert split(tmp_path, val_split=0.5).groups == 6
+    report = split(tmp_path, val_split=0.5)
+    assert report.groups == 6
     subsets = subsets_of(tmp_path)
     assert all(subsets[f"{number}_left.png"] == subsets[f"{number}_right.jpg"] for number in range(6))
+    assert "  near duplicates: 12 images in 6 groups, all named in the manifest" in report.lines()
+    with without_workers():  # --mode analyze has the same rule and names
+        _, groups = analyze(
+            AnalyzeConfig(input_dir=str(tmp_path), output_file=str(tmp_path / "s.json"), num_workers="1")
+        )
+    rows = read_rows(tmp_path / "manifest.jsonl")
+    assert {(row["path"], row["group"]) for row in rows} == {
+        (path, group) for group, paths in groups.items() for path in paths
+    }
 
 
 def test_command_line(twins):

@@ -81,6 +81,10 @@ class PreprocessConfig(ReadingConfig):
     format: str = option("jpeg", "format of the output files", choices=("jpeg", "png", "webp"))
     quality: int = option(95, "quality of jpeg and webp", metavar="1-100", at_least=1, at_most=100)
     upscale: bool = option(False, "enlarge images that are too small instead of rejecting them")
+    drop_duplicates: bool = option(
+        False,
+        "of each group of near duplicates that --mode analyze lists, keep only the image with most pixels",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,15 +96,15 @@ def read_image(
     return pil_image._replace(flags=tuple(sorted({*pil_image.flags, *flag})))
 
 
-def upright_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Width and height of an image after its EXIF rotation, from its header; BadImageError or OSError."""
     check_regular(path)
     with open(path, "rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            kind = sniff_format(file, MAX_PIXELS, first_frame=True)
+            kind = sniff_format(file, max_pixels, first_frame=True)
             load_plugin(kind)
-            pil_image = _open_header(file, kind, MAX_PIXELS)
+            pil_image = _open_header(file, kind, max_pixels)
             # Pillow decodes a PNG to look for EXIF data behind its pixels.
             has_exif = kind != "PNG" or "exif" in pil_image.info
             orientation = _orientation(pil_image, set()) if has_exif else 1

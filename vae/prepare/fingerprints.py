@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from vae.config.options import MAX_PIXELS
-from vae.images.decoding import DECODER_ERRORS, decode_image
+from vae.images.decoding import DECODER_ERRORS, read_image
 from vae.images.formats import sniff_format
 from vae.prepare.keypoints import SIDE, find_keypoints, is_complete
 from vae.prepare.perceptual_hash import hash_pixels
@@ -34,20 +34,24 @@ def fingerprint_pixels(pixels: np.ndarray | Image.Image) -> Fingerprint:
 
 
 def fingerprint_file(
-    path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, background: str = "white"
+    path: str | os.PathLike[str],
+    max_pixels: int = MAX_PIXELS,
+    background: str = "white",
+    first_frame: bool = False,
 ) -> Fingerprint:
     """The fingerprint of an image file; JPEGs are decoded at reduced size. Raises BadImageError."""
     try:
         with open(path, "rb") as file:
             if sniff_format(file, max_pixels) == "JPEG":
                 file.seek(0)
-                image = Image.open(file, formats=("JPEG",))
-                if image.mode in ("L", "RGB") and image.width * image.height <= max_pixels:
-                    image.draft(image.mode, (SIDE, SIDE))  # each side stays at least as long
-                    return fingerprint_pixels(ImageOps.exif_transpose(image))
+                jpeg = Image.open(file, formats=("JPEG",))
+                if jpeg.mode in ("L", "RGB") and jpeg.width * jpeg.height <= max_pixels:
+                    jpeg.draft(jpeg.mode, (SIDE, SIDE))  # each side stays at least as long
+                    return fingerprint_pixels(ImageOps.exif_transpose(jpeg))
     except DECODER_ERRORS:
         pass  # the complete reader below reports the error
-    return fingerprint_pixels(decode_image(path, max_pixels=max_pixels, background=background))
+    image = read_image(path, max_pixels=max_pixels, background=background, first_frame=first_frame)
+    return fingerprint_pixels(image.pixels)
 
 
 def to_text(fingerprint: Fingerprint) -> str:
@@ -92,4 +96,9 @@ def fingerprints_to_add(folder: Path) -> Iterator[Callable[[str, Fingerprint], o
         file.seek(max(0, size - 1))
         if file.read(1) not in (b"", b"\n"):
             file.write(b"\n")
-        yield lambda content, fingerprint: file.write(f"{content},{to_text(fingerprint)}\n".encode())
+        yield lambda content, fingerprint: file.write(fingerprint_line(content, fingerprint).encode())
+
+
+def fingerprint_line(content: str, fingerprint: Fingerprint) -> str:
+    """The line of the file with the fingerprint of an image, by SHA-256 of the image file."""
+    return f"{content},{to_text(fingerprint)}\n"

@@ -18,6 +18,7 @@ from vae.system.errors import UserError
 from vae.system.files import parse_json
 
 ACCEPTED, REJECTED, DUPLICATE = "accepted", "rejected", "duplicate"
+EXACT_DUPLICATE, NEAR_DUPLICATE = "exact_duplicate", "near_duplicate"  # reasons of DUPLICATE
 KNOWN = "known"  # an image of the parent of a dataset of shards
 PAGE = 1000  # rows read at a time, so that the caller can write in between
 EXAMPLES = 5
@@ -196,6 +197,10 @@ class Ledger:
         )
         return [_from_row(row) for row in rows]
 
+    def forget(self, name: str) -> None:
+        """Delete a file's result, so that it is processed again."""
+        self._db.execute("DELETE FROM results WHERE name = ?", (os.fsencode(name),))
+
     def drop_unlisted(self) -> int:
         """Delete results of files that are not listed; returns their number."""
         return self._db.execute("DELETE FROM results WHERE name NOT IN (SELECT name FROM files)").rowcount
@@ -208,10 +213,10 @@ class Ledger:
         """
         first = (
             "(SELECT other.name FROM results AS other WHERE other.sha256 = results.sha256 "
-            "AND other.status = 'accepted' ORDER BY other.name LIMIT 1)"
+            "AND (other.status = 'accepted' OR other.reason = 'near_duplicate') ORDER BY other.name LIMIT 1)"
         )
         lost = self._db.execute(
-            f"DELETE FROM results WHERE status = 'duplicate' AND ifnull({first} > name, 1)"
+            f"DELETE FROM results WHERE reason = 'exact_duplicate' AND ifnull({first} > name, 1)"
         ).rowcount
         self._db.execute(
             f"UPDATE results SET status = 'duplicate', reason = 'exact_duplicate', detail = of({first}) "

@@ -15,24 +15,24 @@ from vae.config.prepare_flags import AnalyzeConfig
 from vae.data.manifest import MANIFEST_NAME, replace_text
 from vae.images.decoding import parse_background
 from vae.images.folder import list_images
-from vae.prepare.analyze.dataset_stats import Collected, summarize
+from vae.prepare.analyze.dataset_stats import Collected, near_groups, summarize
 from vae.prepare.analyze.measure_file import Measurement, PixelStats, measure_file, thumbnail_file
 from vae.prepare.analyze.page import write_analysis_page
 from vae.prepare.check_file import decode_each
-from vae.prepare.fingerprints import fingerprints_to_add, read_fingerprints
+from vae.prepare.fingerprints import Fingerprint, fingerprints_to_add, read_fingerprints
+from vae.prepare.near_duplicate_groups import group_lines
 from vae.prepare.pool import Failure
 from vae.progress import Progress
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.system.files import why_not_writable
+from vae.system.files import why_not_writable, write_csv_rows
 
 Answer = TypeVar("Answer")
 SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped")  # of PixelStats
 SIZES = ("width", "height", "jpeg_quality")  # of Measurement
 ROW = np.dtype(  # one image
     [
-        ("content", np.uint64),  # the first 8 bytes of the SHA-256
-        ("perceptual", np.uint64, 2),
+        ("content", "S64"),  # SHA-256
         ("bytes", np.int64),
         ("channel_means", np.float32, 3),
         ("channel_squares", np.float32, 3),
@@ -46,13 +46,15 @@ ROW = np.dtype(  # one image
 
 def run_analyze(config: AnalyzeConfig) -> int:
     """Analyze a folder and print a summary; returns the exit code."""
-    stats = analyze(config)
-    console.info("\n".join(_summary_lines(stats, Path(config.output_file))))
+    stats, near = analyze(config)
+    console.info("\n".join(_summary_lines(stats, near, Path(config.output_file))))
     return 0
 
 
-def analyze(config: AnalyzeConfig) -> dict[str, Any]:
-    """Measure every image; write the JSON file and the page beside it. Returns the contents of the JSON file.
+def analyze(config: AnalyzeConfig) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Measure every image; write the JSON file, and the page and the list of near duplicates beside it.
+
+    Returns the contents of the JSON file, and the near duplicates by group, the largest image first.
 
     Raises DataError if no image can be read, and UserError for unusable flags.
     """
@@ -66,31 +68,45 @@ def analyze(config: AnalyzeConfig) -> dict[str, Any]:
             f"--input_dir {config.input_dir}: none of {len(names)} images can be read, for example "
             f"{examples[0]} ({reason}): --mode validate reports every file"
         )
-    stats, sections = summarize(collected, config.input_dir)
+    near = near_groups(collected)
+    stats, sections = summarize(collected, near, config.input_dir)
     shown = sorted({name for rows in sections.values() for row in rows for name, _ in row})
     thumbnails = dict(_run(partial(thumbnail_file, config), shown, config, "thumbnails"))
     replace_text(output, [json.dumps(stats, indent=1, allow_nan=False) + "\n"])
+    write_csv_rows(_list_path(output), _near_duplicate_rows(collected, near))
     write_analysis_page(_page_path(output), stats, sections, thumbnails)
-    return stats
+    return stats, {group: [collected.names[at] for at in part] for group, part in near.items()}
 
 
-def _summary_lines(stats: dict[str, Any], output: Path) -> list[str]:
+def _near_duplicate_rows(collected: Collected, near: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
+    """The rows of the list of near duplicates; --drop_duplicates keeps the first image of each group."""
+    yield "group", "path", "width", "height", "keep"
+    width, height = collected.columns["width"], collected.columns["height"]
+    for group, part in near.items():
+        for at in part:
+            yield group, collected.names[at], int(width[at]), int(height[at]), int(at == part[0])
+
+
+def _summary_lines(stats: dict[str, Any], near: dict[str, list[str]], output: Path) -> list[str]:
     rejected = sum(one["count"] for one in stats["rejected"].values())
-    exact, near = stats["exact_duplicates"], stats["near_duplicates"]
     sizes = [
         f"{one['image_size']}: {one['images']} ({100 * one['share']:.0f} %)" for one in stats["resolutions"]
     ]
     return [
         f"{stats['input_dir']}: {stats['images']} images, {rejected} rejected",
         f"  at least as large as --image_size  {', '.join(sizes)}",
-        f"  exact copies: {exact['superfluous']}; near duplicates: {near['images']} in {near['clusters']} "
-        "clusters",
+        f"  exact copies: {stats['exact_duplicates']['superfluous']}",
+        *group_lines(near, f"all listed in {_list_path(output)}"),
         f"  statistics: {output}, page: {_page_path(output)}",
     ]
 
 
 def _page_path(output: Path) -> Path:
     return output.with_suffix(".html")
+
+
+def _list_path(output: Path) -> Path:
+    return output.with_name(f"{output.stem}_near_duplicates.csv")
 
 
 def _check_config(config: AnalyzeConfig, output: Path) -> None:
@@ -126,12 +142,14 @@ def _collect(config: AnalyzeConfig, names: list[str]) -> Collected:
     formats: Counter[str] = Counter()
     flags: Counter[str] = Counter()
     rejected: dict[str, list[str]] = defaultdict(list)
+    fingerprints: dict[str, Fingerprint] = {}
     with _fingerprint_keeper(config.input_dir) as keep:
         for name, result in _run(partial(measure_file, config), names, config, "analyze"):
             if isinstance(result, Failure):
                 rejected[result.reason].append(name)
                 continue
             table[positions[name]] = _row(result)
+            fingerprints[result.sha256] = result.fingerprint
             formats[result.format] += 1
             flags.update(result.flags)
             keep(result)
@@ -140,7 +158,7 @@ def _collect(config: AnalyzeConfig, names: list[str]) -> Collected:
         names=[name for name, read in zip(names, table["read"], strict=True) if read],
         columns={name: rows[name] for name in (*SCALARS, *SIZES, "bytes")},
         contents=rows["content"],
-        perceptual=rows["perceptual"],
+        fingerprints=fingerprints,
         blank=rows["blank"],
         channel_means=_mean(rows["channel_means"]),
         channel_squares=_mean(rows["channel_squares"]),
@@ -154,8 +172,7 @@ def _row(result: Measurement) -> tuple[Any, ...]:
     """The values of ROW."""
     pixels: PixelStats = result.pixel_stats
     return (
-        int(result.sha256[:16], 16),
-        result.fingerprint.words,
+        result.sha256.encode(),
         result.file_bytes,
         pixels.channel_means,
         pixels.channel_squares,

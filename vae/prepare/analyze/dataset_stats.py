@@ -4,7 +4,7 @@ Shapes: N images that could be read.
 """
 
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.prepare.near_duplicates import find_clusters
+from vae.prepare.fingerprints import Fingerprint
+from vae.prepare.near_duplicate_groups import largest_first, near_duplicate_groups
 from vae.system.console import printable
 
 # Image sizes of the profiles, in px, without the 128 px of the demo.
@@ -35,12 +36,12 @@ Sections = dict[str, Rows]  # by heading
 
 @dataclass
 class Collected:
-    """Measurements of all images that could be read: about 350 bytes per image with its name."""
+    """Measurements of all images that could be read: about 1 KB per image with its name and fingerprint."""
 
     names: list[str]
     columns: dict[str, np.ndarray]  # (N,) by name, among them width, height and bytes
-    contents: np.ndarray  # uint64 (N,): the first 8 bytes of each SHA-256
-    perceptual: np.ndarray  # uint64 (N, 2)
+    contents: np.ndarray  # S64 (N,): SHA-256
+    fingerprints: dict[str, Fingerprint]  # by SHA-256
     blank: np.ndarray  # bool (N,)
     channel_means: np.ndarray  # (3,), levels
     channel_squares: np.ndarray  # (3,), levels squared
@@ -49,11 +50,27 @@ class Collected:
     rejected: dict[str, list[str]] = field(default_factory=dict)  # names by reason
 
 
-def summarize(collected: Collected, input_dir: str) -> tuple[dict[str, Any], Sections]:
+def near_groups(collected: Collected) -> dict[str, list[int]]:
+    """Positions of near duplicates by group, the largest image first; largest group first."""
+    groups = near_duplicate_groups(collected.fingerprints)
+    positions: dict[str, list[int]] = defaultdict(list)
+    for at, content in enumerate(collected.contents.tolist()):
+        if group := groups.get(content.decode()):
+            positions[group].append(at)
+    sizes = np.stack(
+        [collected.columns[name].astype(np.int64) for name in ("width", "height", "bytes")], axis=1
+    )
+    for part in positions.values():
+        part.sort(key=lambda at: largest_first(collected.names[at], *sizes[at].tolist()))
+    return dict(sorted(positions.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
+def summarize(
+    collected: Collected, near: dict[str, list[int]], input_dir: str
+) -> tuple[dict[str, Any], Sections]:
     """The contents of the JSON file, and the example images of the page."""
     columns = _derived_columns(collected)
     exact = _clusters(_same(collected.contents))
-    near = _near_clusters(collected)
     stats = {
         "input_dir": printable(str(input_dir)),
         "images": len(collected.names),
@@ -70,9 +87,12 @@ def summarize(collected: Collected, input_dir: str) -> tuple[dict[str, Any], Sec
         "quantiles": {name: _quantiles(columns[name]) for name in HISTOGRAMS},
         "histograms": {name: histogram(columns[name], log) for name, log in HISTOGRAMS.items()},
         "exact_duplicates": _describe_clusters(exact, collected.names),
-        "near_duplicates": _describe_clusters(near, collected.names),
+        "near_duplicates": {
+            **_describe_clusters(list(near.values()), collected.names),
+            "groups": list(near)[:MAX_CLUSTERS],
+        },
     }
-    return stats, _sections(collected, columns, exact, near)
+    return stats, _sections(collected, columns, exact, list(near.values()))
 
 
 def _derived_columns(collected: Collected) -> dict[str, np.ndarray]:
@@ -176,25 +196,19 @@ def _same(values: np.ndarray) -> np.ndarray:
     return first[inverse]
 
 
-def _clusters(first: np.ndarray) -> list[np.ndarray]:
+def _clusters(first: np.ndarray) -> list[list[int]]:
     """Positions of images with the same first one, for each cluster; largest cluster first."""
     order = np.argsort(first, kind="stable")
     starts = np.flatnonzero(np.diff(first[order], prepend=-1))
     parts = [part for part in np.split(order, starts[1:]) if len(part) > 1]
-    return sorted(parts, key=lambda part: (-len(part), int(part[0])))
+    return sorted((part.tolist() for part in parts), key=lambda part: (-len(part), part[0]))
 
 
-def _near_clusters(collected: Collected) -> list[np.ndarray]:
-    """Clusters of images that look alike, except clusters with exact copies only."""
-    clusters = _clusters(find_clusters(collected.perceptual))
-    return [part for part in clusters if len(np.unique(collected.contents[part])) > 1]
-
-
-def _describe_clusters(clusters: list[np.ndarray], names: list[str]) -> dict[str, Any]:
+def _describe_clusters(clusters: list[list[int]], names: list[str]) -> dict[str, Any]:
     return {
         "clusters": len(clusters),
-        "images": int(sum(map(len, clusters))),
-        "superfluous": int(sum(len(part) - 1 for part in clusters)),
+        "images": sum(map(len, clusters)),
+        "superfluous": sum(len(part) - 1 for part in clusters),
         "names": [[printable(names[at]) for at in part[:MAX_NAMES]] for part in clusters[:MAX_CLUSTERS]],
     }
 
@@ -202,8 +216,8 @@ def _describe_clusters(clusters: list[np.ndarray], names: list[str]) -> dict[str
 def _sections(
     collected: Collected,
     columns: dict[str, np.ndarray],
-    exact: list[np.ndarray],
-    near: list[np.ndarray],
+    exact: list[list[int]],
+    near: list[list[int]],
 ) -> Sections:
     names = collected.names
     everything = np.arange(len(names))
@@ -218,8 +232,8 @@ def _sections(
         chosen = among[np.argsort(values[among], kind="stable")[:EXAMPLES]]
         return [[(names[at], caption(at)) for at in chosen.tolist()]] if len(chosen) else []
 
-    def twins(clusters: list[np.ndarray]) -> Rows:
-        return [[(names[at], size(at)) for at in part[:TWINS].tolist()] for part in clusters[:TWINS]]
+    def twins(clusters: list[list[int]]) -> Rows:
+        return [[(names[at], size(at)) for at in part[:TWINS]] for part in clusters[:TWINS]]
 
     step = max(1, len(names) // EXAMPLES)
     long, low_quality = np.flatnonzero(elongation > np.log(2)), np.flatnonzero(quality < 75)

@@ -65,9 +65,7 @@ def measure_file(config: ReadingConfig, name: str) -> Measurement | Failure:
         image = check_image(path, config)
         is_jpeg = image.format == "JPEG"
         fingerprint = (  # always from the reduced JPEG, so that it has the same fingerprint everywhere
-            fingerprint_file(path, max_pixels=config.max_pixels)
-            if is_jpeg
-            else fingerprint_pixels(image.pixels)
+            fingerprint_file(path, config.max_pixels) if is_jpeg else fingerprint_pixels(image.pixels)
         )
         height, width = image.pixels.shape[:2]
         return Measurement(

@@ -31,7 +31,7 @@ NOTES = {
     "Blank or nearly so": "A standard deviation below 2 levels.",
     "Most compressed": "Estimated JPEG quality below 75.",
     "Exact duplicates": "The same bytes; one row per cluster, the largest first.",
-    "Near duplicates": "They look alike, also if mirrored, but their bytes differ; one row per cluster.",
+    "Near duplicates": "They look alike or overlap, also if mirrored; one row per group, largest first.",
 }
 NONE_FOUND = {
     "Most elongated": "No image is more than twice as long as it is wide.",
@@ -39,7 +39,7 @@ NONE_FOUND = {
     "Blank or nearly so": "No image is blank.",
     "Most compressed": "No JPEG has an estimated quality below 75.",
     "Exact duplicates": "All files are different.",
-    "Near duplicates": "No two images look alike.",
+    "Near duplicates": "No two images look alike or overlap.",
 }
 
 
@@ -82,7 +82,7 @@ def _tiles(stats: dict[str, Any]) -> list[tuple[str, str]]:
         (f"{stats['images']:,}", "images that can be read"),
         (f"{rejected:,}", "rejected"),
         (f"{stats['exact_duplicates']['superfluous']:,}", "exact copies of others"),
-        (f"{stats['near_duplicates']['images']:,}", "look like another"),
+        (f"{stats['near_duplicates']['images']:,}", "near duplicates"),
         (_bytes_text(space["bytes"]), "on disk"),
         (_bytes_text(space["free_bytes"]), "free on that disk"),
         (f"{space['bits_per_pixel']:.2f}", "bits per pixel"),

@@ -1,6 +1,7 @@
-"""Exact duplicates, recognised by the hashes of files of equal size before any file is decoded.
+"""Exact duplicates, recognised before any file is decoded, and near duplicates, recognised afterwards.
 
-The first of several files with equal bytes, by name, is converted. The others get its result.
+The first of several files with equal bytes, by name, is converted. The others get its result. Of a group of
+near duplicates, --drop_duplicates keeps the largest image.
 """
 
 import os
@@ -9,9 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from vae.config.prepare_flags import PreprocessConfig
-from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Content, Ledger, Result, first_names
+from vae.images.decoding import upright_size
+from vae.images.formats import BadImageError
+from vae.prepare.fingerprints import FILE_NAME, fingerprint_line
+from vae.prepare.ledger import (
+    ACCEPTED,
+    DUPLICATE,
+    EXACT_DUPLICATE,
+    NEAR_DUPLICATE,
+    REJECTED,
+    Content,
+    Ledger,
+    Result,
+    first_names,
+)
+from vae.prepare.near_duplicate_groups import fingerprint_all, largest_first, near_duplicate_groups
 from vae.prepare.pool import count_workers
 from vae.prepare.preprocess.convert import record_without_images
+from vae.prepare.preprocess.output_folder import OutputFolder, replace_if_new
 from vae.prepare.rejections import TRANSIENT
 from vae.progress import Progress
 from vae.system.console import printable
@@ -66,10 +82,53 @@ def result_of_first(ledger: Ledger, content: Content, output: str) -> Result | N
     )
     if result.status == ACCEPTED and result.sha256 == content.sha256:
         detail = f"of {printable(first.name)}"
-        return own._replace(reason="exact_duplicate", detail=detail, sha256=content.sha256)
+        return own._replace(reason=EXACT_DUPLICATE, detail=detail, sha256=content.sha256)
     if result.status == REJECTED and result.reason not in TRANSIENT:
         return own._replace(status=REJECTED, reason=result.reason, detail=result.detail, sha256=result.sha256)
     return None
+
+
+def drop_near_duplicates(ledger: Ledger, config: PreprocessConfig, folder: OutputFolder) -> int:
+    """Mark accepted images as duplicates of the largest image in their group.
+
+    If an image has become the largest of its group, its result is deleted, so that it is converted again.
+    Returns the number of deleted results.
+    """
+
+    def candidates() -> Iterator[Result]:
+        for result in ledger.results(ACCEPTED, DUPLICATE):
+            if result.reason != EXACT_DUPLICATE:
+                yield result
+
+    paths = {str(one.sha256): os.path.join(config.input_dir, one.name) for one in candidates()}
+    fingerprints = fingerprint_all(folder.hidden, paths, config)
+    lines = [fingerprint_line(content, fingerprints[content]) for content in sorted(fingerprints)]
+    replace_if_new(folder.hidden / FILE_NAME, lambda: iter(lines))  # whatever order they were added in
+    groups = near_duplicate_groups(fingerprints)
+    members: dict[str, list[Result]] = {}
+    for result in candidates():
+        if group := groups.get(str(result.sha256)):
+            members.setdefault(group, []).append(result)
+        elif result.reason == NEAR_DUPLICATE:  # the other images of its group no longer exist
+            members[str(result.sha256)] = [result]
+    return sum(_keep_largest(ledger, config, group) for group in members.values())
+
+
+def _keep_largest(ledger: Ledger, config: PreprocessConfig, group: list[Result]) -> int:
+    def key(result: Result) -> tuple[int, int, bytes]:
+        try:
+            width, height = upright_size(os.path.join(config.input_dir, result.name), config.max_pixels)
+        except (BadImageError, OSError):  # it has changed just now: the next run converts it again
+            width, height = 0, 0
+        return largest_first(result.name, width, height, result.size)
+
+    first, *others = sorted(group, key=key)
+    for result in others:
+        detail = f"of {printable(first.name)}"
+        ledger.record(result._replace(status=DUPLICATE, reason=NEAR_DUPLICATE, detail=detail))
+    if first.reason == NEAR_DUPLICATE:
+        ledger.forget(first.name)
+    return first.reason == NEAR_DUPLICATE
 
 
 def _contents(

@@ -144,9 +144,9 @@ class OutputFolder:
         for folder, target in self._folders():
             _keep_foreign_values(ledger, folder / MANIFEST_NAME, target)
             os.makedirs(folder, exist_ok=True)
-            _replace_if_new(folder / MANIFEST_NAME, partial(_manifest_lines, ledger, target))
-        _replace_if_new(self.root / REJECTED_NAME, partial(_rejected_lines, ledger))
-        _replace_if_new(self.hidden / "state.jsonl", partial(_state_lines, ledger))
+            replace_if_new(folder / MANIFEST_NAME, partial(_manifest_lines, ledger, target))
+        replace_if_new(self.root / REJECTED_NAME, partial(_rejected_lines, ledger))
+        replace_if_new(self.hidden / "state.jsonl", partial(_state_lines, ledger))
 
     def _folders(self) -> Iterator[tuple[Path, int]]:
         for target in self.target_sizes:
@@ -208,7 +208,7 @@ def _state_lines(ledger: Ledger) -> Iterator[str]:
         yield json.dumps(result) + "\n"
 
 
-def _replace_if_new(path: Path, lines: Callable[[], Iterator[str]]) -> None:
+def replace_if_new(path: Path, lines: Callable[[], Iterator[str]]) -> None:
     """Write lines to a file, unless it already contains exactly these lines."""
     with suppress(FileNotFoundError), open(path, encoding="utf-8", newline="") as file:
         if all(old == new for old, new in zip_longest(file, lines())):

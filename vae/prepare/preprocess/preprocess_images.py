@@ -17,13 +17,27 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.images.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import decode_each, is_current, warn_without_simplejpeg
 from vae.prepare.encode import EXTENSIONS
-from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result, Skips
+from vae.prepare.ledger import (
+    ACCEPTED,
+    DUPLICATE,
+    EXACT_DUPLICATE,
+    NEAR_DUPLICATE,
+    REJECTED,
+    Ledger,
+    Result,
+    Skips,
+)
 from vae.prepare.output_dir import write_error
 from vae.prepare.pool import Failure
 from vae.prepare.preprocess.convert import convert_file, record_without_images
-from vae.prepare.preprocess.duplicates import find_contents, is_first, result_of_first
+from vae.prepare.preprocess.duplicates import (
+    drop_near_duplicates,
+    find_contents,
+    is_first,
+    result_of_first,
+)
 from vae.prepare.preprocess.naming import assign_outputs
-from vae.prepare.preprocess.output_folder import OutputFolder
+from vae.prepare.preprocess.output_folder import REJECTED_NAME, OutputFolder
 from vae.prepare.preprocess.resize import engine
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
 from vae.progress import Progress
@@ -38,7 +52,8 @@ class FileCounts:
     written: int = 0  # images, each in one or several sizes
     unchanged: int = 0
     accepted: int = 0
-    duplicates: int = 0
+    duplicates: int = 0  # exact ones
+    near_duplicates: int = 0
     rejected: int = 0
     orphans: int = 0  # images of earlier runs whose source no longer exists
     seconds: float = 0.0
@@ -104,13 +119,16 @@ def _update(
     outcome.orphans = ledger.drop_unlisted()
     total = min(count, config.limit or count)
     while True:
-        find_contents(ledger, config, partial(_is_current, folder))
+        find_contents(ledger, config, partial(_is_current, folder, config))
         outcome.unchanged = total - ledger.count_pending()
         with Progress("preprocess", total, "image", done=outcome.unchanged) as bar:
             for firsts in (True, False):
                 _convert_all(ledger, folder, config, outcome, bar, firsts)
-        if not ledger.settle_duplicates():
-            break  # else: a duplicate's first file no longer exists, so the duplicate itself is converted
+        lost = ledger.settle_duplicates()
+        if config.drop_duplicates and not lost:
+            lost = drop_near_duplicates(ledger, config, folder)
+        if not lost:
+            break  # else: what a duplicate was a duplicate of no longer exists, so it is converted itself
     for duplicate in ledger.results(DUPLICATE):
         if duplicate.record["sizes"]:  # it was converted before its first file existed
             folder.remove_files(duplicate)
@@ -152,19 +170,23 @@ def _convert_all(
             finish(result)
 
 
-def _is_current(folder: OutputFolder, result: Result, output: str) -> bool:
+def _is_current(folder: OutputFolder, config: PreprocessConfig, result: Result, output: str) -> bool:
     """Whether a result is still valid: its source, its output name, and the files that were written."""
-    source = os.path.join(folder.input_dir, result.name)
+    source = os.path.join(config.input_dir, result.name)
     if result.record.get("output") != output or not is_current(result, source):
+        return False
+    if result.reason == NEAR_DUPLICATE and not config.drop_duplicates:
         return False
     return result.status != ACCEPTED or folder.has_files(result)
 
 
 def _count(ledger: Ledger, outcome: FileCounts) -> None:
-    outcome.accepted, outcome.duplicates, outcome.rejected = (
-        sum(count for _, count in ledger.counts(status)) for status in (ACCEPTED, DUPLICATE, REJECTED)
-    )
     outcome.reasons = ledger.counts(REJECTED)
+    outcome.accepted = sum(count for _, count in ledger.counts(ACCEPTED))
+    outcome.rejected = sum(count for _, count in outcome.reasons)
+    duplicates = dict(ledger.counts(DUPLICATE))
+    outcome.duplicates = duplicates.get(EXACT_DUPLICATE, 0)
+    outcome.near_duplicates = duplicates.get(NEAR_DUPLICATE, 0)
     outcome.examples = {reason: ledger.examples(REJECTED, reason) for reason, _ in outcome.reasons}
 
 
@@ -177,6 +199,8 @@ def _print_summary(outcome: FileCounts, output_dir: str) -> None:
         *rejection_lines(outcome.reasons, outcome.examples),
         *skip_lines(outcome.skips),
     ]
+    if outcome.near_duplicates:
+        lines.append(f"  dropped  {outcome.near_duplicates:>7}  near_duplicate: listed in {REJECTED_NAME}")
     if outcome.orphans:
         lines.append(
             f"  {outcome.orphans} sources no longer exist: their images stay, but are not in the manifest"

@@ -2,30 +2,17 @@
 
 import os
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from vae.config.prepare_flags import ReadingConfig
 from vae.data.manifest import MANIFEST_NAME, read_rows
-from vae.images.formats import BadImageError
-from vae.prepare.fingerprints import (
-    Fingerprint,
-    fingerprint_file,
-    fingerprints_to_add,
-    read_fingerprints,
-)
-from vae.prepare.near_duplicates import find_clusters
-from vae.prepare.overlaps import join_overlapping
-from vae.prepare.pool import Failure, Limits, run_each
+from vae.prepare.near_duplicate_groups import fingerprint_all, near_duplicate_groups
 from vae.prepare.split.metadata_csv import Metadata
-from vae.progress import Progress
 from vae.system.errors import DataError, UserError
 
 NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
-FINGERPRINT_LIMITS = Limits(memory_gib=4.0)  # of one image
 Rule = Callable[[dict[str, Any]], str | None]
 
 
@@ -80,52 +67,21 @@ def _value_of(metadata: Metadata, values: list[str], row: dict[str, Any]) -> str
     return values[position]
 
 
-def near_duplicate_rule(manifest: Path, num_workers: int) -> Rule:
-    """Clusters of images in a manifest that look alike or overlap; other images have no group.
+def near_duplicate_rule(manifest: Path, num_workers: str) -> tuple[Rule, dict[str, list[str]]]:
+    """The rule that groups near duplicates, and the images of each group; other images have no group.
 
     Fingerprints are stored beside the manifest by content, so later runs only read new images.
     """
-    paths, contents = [], []
-    for row in read_rows(manifest, flag="--input_dir"):
-        paths.append(row["path"])
-        contents.append(row["sha256"])
-    fingerprints = _fingerprint_all(manifest.parent, paths, contents, num_workers)
-    hashes = np.array([f.words for f in fingerprints], dtype=np.uint64).reshape(-1, 2)
-    clusters = join_overlapping(find_clusters(hashes), hashes, [f.keypoints for f in fingerprints])
-    sizes = np.bincount(clusters, minlength=len(paths))
-    names = {paths[i]: f"near-{contents[clusters[i]][:16]}" for i in np.flatnonzero(sizes[clusters] > 1)}
-    return lambda row: names.get(row["path"])
-
-
-def _fingerprint_all(
-    folder: Path, paths: list[str], contents: list[str], num_workers: int
-) -> list[Fingerprint]:
-    """The fingerprint of each image; computes the missing ones and adds them to the file."""
-    known = read_fingerprints(folder)
-    missing = {content: path for content, path in zip(contents, paths, strict=True) if content not in known}
-    if missing:
-        jobs = ((content, os.path.join(folder, path)) for content, path in missing.items())
-        results = run_each(_fingerprint_job, jobs, num_workers=num_workers, limits=FINGERPRINT_LIMITS)
-        bar = Progress("near duplicates", len(missing), "image")
-        with bar, fingerprints_to_add(folder) as add, closing(results):
-            for (content, path), result in results:
-                if isinstance(result, Failure):
-                    raise DataError(
-                        f"--input_dir: {path} cannot be compared with the other images "
-                        f"({result.reason}: {result.detail}): validate and preprocess the images first"
-                    )
-                known[content] = result
-                add(content, result)
-                bar.update()
-    return [known[content] for content in contents]
-
-
-def _fingerprint_job(job: tuple[str, str]) -> Fingerprint | Failure:
-    """The fingerprint of the image of a (content, path) job, or the reason for having none."""
-    try:
-        return fingerprint_file(job[1])
-    except BadImageError as error:
-        return Failure(error.reason, error.detail)
+    folder = manifest.parent
+    contents = {row["path"]: row["sha256"] for row in read_rows(manifest, flag="--input_dir")}
+    paths = {content: os.path.join(folder, path) for path, content in contents.items()}
+    config = ReadingConfig(input_dir=str(folder), num_workers=num_workers)
+    groups = near_duplicate_groups(fingerprint_all(folder, paths, config))
+    members: dict[str, list[str]] = {}
+    for path, content in contents.items():
+        if content in groups:
+            members.setdefault(groups[content], []).append(path)
+    return lambda row: groups.get(row["sha256"]), members
 
 
 def find_manifest(input_dir: str | os.PathLike[str]) -> Path:

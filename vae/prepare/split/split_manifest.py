@@ -1,6 +1,6 @@
 """`--mode split`: write subsets and folds into a manifest, and a record beside it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows, replace_text
-from vae.prepare.pool import count_workers
+from vae.prepare.near_duplicate_groups import group_lines
 from vae.prepare.split.columns import FLAG, Columns, digest_of, new_lines, read_columns
 from vae.prepare.split.grouping import (
     MANIFEST,
@@ -53,6 +53,7 @@ class SplitReport:
     labels: dict[str, dict[str, float]]  # by label: images, and val, the share in the validation set
     new: int  # images without a subset before
     reassigned: bool  # the previous split had other settings
+    near_duplicates: dict[str, list[str]] | None = None  # images by group, if they are the rule
 
     def lines(self) -> list[str]:
         """The summary for a terminal."""
@@ -61,6 +62,8 @@ class SplitReport:
             f"{self.settings.group_by}",
             f"  train {self.train}, val {self.val} ({self.val / self.images:.2%})",
         ]
+        if self.near_duplicates is not None:
+            lines += group_lines(self.near_duplicates, "all named in the manifest")
         if self.folds:
             counts = " ".join(map(str, self.folds))
             lines.append(f"  folds {counts} images: train_vae.py --fold K validates on one of them")
@@ -101,11 +104,12 @@ def split_manifest(config: SplitConfig) -> SplitReport:
     label_by, labelling = _labelling(config, metadata, record)
     settings = SplitSettings(share, num_folds, group_by, label_by, seed)
     if group_by == NEAR_DUPLICATES:
-        grouping = near_duplicate_rule(manifest, count_workers(config.num_workers))
+        grouping, near_duplicates = near_duplicate_rule(manifest, config.num_workers)
     else:
-        grouping = rule_for(group_by, "--group_by", metadata)
+        grouping, near_duplicates = rule_for(group_by, "--group_by", metadata), None
     columns = read_columns(manifest, grouping, labelling, seed)
-    return _assign_and_write(manifest, settings, columns, (grouping, labelling), record)
+    report = _assign_and_write(manifest, settings, columns, (grouping, labelling), record)
+    return replace(report, near_duplicates=near_duplicates)
 
 
 def _default_grouping(manifest: Path, record: dict[str, Any] | None) -> str:
