@@ -33,7 +33,10 @@ def test_several_vaes_and_scores_are_read():
         ("--output=", "--output has no value"),
         ("--vae=", "--vae has no value"),
         ("--num_images -1", "--num_images -1 is too small"),
-        ("--image_size 4", "--image_size 4 is too small"),
+        *(
+            (f"--image_size {size}", f"--image_size {size} is too small: give a multiple of the VAE's")
+            for size in (-8, 0, 4)
+        ),
     ],
 )
 def test_contradictions_are_named(more, said):

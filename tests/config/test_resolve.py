@@ -94,6 +94,15 @@ def test_invalid_image_size_suggests_the_nearest_valid_sizes(size, remedy):
     resolve({"image_size": 500, "channels": [128, 256, 512]})  # three levels: a multiple of 4
 
 
+@pytest.mark.parametrize("size", [-8, 0, 8, 11])
+def test_too_small_image_size_names_the_smallest_valid_size(size):
+    with pytest.raises(
+        UserError, match=f"--image_size {size} is too small: the minimum is 16, in steps of 8"
+    ):
+        resolve({"image_size": size})
+    resolve({"image_size": 16})
+
+
 def test_zero_weight_for_all_losses_is_an_error():
     with pytest.raises(UserError, match=r"--reconstruction_weight 0.*--perceptual_weight 0"):
         resolve({"reconstruction_weight": 0.0, "perceptual_weight": 0.0})

@@ -59,7 +59,6 @@ class EvaluateConfig:
         (256,),
         "sides of the square crops to measure, px; 0: whole images",
         metavar="PX",
-        at_least=0,
     )
     crop: str = option(
         "resize",

@@ -63,7 +63,6 @@ class ExportConfig:
         None,
         "side of the centre crops of those images, in px",
         unset="the training size of the VAE, or 256",
-        at_least=MIN_IMAGE_SIZE,
     )
     num_images: int = option(256, "maximum number of those images, spread over all; 0: all", at_least=0)
     scaling_factor: float | None = option(
@@ -105,6 +104,11 @@ def parse_export_flags(argv: list[str]) -> ExportConfig:
 
 
 def _check_together(config: ExportConfig) -> None:
+    if config.image_size is not None and config.image_size < MIN_IMAGE_SIZE:
+        raise UserError(
+            f"--image_size {config.image_size} is too small: give a multiple of the VAE's downsampling "
+            "factor, such as 256"
+        )
     several = len(config.vae) > 1
     if config.average_by == "score" and not several:
         raise UserError("--average_by score needs several VAEs: list them all after one --vae")

@@ -179,7 +179,7 @@ class DataConfig:
         at_most=2**63 - 1,
     )
     max_val_images: int = option(256, "maximum number of images per validation; 0: all", at_least=0)
-    image_size: int = option(512, "side of the square training crops, in px", at_least=MIN_IMAGE_SIZE)
+    image_size: int = option(512, "side of the square training crops, in px")
     crop: str = option(
         "random",
         "training crop; resized: a region of random size and shape, scaled to --image_size",

@@ -162,13 +162,16 @@ def check_discriminator(image_size: int, loss: LossConfig) -> None:
 
 def check_image_size(image_size: int, model: ModelConfig) -> None:
     """Raise UserError if the crop side is too small or not a multiple of the downsampling factor."""
-    if image_size < MIN_IMAGE_SIZE:
-        raise UserError(f"--image_size {image_size} is too small: the minimum is {MIN_IMAGE_SIZE}")
     step = 2 ** (len(model.channels) - 1)
+    smallest = -(-MIN_IMAGE_SIZE // step) * step
+    if image_size < smallest:
+        steps = f", in steps of {step}" if step > 1 else ""
+        raise UserError(f"--image_size {image_size} is too small: the minimum is {smallest}{steps}")
     if image_size % step:
-        around = (image_size // step * step, image_size // step * step + step)
-        remedy = " or ".join(str(side) for side in around if side >= MIN_IMAGE_SIZE)
-        raise UserError(f"--image_size {image_size} is not a multiple of {step}: try {remedy}")
+        below = image_size // step * step
+        raise UserError(
+            f"--image_size {image_size} is not a multiple of {step}: try {below} or {below + step}"
+        )
 
 
 @dataclass(frozen=True)
