@@ -15,6 +15,7 @@ from PIL import Image
 from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import run_here
 from tests.harness.small_vae import SMALL, write_vae
+from vae.evaluation import compare
 from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.compare import read_curves, short_names
 from vae.evaluation.metrics import ssim
@@ -184,7 +185,8 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
         "missing folder": ({"--data_path": tmp_path / "gone"}, ["--data_path", "gone"]),
         "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
         "results exist": ({"--output_dir": tmp_path / "full"}, ["--output_dir", "--overwrite"]),
-        "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "8"]),
+        "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "the minimum is 8;"]),
+        "negative size": ({"--sizes": [-8]}, ["--sizes -8", "the minimum is 8; 0 measures whole images"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
         "batches of whole images": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
         "LPIPS weights without LPIPS": ({"--perceptual_weights": "w.pth"}, ["--perceptual_weights", "none"]),
@@ -219,6 +221,23 @@ def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
     assert [row["kind"] for row in results["vaes"]] == ["diffusers"]
     assert not old.exists()
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*OUTPUTS, "notes.txt"}
+
+
+@pytest.mark.parametrize("step", ["write_samples", "write_results_csv", "write_report"])
+def test_a_cancelled_comparison_does_not_block_the_next(flags, tmp_path, monkeypatch, step):
+    def cancel(*_arguments):
+        raise KeyboardInterrupt
+
+    flags.update({"--vae": flags["--vae"][:1], "--equivariance_images": 0})
+    with monkeypatch.context() as patched:
+        patched.setattr(compare, step, cancel)
+        assert run_command(flags, "--no-codecs")[0] != 0
+    assert (tmp_path / "out" / "samples").exists()
+    assert run_command(flags, "--no-codecs")[0] == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == OUTPUTS
+    code, _, errors = run_command(flags, "--no-codecs")  # a complete one is not replaced
+    assert code == 78
+    assert "--overwrite" in errors
 
 
 def test_short_names_are_unique():

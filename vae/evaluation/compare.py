@@ -29,7 +29,7 @@ from vae.evaluation.measure import (
     classic_codec,
     measure,
 )
-from vae.evaluation.precheck import check_command
+from vae.evaluation.precheck import UNFINISHED, check_command
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult, as_json
 from vae.evaluation.samples import choose, write_originals, write_samples
@@ -83,6 +83,8 @@ def compare(config: EvaluateConfig) -> Results:
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
     for row in rows:
         _measure_row(config, row, image_set, sizes, metrics)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    (output_dir / UNFINISHED).touch()  # if this run is cancelled, the next one may write here
     _write_sample_files(config, rows, image_set, device, output_dir / "samples")
     results = Results(
         _protocol(config, len(image_set.names), sizes, device, net),
@@ -96,6 +98,7 @@ def compare(config: EvaluateConfig) -> Results:
     write_results_csv(results, output_dir / "results.csv")
     write_per_image_csv(results, output_dir / "per_image.csv")
     write_report(results, output_dir / "report.html")
+    (output_dir / UNFINISHED).unlink()
     console.info(terminal_text(results))
     if net == "random":
         console.warning(

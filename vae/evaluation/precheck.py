@@ -17,6 +17,9 @@ RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fideli
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples", "probe.json")
 
 
+UNFINISHED = ".unfinished"  # in the output folder while a comparison writes into it
+
+
 def check_command(config: EvaluateConfig) -> None:
     """Raise UserError for a wrong colour, an unusable output, and what does not exist or is not installed."""
     parse_background(config.background)
@@ -77,7 +80,7 @@ def _check_output(output_dir: Path, overwrite: bool) -> None:
     if problem := why_not_writable(output_dir):
         raise UserError(f"--output_dir {output_dir} {problem}")
     existing = [name for name in OUTPUTS if (output_dir / name).exists()]
-    if existing and not overwrite:
+    if existing and not overwrite and not (output_dir / UNFINISHED).exists():
         raise UserError(
             f"--output_dir {output_dir} contains {existing[0]} of an earlier comparison: add --overwrite, or "
             "give another folder"
