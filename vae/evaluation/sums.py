@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vae.evaluation.baselines import bicubic_baseline, mean_colour
 from vae.evaluation.metrics import ssim
-from vae.images.psnr import MAX_PSNR_DB, psnr
+from vae.images.psnr import OFF_BY_ONE_DB, psnr
 
 Sums = dict[str, tuple[float, int]]  # metric -> (sum over images, number of images)
 Perceptual = Callable[[Tensor, Tensor], Tensor]
@@ -23,6 +23,8 @@ def reconstruction_sums(
     each_psnr: list[float] | None = None,
 ) -> Sums:
     """Sums of psnr, ssim and lpips over all images of `batches`; no lpips if `perceptual` is None.
+
+    The PSNR of an image counts up to OFF_BY_ONE_DB, also for the baselines.
 
     `reconstruct` and `perceptual` compute on the device of the batches, (B, 3, H, W) in [-1, 1].
     Reconstructions of any dtype are measured in fp32 or wider; lpips has the precision of `perceptual`.
@@ -78,7 +80,7 @@ def _values_of(
 
 def _measure(recon: Tensor, images: Tensor, perceptual: Perceptual | None) -> dict[str, Tensor]:
     """Every metric of each image: name -> (B,)."""
-    values = {"psnr": psnr(recon, images).clamp(max=MAX_PSNR_DB), "ssim": ssim(recon, images)}
+    values = {"psnr": psnr(recon, images).clamp(max=OFF_BY_ONE_DB), "ssim": ssim(recon, images)}
     if perceptual is not None:
         values["lpips"] = perceptual(recon, images)
     return values

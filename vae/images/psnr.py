@@ -3,6 +3,8 @@
 Shapes: B images of H x W px, three channels, floats in [-1, 1].
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,9 @@ PEAK = 255.0
 # PSNR of an image of 33 megapixels with one 8-bit value off by one. Exact copies count as this value, not as
 # infinity, so that means stay finite.
 MAX_PSNR_DB = 128.0
+# PSNR of an image with every 8-bit value off by one: 48.13. Training counts at most this much of an image, so
+# that a few crops of one colour, which the bicubic baseline copies exactly, do not decide its mean.
+OFF_BY_ONE_DB = 20 * math.log10(PEAK)
 
 
 def psnr(recon: Tensor, images: Tensor) -> Tensor:

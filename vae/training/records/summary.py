@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
+from vae.images.psnr import OFF_BY_ONE_DB
 from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
@@ -238,6 +239,9 @@ def _metrics_lines(
     names = {"bicubic": f"{factor}x bicubic", "mean_colour": "mean colour"}
     lines = [_metrics_line(name, values) for name, values in measured.items()]
     lines += [_metrics_line(names[name], values) for name, values in sorted(baselines.items())]
+    lines.append(
+        f"PSNR is the mean of the images, each up to {OFF_BY_ONE_DB:.2f} dB (every value off by one)"
+    )
     if not any("lpips" in values for values in measured.values()):
         lines.append("LPIPS was not measured: --perceptual_weight 0 loads no network for it")
     elif config.loss.perceptual_net == "random":
