@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from tests.harness.preparing import write_manifest
 from tests.harness.runs import ROOT, run_script
 from vae.config.flags import command_words
 from vae.data.manifest import (
@@ -14,7 +15,6 @@ from vae.data.manifest import (
     is_manifest,
     read_rows,
     train_and_val,
-    write_manifest,
 )
 from vae.images.folder import list_images
 from vae.system.errors import DataError, UserError

@@ -1,8 +1,10 @@
 """prepare_data.py in this process and without worker processes, which tests/prepare/test_pool.py tests."""
 
+import json
 import subprocess
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +24,11 @@ def _each_here(
 ) -> Generator[tuple[Any, Any], None, None]:
     for item in items:
         yield item, function(item)
+
+
+def write_manifest(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as a manifest."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def prepare(*words: object) -> subprocess.CompletedProcess[str]:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from tests.harness.preparing import without_workers
+from tests.harness.preparing import without_workers, write_manifest
 from tests.harness.runs import ROOT, run_script
 from vae.config.prepare_flags import AnalyzeConfig, ReadingConfig
-from vae.data.manifest import write_manifest
 from vae.prepare.analyze.analyze_images import analyze
 from vae.prepare.analyze.dataset_stats import histogram
 from vae.prepare.analyze.measure_file import colorfulness, estimate_jpeg_quality, measure_file, sharpness

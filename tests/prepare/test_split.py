@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.harness.preparing import prepare, without_workers
+from tests.harness.preparing import prepare, without_workers, write_manifest
 from tests.harness.runs import run_script
 from vae.config.prepare_flags import AnalyzeConfig, SplitConfig
-from vae.data.manifest import read_rows, write_manifest
+from vae.data.manifest import read_rows
 from vae.prepare.analyze.analyze_images import analyze
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.fingerprints import FILE_NAME

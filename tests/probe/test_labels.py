@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.harness.preparing import write_manifest
 from vae.config.evaluate_flags import EvaluateConfig
-from vae.data.manifest import write_manifest
 from vae.probe.labels import folds_of, read_sets
 from vae.system.errors import DataError, UserError
 

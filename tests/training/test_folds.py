@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import train_vae
+from tests.harness.preparing import write_manifest
 from tests.harness.runs import ROOT, TINY
 from tests.harness.training_runs import SHORT, last_checkpoint
 from tests.harness.waiting import wait_until
 from vae.config.flags import command_words
-from vae.data.manifest import write_manifest
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.system.files import read_json, sha256_of_file
 from vae.training import folds as folds_module

@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.harness.preparing import write_manifest
 from tests.harness.shards import pack
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
-from vae.data.manifest import format_row
 from vae.system.files import sha256_of_file
 from vae.training.run import train
 from vae.training.validation.slices import MAX_SLICES, Slices, slice_record, slice_text
@@ -56,7 +56,7 @@ def manifest(image_folder, tmp_path) -> Path:
         row = {"path": copy.name, "sha256": sha256_of_file(copy), "split": "val" if number > 11 else "train"}
         rows.append({**row, "label": "noise" if number == 15 else "smooth"})
     file = tmp_path / "data" / "manifest.jsonl"
-    file.write_text("".join(format_row(row) + "\n" for row in rows))
+    write_manifest(file, rows)
     return file
 
 

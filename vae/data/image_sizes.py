@@ -40,18 +40,18 @@ def sampled(images: Images) -> np.ndarray:
 
 def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
     """The sizes that a manifest has for these files."""
-    wanted, found = set(names), {}
+    wanted, sizes = set(names), {}
     for row in read_rows(path):
         width, height = row.get("width"), row.get("height")
         if row["path"] in wanted and type(width) is int and type(height) is int and min(width, height) > 0:
-            found[row["path"]] = width, height
-    return found
+            sizes[row["path"]] = width, height
+    return sizes
 
 
-def save_aspects(path: Path, fingerprint: str, found: np.ndarray) -> None:
+def save_aspects(path: Path, fingerprint: str, aspects: np.ndarray) -> None:
     """Store the aspects of the images with this fingerprint."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, fingerprint=np.array(fingerprint), aspects=found)
+        np.savez(file, fingerprint=np.array(fingerprint), aspects=aspects)
 
 
 def load_aspects(path: Path, fingerprint: str) -> np.ndarray | None:
@@ -59,11 +59,11 @@ def load_aspects(path: Path, fingerprint: str) -> np.ndarray | None:
     try:
         check_regular(path)
         with np.load(path, allow_pickle=False) as stored:
-            found = stored["aspects"]
-            is_same = str(stored["fingerprint"]) == fingerprint and found.dtype == np.float32
+            aspects = stored["aspects"]
+            is_same = str(stored["fingerprint"]) == fingerprint and aspects.dtype == np.float32
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    return found if is_same else None
+    return aspects if is_same else None
 
 
 def _of_files(images: FolderImages, indices: Sequence[int], known: Mapping[str, Size]) -> np.ndarray:
@@ -77,5 +77,5 @@ def _of_files(images: FolderImages, indices: Sequence[int], known: Mapping[str, 
             return 0, 0
 
     with ThreadPoolExecutor(THREADS) as threads:
-        found = track(threads.map(size, indices), "reading sizes", len(indices), "image", keep=False)
-        return np.array(list(found), dtype=np.int64).reshape(-1, 2)
+        sizes = track(threads.map(size, indices), "reading sizes", len(indices), "image", keep=False)
+        return np.array(list(sizes), dtype=np.int64).reshape(-1, 2)

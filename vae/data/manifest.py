@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from vae.images.folder import split_names
 from vae.system.errors import DataError, UserError
-from vae.system.files import atomic_path, bounded_lines, check_regular, sha256_of_file
+from vae.system.files import bounded_lines, check_regular, sha256_of_file
 
 MANIFEST_NAME = "manifest.jsonl"
 KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order
@@ -85,22 +85,6 @@ def parse_row(
     if split not in (None, *SPLITS) or not (fold is None or (type(fold) is int and fold >= 0)):
         raise DataError(f"{flag} {path}: line {number}: split {split!r} or fold {fold!r} is not valid")
     return row
-
-
-def format_row(row: dict[str, Any]) -> str:
-    """A row as one line without line break; non-ASCII is escaped, so any file name is possible."""
-    return json.dumps(row)
-
-
-def write_manifest(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as a manifest; on failure an older manifest is unchanged."""
-    replace_text(path, (format_row(row) + "\n" for row in rows))
-
-
-def replace_text(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
-    """Write a text file atomically; on failure an older file is unchanged."""
-    with atomic_path(Path(path)) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(parts)
 
 
 def train_and_val(

@@ -84,9 +84,9 @@ def _try_images(dataset: CropDataset, count: int) -> tuple[list[Rejection], floa
     indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
     with ThreadPoolExecutor(min(MAX_THREADS, usable_cores())) as threads:
         attempts = threads.map(attempt, indices)
-        found = list(track(attempts, "checking images", len(indices), "image", keep=False))
-    rejected = [rejection for rejection, _ in found if rejection is not None]
-    return rejected, sum(seconds for _, seconds in found) / max(1, len(found))
+        results = list(track(attempts, "checking images", len(indices), "image", keep=False))
+    rejected = [rejection for rejection, _ in results if rejection is not None]
+    return rejected, sum(seconds for _, seconds in results) / max(1, len(results))
 
 
 def _reasons(rejected: list[Rejection], other_remedy: str) -> str:

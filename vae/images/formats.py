@@ -155,10 +155,10 @@ def check_jpeg(file: BinaryIO, flags: set[str]) -> int:
     with content(file) as data:
         position, scans = 2, 0
         while True:
-            found = NEXT_MARKER.search(data, position)
-            if found is None:
+            match = NEXT_MARKER.search(data, position)
+            if match is None:
                 raise BadImageError("truncated", "the end marker is missing")
-            marker, position = data[found.start() + 1], found.end()
+            marker, position = data[match.start() + 1], match.end()
             if marker == 0xD9:
                 break
             if marker in (0x01, 0xD8):  # markers without a length

@@ -49,13 +49,13 @@ def plan_tasks(config: InferConfig) -> list[Task]:
     output_dir = Path(config.output_dir)
     if problem := why_not_writable(output_dir):
         raise UserError(f"--output_dir {output_dir} {problem}")
-    found = [pair for given in config.input for pair in _list(given, config.mode, output_dir)]
+    inputs = [pair for given in config.input for pair in _list(given, config.mode, output_dir)]
     if config.mode == "interpolate":
-        tasks = [_interpolation(config, found, output_dir)]
+        tasks = [_interpolation(config, inputs, output_dir)]
     else:
         tasks = [
             Task(name, (path,), tuple(output_dir / (stem + end) for end in _endings(config)))
-            for (name, path), stem in zip(found, _stems(found), strict=True)
+            for (name, path), stem in zip(inputs, _stems(inputs), strict=True)
         ]
     _check_outputs(tasks, config.overwrite)
     return tasks
@@ -77,11 +77,11 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
     if Path(os.path.realpath(output_dir)).is_relative_to(os.path.realpath(path)):
         raise UserError(f"--output_dir {output_dir} is inside --input {given}: give a folder outside of it")
     unread = UnreadFiles()
-    found = sorted(walk_images(given, flag="--input", extensions=(LATENTS,), on_skip=unread.add))
-    names = [name for name in found if _is_read(name, mode)]
-    if found and not names:
+    all_names = sorted(walk_images(given, flag="--input", extensions=(LATENTS,), on_skip=unread.add))
+    names = [name for name in all_names if _is_read(name, mode)]
+    if all_names and not names:
         raise DataError(
-            f"--input {given} contains {len(found)} other files, but --mode {mode} {_READS[mode]}"
+            f"--input {given} contains {len(all_names)} other files, but --mode {mode} {_READS[mode]}"
         )
     if not names:
         expected = {"reconstruct": "images", "encode": "images", "decode": f"latents ({LATENTS})"}
@@ -97,12 +97,12 @@ def _is_read(name: str, mode: str) -> bool:
     return mode not in _READS or (mode == "decode") == name.lower().endswith(LATENTS)
 
 
-def _interpolation(config: InferConfig, found: list[tuple[str, Path]], output_dir: Path) -> Task:
-    if len(found) != 2:
+def _interpolation(config: InferConfig, inputs: list[tuple[str, Path]], output_dir: Path) -> Task:
+    if len(inputs) != 2:
         raise UserError(
-            f"--mode interpolate needs exactly two files, but --input names {len(found)}: give two files"
+            f"--mode interpolate needs exactly two files, but --input names {len(inputs)}: give two files"
         )
-    (first, start), (second, end) = found
+    (first, start), (second, end) = inputs
     stem = f"{Path(first).stem}_to_{Path(second).stem}"
     digits = max(3, len(str(config.steps - 1)))
     outputs = tuple(output_dir / f"{stem}_{step:0{digits}}.png" for step in range(config.steps))
@@ -116,13 +116,13 @@ def _endings(config: InferConfig) -> list[str]:
     return [LATENTS if config.mode == "encode" else ".png"]
 
 
-def _stems(found: list[tuple[str, Path]]) -> list[str]:
+def _stems(inputs: list[tuple[str, Path]]) -> list[str]:
     """The result's name without its extension; it includes the input's extension if two would be the same."""
-    plain = [os.path.splitext(name)[0] for name, _ in found]
+    plain = [os.path.splitext(name)[0] for name, _ in inputs]
     counts = Counter(stem.casefold() for stem in plain)
     return [
         stem if counts[stem.casefold()] == 1 else stem + name[len(stem) :].replace(".", "_")
-        for (name, _), stem in zip(found, plain, strict=True)
+        for (name, _), stem in zip(inputs, plain, strict=True)
     ]
 
 

@@ -171,10 +171,10 @@ def _check_networks(content: Mapping[str, Any], config: Config) -> list[torch.nn
     """Check names, shapes and values of all weights; returns the trained networks, without data."""
     weights = _plain_tensors("model", content["model"])
     try:
-        found = config_from_shapes(dict(weights), "its model")
+        shape = config_from_shapes(dict(weights), "its model")
     except UserError as error:
         raise ContentError(str(error)) from None
-    for name, value in found.items():  # so that the configuration is no larger than the file
+    for name, value in shape.items():  # so that the configuration is no larger than the file
         configured = getattr(config.model, name)
         if value != (list(configured) if isinstance(configured, tuple) else configured):
             raise ContentError(f"its model has {name} {value}, and its config {configured}")
@@ -230,9 +230,9 @@ def _check_weights(what: str, tensors: Mapping[str, torch.Tensor], expected: Exp
 
 
 def _check_tensor(what: str, value: torch.Tensor, expected: torch.Tensor) -> None:
-    found, wanted = (f"{tuple(tensor.shape)} in {tensor.dtype}" for tensor in (value, expected))
-    if found != wanted:
-        raise ContentError(f"{what} is {found}, not {wanted}")
+    actual, wanted = (f"{tuple(tensor.shape)} in {tensor.dtype}" for tensor in (value, expected))
+    if actual != wanted:
+        raise ContentError(f"{what} is {actual}, not {wanted}")
     if not torch.isfinite(value).all():
         raise ContentError(f"{what} contains values that are not finite")
 

@@ -61,17 +61,17 @@ def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str)
         if weights[name].shape
         not in (own[name].shape, (*own[name].shape, 1, 1))  # linear layers stored as 1x1 convolutions
     )
-    found = []
+    differences = []
     for problem, names, among in (
         ("lacks", missing, own),
         ("has the unknown", unknown, weights),
         ("has another shape of", unequal, own),
     ):
         if names:
-            found.append(f"{problem} {group_names(names, among)}")
-    if found:
+            differences.append(f"{problem} {group_names(names, among)}")
+    if differences:
         cause = _likely_cause(own, weights, missing, unknown, unequal)
-        raise UserError(f"{where} {' and '.join(found)}{f': {cause}' if cause else ''}")
+        raise UserError(f"{where} {' and '.join(differences)}{f': {cause}' if cause else ''}")
 
 
 def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None:

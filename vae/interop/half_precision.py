@@ -46,14 +46,14 @@ def _call_layers(block: ResnetBlock, inputs: tuple[torch.Tensor], _output: objec
 @torch.no_grad()
 def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) -> LargestActivation:
     """Largest activation while images (B, 3, H, W) in [-1, 1] are encoded and decoded in their dtype."""
-    found = LargestActivation()
+    largest = LargestActivation()
 
     def recording_hook(name: str) -> Callable[[torch.nn.Module, object, object], None]:
         def hook(_module: torch.nn.Module, _inputs: object, output: object) -> None:
             if isinstance(output, torch.Tensor):
                 value = output.abs().max().item()
-                if value > found.value:
-                    found.value, found.module = value, name
+                if value > largest.value:
+                    largest.value, largest.module = value, name
 
         return hook
 
@@ -68,4 +68,4 @@ def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) ->
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return largest

@@ -127,13 +127,13 @@ def _vae_names(names: list[str], where: str) -> tuple[dict[str, str], str]:
     """Names of the VAE tensors in the file by their names without prefix, and the prefix."""
     for prefix in _PREFIXES:
         if any(name.startswith((f"{prefix}encoder.", f"{prefix}decoder.")) for name in names):
-            found = {n.removeprefix(prefix): n for n in names if n.startswith(prefix)}
+            vae_names = {n.removeprefix(prefix): n for n in names if n.startswith(prefix)}
             break
     else:
-        prefix, found = "", {name: name for name in names}
-    found = {ours: name for ours, name in found.items() if not _DROPPED.match(ours)}
+        prefix, vae_names = "", {name: name for name in names}
+    vae_names = {ours: name for ours, name in vae_names.items() if not _DROPPED.match(ours)}
     expected = re.compile(r"(encoder\.(conv_in|down(_blocks)?)|decoder\.(conv_in|up(_blocks)?))\.")
-    if not any(expected.match(name) for name in found):
+    if not any(expected.match(name) for name in vae_names):
         kind = next(
             (network for pattern, network in OTHER_NETWORKS if any(re.match(pattern, n) for n in names)), None
         )
@@ -142,7 +142,7 @@ def _vae_names(names: list[str], where: str) -> tuple[dict[str, str], str]:
             f"{where} is not a VAE of this family: "
             + (f"it looks like {kind}" if kind else f"it has other parameter names (first names: {some})")
         )
-    return found, prefix
+    return vae_names, prefix
 
 
 def _check_kinds(kinds: dict[str, str], where: str) -> None:

@@ -86,12 +86,12 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "ema") -> Loaded
 
 def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> VaeFile:
     """Read the VAE file or folder at `path`; UserError that starts with `flag` and the path."""
-    found = locate_vae(path, flag)
-    if found.kind == "checkpoint":
+    located = locate_vae(path, flag)
+    if located.kind == "checkpoint":
         return _read_checkpoint(path, flag, weights)
     where = f"{flag} {path}"
-    config = read_config(found.config, where) if found.config else None
-    return _from_tensors(found.weights, where, config)
+    config = read_config(located.config, where) if located.config else None
+    return _from_tensors(located.weights, where, config)
 
 
 def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:

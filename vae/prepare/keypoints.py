@@ -90,8 +90,8 @@ def _blobs(grey: np.ndarray) -> list[tuple[float, float, float]]:
         return []
     cv2.setNumThreads(0)  # images are prepared by several processes
     detector = cv2.SIFT.create(contrastThreshold=MIN_CONTRAST, sigma=SIGMA)
-    found = detector.detect(grey.astype(np.uint8))
-    contrasts = {(p.pt[0], p.pt[1], p.size / 2): p.response for p in found if p.size / 2 >= SIGMA}
+    blobs = detector.detect(grey.astype(np.uint8))
+    contrasts = {(p.pt[0], p.pt[1], p.size / 2): p.response for p in blobs if p.size / 2 >= SIGMA}
     return sorted(contrasts, key=lambda blob: -contrasts[blob])
 
 

@@ -121,11 +121,10 @@ class Ledger:
         """Number of names in the listing."""
         return self._db.execute("SELECT count(*) FROM files").fetchone()[0]
 
-    def files(self) -> Iterator[tuple[str, str | None]]:
-        """(name, output) in the order of names; results and outputs may be written in between."""
-        for name, output in self._pages(
-            "SELECT name, output FROM files WHERE name > ? ORDER BY name LIMIT ?"
-        ):
+    def files(self, limit: int | None = None) -> Iterator[tuple[str, str | None]]:
+        """The first (name, output) in the order of names; results and outputs may be written in between."""
+        rows = self._pages("SELECT name, output FROM files WHERE name > ? ORDER BY name LIMIT ?")
+        for name, output in islice(rows, limit):
             yield os.fsdecode(name), None if output is None else os.fsdecode(output)
 
     def claim(self, name: str, output: str, key: str) -> bool:
@@ -189,11 +188,12 @@ class Ledger:
             (status,),
         ).fetchall()
 
-    def examples(self, status: str, reason: str) -> list[Result]:
-        """Results of the first few listed files with a status and reason."""
+    def rejected_examples(self, reason: str) -> list[Result]:
+        """Results of the first few listed files that were rejected for this reason."""
         rows = self._db.execute(
-            "SELECT results.* FROM results JOIN files USING (name) WHERE status = ? AND reason = ? LIMIT ?",
-            (status, reason, EXAMPLES),
+            "SELECT results.* FROM results JOIN files USING (name) WHERE status = 'rejected' AND reason = ? "
+            "LIMIT ?",
+            (reason, EXAMPLES),
         )
         return [_from_row(row) for row in rows]
 
@@ -325,11 +325,6 @@ class Ledger:
         """A context manager: changes within it are committed at its end, or discarded if it raises."""
         self._db.execute("BEGIN")
         return self._db
-
-
-def first_names(ledger: Ledger, limit: int | None) -> Iterator[tuple[str, str | None]]:
-    """The listing, or its first `limit` names."""
-    return islice(ledger.files(), limit)
 
 
 def _to_row(result: Result) -> tuple[Any, ...]:

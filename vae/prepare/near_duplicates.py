@@ -23,28 +23,23 @@ MAX_AT_ONCE = 2**22  # hashes that are sorted at once, about 200 MB; more of the
 CHUNK = 2**20  # hashes that are read at once
 
 
-def find_clusters(hashes: np.ndarray, *, max_low: int = MAX_LOW, max_all: int = MAX_ALL) -> np.ndarray:
+def find_clusters(hashes: np.ndarray) -> np.ndarray:
     """The cluster of each of (N, 2) hashes, as the position of its first member: int64 (N,).
 
-    Two hashes form a pair if one of them, or its mirrored hash, differs from the other in at most `max_low`
-    of the lower 64 signs and `max_all` of all 128. Clusters are the connected components of these pairs.
+    Two hashes form a pair if one of them, or its mirrored hash, differs from the other in at most MAX_LOW of
+    the lower 64 signs and MAX_ALL of all 128. Clusters are the connected components of these pairs.
     All pairs are found, except in buckets with more than 64 similar hashes.
     """
     if len(hashes) == 0:
         return np.zeros(0, dtype=np.int64)
     unique, first, inverse = np.unique(hashes, axis=0, return_index=True, return_inverse=True)
-    roots = cluster_sorted(unique, max_low, max_all)  # (U,): the cluster of each different hash
+    roots = cluster_sorted(unique)  # (U,): the cluster of each different hash
     earliest = np.full(len(unique), len(hashes))
     np.minimum.at(earliest, roots, first)
     return earliest[roots[inverse.reshape(-1)]]
 
 
-def cluster_sorted(
-    unique: np.ndarray,
-    max_low: int = MAX_LOW,
-    max_all: int = MAX_ALL,
-    max_at_once: int = MAX_AT_ONCE,
-) -> np.ndarray:
+def cluster_sorted(unique: np.ndarray, max_at_once: int = MAX_AT_ONCE) -> np.ndarray:
     """The cluster of each of (U, 2) different hashes in sorted order, as the position of its first: (U,).
 
     `unique` may be a memory map: memory is needed for `max_at_once` hashes, and 16 bytes for each.
@@ -52,14 +47,12 @@ def cluster_sorted(
     parents = np.arange(len(unique))
     if not len(unique):
         return parents
-    for left, right in _near_pairs(unique, max_low, max_all, max_at_once):
+    for left, right in _near_pairs(unique, max_at_once):
         _join(parents, left, right)
     return find_roots(parents)
 
 
-def _near_pairs(
-    unique: np.ndarray, max_low: int, max_all: int, max_at_once: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _near_pairs(unique: np.ndarray, max_at_once: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Positions of near hashes among (U, 2) different ones, in blocks."""
     parts = max(1, min(256, -(-2 * len(unique) // max_at_once)))
     limits = [256 * part // parts for part in range(parts + 1)]
@@ -74,7 +67,7 @@ def _near_pairs(
                 if len(same) == 0:
                     break
                 left, right = order[same], order[same + step]
-                near = are_near(both[left], both[right], max_low, max_all)
+                near = are_near(both[left], both[right])
                 yield position[left[near]], position[right[near]]
 
 
@@ -118,12 +111,10 @@ def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
     return keys
 
 
-def are_near(
-    one: np.ndarray, other: np.ndarray, max_low: int = MAX_LOW, max_all: int = MAX_ALL
-) -> np.ndarray:
+def are_near(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Whether two hashes are near, for each pair of (M, 2): bool (M,)."""
     low, high = (count_ones(words) for words in (one ^ other).T)
-    return (low <= max_low) & (low + high <= max_all)
+    return (low <= MAX_LOW) & (low + high <= MAX_ALL)
 
 
 def count_ones(words: np.ndarray) -> np.ndarray:

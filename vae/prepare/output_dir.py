@@ -1,10 +1,11 @@
-"""--output_dir of the modes that write images: apart from --input_dir, and what a failed write means."""
+"""Checks of --output_dir and --output_file, and what a failed write means."""
 
 import errno
 import os
 from pathlib import Path
 
 from vae.system.errors import UserError
+from vae.system.files import why_not_writable
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -29,6 +30,15 @@ def check_new(root: Path) -> None:
     """Raise UserError if the output folder has files; hidden ones do not count."""
     if root.is_dir() and not all(entry.name.startswith(".") for entry in os.scandir(root)):
         raise UserError(f"--output_dir {root} contains other files: give a new or an empty folder")
+
+
+def check_output_file(output_file: str) -> None:
+    """Raise UserError if the file cannot be written."""
+    folder = Path(output_file).absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"--output_file {output_file}: the folder {folder} is missing: create it")
+    if problem := why_not_writable(folder):
+        raise UserError(f"--output_file {output_file}: {folder} {problem}")
 
 
 def write_error(error: Exception, output_dir: str) -> UserError:

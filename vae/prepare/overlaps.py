@@ -54,9 +54,9 @@ class _Search:
 
     def __init__(self, packed: Sequence[bytes], images: np.ndarray):
         self.packed = packed
-        found = [unpack(packed[image]).hashes for image in images]
-        counts = [len(hashes) for hashes in found]
-        self.hashes = np.concatenate([np.zeros(0, np.uint64), *found])  # (M,)
+        hashes_of = [unpack(packed[image]).hashes for image in images]
+        counts = [len(hashes) for hashes in hashes_of]
+        self.hashes = np.concatenate([np.zeros(0, np.uint64), *hashes_of])  # (M,)
         self.image_of = np.repeat(images.astype(np.uint32), counts)  # (M,)
         self.first = dict(zip(images.tolist(), np.cumsum([0, *counts]).tolist(), strict=False))  # by image
 
@@ -69,11 +69,11 @@ class _Search:
             words = np.ascontiguousarray(octets[:, [*chosen, *rest]]).view(">u8")[:, 0].astype(np.uint64)
             order = np.argsort(words).astype(np.uint32)
             words = words[order]
-            found = [np.zeros(0, np.uint64)]
+            matches = [np.zeros(0, np.uint64)]
             for step in range(1, MOST_NEIGHBOURS + 1):
                 same = np.flatnonzero((words[step:] ^ words[:-step]) >> np.uint64(64 - 8 * KEY_BYTES) == 0)
-                found.append(self._matches(order[same], order[same + step]))
-            yield np.concatenate(found)
+                matches.append(self._matches(order[same], order[same + step]))
+            yield np.concatenate(matches)
 
     def _matches(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """The matches among pairs of positions in the hashes and mirrored hashes."""

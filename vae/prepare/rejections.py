@@ -1,8 +1,8 @@
 """Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 
-from vae.prepare.ledger import Result, Skips
+from vae.prepare.ledger import REJECTED, Ledger, Skips
 from vae.system.console import printable
 
 REMEDIES = {
@@ -41,13 +41,11 @@ TRANSIENT = frozenset(
 EXAMPLES = 3  # files named per reason
 
 
-def rejection_lines(
-    reasons: Iterable[tuple[str, int]], examples: Mapping[str, list[Result]]
-) -> Iterator[str]:
-    """For each (reason, count): a line with the remedy, and a line for each of a few example files."""
-    for reason, count in reasons:
+def rejection_lines(ledger: Ledger) -> Iterator[str]:
+    """For each reason: a line with its count and remedy, and a line for each of a few example files."""
+    for reason, count in ledger.counts(REJECTED):
         yield f"  rejected {count:>7}  {reason}: {REMEDIES.get(reason, 'copy it again or leave it out')}"
-        for result in examples[reason][:EXAMPLES]:
+        for result in ledger.rejected_examples(reason)[:EXAMPLES]:
             yield f"                    {printable(result.name)}: {printable(result.detail)}"
 
 

@@ -171,8 +171,8 @@ def read_dataset(path: str | os.PathLike[str] | StoreFile, *, flag: str = "--dat
     if is_remote(path):
         return _read(StoreFile(os.fspath(path), flag), flag)
     try:
-        found = os.stat(path)
-        return _read_once(Path(path), flag, (found.st_ino, found.st_size, found.st_mtime_ns))
+        status = os.stat(path)
+        return _read_once(Path(path), flag, (status.st_ino, status.st_size, status.st_mtime_ns))
     except OSError:
         return _read(Path(path), flag)
 
@@ -234,14 +234,14 @@ class _Columns:
 
     def take(self, pairs: list[tuple[str, Any]]) -> Any:
         """The object with these pairs, or _IS_SHARD for a valid shard."""
-        found = dict(pairs)
-        if not _is_shard(found):
-            return found
-        self.names.append(found["name"])
-        self.samples.append(found["samples"])
-        self.bytes.append(found["bytes"])
-        self.hashes += bytes.fromhex(found["sha256"])
-        self.index_hashes += bytes.fromhex(found.get("index_sha256", ""))
+        values = dict(pairs)
+        if not _is_shard(values):
+            return values
+        self.names.append(values["name"])
+        self.samples.append(values["samples"])
+        self.bytes.append(values["bytes"])
+        self.hashes += bytes.fromhex(values["sha256"])
+        self.index_hashes += bytes.fromhex(values.get("index_sha256", ""))
         return _IS_SHARD
 
 

@@ -63,12 +63,12 @@ class _File(NamedTuple):
     def of(cls, path: Path) -> "_File | None":
         """The file if the cache wrote it: not a link, nor of another name. OSError if it is not there."""
         name = _OWN_NAME.fullmatch(path.name)
-        found = path.lstat()
-        if name is None or not stat.S_ISREG(found.st_mode):
+        status = path.lstat()
+        if name is None or not stat.S_ISREG(status.st_mode):
             return None
-        size = found.st_size if name[2] is None else int(name[2])
-        is_shared = _others_write(found) or _others_write(path.parent.stat())
-        return cls(found.st_mtime_ns, size, found.st_size, path, name[1], name[2] is not None, is_shared)
+        size = status.st_size if name[2] is None else int(name[2])
+        is_shared = _others_write(status) or _others_write(path.parent.stat())
+        return cls(status.st_mtime_ns, size, status.st_size, path, name[1], name[2] is not None, is_shared)
 
 
 def _others_write(status: os.stat_result) -> bool:
@@ -165,8 +165,8 @@ class ShardCache:
                 break
             time.sleep(POLL_SECONDS)
         try:
-            found = None if anew else self.find(entry)
-            if path := found or self._fill(entry, download):
+            cached = None if anew else self.find(entry)
+            if path := cached or self._fill(entry, download):
                 return path
             self.warn_once(
                 f"--cache_gib {self._most_bytes / GIB:g}: {self.folder} has no room for all shards that are "

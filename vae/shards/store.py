@@ -218,9 +218,9 @@ def _reason(error: Exception) -> tuple[str, bool]:
         return MISSING, True
     if isinstance(error, PermissionError) or status in (401, 403):
         return f"access is denied ({status or 403})", True
-    found = getattr(error, "certificate_error", error)  # of aiohttp
-    if isinstance(found, ssl.SSLCertVerificationError) or "SSL" in type(error).__name__:
-        return f"{CERTIFICATE} ({getattr(found, 'verify_message', 'no TLS')})", True
+    cause = getattr(error, "certificate_error", error)  # of aiohttp
+    if isinstance(cause, ssl.SSLCertVerificationError) or "SSL" in type(error).__name__:
+        return f"{CERTIFICATE} ({getattr(cause, 'verify_message', 'no TLS')})", True
     if isinstance(error, _StalledError | TimeoutError) or "Timeout" in type(error).__name__:
         return f"no answer for {STALL_SECONDS:g} s, or less than {MIN_BYTES // 1000} kB", False
     if status:

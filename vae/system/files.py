@@ -44,10 +44,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def replace_text(path: Path, parts: Iterable[str]) -> None:
+    """Write a text file atomically; on failure an older file is unchanged."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(parts)
+
+
 def write_json(path: Path, content: Any, indent: int | None = None) -> None:
     """Write a JSON file atomically; OSError if it cannot be written."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+    replace_text(path, [json.dumps(content, indent=indent) + "\n"])
 
 
 def write_csv_rows(path: Path, rows: Iterable[Iterable[Any]]) -> None:
@@ -68,13 +73,17 @@ def remove_temporary(folder: Path) -> None:
 
 def find_link(folder: Path) -> Path | None:
     """A symbolic link in a folder or directly in one of its folders: writing could follow it."""
-    for path in folder.iterdir():
-        if path.is_symlink():
-            return path
-        with suppress(OSError):  # a folder without permission, such as lost+found: nothing is written there
-            for inner in path.iterdir() if path.is_dir() else ():
-                if inner.is_symlink():
-                    return inner
+    folders = []
+    with os.scandir(folder) as entries:  # it knows what each entry is: a run can have thousands of samples
+        for entry in entries:
+            if entry.is_symlink():
+                return Path(entry)
+            if entry.is_dir():
+                folders.append(Path(entry))
+    for inner in folders:
+        with suppress(OSError), os.scandir(inner) as entries:  # lost+found: nothing is written there
+            if link := next((entry for entry in entries if entry.is_symlink()), None):
+                return Path(link)
     return None
 
 

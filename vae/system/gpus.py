@@ -186,13 +186,13 @@ def find_cards(name: str) -> list[Card]:
     contain its words: "A100" and "A100 80GB" find "A100-SXM4-80GB".
     """
     wanted = _without_brands(name)
-    found = [card for card in CARDS if wanted == _without_brands(card.name)]
-    found = found or [card for card in CARDS if wanted == _without_brands(card.device_name)]
+    cards = [card for card in CARDS if wanted == _without_brands(card.name)]
+    cards = cards or [card for card in CARDS if wanted == _without_brands(card.device_name)]
     words = _words(name)
     if any(re.search(r"\d(?!\d*gb$)", word) for word in words):  # more than a memory size
-        found = found or [card for card in CARDS if words <= _words(f"{card.name} {card.device_name}")]
-    if found:
-        return found
+        cards = cards or [card for card in CARDS if words <= _words(f"{card.name} {card.device_name}")]
+    if cards:
+        return cards
     gib = re.match(r"\s*(\d{1,3}(?:\.\d+)?)\s*(?:gi?b)?\s*$", name, re.IGNORECASE)
     similar = difflib.get_close_matches(name.upper(), [card.name for card in CARDS], n=3, cutoff=0.7)
     hint = f": did you mean {' or '.join(similar)}?" if similar and not gib else ""

@@ -1,6 +1,5 @@
 """`--mode analyze`: measure a folder of images; write the statistics as JSON and as an HTML page."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vae.config.prepare_flags import AnalyzeConfig
-from vae.data.manifest import MANIFEST_NAME, replace_text
+from vae.data.manifest import MANIFEST_NAME
 from vae.images.decoding import parse_background
 from vae.images.folder import list_images
 from vae.prepare.analyze.dataset_stats import Collected, near_groups, summarize
@@ -21,11 +20,12 @@ from vae.prepare.analyze.page import write_analysis_page
 from vae.prepare.check_file import decode_each
 from vae.prepare.fingerprints import Fingerprint, fingerprints_to_add, read_fingerprints
 from vae.prepare.near_duplicate_groups import group_lines
+from vae.prepare.output_dir import check_output_file
 from vae.prepare.pool import Failure
 from vae.progress import Progress
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.system.files import why_not_writable, write_csv_rows
+from vae.system.files import write_csv_rows, write_json
 
 Answer = TypeVar("Answer")
 SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped")  # of PixelStats
@@ -72,7 +72,7 @@ def analyze(config: AnalyzeConfig) -> tuple[dict[str, Any], dict[str, list[str]]
     stats, sections = summarize(collected, near, config.input_dir)
     shown = sorted({name for rows in sections.values() for row in rows for name, _ in row})
     thumbnails = dict(_run(partial(thumbnail_file, config), shown, config, "thumbnails"))
-    replace_text(output, [json.dumps(stats, indent=1, allow_nan=False) + "\n"])
+    write_json(output, stats, indent=1)
     write_csv_rows(_list_path(output), _near_duplicate_rows(collected, near))
     write_analysis_page(_page_path(output), stats, sections, thumbnails)
     return stats, {group: [collected.names[at] for at in part] for group, part in near.items()}
@@ -111,11 +111,7 @@ def _list_path(output: Path) -> Path:
 
 def _check_config(config: AnalyzeConfig, output: Path) -> None:
     parse_background(config.background)
-    folder = output.absolute().parent
-    if not folder.is_dir():
-        raise UserError(f"--output_file {output}: the folder {folder} is missing: create it")
-    if problem := why_not_writable(folder):
-        raise UserError(f"--output_file {output}: {folder} {problem}")
+    check_output_file(config.output_file)
     if output.suffix.lower() != ".json":
         raise UserError(
             f"--output_file {output}: give a name that ends in .json; the page is written beside it"

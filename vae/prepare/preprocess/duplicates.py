@@ -22,7 +22,6 @@ from vae.prepare.ledger import (
     Content,
     Ledger,
     Result,
-    first_names,
 )
 from vae.prepare.near_duplicate_groups import fingerprint_all, largest_first, near_duplicate_groups
 from vae.prepare.pool import count_workers
@@ -134,7 +133,7 @@ def _keep_largest(ledger: Ledger, config: PreprocessConfig, group: list[Result])
 def _contents(
     ledger: Ledger, config: PreprocessConfig, is_current: Callable[[Result, str], bool]
 ) -> Iterator[Content]:
-    for name, output in first_names(ledger, config.limit):
+    for name, output in ledger.files(config.limit):
         assert output is not None, "assign_outputs has named it"
         result = ledger.result(name)
         if result is not None and is_current(result, output):

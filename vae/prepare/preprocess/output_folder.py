@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from vae.config.prepare_flags import PreprocessConfig
-from vae.data.manifest import KEYS, MANIFEST_NAME, format_row, read_rows, replace_text
+from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result
 from vae.prepare.output_dir import check_apart, check_new
 from vae.prepare.preprocess.naming import output_key
 from vae.prepare.preprocess.resize import engine
 from vae.system.errors import UserError
-from vae.system.files import parse_json, read_json
+from vae.system.files import parse_json, read_json, replace_text, write_json
 
 SETTINGS_NAME, REJECTED_NAME = "preprocess_settings.json", "rejected.jsonl"
 HIDDEN = ".prepare"
@@ -56,8 +56,8 @@ class OutputFolder:
         if not (self.root / SETTINGS_NAME).exists():
             check_new(self.root)
             os.makedirs(self.hidden, exist_ok=True)
-            replace_text(self.hidden / "source.json", [json.dumps({"input_dir": source}) + "\n"])
-            replace_text(self.root / SETTINGS_NAME, [json.dumps(self.settings, indent=1) + "\n"])
+            write_json(self.hidden / "source.json", {"input_dir": source})
+            write_json(self.root / SETTINGS_NAME, self.settings, indent=1)
             return
         theirs = _read_json(self.root / SETTINGS_NAME)
         different = [name for name, value in self.settings.items() if theirs.get(name) != value]
@@ -188,7 +188,7 @@ def _manifest_lines(ledger: Ledger, target: int) -> Iterator[str]:
         row.update({key: made[key] for key in ("sha256", "width", "height")})
         row["flags"] = sorted([*result.record["flags"], *(["upscaled"] if made["upscaled"] else [])])
         row.update(parse_json(ledger.noted(f"{KEPT}{target} {path}") or "{}"))
-        yield format_row(row) + "\n"
+        yield json.dumps(row) + "\n"
 
 
 def _rejected_lines(ledger: Ledger) -> Iterator[str]:

@@ -57,8 +57,7 @@ class FileCounts:
     rejected: int = 0
     orphans: int = 0  # images of earlier runs whose source no longer exists
     seconds: float = 0.0
-    reasons: list[tuple[str, int]] = field(default_factory=list)
-    examples: dict[str, list[Result]] = field(default_factory=dict)
+    rejections: list[str] = field(default_factory=list)  # lines of the summary
     skips: Skips = field(default_factory=Skips)
 
 
@@ -181,13 +180,12 @@ def _is_current(folder: OutputFolder, config: PreprocessConfig, result: Result, 
 
 
 def _count(ledger: Ledger, outcome: FileCounts) -> None:
-    outcome.reasons = ledger.counts(REJECTED)
     outcome.accepted = sum(count for _, count in ledger.counts(ACCEPTED))
-    outcome.rejected = sum(count for _, count in outcome.reasons)
+    outcome.rejected = sum(count for _, count in ledger.counts(REJECTED))
     duplicates = dict(ledger.counts(DUPLICATE))
     outcome.duplicates = duplicates.get(EXACT_DUPLICATE, 0)
     outcome.near_duplicates = duplicates.get(NEAR_DUPLICATE, 0)
-    outcome.examples = {reason: ledger.examples(REJECTED, reason) for reason, _ in outcome.reasons}
+    outcome.rejections = list(rejection_lines(ledger))
 
 
 def _print_summary(outcome: FileCounts, output_dir: str) -> None:
@@ -196,7 +194,7 @@ def _print_summary(outcome: FileCounts, output_dir: str) -> None:
         f"{console.printable(output_dir)}: {outcome.accepted} images, {outcome.written} converted now, "
         f"{outcome.rejected} rejected, {duplicates_text(outcome.duplicates)} "
         f"({outcome.seconds:.1f} s, {rate:.1f} images/s)",
-        *rejection_lines(outcome.reasons, outcome.examples),
+        *outcome.rejections,
         *skip_lines(outcome.skips),
     ]
     if outcome.near_duplicates:

@@ -7,15 +7,14 @@ and the end of the last one. Its index.sqlite, for datasets that are joined by k
 version of SQLite, so `energon prepare` has to add it. DALI reads x.idx: text, as its tool wds2idx writes it.
 """
 
-import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vae.data.manifest import replace_text
 from vae.images.formats import EXTENSIONS_OF
 from vae.shards.index import Shard
+from vae.system.files import write_json
 
 ENERGON_FOLDER = ".nv-meta"
 SUFFIXES = (".tar.idx", ".idx")  # of the index of Energon and of DALI
@@ -58,4 +57,4 @@ def write_energon_metadata(root: Path, training: Sequence[Shard], validation: Se
         "dataset.yaml": {"sample_type": sample_type, "field_map": {"image": extensions}},
     }
     for name, content in contents.items():
-        replace_text(root / ENERGON_FOLDER / name, [json.dumps(content, indent=1) + "\n"])
+        write_json(root / ENERGON_FOLDER / name, content, indent=1)

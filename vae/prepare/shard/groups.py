@@ -75,17 +75,17 @@ class Groups:
     def near(self, others: Iterable[np.ndarray]) -> np.ndarray:
         """Which hashes are near one of other images, whose (N, 2) hashes come in parts: bool by position."""
         words = self._phashes.view(">u8").reshape(-1, 2).astype(np.uint64)
-        found = np.zeros(len(words), bool)
+        is_near = np.zeros(len(words), bool)
         for part in others:
             for ours, _theirs in near_between(words, part):
-                found[ours] = True
-        return found
+                is_near[ours] = True
+        return is_near
 
     def touched(self, near: np.ndarray) -> np.ndarray:
         """Which groups have one of these hashes: bool by group."""
-        found = np.zeros(len(self.sizes), bool)
-        found[self._group_of[near]] = True
-        return found
+        is_touched = np.zeros(len(self.sizes), bool)
+        is_touched[self._group_of[near]] = True
+        return is_touched
 
 
 def split_groups(

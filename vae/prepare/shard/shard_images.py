@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import ShardConfig
-from vae.data.manifest import MANIFEST_NAME, read_rows, replace_text
+from vae.data.manifest import MANIFEST_NAME, read_rows
 from vae.images.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import check_file, decode_each, hash_file, is_current, warn_without_simplejpeg
 from vae.prepare.engine import run_tasks
-from vae.prepare.ledger import DUPLICATE, KNOWN, REJECTED, Ledger, Result, Skips, first_names
+from vae.prepare.ledger import DUPLICATE, KNOWN, REJECTED, Ledger, Result, Skips
 from vae.prepare.output_dir import check_apart, check_new, write_error
 from vae.prepare.pool import Failure, Limits
 from vae.prepare.preprocess.output_folder import SETTINGS_NAME
@@ -36,7 +36,7 @@ from vae.progress import Progress
 from vae.shards.index import Shard, dataset_content
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import read_json, remove_temporary
+from vae.system.files import read_json, remove_temporary, write_json
 
 MEGABYTE = 10**6
 MIN_KEPT = 0.5  # of --shard_mb: smaller shards of the parent are packed again, so that few are small
@@ -97,7 +97,7 @@ def _list_all(ledger: Ledger, config: ShardConfig) -> None:
         for row in read_rows(manifest, flag="--input_dir"):
             ledger.note(ROW + row["path"], json.dumps(row))
     if config.limit is not None:
-        ledger.list_files([name for name, _ in first_names(ledger, config.limit)])
+        ledger.list_files([name for name, _ in ledger.files(config.limit)])
     ledger.drop_unlisted()
 
 
@@ -178,7 +178,7 @@ def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None
         if written[subset]:
             other = VALIDATION if subset == TRAINING and written[VALIDATION] else None
             content = dataset_content(written[subset], policy, other, parent=version, transforms=transforms)
-            replace_text(root / subset, [json.dumps(content, indent=1) + "\n"])
+            write_json(root / subset, content, indent=1)
     write_energon_metadata(root, written[TRAINING], written[VALIDATION])
     everything = [shard for shards in written.values() for shard in shards]
     old_samples = {subset: old.samples(subset) if old else 0 for subset in samples}
@@ -224,7 +224,7 @@ def _claim(root: Path, contents: dict[str, Any]) -> None:
             f"--output_dir {root} has a dataset of other images or settings, and a dataset never changes: "
             f"give a new folder, with --parent {root / TRAINING} if it is a new version of this dataset"
         )
-    replace_text(noted, [json.dumps(contents)])
+    write_json(noted, contents)
 
 
 def _split(stem: str, members: Iterable[Member], max_bytes: int, number: int) -> Iterator[Plan]:
@@ -264,15 +264,13 @@ def _counted(outcome: PackedShards, subset: str) -> str:
 def _print_summary(
     ledger: Ledger, skips: Skips, config: ShardConfig, outcome: PackedShards, seconds: float
 ) -> None:
-    reasons = ledger.counts(REJECTED)
-    rejected, duplicates = (sum(n for _, n in counts) for counts in (reasons, ledger.counts(DUPLICATE)))
-    examples = {reason: ledger.examples(REJECTED, reason) for reason, _ in reasons}
+    rejected, duplicates = (sum(n for _, n in ledger.counts(status)) for status in (REJECTED, DUPLICATE))
     root = console.printable(config.output_dir)
     lines = [
         f"{root}: {_counted(outcome, TRAINING)} images for training and {_counted(outcome, VALIDATION)} for "
         f"validation in {outcome.shards} shards ({outcome.bytes / 1e6:.1f} MB, {seconds:.1f} s), "
         f"{rejected} rejected, {duplicates_text(duplicates)}",
-        *rejection_lines(reasons, examples),
+        *rejection_lines(ledger),
         *skip_lines(skips),
         f"  train: python train_vae.py --data_path {Path(config.output_dir, TRAINING)}",
     ]

@@ -1,6 +1,5 @@
 """`--mode validate` of a dataset of shards: sizes, checksums, indexes, and every image decoded, in place."""
 
-import json
 import tarfile
 import time
 import zlib
@@ -14,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vae.config.prepare_flags import ValidateConfig
-from vae.data.manifest import replace_text
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.prepare.engine import run_tasks
@@ -29,7 +27,7 @@ from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.store import MissingError, StoreFile
 from vae.system import console
 from vae.system.errors import EXIT_DATA, UserError
-from vae.system.files import sha256_of_file
+from vae.system.files import sha256_of_file, write_json
 
 EXAMPLES = 10  # problems that are printed
 SHARED = ("is_in_training", "looks_alike")  # problems of the images, not of their files
@@ -66,7 +64,7 @@ def run_verify(config: ValidateConfig) -> int:
         "samples": dataset.samples,
         "problems": [problem._asdict() for problem in problems],
     }
-    replace_text(config.output_file, [json.dumps(report, indent=1) + "\n"])
+    write_json(Path(config.output_file), report, indent=1)
     lines = [
         f"{console.printable(str(dataset.path))}: {dataset.samples} images in {len(dataset.shards)} shards, "
         f"{len(problems)} problems ({time.monotonic() - began:.1f} s)",

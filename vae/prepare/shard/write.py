@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -12,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vae.data.manifest import replace_text
 from vae.prepare.shard.engines import SUFFIXES, Entry, indexes
 from vae.shards.index import INDEX, Shard, index_path
 from vae.system.errors import DataError
-from vae.system.files import atomic_path, read_json, sha256_of_file
+from vae.system.files import atomic_path, read_json, sha256_of_file, write_json
 
 HIDDEN = ".prepare"  # folder with marks of complete shards
 BLOCK = tarfile.BLOCKSIZE  # bytes: members begin at multiples of it
@@ -85,7 +83,7 @@ def write_shard(root: Path, plan: Plan) -> Shard:
 
 def write_mark(root: Path, plan: str, shard: Shard) -> None:
     """Note that the shard of a plan with this digest is complete."""
-    replace_text(_mark(root, shard.name), [json.dumps({"plan": plan, "shard": shard._asdict()})])
+    write_json(_mark(root, shard.name), {"plan": plan, "shard": shard._asdict()})
 
 
 def copy_mark(source: Path, root: Path, shard: Shard) -> None:

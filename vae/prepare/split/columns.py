@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vae.data.manifest import KEYS, format_row, group_key, parse_row, read_lines
+from vae.data.manifest import KEYS, group_key, parse_row, read_lines
 from vae.prepare.split.grouping import Rule
 from vae.prepare.split.subsets import NONE, TRAIN, VAL
 from vae.system.errors import DataError
@@ -107,7 +107,7 @@ def new_lines(
             row = parse_row(line, manifest, number, flag=FLAG)
             row |= {"group": rules[0](row), "label": rules[1](row), "split": SUBSET_NAMES[subset]}
             row["fold"] = None if fold < 0 else fold
-            yield format_row({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
+            yield json.dumps({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
 
 
 def digest_of(columns: Columns, subsets: np.ndarray, folds: np.ndarray) -> str:

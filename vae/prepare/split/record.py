@@ -1,6 +1,5 @@
 """The record of a split beside its manifest: settings, results, and the list of earlier versions."""
 
-import json
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
-from vae.data.manifest import replace_text
 from vae.system.errors import DataError, UserError
-from vae.system.files import read_json
+from vae.system.files import read_json, write_json
 
 DEFAULT_SHARE = 0.1
 
@@ -93,5 +91,5 @@ def write_record(
         "written_with": {"python": platform.python_version(), "numpy": np.__version__},
         "earlier": earlier,
     }
-    replace_text(record_path(manifest), [json.dumps(record, indent=1) + "\n"])
+    write_json(record_path(manifest), record, indent=1)
     return record["version"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
-from vae.data.manifest import read_rows, replace_text
+from vae.data.manifest import read_rows
 from vae.prepare.near_duplicate_groups import group_lines
 from vae.prepare.split.columns import FLAG, Columns, digest_of, new_lines, read_columns
 from vae.prepare.split.grouping import (
@@ -33,6 +33,7 @@ from vae.prepare.split.subsets import (
 )
 from vae.system import console
 from vae.system.errors import UserError
+from vae.system.files import replace_text
 
 LABELS = "labels"  # by the file of --labels, in later splits by the labels that it left in the manifest
 

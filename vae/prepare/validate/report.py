@@ -1,7 +1,5 @@
 """The result of a validation: a summary for the terminal, a JSON file and a CSV file, written as streams."""
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vae.data.manifest import replace_text
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, EXAMPLES, REJECTED, Ledger, Result, Skips
 from vae.prepare.rejections import REMEDIES, duplicates_text, rejection_lines, skip_lines
 from vae.system import console
 from vae.system.console import printable
-from vae.system.files import csv_cell
+from vae.system.files import replace_text, write_csv_rows
 
 COLUMNS = ("path", "status", "reason", "detail", "flags", "format", "width", "height", "bytes", "sha256")
 
@@ -26,7 +23,7 @@ class Report:
     ledger: Ledger
     skips: Skips
     input_dir: str
-    found: int
+    num_files: int
     has_manifest: bool
     seconds: float
     moved: int | None = None  # files moved to the quarantine; None without a quarantine
@@ -60,13 +57,11 @@ class Report:
 
 def print_summary(report: Report, output_file: str, with_csv: bool) -> None:
     """Print the counts, with a remedy and examples for each reason, and the names of the reports."""
-    reasons = report.ledger.counts(REJECTED)
-    examples = {reason: report.ledger.examples(REJECTED, reason) for reason, _ in reasons}
     lines = [
         f"{printable(report.input_dir)}: {report.checked} files in {report.seconds:.1f} s "
         f"({report.files_per_minute}/minute): {report.accepted} accepted, {report.rejected} rejected, "
         f"{duplicates_text(report.duplicates)}",
-        *rejection_lines(reasons, examples),
+        *rejection_lines(report.ledger),
     ]
     for flag, count in report.flags.most_common():
         lines.append(f"  flagged  {count:>7}  {flag}: {printable(report.flagged[flag][0])}")
@@ -80,9 +75,9 @@ def print_summary(report: Report, output_file: str, with_csv: bool) -> None:
 
 def write_reports(report: Report, output_file: str, with_csv: bool) -> None:
     """Write the JSON file and, beside it, the CSV file; each file is written atomically."""
-    replace_text(output_file, _json_parts(report))
+    replace_text(Path(output_file), _json_parts(report))
     if with_csv:
-        replace_text(_csv_path(output_file), _csv_lines(report))
+        write_csv_rows(_csv_path(output_file), _csv_rows(report))
 
 
 def _csv_path(output_file: str) -> Path:
@@ -115,7 +110,7 @@ def _counts(report: Report) -> dict[str, Any]:
     return {
         "input_dir": report.input_dir,
         "manifest_checked": report.has_manifest,
-        "files_found": report.found,
+        "files_found": report.num_files,
         "files_checked": report.checked,
         "accepted": report.accepted,
         "rejected": report.rejected,
@@ -126,7 +121,7 @@ def _counts(report: Report) -> dict[str, Any]:
             reason: {
                 "count": count,
                 "remedy": REMEDIES.get(reason, ""),
-                "examples": [result.name for result in ledger.examples(REJECTED, reason)],
+                "examples": [result.name for result in ledger.rejected_examples(reason)],
             }
             for reason, count in ledger.counts(REJECTED)
         },
@@ -153,27 +148,19 @@ def _describe_flagged(result: Result) -> dict[str, Any] | None:
     return {"path": result.name, "flags": result.record["flags"]} if result.record["flags"] else None
 
 
-def _csv_lines(report: Report) -> Iterator[str]:
-    yield _csv_line(COLUMNS)
+def _csv_rows(report: Report) -> Iterator[tuple[object, ...]]:
+    yield COLUMNS
     for result in report.ledger.results():
         record = result.record
-        yield _csv_line(
-            (
-                printable(result.name),
-                result.status,
-                result.reason,
-                printable(result.detail),
-                " ".join(record.get("flags", ())),
-                record.get("format", ""),
-                record.get("width", ""),
-                record.get("height", ""),
-                result.size,
-                result.sha256 or "",
-            )
+        yield (
+            printable(result.name),
+            result.status,
+            result.reason,
+            printable(result.detail),
+            " ".join(record.get("flags", ())),
+            record.get("format", ""),
+            record.get("width", ""),
+            record.get("height", ""),
+            result.size,
+            result.sha256 or "",
         )
-
-
-def _csv_line(values: tuple[object, ...]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(map(csv_cell, values))
-    return line.getvalue()

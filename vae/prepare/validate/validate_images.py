@@ -12,7 +12,8 @@ from vae.data.manifest import MANIFEST_NAME, read_rows
 from vae.images.decoding import parse_background
 from vae.images.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import check_file, decode_each, warn_without_simplejpeg
-from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger, Result, Skips, first_names
+from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger, Result, Skips
+from vae.prepare.output_dir import check_output_file
 from vae.prepare.pool import Failure
 from vae.prepare.shard.verify import run_verify
 from vae.prepare.validate.quarantine import move_rejected, undo
@@ -21,7 +22,6 @@ from vae.progress import Progress
 from vae.shards.index import is_dataset
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import why_not_writable
 
 MANIFEST_HASH = "sha256 of "  # key of a note: the hash of a path in the manifest
 
@@ -38,7 +38,7 @@ def run_validate(config: ValidateConfig) -> int:
         console.info(f"{config.quarantine_dir}: {moved} files moved back, {left} left")
         return EXIT_DATA if left else 0
     warn_without_simplejpeg()
-    _check_output(config.output_file)
+    check_output_file(config.output_file)
     if is_dataset(config.input_dir):
         return run_verify(config)
     if config.val_path:
@@ -78,14 +78,6 @@ def _validate(config: ValidateConfig) -> Report:
             ledger.close()
 
 
-def _check_output(output_file: str) -> None:
-    folder = Path(output_file).absolute().parent
-    if not folder.is_dir():
-        raise UserError(f"--output_file {output_file}: the folder {folder} is missing: create it")
-    if problem := why_not_writable(folder):
-        raise UserError(f"--output_file {output_file}: {folder} {problem}")
-
-
 def _check_paths(config: ValidateConfig) -> None:
     parse_background(config.background)
     if config.quarantine_dir:
@@ -114,7 +106,7 @@ def _read_manifest(ledger: Ledger, config: ValidateConfig) -> bool:
 
 def _check_all(ledger: Ledger, config: ValidateConfig, total: int) -> None:
     bad = 0
-    todo = (name for name, _ in first_names(ledger, config.limit) if ledger.result(name) is None)
+    todo = (name for name, _ in ledger.files(config.limit) if ledger.result(name) is None)
     results = decode_each(partial(check_file, config), todo, config)
     with Progress("validate", total, "image") as bar, closing(results):
         for name, result in results:

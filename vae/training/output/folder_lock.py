@@ -38,12 +38,9 @@ class FolderLock:
         if self._file is None:
             return folder
         ours = os.fstat(self._file.fileno())
-        links = [f"/proc/self/fd/{self._file.fileno()}"]  # Linux; without it only the old place is looked at
-        for path in [
-            folder / LOCK_NAME,
-            *(Path(os.readlink(link)) for link in links if os.path.islink(link)),
-        ]:
+        for place in (folder / LOCK_NAME, f"/proc/self/fd/{self._file.fileno()}"):  # the second: on Linux
             with suppress(OSError):
+                path = Path(os.readlink(place)) if os.path.islink(place) else Path(place)
                 if os.path.samestat(os.stat(path), ours):
                     return path.parent
         return None
