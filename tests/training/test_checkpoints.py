@@ -101,7 +101,7 @@ def test_pipe_among_checkpoints_is_skipped(three, tmp_path, capsys):
     """Opening one would wait for ever."""
     os.mkfifo(tmp_path / "checkpoint_step_99.pt")
     assert load_newest(tmp_path)[0] == three[2]
-    assert "checkpoint_step_99.pt is not a regular file" in capsys.readouterr().out
+    assert "checkpoint_step_99.pt cannot be read: it is not a regular file" in capsys.readouterr().out
 
 
 def test_no_valid_checkpoint_is_an_error(three, tmp_path, capsys):

@@ -6,7 +6,6 @@ NAME.pt.sha256 beside NAME.pt contains its SHA-256 in the format of `sha256sum`.
 
 import hashlib
 import os
-import stat
 import zipfile
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -18,7 +17,7 @@ from vae.interop.checkpoint_archive import check_archive, check_bounded
 from vae.interop.checkpoint_schema import ContentError, check_content, shown
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
-from vae.system.files import sha256_of_file
+from vae.system.files import check_regular, sha256_of_file
 
 _MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
 CHECKPOINT_FORMAT = 2  # increase it when keys are renamed or removed: older files are then refused
@@ -91,16 +90,18 @@ def verify_checkpoint(path: Path) -> None:
     try:
         _verify(path)
     except OSError as error:
-        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise DamagedCheckpointError(
+            f"{error.filename or path} cannot be read: {error.strerror or error}"
+        ) from None
 
 
 def _verify(path: Path) -> None:
     record = record_path(path)
-    _check_regular(path)
+    check_regular(path)
     if path.stat().st_size == 0:
         raise DamagedCheckpointError(f"{path} is empty")
     if record.exists():
-        _check_regular(record)
+        check_regular(record)
         with record.open("rb") as file:
             words = file.read(_MAX_RECORD_BYTES).decode("utf-8", "replace").split()
         if not words or sha256_of_file(path) != words[0]:
@@ -116,11 +117,6 @@ def _verify(path: Path) -> None:
         raise DamagedCheckpointError(f"{path} is truncated or not a checkpoint: {error}") from None
     if bad:
         raise DamagedCheckpointError(f"{path} is damaged: the checksum of its part {bad} is wrong")
-
-
-def _check_regular(path: Path) -> None:
-    if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for ever
-        raise DamagedCheckpointError(f"{path} is not a regular file")
 
 
 def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any]:
@@ -160,7 +156,7 @@ def read_unverified(path: Path, *, mmap: bool = False) -> Any:
 
     With `mmap` the tensors are not read. Raises many types of exceptions for a damaged or foreign file.
     """
-    _check_regular(path)
+    check_regular(path)
     check_archive(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     check_bounded(content)

@@ -3,7 +3,6 @@
 The model uses diffusers' parameter names, so the file contains its state_dict unchanged.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import LatentNorm
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, parse_json, read_json
+from vae.system.files import parse_json, read_json, write_json
 
 CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")  # without and with a latent norm
 
@@ -65,8 +64,7 @@ def save_diffusers_folder(
 ) -> None:
     """Write weights, with diffusers names, and a config from diffusers_config; each file atomically."""
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
-    with atomic_path(folder / "config.json") as temporary:
-        temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(folder / "config.json", dict(sorted(config.items())), indent=2)
 
 
 def read_config(config_path: Path, where: str) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def export(config: ExportConfig) -> None:
     """Write the VAE as `config` specifies and print the results; after a UserError no file was written."""
     check_command(config)
     output = Path(config.output)
-    loaded = _load_average(config)
+    vaes = [load_vae(Path(path), weights=config.weights) for path in config.vae]
+    loaded = combine(vaes, config) if len(vaes) > 1 else vaes[0]
     findings = _Findings(scaling=_given_scaling(loaded, config))
     model = with_quant_conv(loaded.autoencoder) if config.add_quant_conv else loaded.autoencoder
     device = pick_device(config.device)
@@ -72,12 +73,6 @@ def _missing_scaling(path: str) -> UserError:
         f"--vae {path} does not contain the scaling of its latents, which diffusers needs: give --data_path "
         f"to measure it, or --scaling_factor and --shift_factor ({published})"
     )
-
-
-def _load_average(config: ExportConfig) -> LoadedVae:
-    """Load the VAE at --vae, or the average of several."""
-    vaes = [load_vae(Path(path), weights=config.weights) for path in config.vae]
-    return combine(vaes, config) if len(vaes) > 1 else vaes[0]
 
 
 def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, float] | None:

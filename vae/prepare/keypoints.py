@@ -18,14 +18,14 @@ from PIL import Image
 from vae.prepare.perceptual_hash import lowest_frequencies
 
 SIDE = 192  # px: images are reduced to SIDE^2 pixels; at 256 the same keypoints take twice the time
-MOST = 48  # keypoints of one image, the strongest
+MAX_KEYPOINTS = 48  # keypoints of one image, the strongest
 SIGMA = 1.6  # px: the smallest blob; Lowe 2004, section 3.3
 MIN_CONTRAST = 0.02  # of OpenCV's SIFT; half its default, for images as small as these
 WINDOW = 12.0  # sides of the hashed window, in sigmas of the blob; 8 and 16 found fewer crops
 OUTSIDE = 0.125  # share of the window's side that may be outside the image
 GRID = 16  # samples per side of the window
 OVERSAMPLING = 4  # samples per side that are averaged into one of them
-SMALLEST = 24  # px: a smaller side has no room for a window
+MIN_SIDE = 24  # px: a smaller side has no room for a window
 STORED = np.dtype([("hash", "<u8"), ("x", "u1"), ("y", "u1"), ("scale", "u1")])  # 11 bytes
 SCALE_STEPS = 32  # of the stored scale, per octave
 HEADER = struct.Struct("<fBB")  # width / height, K, and VERSION
@@ -51,7 +51,7 @@ def find_keypoints(image: Image.Image) -> bytes:
     height, width = grey.shape
     rows: list[tuple[Any, ...]] = []
     for x, y, sigma in _blobs(grey):
-        if len(rows) < MOST and (word := _hash(grey, x, y, sigma)) is not None:
+        if len(rows) < MAX_KEYPOINTS and (word := _hash(grey, x, y, sigma)) is not None:
             at = (256 * (x + 0.5) / width, 256 * (y + 0.5) / height, SCALE_STEPS * np.log2(sigma))
             rows.append((word, *np.clip(at, 0, 255)))
     stored = np.array(rows, STORED)
@@ -86,7 +86,7 @@ def _reduce(image: Image.Image) -> np.ndarray:
 
 def _blobs(grey: np.ndarray) -> list[tuple[float, float, float]]:
     """x, y and sigma in px of every blob, the strongest first; SIFT may report one several times."""
-    if min(grey.shape) < SMALLEST:
+    if min(grey.shape) < MIN_SIDE:
         return []
     cv2.setNumThreads(0)  # images are prepared by several processes
     detector = cv2.SIFT.create(contrastThreshold=MIN_CONTRAST, sigma=SIGMA)

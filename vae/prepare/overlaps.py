@@ -16,14 +16,14 @@ from vae.prepare.keypoints import MIRROR, Keypoints, unpack
 from vae.prepare.near_duplicates import count_ones, find_root, find_roots
 
 # Measured on crops of 24 photographs (docs/splits.md): two thirds of the matches differ in at most 7 signs.
-MOST_SIGNS = 12  # different signs of a match
+MAX_SIGNS = 12  # different signs of a match
 BYTES, KEY_BYTES = 5, 3  # hashes that agree in 3 of their 5 lowest bytes are compared
-MOST_NEIGHBOURS = 4  # a hash is compared with the next ones in sorted order, also in a large bucket
+MAX_NEIGHBOURS = 4  # a hash is compared with the next ones in sorted order, also in a large bucket
 MIN_MATCHES = 4  # that agree; different photographs had at most 3
 SHIFT_TOLERANCE, ZOOM_TOLERANCE = 0.06, 0.5  # in units of the square root of the area, and in octaves
 MIN_OVERLAP = 0.3  # of the smaller image
-MOST_MATCHES = 64  # of a pair that are compared with each other
-MOST_CHECKS = 16  # pairs of an image that are checked per table of keys
+MAX_MATCHES = 64  # of a pair that are compared with each other
+MAX_CHECKS = 16  # pairs of an image that are checked per table of keys
 
 
 def join_overlapping(clusters: np.ndarray, hashes: np.ndarray, keypoints: Sequence[bytes]) -> np.ndarray:
@@ -70,7 +70,7 @@ class _Search:
             order = np.argsort(words).astype(np.uint32)
             words = words[order]
             matches = [np.zeros(0, np.uint64)]
-            for step in range(1, MOST_NEIGHBOURS + 1):
+            for step in range(1, MAX_NEIGHBOURS + 1):
                 same = np.flatnonzero((words[step:] ^ words[:-step]) >> np.uint64(64 - 8 * KEY_BYTES) == 0)
                 matches.append(self._matches(order[same], order[same + step]))
             yield np.concatenate(matches)
@@ -84,7 +84,7 @@ class _Search:
         left, right = left % count, right % count
         left, right = np.minimum(left, right), np.maximum(left, right)
         different = self.hashes[left] ^ self.hashes[right] ^ np.where(mirrored, MIRROR, np.uint64(0))
-        good = (self.image_of[left] != self.image_of[right]) & (count_ones(different) <= MOST_SIGNS)
+        good = (self.image_of[left] != self.image_of[right]) & (count_ones(different) <= MAX_SIGNS)
         left, right, mirrored = left[good].astype(np.uint64), right[good].astype(np.uint64), mirrored[good]
         return left << np.uint64(32) | right << np.uint64(1) | mirrored
 
@@ -108,9 +108,9 @@ class _Search:
         for at in np.argsort(-counts, kind="stable"):
             if counts[at] < MIN_MATCHES:
                 return
-            chosen = order[first[at] : first[at] + min(counts[at], MOST_MATCHES)]
+            chosen = order[first[at] : first[at] + min(counts[at], MAX_MATCHES)]
             pair = int(one[chosen[0]]), int(other[chosen[0]])
-            if max(checks[image] for image in pair) < MOST_CHECKS:
+            if max(checks[image] for image in pair) < MAX_CHECKS:
                 checks.update(pair)
                 yield *pair, matches[chosen]
 
