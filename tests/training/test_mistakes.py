@@ -177,6 +177,27 @@ def test_disc_start_starts_the_discriminator_and_its_loss_term(tiny, tmp_path):
         assert not {"adversarial", "adversarial_factor", "discriminator"} & record.keys()
 
 
+def test_disc_warmup_trains_the_discriminator_alone(tiny, tmp_path):
+    """The autoencoder is bitwise the same as without an adversarial loss, until the warm-up ends."""
+    options = {**tiny, "val_split": 0.0, "num_epochs": 1, "log_freq": 1, "checkpoint_steps": 1, "seed": 3}
+    options |= {"keep_checkpoints": 100}
+    warmed = {**ADVERSARIAL, "disc_start": 0, "disc_warmup": 2, "disc_ramp": 0}
+    for name, given in {"warmed": warmed, "none": {"init": "default"}}.items():
+        assert train({**options, **given, "max_steps": 3, "output_dir": str(tmp_path / name)}) == 0
+
+    def weights(name, step, network="model"):
+        return load_checkpoint(tmp_path / name / f"checkpoint_step_{step}.pt")[network]
+
+    for step, is_equal in ((1, True), (2, True), (3, False)):
+        pair = weights("warmed", step), weights("none", step)
+        assert all(torch.equal(pair[0][key], pair[1][key]) for key in pair[0]) == is_equal
+    before, after = (weights("warmed", step, "discriminator") for step in (1, 2))
+    assert any(not torch.equal(before[key], after[key]) for key in before)
+    factors = [record["adversarial_factor"] for record in records(tmp_path / "warmed", "train")]
+    assert factors[:2] == [0, 0]
+    assert factors[2] > 0
+
+
 # --- KL that is a mean in one place and a sum in another --------------------------------------------
 
 

@@ -266,7 +266,14 @@ class LossConfig:
     )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(
-        5000, "optimizer step at which the discriminator and the adversarial loss start", at_least=0
+        5000,
+        "optimizer step at which the discriminator starts, and with it the adversarial loss",
+        at_least=0,
+    )
+    disc_warmup: int = option(
+        0,
+        "optimizer steps by which the adversarial loss starts later than its discriminator",
+        at_least=0,
     )
     disc_ramp: int = option(
         1000, "optimizer steps over which the adversarial loss ramps up to its weight", at_least=0

@@ -60,12 +60,12 @@ def adaptive_weight(running_rec_sq_norm: Scalar, running_adv_sq_norm: Scalar, ma
     return torch.where(measured, ratio.clamp(max=max_weight), 0).detach()
 
 
-def ramp(step: int | Tensor, disc_start: int, disc_ramp: int) -> float | Tensor:
+def ramp(step: int | Tensor, start: int, length: int) -> float | Tensor:
     """Fraction of the adversarial weight at an optimizer step, counted from 0; a tensor if `step` is one.
 
-    0 before `disc_start`, then 1/`disc_ramp` at `disc_start`, and 1/`disc_ramp` more at each step, up to 1.
+    0 before `start`, then 1/`length` at `start`, and 1/`length` more at each step, up to 1.
     """
-    fraction = (step - disc_start + 1) / max(disc_ramp, 1)
+    fraction = (step - start + 1) / max(length, 1)
     return fraction.clamp(0, 1) if isinstance(fraction, Tensor) else min(max(fraction, 0.0), 1.0)
 
 

@@ -142,11 +142,14 @@ class StageSchedule:
         return learning_rate_factor(self.optim.lr_schedule, done, total, warm_up)
 
     def adversarial_weight(self, step: int) -> float | None:
-        """The weight of the adversarial term after `step` steps of the run; None before --disc_start."""
+        """The weight of the adversarial term after `step` steps of the run; None before --disc_start.
+
+        It is 0 during --disc_warmup: the discriminator learns, and the autoencoder does not see it.
+        """
         loss = self.loss
         if loss.adversarial_weight == 0 or step < loss.disc_start:
             return None
-        return loss.adversarial_weight * float(ramp(step, loss.disc_start, loss.disc_ramp))
+        return loss.adversarial_weight * float(ramp(step, loss.disc_start + loss.disc_warmup, loss.disc_ramp))
 
     def ema_decay(self, step: int) -> float:
         """The decay of the EMA weights after optimizer step `step` (from 0) of the run."""

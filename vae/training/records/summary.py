@@ -65,7 +65,9 @@ def loss_line(terms: LossTerms, loss: LossConfig) -> str:
     """The weighted terms of the loss."""
     parts = [f"{term.weight:g} {term.label}" for term in (*terms.image, *terms.latent)]
     if loss.adversarial_weight:
-        parts.append(f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start}")
+        parts.append(
+            f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start + loss.disc_warmup}"
+        )
     return " + ".join(parts)
 
 

@@ -93,8 +93,8 @@ class Validator:
                 f"{MAX_SIGMA_OVER_STD}), so they lose what the image contains: lower --kl_weight (now "
                 f"{loss.kl_weight:g})"
             )
-        adversarial = loss.adversarial_weight > 0 and state.position.step > loss.disc_start
-        if "psnr" in metrics and not adversarial:  # the adversarial term may lower PSNR
+        last_weight = self._schedule.adversarial_weight(state.position.step - 1)
+        if "psnr" in metrics and not last_weight:  # the adversarial term may lower PSNR
             warning = state.history.decrease_warning(metrics["psnr"], optim, self._schedule.peak)
             if warning:
                 console.warning(warning)
