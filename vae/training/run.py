@@ -171,9 +171,7 @@ class _Run:
                 saver.save_alone()
             raise
         finally:
-            settings.graph = (
-                None  # its memory is for the next stage, even if something still refers to `loop`
-            )
+            settings.graph = None  # its memory is for the next stage, even if `loop` lives on
         # Not within the except clause: there, the exception keeps the tensors of the step alive.
         Rollback(self.prepared.config, saver, loop.logbook).go_back(diverged, schedule.peak)
         return StageEnd.FINISHED
