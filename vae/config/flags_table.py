@@ -4,18 +4,17 @@ from dataclasses import fields
 
 from vae.config.flags import COMMON, default_text
 from vae.config.options import ActionConfig, section_title, sections
-from vae.config.recipes import profile_table
 
 
 def flags_markdown() -> str:
-    """The whole page: every flag with its meaning and default, then the profiles."""
+    """The whole page: every flag with its meaning and default."""
     lines = [
         "# Flags of train_vae.py",
         "",
         "`python -m vae.config.flags_table` generates this page from `vae/config/options.py`.",
         "`--help` shows the flags in bold, `--help_all` shows all. Each is also a key of the JSON file of",
         "`--config`, except the actions. Every on/off flag also has a `--no-` form.",
-        "Precedence of sources: flag, JSON file, checkpoint, profile, card, default.",
+        "Precedence of sources: flag, JSON file, checkpoint, [profile](rtx5090.md#profiles), card, default.",
     ]
     for name, section in {"actions": ActionConfig, **sections()}.items():
         lines += ["", f"## {name}", "", section_title(section), ""]
@@ -25,7 +24,6 @@ def flags_markdown() -> str:
             meaning = item.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
             flag = f"**`--{item.name}`**" if item.name in COMMON else f"`--{item.name}`"
             lines.append(f"| {flag} | {meaning} | {default_text(item)} |")
-    lines += ["", "## Profiles", "", "```", profile_table(), "```"]
     return "\n".join(lines) + "\n"
 
 
