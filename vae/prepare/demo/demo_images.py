@@ -13,7 +13,7 @@ from vae.prepare.pool import Limits, run_each
 from vae.progress import Progress
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.system.files import atomic_path, read_json, write_json
+from vae.system.files import atomic_path, read_json, remove_temporary, write_json
 
 SETTINGS_NAME = "demo_settings.json"
 SETTINGS = ("target_size", "seed", "format")  # flags that decide the pixels; the same for a whole folder
@@ -35,11 +35,16 @@ def run_demo(config: DemoConfig) -> int:
         draw = partial(_draw_and_save, folder, config)
         with Progress("demo", config.count, "image", done=config.count - len(missing)) as bar:
             drawn = run_each(draw, missing, num_workers=max(1, num_workers), limits=Limits(DRAWING_SECONDS))
-            with closing(drawn) as results:
-                for _, failure in results:
-                    if failure is not None:
-                        raise DataError(f"an image cannot be drawn: {failure.detail}: lower --num_workers")
-                    bar.update()
+            try:
+                with closing(drawn) as results:
+                    for _, failure in results:
+                        if failure is not None:
+                            raise DataError(
+                                f"an image cannot be drawn: {failure.detail}: lower --num_workers"
+                            )
+                        bar.update()
+            finally:
+                remove_temporary(folder)  # of a process that a signal ended while it wrote
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be written: {error.strerror or error}") from error
     console.info(f"{folder}: {config.count} images, {len(missing)} of them drawn now")
