@@ -137,15 +137,6 @@ FORGED_MUON = {
 }
 
 
-@pytest.mark.parametrize("name", FORGED_MUON)
-def test_forged_state_of_muon_is_refused(name):
-    change, pattern = FORGED_MUON[name]
-    content = checkpoint(**WITH_DISCRIMINATOR, optimizer="muon")
-    change(content)
-    with pytest.raises(ContentError, match=pattern):
-        check_content(content)
-
-
 def refusal(path: Path) -> str:
     """The message about an unusable checkpoint, which is the same line for every use of the file."""
     with pytest.raises(UserError) as caught:
@@ -159,10 +150,12 @@ def refusal(path: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", FORGED)
-def test_forged_content_is_refused_in_one_line(name):
-    change, pattern = FORGED[name]
-    content = checkpoint(**WITH_DISCRIMINATOR)
+@pytest.mark.parametrize(
+    ("optimizer", "name"), [*(("adamw", name) for name in FORGED), *(("muon", name) for name in FORGED_MUON)]
+)
+def test_forged_content_is_refused_in_one_line(optimizer, name):
+    change, pattern = (FORGED if optimizer == "adamw" else FORGED_MUON)[name]
+    content = checkpoint(**WITH_DISCRIMINATOR, optimizer=optimizer)
     change(content)
     with pytest.raises(ContentError, match=pattern) as caught:
         check_content(content)
@@ -303,15 +296,14 @@ def test_overlapping_parts_are_refused(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
-def test_pipes_and_folders_are_not_opened(tmp_path):
+def test_pipes_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "checkpoint_epoch_1.pt")
-    (tmp_path / "checkpoint_epoch_2.pt").mkdir()
-    save_checkpoint(tmp_path / "checkpoint_epoch_3.pt", checkpoint())
-    record_path(tmp_path / "checkpoint_epoch_3.pt").unlink()
-    os.mkfifo(record_path(tmp_path / "checkpoint_epoch_3.pt"))
-    for number, pattern in ((1, "not a regular file"), (2, "is a folder"), (3, "not a regular file")):
-        with pytest.raises(UserError, match=pattern):
-            load_checkpoint(tmp_path / f"checkpoint_epoch_{number}.pt")
+    save_checkpoint(tmp_path / "checkpoint_epoch_2.pt", checkpoint())
+    record_path(tmp_path / "checkpoint_epoch_2.pt").unlink()
+    os.mkfifo(record_path(tmp_path / "checkpoint_epoch_2.pt"))
+    for name in ("checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt.sha256"):
+        with pytest.raises(UserError, match=f"{name} cannot be read: it is not a regular file"):
+            load_checkpoint(tmp_path / name.removesuffix(".sha256"))
 
 
 def test_non_finite_newest_checkpoint_is_skipped_loudly(tmp_path, capsys):

@@ -30,12 +30,9 @@ def decode_each(
     function: Callable[[Item], Answer], items: Iterable[Item], config: ReadingConfig
 ) -> Generator[tuple[Item, Answer | Failure], None, None]:
     """Run `function` on each item in worker processes, within the limits that `config` sets for one image."""
-    return run_tasks(function, items, config, limits_for(config), items_per_task=FILES_PER_TASK)
-
-
-def limits_for(config: ReadingConfig) -> Limits:
-    """Limits of one image; without --memory_gib, the memory that an image of --max_pixels may need."""
-    return Limits(config.time_limit, config.memory_gib or 1 + config.max_pixels * BYTES_PER_PIXEL / GIB)
+    memory_gib = config.memory_gib or 1 + config.max_pixels * BYTES_PER_PIXEL / GIB
+    limits = Limits(config.time_limit, memory_gib)
+    return run_tasks(function, items, config, limits, items_per_task=FILES_PER_TASK)
 
 
 def check_image(path: str | os.PathLike[str], config: ReadingConfig) -> DecodedImage:

@@ -1,6 +1,6 @@
 """`--mode analyze`: measure a folder of images; write the statistics as JSON and as an HTML page."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -8,17 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.data.manifest import MANIFEST_NAME
 from vae.images.decoding import parse_background
 from vae.images.folder import list_images
-from vae.prepare.analyze.dataset_stats import Collected, near_groups, summarize
-from vae.prepare.analyze.measure_file import Measurement, PixelStats, measure_file, thumbnail_file
+from vae.prepare.analyze.dataset_stats import Measured, near_groups, summarize
+from vae.prepare.analyze.measure_file import Measurement, measure_file, thumbnail_file
 from vae.prepare.analyze.page import write_analysis_page
 from vae.prepare.check_file import decode_each
-from vae.prepare.fingerprints import Fingerprint, fingerprints_to_add, read_fingerprints
+from vae.prepare.fingerprints import fingerprints_to_add, read_fingerprints
 from vae.prepare.near_duplicate_groups import group_lines
 from vae.prepare.output_dir import check_output_file
 from vae.prepare.pool import Failure
@@ -28,20 +26,6 @@ from vae.system.errors import DataError, UserError
 from vae.system.files import write_csv_rows, write_json
 
 Answer = TypeVar("Answer")
-SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped")  # of PixelStats
-SIZES = ("width", "height", "jpeg_quality")  # of Measurement
-ROW = np.dtype(  # one image
-    [
-        ("content", "S64"),  # SHA-256
-        ("bytes", np.int64),
-        ("channel_means", np.float32, 3),
-        ("channel_squares", np.float32, 3),
-        ("blank", bool),
-        ("read", bool),
-        *((name, np.float32) for name in (*SCALARS, *SIZES)),
-    ],
-    align=True,
-)
 
 
 def run_analyze(config: AnalyzeConfig) -> int:
@@ -61,30 +45,29 @@ def analyze(config: AnalyzeConfig) -> tuple[dict[str, Any], dict[str, list[str]]
     output = Path(config.output_file)
     _check_config(config, output)
     names = list(islice(list_images(config.input_dir, flag="--input_dir"), config.limit))
-    collected = _collect(config, names)
-    if not collected.names:
-        reason, examples = max(collected.rejected.items(), key=lambda item: len(item[1]))
+    measured, rejected = _measure(config, names)
+    if not measured:
+        reason, examples = max(rejected.items(), key=lambda item: len(item[1]))
         raise DataError(
             f"--input_dir {config.input_dir}: none of {len(names)} images can be read, for example "
             f"{examples[0]} ({reason}): --mode validate reports every file"
         )
-    near = near_groups(collected)
-    stats, sections = summarize(collected, near, config.input_dir)
+    near = near_groups(measured)
+    stats, sections = summarize(measured, rejected, near, config.input_dir)
     shown = sorted({name for rows in sections.values() for row in rows for name, _ in row})
     thumbnails = dict(_run(partial(thumbnail_file, config), shown, config, "thumbnails"))
     write_json(output, stats, indent=1)
-    write_csv_rows(_list_path(output), _near_duplicate_rows(collected, near))
+    write_csv_rows(_list_path(output), _near_duplicate_rows(measured, near))
     write_analysis_page(_page_path(output), stats, sections, thumbnails)
-    return stats, {group: [collected.names[at] for at in part] for group, part in near.items()}
+    return stats, near
 
 
-def _near_duplicate_rows(collected: Collected, near: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
+def _near_duplicate_rows(measured: Measured, near: dict[str, list[str]]) -> Iterator[tuple[Any, ...]]:
     """The rows of the list of near duplicates; --drop_duplicates keeps the first image of each group."""
     yield "group", "path", "width", "height", "keep"
-    width, height = collected.columns["width"], collected.columns["height"]
-    for group, part in near.items():
-        for at in part:
-            yield group, collected.names[at], int(width[at]), int(height[at]), int(at == part[0])
+    for group, names in near.items():
+        for name in names:
+            yield group, name, measured[name].width, measured[name].height, int(name == names[0])
 
 
 def _summary_lines(stats: dict[str, Any], near: dict[str, list[str]], output: Path) -> list[str]:
@@ -131,56 +114,18 @@ def _run(
             yield name, result
 
 
-def _collect(config: AnalyzeConfig, names: list[str]) -> Collected:
-    """Measure the named images; the result does not depend on the order in which they finish."""
-    positions = {name: position for position, name in enumerate(names)}
-    table = np.zeros(len(names), ROW)
-    formats: Counter[str] = Counter()
-    flags: Counter[str] = Counter()
+def _measure(config: AnalyzeConfig, names: list[str]) -> tuple[Measured, dict[str, list[str]]]:
+    """The measurements of the named images, and the rejected ones by reason, each sorted by name."""
+    measured: Measured = {}
     rejected: dict[str, list[str]] = defaultdict(list)
-    fingerprints: dict[str, Fingerprint] = {}
     with _fingerprint_keeper(config.input_dir) as keep:
         for name, result in _run(partial(measure_file, config), names, config, "analyze"):
             if isinstance(result, Failure):
                 rejected[result.reason].append(name)
-                continue
-            table[positions[name]] = _row(result)
-            fingerprints[result.sha256] = result.fingerprint
-            formats[result.format] += 1
-            flags.update(result.flags)
-            keep(result)
-    rows = table[table["read"]]
-    return Collected(
-        names=[name for name, read in zip(names, table["read"], strict=True) if read],
-        columns={name: rows[name] for name in (*SCALARS, *SIZES, "bytes")},
-        contents=rows["content"],
-        fingerprints=fingerprints,
-        blank=rows["blank"],
-        channel_means=_mean(rows["channel_means"]),
-        channel_squares=_mean(rows["channel_squares"]),
-        formats=formats,
-        flags=flags,
-        rejected={reason: sorted(rejected_names) for reason, rejected_names in rejected.items()},
-    )
-
-
-def _row(result: Measurement) -> tuple[Any, ...]:
-    """The values of ROW."""
-    pixels: PixelStats = result.pixel_stats
-    return (
-        result.sha256.encode(),
-        result.file_bytes,
-        pixels.channel_means,
-        pixels.channel_squares,
-        bool({"constant", "near_blank"} & set(result.flags)),
-        True,
-        *(getattr(pixels, name) for name in SCALARS),
-        *(getattr(result, name) for name in SIZES),
-    )
-
-
-def _mean(channels: np.ndarray) -> np.ndarray:
-    return channels.mean(axis=0, dtype=np.float64) if len(channels) else np.zeros(3)
+            else:
+                measured[name] = result
+                keep(result)
+    return dict(sorted(measured.items())), {reason: sorted(some) for reason, some in rejected.items()}
 
 
 @contextmanager

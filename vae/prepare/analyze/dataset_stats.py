@@ -6,13 +6,12 @@ Shapes: N images that could be read.
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.prepare.fingerprints import Fingerprint
+from vae.prepare.analyze.measure_file import Measurement
 from vae.prepare.near_duplicate_groups import largest_first, near_duplicate_groups
 from vae.system.console import printable
 
@@ -24,86 +23,81 @@ TWINS = 6  # clusters in a section, and images shown of each
 MAX_CLUSTERS = 1000  # listed in the JSON file; the counts include all clusters
 MAX_NAMES = 100  # listed of one cluster
 MAX_BINS = 40
+SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped")  # of PixelStats
 # The columns with a histogram, and whether its axis is logarithmic.
 HISTOGRAMS = {
     "short_side": True, "long_side": True, "aspect": True, "megapixels": True, "bits_per_pixel": True,
     "brightness": False, "contrast": False, "colorfulness": False, "sharpness": True, "jpeg_quality": False,
     "clipped": False,
 }  # fmt: skip
+Measured = dict[str, Measurement]  # by name, sorted: about 2 KB per image
 Rows = list[list[tuple[str, str]]]  # of example images: (name, caption)
 Sections = dict[str, Rows]  # by heading
 
 
-@dataclass
-class Collected:
-    """Measurements of all images that could be read: about 1 KB per image with its name and fingerprint."""
+def near_groups(measured: Measured) -> dict[str, list[str]]:
+    """Names of near duplicates by group, the largest image first; largest group first."""
+    groups = near_duplicate_groups({image.sha256: image.fingerprint for image in measured.values()})
+    members: dict[str, list[str]] = defaultdict(list)
+    for name, image in measured.items():
+        if group := groups.get(image.sha256):
+            members[group].append(name)
 
-    names: list[str]
-    columns: dict[str, np.ndarray]  # (N,) by name, among them width, height and bytes
-    contents: np.ndarray  # S64 (N,): SHA-256
-    fingerprints: dict[str, Fingerprint]  # by SHA-256
-    blank: np.ndarray  # bool (N,)
-    channel_means: np.ndarray  # (3,), levels
-    channel_squares: np.ndarray  # (3,), levels squared
-    formats: Counter[str] = field(default_factory=Counter)
-    flags: Counter[str] = field(default_factory=Counter)
-    rejected: dict[str, list[str]] = field(default_factory=dict)  # names by reason
+    def key(name: str) -> tuple[int, int, bytes]:
+        image = measured[name]
+        return largest_first(name, image.width, image.height, image.file_bytes)
 
-
-def near_groups(collected: Collected) -> dict[str, list[int]]:
-    """Positions of near duplicates by group, the largest image first; largest group first."""
-    groups = near_duplicate_groups(collected.fingerprints)
-    positions: dict[str, list[int]] = defaultdict(list)
-    for at, content in enumerate(collected.contents.tolist()):
-        if group := groups.get(content.decode()):
-            positions[group].append(at)
-    sizes = np.stack(
-        [collected.columns[name].astype(np.int64) for name in ("width", "height", "bytes")], axis=1
-    )
-    for part in positions.values():
-        part.sort(key=lambda at: largest_first(collected.names[at], *sizes[at].tolist()))
-    return dict(sorted(positions.items(), key=lambda item: (-len(item[1]), item[0])))
+    ordered = sorted(members.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {group: sorted(names, key=key) for group, names in ordered}
 
 
 def summarize(
-    collected: Collected, near: dict[str, list[int]], input_dir: str
+    measured: Measured, rejected: dict[str, list[str]], near: dict[str, list[str]], input_dir: str
 ) -> tuple[dict[str, Any], Sections]:
-    """The contents of the JSON file, and the example images of the page."""
-    columns = _derived_columns(collected)
-    exact = _clusters(_same(collected.contents))
+    """The contents of the JSON file, and the example images of the page; `rejected`: names by reason."""
+    columns, exact, clusters = _columns(measured), _exact_copies(measured), list(near.values())
     stats = {
         "input_dir": printable(str(input_dir)),
-        "images": len(collected.names),
+        "images": len(measured),
         "rejected": {
             reason: {"count": len(names), "examples": [printable(name) for name in names[:5]]}
-            for reason, names in sorted(collected.rejected.items())
+            for reason, names in sorted(rejected.items())
         },
-        "formats": _by_count(collected.formats),
-        "flags": _by_count(collected.flags),
+        "formats": _by_count(Counter(image.format for image in measured.values())),
+        "flags": _by_count(Counter(flag for image in measured.values() for flag in image.flags)),
         "resolutions": _resolutions(columns),
         "space": _space(columns, input_dir),
-        "channels": _channels(collected),
+        "channels": _channels(measured),
         "shapes": _shapes(columns["aspect"]),
         "quantiles": {name: _quantiles(columns[name]) for name in HISTOGRAMS},
         "histograms": {name: histogram(columns[name], log) for name, log in HISTOGRAMS.items()},
-        "exact_duplicates": _describe_clusters(exact, collected.names),
-        "near_duplicates": {
-            **_describe_clusters(list(near.values()), collected.names),
-            "groups": list(near)[:MAX_CLUSTERS],
-        },
+        "exact_duplicates": _describe_clusters(exact),
+        "near_duplicates": {**_describe_clusters(clusters), "groups": list(near)[:MAX_CLUSTERS]},
     }
-    return stats, _sections(collected, columns, exact, list(near.values()))
+    return stats, _sections(measured, columns, exact, clusters)
 
 
-def _derived_columns(collected: Collected) -> dict[str, np.ndarray]:
-    """The measured columns and those that follow from width, height and bytes."""
-    columns = dict(collected.columns)
-    width, height = (columns[side].astype(np.float64) for side in ("width", "height"))
-    pixels = width * height
+def _columns(measured: Measured) -> dict[str, np.ndarray]:
+    """The numbers of each image, and those that follow from width, height and bytes: float64 (N,)."""
+    images = measured.values()
+    columns = {name: np.array([getattr(image.pixel_stats, name) for image in images]) for name in SCALARS}
+    columns["jpeg_quality"] = np.array([image.jpeg_quality for image in images])
+    columns["bytes"] = np.array([image.file_bytes for image in images], np.float64)
+    width, height = np.array([(image.width, image.height) for image in images], np.float64).T
+    columns["pixels"] = pixels = width * height
     columns["short_side"], columns["long_side"] = np.minimum(width, height), np.maximum(width, height)
     columns["aspect"], columns["megapixels"] = width / height, pixels / 1e6
     columns["bits_per_pixel"] = columns["bytes"] * 8 / pixels
     return columns
+
+
+def _exact_copies(measured: Measured) -> list[list[str]]:
+    """Names of images with the same bytes, for each cluster; largest cluster first."""
+    names_of: dict[str, list[str]] = defaultdict(list)
+    for name, image in measured.items():
+        names_of[image.sha256].append(name)
+    clusters = [names for names in names_of.values() if len(names) > 1]
+    return sorted(clusters, key=lambda names: (-len(names), names[0]))
 
 
 def _by_count(counts: Counter[str]) -> dict[str, int]:
@@ -166,19 +160,21 @@ def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 
 def _space(columns: dict[str, np.ndarray], input_dir: str) -> dict[str, Any]:
     total = int(columns["bytes"].sum())
-    pixels = float((columns["width"].astype(np.float64) * columns["height"]).sum())
     return {
         "bytes": total,
         "free_bytes": shutil.disk_usage(input_dir).free,
-        "bits_per_pixel": float(f"{total * 8 / pixels:.4g}"),
+        "bits_per_pixel": float(f"{total * 8 / columns['pixels'].sum():.4g}"),
         "bytes_per_image": round(total / len(columns["bytes"])),
     }
 
 
-def _channels(collected: Collected) -> dict[str, list[float]]:
+def _channels(measured: Measured) -> dict[str, list[float]]:
     """Mean and standard deviation of red, green and blue, with equal weight for each image; levels."""
-    spread = np.sqrt(np.maximum(collected.channel_squares - collected.channel_means**2, 0))
-    return {"mean": collected.channel_means.round(3).tolist(), "std": spread.round(3).tolist()}
+    stats = [image.pixel_stats for image in measured.values()]
+    mean = np.mean([image.channel_means for image in stats], axis=0)  # (3,)
+    squares = np.mean([image.channel_squares for image in stats], axis=0)
+    spread = np.sqrt(np.maximum(squares - mean**2, 0))
+    return {"mean": mean.round(3).tolist(), "std": spread.round(3).tolist()}
 
 
 def _shapes(aspect: np.ndarray) -> dict[str, int]:
@@ -190,56 +186,43 @@ def _shapes(aspect: np.ndarray) -> dict[str, int]:
     }
 
 
-def _same(values: np.ndarray) -> np.ndarray:
-    """The position of the first equal value: int64 (N,)."""
-    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    return first[inverse]
-
-
-def _clusters(first: np.ndarray) -> list[list[int]]:
-    """Positions of images with the same first one, for each cluster; largest cluster first."""
-    order = np.argsort(first, kind="stable")
-    starts = np.flatnonzero(np.diff(first[order], prepend=-1))
-    parts = [part for part in np.split(order, starts[1:]) if len(part) > 1]
-    return sorted((part.tolist() for part in parts), key=lambda part: (-len(part), part[0]))
-
-
-def _describe_clusters(clusters: list[list[int]], names: list[str]) -> dict[str, Any]:
+def _describe_clusters(clusters: list[list[str]]) -> dict[str, Any]:
     return {
         "clusters": len(clusters),
         "images": sum(map(len, clusters)),
-        "superfluous": sum(len(part) - 1 for part in clusters),
-        "names": [[printable(names[at]) for at in part[:MAX_NAMES]] for part in clusters[:MAX_CLUSTERS]],
+        "superfluous": sum(len(names) - 1 for names in clusters),
+        "names": [[printable(name) for name in names[:MAX_NAMES]] for names in clusters[:MAX_CLUSTERS]],
     }
 
 
 def _sections(
-    collected: Collected,
-    columns: dict[str, np.ndarray],
-    exact: list[list[int]],
-    near: list[list[int]],
+    measured: Measured, columns: dict[str, np.ndarray], exact: list[list[str]], near: list[list[str]]
 ) -> Sections:
-    names = collected.names
+    names = list(measured)
     everything = np.arange(len(names))
     sharp, contrast, quality = columns["sharpness"], columns["contrast"], columns["jpeg_quality"]
     elongation = np.abs(np.log(columns["aspect"]))
 
+    def sized(name: str) -> tuple[str, str]:
+        return name, f"{measured[name].width} x {measured[name].height}"
+
     def size(at: int) -> str:
-        return f"{int(columns['width'][at])} x {int(columns['height'][at])}"
+        return sized(names[at])[1]
 
     def lowest(values: np.ndarray, among: np.ndarray, caption: Callable[[int], str]) -> Rows:
         among = among[np.isfinite(values[among])]
         chosen = among[np.argsort(values[among], kind="stable")[:EXAMPLES]]
         return [[(names[at], caption(at)) for at in chosen.tolist()]] if len(chosen) else []
 
-    def twins(clusters: list[list[int]]) -> Rows:
-        return [[(names[at], size(at)) for at in part[:TWINS]] for part in clusters[:TWINS]]
+    def twins(clusters: list[list[str]]) -> Rows:
+        return [[sized(name) for name in cluster[:TWINS]] for cluster in clusters[:TWINS]]
 
+    is_blank = np.array([bool({"constant", "near_blank"} & set(image.flags)) for image in measured.values()])
     step = max(1, len(names) // EXAMPLES)
     long, low_quality = np.flatnonzero(elongation > np.log(2)), np.flatnonzero(quality < 75)
-    blank, detailed = np.flatnonzero(collected.blank), np.flatnonzero(~collected.blank)
+    blank, detailed = np.flatnonzero(is_blank), np.flatnonzero(~is_blank)
     return {
-        "A cross-section": [[(names[at], size(at)) for at in range(0, len(names), step)][:EXAMPLES]],
+        "A cross-section": [[sized(name) for name in names[::step][:EXAMPLES]]],
         "Largest": lowest(-columns["megapixels"], everything, size),
         "Smallest": lowest(columns["short_side"], everything, size),
         "Most elongated": lowest(-elongation, long, size),

@@ -99,7 +99,7 @@ def drop_near_duplicates(ledger: Ledger, config: PreprocessConfig, folder: Outpu
             if result.reason != EXACT_DUPLICATE:
                 yield result
 
-    paths = {str(one.sha256): os.path.join(config.input_dir, one.name) for one in candidates()}
+    paths = {str(result.sha256): os.path.join(config.input_dir, result.name) for result in candidates()}
     fingerprints = fingerprint_all(folder.hidden, paths, config)
     lines = [fingerprint_line(content, fingerprints[content]) for content in sorted(fingerprints)]
     replace_if_new(folder.hidden / FILE_NAME, lambda: iter(lines))  # whatever order they were added in

@@ -17,7 +17,7 @@ from typing import Any
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result
-from vae.prepare.output_dir import check_apart, check_new
+from vae.prepare.output_dir import check_new
 from vae.prepare.preprocess.naming import output_key
 from vae.prepare.preprocess.resize import engine
 from vae.system.errors import UserError
@@ -45,10 +45,6 @@ class OutputFolder:
         self.target_sizes = config.target_size
         self.settings = {**{name: getattr(config, name) for name in SETTINGS}, "engine": engine()}
         self.settings["target_size"] = list(config.target_size)
-
-    def check(self) -> None:
-        """Raise UserError if the folder is a file, is the input folder, or if one is inside the other."""
-        check_apart(self.input_dir, self.root)
 
     def claim(self) -> None:
         """Write settings and source into a new folder; raises UserError if the folder has other contents."""
@@ -146,7 +142,9 @@ class OutputFolder:
             os.makedirs(folder, exist_ok=True)
             replace_if_new(folder / MANIFEST_NAME, partial(_manifest_lines, ledger, target))
         replace_if_new(self.root / REJECTED_NAME, partial(_rejected_lines, ledger))
-        replace_if_new(self.hidden / "state.jsonl", partial(_state_lines, ledger))
+        replace_if_new(
+            self.hidden / "state.jsonl", lambda: (json.dumps(result) + "\n" for result in ledger.results())
+        )
 
     def _folders(self) -> Iterator[tuple[Path, int]]:
         for target in self.target_sizes:

@@ -27,7 +27,7 @@ from vae.prepare.ledger import (
     Result,
     Skips,
 )
-from vae.prepare.output_dir import write_error
+from vae.prepare.output_dir import check_apart, write_error
 from vae.prepare.pool import Failure
 from vae.prepare.preprocess.convert import convert_file, record_without_images
 from vae.prepare.preprocess.duplicates import (
@@ -80,7 +80,7 @@ def run_preprocess(config: PreprocessConfig) -> int:
 def _preprocess(config: PreprocessConfig) -> FileCounts:
     began = time.monotonic()
     folder = OutputFolder(config)
-    folder.check()
+    check_apart(config.input_dir, config.output_dir)
     outcome = FileCounts()
     names = walk_images(
         config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=outcome.skips.add
