@@ -5,7 +5,6 @@ milliseconds.
 """
 
 import hashlib
-import json
 from pathlib import Path
 
 from vae.checks.packages import read_requirements
@@ -48,13 +47,6 @@ def read_stamp(venv: Path, name: str = STAMP) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return stamp if isinstance(stamp, dict) else {}
-
-
-def write_stamp(venv: Path, name: str, stamp: dict[str, str]) -> None:
-    """Write the stamp atomically."""
-    new = venv / (name + ".new")
-    new.write_text(json.dumps(stamp, indent=1), encoding="utf-8")
-    new.replace(venv / name)
 
 
 def build_of(venv: Path) -> str | None:

@@ -23,11 +23,11 @@ from launchers.stamp import (
     torch_pair_digest,
     torch_requirements,
     wanted,
-    write_stamp,
 )
 from launchers.torch_index import torch_source
 from vae.checks.cuda_builds import BUILDS, triton_for_windows
 from vae.system import console
+from vae.system.files import write_json
 from vae.system.script import SETUP
 
 WINDOWS = os.name == "nt"
@@ -101,12 +101,12 @@ def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
     pair = {"torch_pair": torch_pair_digest()}
     lock = {"locked": file_digest(LOCK)} if locked else {}
     has_pair = before.get("build") == build and before.items() >= pair.items()
-    write_stamp(venv, BEGUN, {"build": before.get("build", build), **lock, **(pair if has_pair else {})})
+    write_json(venv / BEGUN, {"build": before.get("build", build), **lock, **(pair if has_pair else {})})
     (venv / STAMP).unlink(missing_ok=True)
     if before.get("build", build) != build:
         console.info(f"Removing the {before['build']} build of torch and torchvision.")
         pip(venv, "uninstall", "--yes", "torch", "torchvision")
-        write_stamp(venv, BEGUN, {"build": build, **lock})
+        write_json(venv / BEGUN, {"build": build, **lock})
     if locked:  # first, so that torch finds what it needs
         console.info(f"Installing the versions of {LOCK}; the SHA-256 of each file is compared.")
         pip(venv, "install", "--no-deps", "--require-hashes", "-r", LOCK)
@@ -117,7 +117,7 @@ def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
         console.info(f"Installing torch and torchvision from {name}; a CUDA build is several gigabytes.")
         kept = ["--constraint", str(_locked_versions(venv))] if locked else []
         pip(venv, "install", *kept, *source, *torch_requirements())
-        write_stamp(venv, BEGUN, {"build": build, **lock, **pair})
+        write_json(venv / BEGUN, {"build": build, **lock, **pair})
     if not locked:
         console.info("Installing the other requirements.")
         files = ["requirements.txt", *(["requirements-test.txt"] if test else [])]
@@ -125,7 +125,7 @@ def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
     version = torch_version(venv)
     if WINDOWS and build in BUILDS:
         install_triton_windows(venv, version)
-    write_stamp(venv, STAMP, {"build": build, "torch": version, **wanted(test, locked)})
+    write_json(venv / STAMP, {"build": build, "torch": version, **wanted(test, locked)})
     (venv / BEGUN).unlink()
 
 
