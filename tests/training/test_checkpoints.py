@@ -91,9 +91,9 @@ def test_read_error_does_not_end_the_search(three, tmp_path, monkeypatch, capsys
     assert load_newest(tmp_path)[0] == three[1]
     (line,) = capsys.readouterr().out.splitlines()
     assert "skipped" in line
-    assert f"{three[2]} cannot be read: Input/output error" in line
+    assert f"{bad} cannot be read: Input/output error" in line
     assert load_named(three[2])[0] == three[1]
-    assert f"WARNING: {three[2]} cannot be read" in capsys.readouterr().out
+    assert f"WARNING: {bad} cannot be read" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
