@@ -3,17 +3,15 @@
 Shapes: B images, C channels of a feature map, h x w its height and width.
 """
 
-import importlib
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vae.losses import feature_distance_torch
 from vae.ops.gpu_blocks import row_tile
-from vae.ops.library import has_no_data, uses_triton
+from vae.ops.library import has_no_data, kernel_module, once_differentiable, uses_triton
 
 
 class FeatureDistance(torch.autograd.Function):
@@ -39,7 +37,7 @@ class FeatureDistance(torch.autograd.Function):
 def backend(features: Tensor) -> ModuleType:
     """The module that computes distances: Triton kernels on a GPU if possible, else PyTorch operations."""
     if uses_triton("feature_distance", features):
-        return importlib.import_module("vae.losses.feature_distance_triton")
+        return kernel_module("vae.losses.feature_distance_triton")
     return feature_distance_torch
 
 

@@ -106,6 +106,6 @@ def _launch(kernel: triton.JITFunction, features: Tensor, factor: int, *tensors:
     """Run a kernel, whose results have the factor `factor / positions`."""
     batch, channels, height, width = features.shape
     positions, tile = height * width, row_tile(channels)
-    grid = (triton.cdiv(positions, tile.rows), batch)
-    sizes = (positions, channels, tile.rows, tile.columns)
-    launch(kernel, grid, tile.num_warps, *tensors, factor / positions, EPS, *sizes)
+    grid = (-(-positions // tile.rows), batch, 1)
+    numbers = (factor / positions, EPS, positions, channels, tile.rows, tile.columns)
+    launch(kernel, grid, tile.num_warps, tensors, numbers)

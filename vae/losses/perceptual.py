@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torchvision import models
 
@@ -22,7 +21,7 @@ from vae.config.options import LossConfig
 from vae.losses.feature_distance import FeatureDistance
 from vae.losses.terms import LossTerms, TermFunction
 from vae.losses.trunk_weights import find_trunk_weights, read_trunk_weights, wrong_network
-from vae.ops.library import layout_of
+from vae.ops.library import layout_of, once_differentiable
 from vae.ops.shapes import Images, PerImage
 from vae.system.errors import UserError
 

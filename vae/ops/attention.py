@@ -5,7 +5,6 @@ reduction over keys (Dao et al., 2022, appendix B). PyTorch computes the matrix 
 library. The step between them is one Triton kernel if Triton is available.
 """
 
-import importlib
 import math
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -13,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vae.ops import attention_torch
-from vae.ops.library import accumulation_dtype, has_no_data, uses_triton
+from vae.ops.library import accumulation_dtype, has_no_data, kernel_module, once_differentiable, uses_triton
 
 # Queries at a time on a GPU, for each channel. With 4096 queries of 512 channels, a product with a result as
 # wide as the channels has 128 tiles of 128 x 128, about one wave on the 132 SMs of an H200. The scratch of
@@ -61,7 +59,7 @@ def backend(q: Tensor) -> ModuleType | None:
     if has_no_data(q):
         return None
     if uses_triton("attention", q):
-        return importlib.import_module("vae.ops.attention_triton")
+        return kernel_module("vae.ops.attention_triton")
     return attention_torch
 
 
@@ -75,14 +73,14 @@ class _Attention(torch.autograd.Function):
         # Weights are at most 1 and divided by their sum after the product: bf16 is finest just below 1.
         totals = torch.empty_like(out[:at_once, :most], dtype=log_sums.dtype)
         sums = torch.empty_like(log_sums[:at_once, :most])
-        steps = backend(q)
-        for images, rows, (s, w) in _blocks(q, blocks, buffers=1):
-            queries, block = q[images, rows], out[images, rows]
+        steps, scale = backend(q), _scale(q)
+        for (s, w), (keys, values), rows, _ in _blocks(q, blocks, 1, (k, v), (q, out, log_sums)):
+            queries, block, block_log_sums = rows
             total, row_sums = (buffer[: len(block), : block.shape[1]] for buffer in (totals, sums))
-            _product(s, queries, k[images].mT, alpha=_scale(q))
+            _product(s, queries, keys.mT, alpha=scale)
             if steps is not None:
-                steps.softmax_step(s, w, log_sums[images, rows], row_sums)
-            _product(total, w, v[images])
+                steps.softmax_step(s, w, block_log_sums, row_sums)
+            _product(total, w, values)
             torch.div(total, row_sums[..., None], out=block)
         ctx.save_for_backward(q, k, v, out, log_sums)
         return out
@@ -103,35 +101,48 @@ def _write_gradients(
 ) -> None:
     q, k, v, out, log_sums = saved
     deltas = torch.empty_like(log_sums)  # sums of grad_out * out: D of Dao et al.
-    steps, blocks = backend(q), attention_blocks(*_sizes(q), q.device.type)
+    steps, blocks, scale = backend(q), attention_blocks(*_sizes(q), q.device.type), _scale(q)
     if steps is not None:
         steps.row_products(grad_out, out, deltas)
-    for images, rows, (s, w, dw, ds) in _blocks(q, blocks, buffers=2):
-        queries, grad, more = q[images, rows], grad_out[images, rows], rows.start > 0
-        _product(s, queries, k[images].mT, alpha=_scale(q))
-        _product(dw, grad, v[images].mT)
+    by_image, by_query = (k, v, grad_k, grad_v), (q, grad_q, grad_out, log_sums, deltas)
+    for (s, w, dw, ds), images, rows, more in _blocks(q, blocks, 2, by_image, by_query):
+        (keys, values, grad_keys, grad_values), (queries, grad_queries, grad, *of_rows) = images, rows
+        _product(s, queries, keys.mT, alpha=scale)
+        _product(dw, grad, values.mT)
         if steps is not None:
-            steps.gradient_step(s, dw, w, ds, log_sums[images, rows], deltas[images, rows], _scale(q))
-        _product(grad_v[images], w.mT, grad, accumulate=more)
-        _product(grad_k[images], ds.mT, queries, accumulate=more)
-        _product(grad_q[images, rows], ds, k[images])
+            steps.gradient_step(s, dw, w, ds, *of_rows, scale)
+        _product(grad_values, w.mT, grad, accumulate=more)
+        _product(grad_keys, ds.mT, queries, accumulate=more)
+        _product(grad_queries, ds, keys)
 
 
-def _blocks(q: Tensor, blocks: tuple[int, int], buffers: int) -> Iterator[tuple[slice, slice, list[Tensor]]]:
-    """Images and queries of each block of these sizes, and its scratch: `buffers` pairs for its scores.
+Parts = tuple[Tensor, ...]
 
-    A pair is a buffer in fp32 (or fp64) and one in q's dtype, or one buffer if the dtypes are equal.
+
+def _blocks(
+    q: Tensor, blocks: tuple[int, int], buffers: int, by_image: Parts, by_query: Parts
+) -> Iterator[tuple[list[Tensor], Parts, Parts, bool]]:
+    """Of each block of these sizes: scratch for its scores, parts of the tensors, and whether others precede.
+
+    Tensors `by_image` are (B, ...), and `by_query` (B, N, ...). The scratch is `buffers` pairs. A pair is a
+    buffer in fp32 (or fp64) and one in q's dtype, or one buffer if the dtypes are equal.
     """
-    (batch, tokens, _), (at_once, queries) = _sizes(q), blocks
+    tokens, (at_once, most) = q.shape[1], blocks
     scratch = []
     for _ in range(buffers):
-        scores = q.new_empty(at_once * queries * tokens, dtype=accumulation_dtype(q))
+        scores = q.new_empty(at_once * most * tokens, dtype=accumulation_dtype(q))
         scratch += [scores, scores if scores.dtype == q.dtype else torch.empty_like(scores, dtype=q.dtype)]
-    for image in range(0, batch, at_once):
-        for row in range(0, tokens, queries):
-            images, rows = slice(image, min(image + at_once, batch)), slice(row, min(row + queries, tokens))
-            shape = (images.stop - images.start, rows.stop - rows.start, tokens)
-            yield images, rows, [buffer[: math.prod(shape)].view(shape) for buffer in scratch]
+    shape: tuple[int, ...] = ()
+    for images, rows in zip(_splits(by_image, at_once, 0), _splits(by_query, at_once, 0), strict=True):
+        for index, parts in enumerate(_splits(rows, most, 1)):
+            if shape != (needed := (*parts[0].shape[:2], tokens)):  # less in the last block
+                shape, views = needed, [buffer[: math.prod(needed)].view(needed) for buffer in scratch]
+            yield views, images, parts, index > 0
+
+
+def _splits(tensors: Parts, size: int, dim: int) -> Iterator[Parts]:
+    """The parts of all tensors together."""
+    return zip(*(tensor.split(size, dim) for tensor in tensors), strict=True)
 
 
 def _product(out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, accumulate: bool = False) -> None:

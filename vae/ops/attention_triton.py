@@ -105,7 +105,7 @@ def row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: t
 
 def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor, sums: Tensor) -> None:
     """vae.ops.attention_torch.softmax_step; every tensor is dense."""
-    _launch(softmax_kernel, scores.shape, scores, weights, log_sums, sums)
+    _launch(softmax_kernel, scores.shape, (scores, weights, log_sums, sums))
 
 
 def gradient_step(
@@ -119,17 +119,19 @@ def gradient_step(
 ) -> None:
     """vae.ops.attention_torch.gradient_step; every tensor is dense."""
     tensors = (scores, grad_weights, weights, grad_scores, log_sums, deltas)
-    _launch(gradient_kernel, scores.shape, *tensors, scale)
+    _launch(gradient_kernel, scores.shape, tensors, scale)
 
 
 def row_products(a: Tensor, b: Tensor, out: Tensor) -> None:
     """vae.ops.attention_torch.row_products; `out` is dense."""
-    _launch(row_products_kernel, a.shape, a.contiguous(), b.contiguous(), out)
+    _launch(row_products_kernel, a.shape, (a.contiguous(), b.contiguous(), out))
 
 
-def _launch(kernel: triton.JITFunction, shape: torch.Size, first: Tensor, *others: Tensor | float) -> None:
+def _launch(
+    kernel: triton.JITFunction, shape: torch.Size, tensors: tuple[Tensor, ...], *scale: float
+) -> None:
     """Run a kernel over the rows of dense tensors of this shape."""
     rows, columns = shape[0] * shape[1], shape[2]
     tile = gpu_blocks.row_tile(min(columns, gpu_blocks.ROW_TILE_ELEMENTS))
-    numbers = (rows, columns, tile.rows, tile.columns)
-    launch(kernel, (triton.cdiv(rows, tile.rows),), tile.num_warps, first, *others, *numbers)
+    numbers = (*scale, rows, columns, tile.rows, tile.columns)
+    launch(kernel, (-(-rows // tile.rows), 1, 1), tile.num_warps, tensors, numbers)

@@ -20,7 +20,7 @@ def conv_backward(
     stride: int = 1,
     padding: int | None = None,
     transposed: bool = False,
-) -> tuple[Tensor, ...]:
+) -> list[Tensor]:
     """PyTorch's backward of a convolution: the gradients of h, weight and bias that `output_mask` selects.
 
     The default is a convolution with "same" padding. Of h and of weight, only shape, layout and dtype matter
@@ -28,10 +28,10 @@ def conv_backward(
     """
     rest = [stride, stride], [weight.shape[2] // 2 if padding is None else padding] * 2, [1, 1]
     bias_sizes, output_padding, groups = [grad_out.shape[1]], [0, 0], 1
-    grads = torch.ops.aten.convolution_backward(
+    grads = torch.ops.aten.convolution_backward.default(
         grad_out, h, weight, bias_sizes, *rest, transposed, output_padding, groups, list(output_mask)
     )
-    return tuple(grad for grad in grads if grad is not None)
+    return [grad for grad in grads if grad is not None]
 
 
 def cast_parameter_gradients(grads: Sequence[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:

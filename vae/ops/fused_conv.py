@@ -10,10 +10,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from vae.ops.conv_gradients import INPUT, PARAMETERS, cast_parameter_gradients, conv_backward
-from vae.ops.library import cast_together
+from vae.ops.conv_gradients import (
+    INPUT,
+    PARAMETERS,
+    WEIGHT,
+    cast_parameter_gradients,
+    conv_backward,
+)
+from vae.ops.library import cast_together, once_differentiable
 from vae.ops.norm import Norm, normalize, normalize_backward, normalize_with_statistics
 
 
@@ -35,6 +40,27 @@ def norm_silu_conv(
 def same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Stride-1 convolution of h (B, C, H, W) with "same" padding, (B, C', H, W); saves no cast weights."""
     return _SameConv.apply(h, weight, bias, None, None, 1, 0.0)
+
+
+def activated_conv_backward(
+    grad_out: Tensor,
+    activated: Tensor | None,
+    h: Tensor,
+    statistics: Tensor,
+    norm: Norm,
+    weight: Tensor,
+    has_bias: bool = True,
+) -> list[Tensor]:
+    """Gradients of the convolution of `activated`, norm and SiLU of h: of its input, its weight and its bias.
+
+    If `activated` is not stored, it is recomputed, and freed before the gradient of the input is computed.
+    """
+    if activated is not None:
+        return conv_backward(grad_out, activated, weight, (True, True, has_bias))
+    activated = normalize(h, statistics, norm)
+    grads = conv_backward(grad_out, activated, weight, PARAMETERS if has_bias else WEIGHT)
+    del activated
+    return conv_backward(grad_out, h, weight, INPUT) + grads
 
 
 class _SameConv(torch.autograd.Function):
@@ -61,19 +87,18 @@ class _SameConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         h, statistics, weight, norm_weight, norm_bias = ctx.saved_tensors
-        norm = None if statistics is None else Norm(norm_weight, norm_bias, ctx.groups, eps=0.0)
-        of_input, *of_parameters = ctx.needs_input_grad  # network inputs and frozen weights need no gradient
-        of_input = of_input or norm is not None
-        cast = weight.to(h.dtype) if of_input else torch.empty_like(weight, dtype=h.dtype)
-        grads: list[Tensor | None] = [None] * 5
-        if any(of_parameters[:2]):
-            activated = h if norm is None else normalize(h, statistics, norm)
-            of_conv = conv_backward(grad_out, activated, cast, PARAMETERS)
-            grads[1:3] = cast_parameter_gradients(of_conv, weight)
-            del activated
-        if of_input:
-            (grad,) = conv_backward(grad_out, h, cast, INPUT)
-            grads[0] = grad
-            if norm is not None:
-                grads[0], *grads[3:], _ = normalize_backward(grad, h, statistics, norm, in_place=True)
-        return *grads, None, None
+        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad  # inputs and frozen weights need no gradient
+        trains = of_weight or of_bias
+        grad_h: Tensor | None = None
+        of_norm: list[Tensor | None] = [None, None]
+        if statistics is None:
+            cast = weight.to(h.dtype) if of_input else torch.empty_like(weight, dtype=h.dtype)
+            grads = conv_backward(grad_out, h, cast, (of_input, trains, trains))
+            if of_input:
+                grad_h, *grads = grads
+        else:
+            norm, cast = Norm(norm_weight, norm_bias, ctx.groups, eps=0.0), weight.to(h.dtype)
+            grad, *grads = activated_conv_backward(grad_out, None, h, statistics, norm, cast)
+            grad_h, *of_norm, _ = normalize_backward(grad, h, statistics, norm, in_place=True)
+        parameters = cast_parameter_gradients(grads, weight) if grads else (None, None)
+        return grad_h, *parameters, *of_norm, None, None

@@ -9,8 +9,10 @@ temporaries that the GPU does not need.
 """
 
 import importlib.util
-from collections.abc import Sequence
-from functools import cache
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -56,28 +58,62 @@ def uses_triton(operation: str, h: torch.Tensor) -> bool:
     return not REPLACED or KernelKey(operation, h.dtype) not in REPLACED
 
 
-def launch(kernel: Any, grid: tuple[int, ...], num_warps: int, *arguments: Any) -> None:
-    """Run a Triton kernel on the device of its first argument; `arguments` include its constants.
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    num_warps: int,
+    tensors: Sequence[torch.Tensor | None],
+    numbers: tuple[Any, ...],
+) -> None:
+    """Run a Triton kernel on the device of its first tensor; constants are the last of `numbers`.
 
     What was compiled for equal arguments is launched directly, as in Triton's tutorial "Fused Softmax":
     kernel[grid](...) examines each argument again. The code depends on the values of numbers, on the types of
     pointers, and on which pointers are multiples of 16.
     """
-    device = arguments[0].device
-    if device.type == "cpu":  # the interpreter
-        return kernel[grid](*arguments, num_warps=num_warps)
-    if device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return launch(kernel, grid, num_warps, *arguments)
-    seen = [(a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, torch.Tensor) else a for a in arguments]
-    key = (kernel.fn, device.index, num_warps, *seen)
+    first = tensors[0]
+    assert first is not None
+    index = first.get_device()
+    if index < 0:  # the interpreter, on the CPU
+        kernel[grid](*tensors, *numbers, num_warps=num_warps)
+        return
+    if index != torch._C._cuda_getDevice():
+        with torch.cuda.device(index):
+            launch(kernel, grid, num_warps, tensors, numbers)
+        return
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    types = [None if tensor is None else tensor.dtype for tensor in tensors]
+    aligned = [pointer is None or pointer % 16 == 0 for pointer in pointers]
+    key = (kernel.fn, index, num_warps, numbers, *types, *aligned)
     compiled = _compiled_kernels.get(key)
     if compiled is None:
         if len(_compiled_kernels) == MAX_COMPILED_KERNELS:  # images of ever new sizes
             _compiled_kernels.clear()
-        compiled = kernel.warmup(*arguments, grid=grid, num_warps=num_warps, enable_fp_fusion=True)
+        compiled = kernel.warmup(*tensors, *numbers, grid=grid, num_warps=num_warps, enable_fp_fusion=True)
+        compiled[grid](*tensors, *numbers)  # also loads the code, for which memory may be missing
         _compiled_kernels[key] = compiled
-    return compiled[(*grid, 1, 1)[:3]](*arguments)
+        return
+    # What compiled[grid](*tensors, *numbers) calls, without hooks, and with addresses: Triton would ask each
+    # tensor for its address, and the driver about each address.
+    stream, no_hooks = torch._C._cuda_getCurrentRawStream(index), (None, None, None)
+    code = compiled.function, compiled.packed_metadata
+    compiled.run(*grid, stream, *code, *no_hooks, *pointers, *numbers)
+
+
+def kernel_module(name: str) -> ModuleType:
+    """The module with kernels of this name; importlib's own look-up costs as much as a launch."""
+    return sys.modules.get(name) or importlib.import_module(name)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's decorator, whose preparations are left out if no graph of the gradients is built."""
+    guarded = torch.autograd.function.once_differentiable(backward)
+
+    @wraps(backward)
+    def call(*arguments: Any) -> Any:
+        return guarded(*arguments) if torch.is_grad_enabled() else backward(*arguments)
+
+    return call
 
 
 def has_no_data(tensor: torch.Tensor) -> bool:
@@ -104,13 +140,14 @@ def cast_together(
     tensors: Sequence[torch.Tensor], dtype: torch.dtype, like: Sequence[torch.Tensor] | None = None
 ) -> list[torch.Tensor]:
     """The tensors in `dtype` and the layouts of `like`: copied with one launch, or themselves if they fit."""
-    layouts = tensors if like is None else like
-    pairs = list(zip(tensors, layouts, strict=True))
-    results = [
-        t if t.dtype == dtype and t.stride() == other.stride() else torch.empty_like(other, dtype=dtype)
-        for t, other in pairs
-    ]
-    new = [(result, t) for result, t in zip(results, tensors, strict=True) if result is not t]
-    if new:
-        torch._foreach_copy_([result for result, _ in new], [t for _, t in new])
+    results, copies, sources = [], [], []
+    for tensor, other in zip(tensors, like or tensors, strict=True):
+        result = tensor
+        if tensor.dtype != dtype or tensor.stride() != other.stride():
+            result = torch.empty_like(other, dtype=dtype)
+            copies.append(result)
+            sources.append(tensor)
+        results.append(result)
+    if copies:
+        torch._foreach_copy_(copies, sources)
     return results

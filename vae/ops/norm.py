@@ -4,17 +4,22 @@ Only the input and the statistics are saved: backward recomputes the normalized 
 G: groups of channels.
 """
 
-import importlib
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vae.ops import norm_torch
 from vae.ops.gpu_blocks import norm_blocks
-from vae.ops.library import accumulation_dtype, has_no_data, layout_of, uses_triton
+from vae.ops.library import (
+    accumulation_dtype,
+    has_no_data,
+    kernel_module,
+    layout_of,
+    once_differentiable,
+    uses_triton,
+)
 from vae.ops.norm_torch import Norm, sums_width
 
 
@@ -89,7 +94,7 @@ def group_norm_reference(
 def backend(h: Tensor) -> ModuleType:
     """The module that computes norms of h: Triton kernels on a GPU if possible, else PyTorch operations."""
     if uses_triton("norm", h):
-        return importlib.import_module("vae.ops.norm_triton")
+        return kernel_module("vae.ops.norm_triton")
     return norm_torch
 
 

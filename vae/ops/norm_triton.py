@@ -8,34 +8,36 @@ is fp32, all offsets are 64 bits. The speed is not measured yet.
 Import this module only if Triton is installed. With TRITON_INTERPRET=1 it runs on CPU tensors.
 """
 
-from typing import Any
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vae.ops import gpu_blocks
 from vae.ops import norm_kernels as kernels
-from vae.ops.gpu_blocks import norm_blocks
-from vae.ops.library import launch
+from vae.ops.library import MAX_COMPILED_KERNELS, launch
 from vae.ops.norm_torch import Norm, sums_width
 
 
 def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Implements vae.ops.norm.normalize_with_statistics; h is dense in NHWC."""
-    run, out = Launch(h, norm.groups), torch.empty_like(h)
-    moments = h.new_empty(2, h.shape[0], run.programs, norm.groups, dtype=torch.float32)
-    statistics = h.new_empty(2, h.shape[0], norm.groups, dtype=torch.float32)
-    run(kernels.moments_kernel, h, norm.h_bias, moments)
+    cut, batch, out = _cut(h, norm.groups), h.shape[0], torch.empty_like(h)
+    moments = h.new_empty(2, batch, cut.programs, norm.groups, dtype=torch.float32)
+    statistics = h.new_empty(2, batch, norm.groups, dtype=torch.float32)
+    launch(kernels.moments_kernel, cut.grid, cut.num_warps, (h, norm.h_bias, moments), cut.numbers)
     tensors = (h, norm.h_bias, out, moments, statistics, norm.weight, norm.bias)
-    run(kernels.normalize_kernel, *tensors, norm.eps, silu=norm.silu)
+    numbers = (norm.eps, *cut.numbers, norm.silu)
+    launch(kernels.normalize_kernel, cut.grid, cut.num_warps, tensors, numbers)
     return out, statistics
 
 
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
     """Implements vae.ops.norm.normalize; h is dense in NHWC."""
-    out = torch.empty_like(h)
-    tensors = (h, norm.h_bias, out, None, statistics.contiguous(), norm.weight, norm.bias)
-    Launch(h, norm.groups)(kernels.normalize_kernel, *tensors, norm.eps, silu=norm.silu)
+    cut, out = _cut(h, norm.groups), torch.empty_like(h)
+    tensors = (h, norm.h_bias, out, None, statistics, norm.weight, norm.bias)
+    numbers = (norm.eps, *cut.numbers, norm.silu)
+    launch(kernels.normalize_kernel, cut.grid, cut.num_warps, tensors, numbers)
     return out
 
 
@@ -43,37 +45,48 @@ def normalize_backward(
     grad_out: Tensor, h: Tensor, statistics: Tensor, norm: Norm, in_place: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Implements vae.ops.norm.normalize_backward; grad_out has h's strides."""
-    run, parameters = Launch(h, norm.groups), (statistics.contiguous(), norm.weight, norm.bias)
-    columns = sums_width(h, norm)
-    sums = h.new_empty(h.shape[0] * run.programs, columns, dtype=torch.float32)
-    grad_weight, grad_bias = (h.new_empty(h.shape[1], dtype=torch.float32) for _ in range(2))
+    cut, h_bias, parameters = _cut(h, norm.groups), norm.h_bias, (statistics, norm.weight, norm.bias)
+    sums = h.new_empty(h.shape[0] * cut.programs, sums_width(h, norm), dtype=torch.float32)
+    grad_weight = torch.empty_like(norm.weight, dtype=torch.float32)
+    grad_bias = torch.empty_like(grad_weight)
     grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
-    run(kernels.sums_kernel, grad_out, h, norm.h_bias, *parameters, sums, silu=norm.silu)
-    tensors = (grad_out, h, norm.h_bias, grad_h, *parameters, sums, grad_weight, grad_bias)
-    run(kernels.input_gradient_kernel, *tensors, silu=norm.silu)
-    return grad_h, grad_weight, grad_bias, None if norm.h_bias is None else sums[:, -h.shape[1] :].sum(0)
+    numbers = (*cut.numbers, norm.silu)
+    inputs = (grad_out, h, h_bias, *parameters, sums)
+    launch(kernels.sums_kernel, cut.grid, cut.num_warps, inputs, numbers)
+    tensors = (grad_out, h, h_bias, grad_h, *parameters, sums, grad_weight, grad_bias)
+    launch(kernels.input_gradient_kernel, cut.grid, cut.num_warps, tensors, numbers)
+    return grad_h, grad_weight, grad_bias, None if h_bias is None else sums[:, -h.shape[1] :].sum(0)
 
 
 def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
     """Implements vae.ops.norm.add_with_bias; h is dense in NHWC."""
-    run = Launch(h, groups=h.shape[1])  # tiles of any channels
-    run(kernels.add_kernel, h, x.contiguous(memory_format=torch.channels_last), bias)
+    cut = _cut(h, groups=h.shape[1])  # tiles of any channels
+    tensors = (h, x.contiguous(memory_format=torch.channels_last), bias)
+    launch(kernels.add_kernel, cut.grid, cut.num_warps, tensors, cut.numbers)
     return h
 
 
-class Launch:
-    """Launches kernels on h (B, C, H, W): how it is cut, and the arguments that all kernels have."""
+class Cut(NamedTuple):
+    """How kernels cut a tensor, and the numbers that all of them get."""
 
-    def __init__(self, h: Tensor, groups: int):
-        batch, channels, height, width = h.shape
-        assert h.is_contiguous(memory_format=torch.channels_last)
-        blocks = norm_blocks(batch, channels, height * width, groups)
-        self.programs = blocks.programs
-        self._grid = (blocks.programs, blocks.column_blocks, batch)
-        constants = (blocks.channels, blocks.rows, blocks.columns, blocks.groups)
-        self._numbers = (height * width, channels, groups, blocks.tiles_per_program, *constants)
+    programs: int  # along the pixels
+    grid: tuple[int, int, int]
+    num_warps: int
+    numbers: tuple[int, ...]
 
-    def __call__(self, kernel: Any, *arguments: Any, silu: bool | None = None) -> None:
-        """`silu`: the last argument of some kernels."""
-        last = () if silu is None else (silu,)
-        launch(kernel, self._grid, gpu_blocks.NUM_WARPS, *arguments, *self._numbers, *last)
+
+def _cut(h: Tensor, groups: int) -> Cut:
+    """The cut of h (B, C, H, W)."""
+    assert h.is_contiguous(memory_format=torch.channels_last)
+    constants = (gpu_blocks.TILE_ELEMENTS, gpu_blocks.REDUCTION_PROGRAMS, gpu_blocks.COLUMNS)
+    return _cut_of(h.shape, groups, gpu_blocks.NUM_WARPS, constants)
+
+
+@lru_cache(MAX_COMPILED_KERNELS)
+def _cut_of(shape: torch.Size, groups: int, num_warps: int, constants: tuple[int, ...]) -> Cut:
+    """`constants`: what norm_blocks reads. Benchmarks and tests change them."""
+    batch, channels, height, width = shape
+    blocks = gpu_blocks.norm_blocks(batch, channels, height * width, groups)
+    sizes = (blocks.channels, blocks.rows, blocks.columns, blocks.groups)
+    numbers = (height * width, channels, groups, blocks.tiles_per_program, *sizes)
+    return Cut(blocks.programs, (blocks.programs, blocks.column_blocks, batch), num_warps, numbers)

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from vae.ops.conv_gradients import ALL, cast_parameter_gradients, conv_backward
-from vae.ops.library import cast_together, empty_in_layout_of, layout_of
+from vae.ops.library import cast_together, empty_in_layout_of, layout_of, once_differentiable
 
 
 def downsample_conv_reference(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -16,17 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from vae.ops.conv_gradients import (
-    INPUT,
-    PARAMETERS,
-    WEIGHT,
-    add_pointwise_input_gradient,
-    conv_backward,
-)
-from vae.ops.fused_conv import norm_silu_conv_reference
-from vae.ops.library import cast_together
+from vae.ops.conv_gradients import WEIGHT, add_pointwise_input_gradient, conv_backward
+from vae.ops.fused_conv import activated_conv_backward, norm_silu_conv_reference
+from vae.ops.library import cast_together, once_differentiable
 from vae.ops.norm import (
     Norm,
     add_with_bias,
@@ -84,33 +77,34 @@ class _ResidualBlock(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, statistics1, statistics2, h, activated1, activated2, *parameters = ctx.saved_tensors
-        gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, _, *shortcut = parameters
+        gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
         cast1, cast2, *cast3 = cast_together([weight1, weight2, *shortcut[:1]], x.dtype)
         norm1 = Norm(gamma1, beta1, ctx.groups, eps=0.0)
         norm2 = Norm(gamma2, beta2, ctx.groups, eps=0.0, h_bias=bias1)
         if h is None:
             h = F.conv2d(normalize(x, statistics1, norm1), cast1, padding=1)
-        if activated2 is None:
-            activated2 = normalize(h, statistics2, norm2)
-        grad_weight2, grad_bias2 = conv_backward(grad_out, activated2, cast2, PARAMETERS)
+        grad, grad_weight2, grad_bias2 = activated_conv_backward(
+            grad_out, activated2, h, statistics2, norm2, cast2
+        )
         del activated2
-        (grad,) = conv_backward(grad_out, h, cast2, INPUT)
         grad, grad_gamma2, grad_beta2, grad_bias1 = normalize_backward(
             grad, h, statistics2, norm2, in_place=True
         )
         assert grad_bias1 is not None
         del h
-        if activated1 is None:
-            activated1 = normalize(x, statistics1, norm1)
-        (grad_weight1,) = conv_backward(grad, activated1, cast1, WEIGHT)
+        grad, grad_weight1 = activated_conv_backward(
+            grad, activated1, x, statistics1, norm1, cast1, has_bias=False
+        )
         del activated1
-        (grad,) = conv_backward(grad, x, cast1, INPUT)
         grad, grad_gamma1, grad_beta1, _ = normalize_backward(grad, x, statistics1, norm1, in_place=True)
-        grads = [grad_gamma1, grad_beta1, grad_weight1, grad_bias1]
-        grads += [grad_gamma2, grad_beta2, grad_weight2, grad_bias2]
+        of_convs, like = [grad_weight1, grad_weight2, grad_bias2], [weight1, weight2, bias2]
         if shortcut:
-            grads += [*conv_backward(grad_out, x, cast3[0], WEIGHT), grad_bias2.clone()]
+            of_convs += [*conv_backward(grad_out, x, cast3[0], WEIGHT), grad_bias2.clone()]
             add_pointwise_input_gradient(grad, grad_out, cast3[0])
         else:
             grad += grad_out
-        return grad, None, None, None, *cast_together(grads, weight1.dtype, like=parameters)
+        of_convs = cast_together(of_convs, weight1.dtype, like=[*like, *shortcut])
+        grad_weight1, grad_weight2, grad_bias2, *of_shortcut = of_convs
+        first = (grad_gamma1, grad_beta1, grad_weight1, grad_bias1)
+        second = (grad_gamma2, grad_beta2, grad_weight2, grad_bias2)
+        return grad, None, None, None, *first, *second, *of_shortcut
