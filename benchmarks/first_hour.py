@@ -117,7 +117,7 @@ def run_in_process(options: argparse.Namespace, number: int) -> int:
             reason = "its process was ended: no time was left" if code is None else f"exit code {code}"
             record.end(record.running, FAILED, error=reason)
             print_case(record, list(record.cases)[-1])
-        elif record is None or code not in (0, EXIT_CARD_LOST):
+        elif record is None or code not in (0, None, EXIT_CARD_LOST):
             print(last_line(log_path(options.out, number)), file=sys.stderr)
             return 1
         if code in (0, None):
