@@ -144,6 +144,7 @@ def test_unknown_dtype_is_a_user_error(model, pixels):
         vae.encode(model, pixels, dtype="half")
 
 
+@pytest.mark.slow
 def test_train_returns_files_and_records(tiny, tmp_path):
     result = vae.train(**{**tiny, "max_steps": 2, "log_freq": 1})
     assert result.is_complete

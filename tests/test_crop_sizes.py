@@ -3,6 +3,8 @@
 docs/training.md has the table of all settings. Only borders differ, so the tolerances fall with the size.
 """
 
+import functools
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from vae.step import compute_gradients
 SIDE = 32  # px of the tile
 
 
+@functools.cache
 def step_sums(tiles: int) -> dict[str, float]:
     """The sums of a step on one image of `tiles` x `tiles` equal tiles."""
     networks, inputs = toy_networks(torch.float32), toy_inputs(1, SIDE)
@@ -26,13 +29,13 @@ def step_sums(tiles: int) -> dict[str, float]:
     "name", ["reconstruction", "mse", "perceptual", "kl", "adversarial", "discriminator"]
 )
 def test_terms_do_not_change_with_the_size(name):
-    small, large = step_sums(2)[name], step_sums(8)[name]
-    assert large == pytest.approx(small, rel=0.15)  # a sum over pixels would be 16 times as large
+    small, large = step_sums(2)[name], step_sums(4)[name]
+    assert large == pytest.approx(small, rel=0.15)  # a sum over pixels would be 4 times as large
 
 
 def test_the_adaptive_adversarial_weight_does_not_change_with_the_size():
     def ratio(sums: dict[str, float]) -> float:
         return (sums["reconstruction_sq_norm"] / sums["adversarial_sq_norm"]) ** 0.5
 
-    # borders: 0.88 and 0.73; a sum over pixels in one of the two terms would be a factor of 16
-    assert ratio(step_sums(8)) == pytest.approx(ratio(step_sums(2)), rel=0.3)
+    # the norms of sums over pixels in one of the two terms would be a factor of 4
+    assert ratio(step_sums(4)) == pytest.approx(ratio(step_sums(2)), rel=0.3)

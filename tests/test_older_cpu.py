@@ -13,7 +13,7 @@ import torch
 
 from tests.harness.runs import ROOT
 
-FP32 = ("-k", "fp32 or precision or diffusers or compile")
+FP32 = ("-k", "fp32 or precision or diffusers")
 BF16 = ("-k", "bf16 or precision", "-p", "tests.harness.bf16_without_onednn")
 PATHS = ("tests/ops", "tests/losses", "tests/model/test_autoencoder.py", "tests/model/test_recompute.py")
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}

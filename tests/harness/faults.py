@@ -333,18 +333,4 @@ def start_faulty(
     )
 
 
-def run_faulty(
-    given: dict[str, Any], *faults: Fault, processes: int = 1, timeout: float = 300
-) -> subprocess.CompletedProcess[str]:
-    """Run training with these options and faults to its end."""
-    process = start_faulty(given, *faults, processes=processes)
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
 faults_from = partial(json.loads, object_hook=lambda values: Fault(**values))

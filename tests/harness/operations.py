@@ -60,11 +60,6 @@ def _drawn(
     return [t.requires_grad_() for t in (h.contiguous(memory_format=layout), *weights)]
 
 
-def in_layout(inputs: list[Tensor], layout: torch.memory_format) -> list[Tensor]:
-    """The inputs, the first of them in `layout`."""
-    return [inputs[0].detach().contiguous(memory_format=layout).requires_grad_(), *inputs[1:]]
-
-
 def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """The output, and the gradients of a random projection of it."""
     out = function(*inputs)

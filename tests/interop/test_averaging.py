@@ -155,6 +155,7 @@ def test_exports_and_averages_keep_their_start(tmp_path, image_folder, capsys, o
     assert load_vae(exported("folded", written)).file.start == ""  # its channels have scales of their own
 
 
+@pytest.mark.slow
 def test_soup_on_held_out_images_is_at_least_as_good_as_the_best(folds, image_folder, capsys):
     options = f"--average_by soup --held_out {image_folder} --image_size 32 --device cpu"
     combined(*folds, options=options)

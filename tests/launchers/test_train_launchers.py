@@ -215,6 +215,7 @@ Path(".venv", STAMP).write_text(json.dumps(wanted(test=False)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [False, True], ids=["missing environment", "changed requirements"])
 def test_environment_is_completed_first_and_a_failure_stops(project, changed):
     def spoil() -> None:

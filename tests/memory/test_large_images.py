@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -35,6 +36,7 @@ class LargeTensors(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 def test_3840_px_fit_30_gib():
     """Includes LPIPS, EMA weights, AdamW's moments and the reserve."""
     spec = replace(default_spec(3840), recompute=RECOMPUTE[-1])
@@ -42,6 +44,7 @@ def test_3840_px_fit_30_gib():
     assert plan.step_memory(replace(spec, batch=4), 1).total <= 29.5 * GIB
 
 
+@pytest.mark.slow
 def test_no_operation_needs_offsets_of_more_than_32_bits():
     plan.count_step.cache_clear()
     with LargeTensors() as large:

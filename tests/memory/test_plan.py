@@ -130,6 +130,7 @@ def test_prediction_at_each_recompute_level(level):
     check_prediction(replace(SPEC, loss=ALL, recompute=level), 2)
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_micro_batch():
     spec = replace(SPEC, batch=32)
     totals = [step_memory(spec, micro_batch).total for micro_batch in (4, 8, 12, 16)]
@@ -138,6 +139,7 @@ def test_memory_is_linear_in_the_micro_batch():
     assert min(steps) > 0
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_pixels():
     # attention over the latents is in blocks: no term is quadratic in the pixels
     deep = replace(
@@ -218,6 +220,7 @@ def test_auto_selects_the_fastest_level_that_fits_one_image():
     assert choose_step(spec, 0, "1", "auto").total == min(totals.values())  # a number is used as it is
 
 
+@pytest.mark.slow
 def test_auto_selects_a_level_for_the_requested_passes():
     spec = replace(SPEC, batch=8, image_size=128)
     at_none, at_blocks = (step_memory(replace(spec, recompute=r), 4).total for r in ("none", "blocks"))

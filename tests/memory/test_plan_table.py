@@ -189,6 +189,7 @@ def test_profile_is_planned_as_the_trainer_plans_it():
     assert 0 < fitting < len(needs)
 
 
+@pytest.mark.slow
 def test_profile_that_does_not_fit_shows_the_least_memory():
     least = min(step_memory(replace(SPEC, recompute=level), 1).total for level in RECOMPUTE)
     plan = plan_profile("mine", TINY, target(2 * least - 2))

@@ -17,6 +17,7 @@ def at_1024():
     return {memory.recompute: memory for memory in memory_by_level(default_spec(1024))}
 
 
+@pytest.mark.slow
 def test_bytes_per_pixel_of_the_whole_step(at_1024):
     """Working bytes: without what stays between steps; with LPIPS and the gradients of the weights."""
     found = {name: memory.working / 1024**2 for name, memory in at_1024.items()}

@@ -1,4 +1,4 @@
-"""The discriminator has the shape of pix2pix's PatchGAN, and keeps the images of a batch independent."""
+"""The discriminator has the shape of pix2pix's PatchGAN, its initial weights, and learns."""
 
 import pytest
 import torch
@@ -55,14 +55,6 @@ def test_initial_weights_match_pix2pix():
     weights = torch.cat([conv.weight.detach().flatten() for conv in Discriminator(32, 3).convs])
     assert float(weights.std()) == pytest.approx(0.02, rel=0.02)
     assert abs(float(weights.mean())) < 1e-3
-
-
-def test_images_do_not_affect_each_other():
-    model = Discriminator(8, 3).double()
-    images = torch.rand(3, 3, 32, 32, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(model(images)[1].sum(), images)
-    assert gradient[0].abs().max() == gradient[2].abs().max() == 0
-    assert gradient[1].abs().max() > 0
 
 
 def test_learns_to_distinguish_noise_from_flat_images():

@@ -112,7 +112,8 @@ def test_bf16_is_as_exact_as_plain_bf16(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "channels", "queries"), [(16_384, 64, 512), (65_536, 512, 4096), (2**20, 512, 512)]
+    ("tokens", "channels", "queries"),
+    [(16_384, 64, 512), (65_536, 512, 4096), pytest.param(2**20, 512, 512, marks=pytest.mark.slow)],
 )
 def test_scratch_is_bounded_by_the_size_of_the_inputs_and_by_2_to_the_29_scores(tokens, channels, queries):
     assert attention_blocks(3, tokens, channels, "cuda") == (1, queries)

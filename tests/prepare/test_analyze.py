@@ -115,6 +115,7 @@ def test_page_is_complete_and_safe(analysis):
         assert len(re.findall(rf"<{tag}[ >]", page)) == page.count(f"</{tag}>")
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_same_files(folder, analysis, tmp_path):
     stats, page = analysis
     again, _ = analyze(config(folder, tmp_path / "s.json", num_workers="2"))
@@ -198,6 +199,7 @@ def test_mistakes_are_errors(folder, tmp_path):
     assert not (tmp_path / "s.json").exists()
 
 
+@pytest.mark.slow
 def test_command_line(folder, tmp_path):
     words = ["--mode", "analyze", "--input_dir", str(folder), "--num_workers", "1", "--limit", "4"]
     done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_file", str(tmp_path / "s.json"))

@@ -127,6 +127,7 @@ def test_resizing_agrees_with_lanczos_of_pillow(size):
     assert 0.98 < fine_detail(ours) / fine_detail(reference) < 1.05
 
 
+@pytest.mark.slow
 def test_commands_of_the_guide(raw, tmp_path):
     """The documented commands, except for the size, because these images are small."""
     line = (

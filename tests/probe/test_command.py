@@ -246,6 +246,7 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, flags, tokens):
     assert not (tmp_path / "out" / "probe.json").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_encoding_continues_where_it_was(folder, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     monkeypatch.setattr(latents, "SECONDS_PER_SAVE", 0.0)

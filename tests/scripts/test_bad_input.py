@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import train_vae
+from tests.harness.damaged_files import flip_bit
 from tests.harness.runs import ROOT, TINY, run_script
 from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint, record_path
@@ -323,9 +324,7 @@ def truncate(path: Path) -> None:
 
 
 def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 16
-    path.write_bytes(data)
+    flip_bit(path, path.stat().st_size // 3)
 
 
 def empty(path: Path) -> None:

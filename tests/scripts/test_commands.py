@@ -78,23 +78,17 @@ def saved_options(folder: str) -> dict:
     return options
 
 
-def test_fast_command(workdir):
-    run_line(FAST)
-    options = saved_options("./outputs")
-    assert [options[name] for name in SPEED] == [True] * 5
-    assert (options["data_path"], options["image_size"]) == ("./data/train", 32)
-
-
 @pytest.mark.slow
 def test_fast_command_compiles(workdir, capfd):
     from vae.training.precision import why_not_compile
 
-    run_line(FAST, SMALL.replace("--no-use_torch_compile", "--channels 8 8 --val_split 0"))
+    run_line(FAST, SMALL.replace("--no-use_torch_compile", "--channels 8 --val_split 0"))
     assert saved_options("./outputs")["use_torch_compile"] is True
     reason = why_not_compile(torch.device("cpu"))
     assert ("training continues without it" in capfd.readouterr().out) == (reason is not None)
 
 
+@pytest.mark.slow
 def test_production_command(workdir):
     run_line(PRODUCTION, SMALL.replace("--perceptual_weight 0", "--perceptual_net random"))
     options = saved_options("./outputs/production_vae")
@@ -162,13 +156,16 @@ def test_documented_json_file_is_read(workdir):
 
 
 @pytest.mark.slow
-def test_command_in_a_subprocess(workdir):
+def test_command_in_a_subprocess(workdir, capsys):
     done = run_script(str(ROOT / "train_vae.py"), *words(FAST, SMALL), cwd=workdir)
     assert done.returncode == 0, done.stderr
     assert "done: " in done.stdout
     assert "next    python train_vae.py --resume_from outputs/checkpoint_" in done.stdout
-    again = run_script(str(ROOT / "train_vae.py"), *words(FAST, SMALL + " --resume_from latest"), cwd=workdir)
-    assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
+    options = saved_options("./outputs")
+    assert [options[name] for name in SPEED] == [True] * 5
+    assert (options["data_path"], options["image_size"]) == ("./data/train", 32)
+    run_line(FAST, SMALL + " --resume_from latest")
+    assert "nothing to do" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", [FAST, PRODUCTION, LARGE, *STAGES])
@@ -180,15 +177,6 @@ def test_commands_set_the_options_they_name(line):
             expected = "True" if value.startswith("--") else value
             found = options[flag[2:]]
             assert str(found) == expected or float(found) == float(expected), flag
-
-
-@pytest.mark.slow
-def test_printed_next_command_runs(workdir, capsys):
-    run_line(FAST)
-    lines = capsys.readouterr().out.splitlines()
-    (following,) = [line.removeprefix("next    ") for line in lines if line.startswith("next    ")]
-    run_line(following, "--max_steps 2")
-    assert Path("outputs/checkpoint_epoch_1.pt").exists() or Path("outputs/checkpoint_step_2.pt").exists()
 
 
 def next_words(output: str) -> list[str]:
@@ -235,9 +223,3 @@ def test_checkpoint_overrides_profile_in_a_run(workdir):
     assert train_vae.main(["--resume_from", str(checkpoint), "--profile", "ultra", "--max_steps", "2"]) == 0
     options = json.loads(Path("outputs/config.json").read_text())
     assert (options["image_size"], options["batch_size"], options["channels"]) == (32, 2, [8, 16, 16])
-
-
-def test_profile_options_are_used_by_a_run(workdir):
-    run_line("python train_vae.py --profile maximum")
-    options = saved_options("./outputs")
-    assert (options["accumulation_steps"], options["mixed_precision"]) == (2, True)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import run_here
 from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation import compare
@@ -152,20 +151,6 @@ def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path)
     assert "NaN or infinity for 3 of 3 images" in output
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["vaes"][0]["sizes"][0]["metrics"]["psnr"] is None
-
-
-def test_help_works_without_pytorch():
-    found = without_libraries("evaluate_vae.py", "--help")
-    assert found.returncode == 0, found.stderr
-    for word in ("--vae", "--sizes", "required", "examples:"):
-        assert word in found.stdout
-    assert max(map(len, found.stdout.splitlines())) <= 110
-
-
-def test_missing_pytorch_is_one_line():
-    found = without_libraries("evaluate_vae.py", "--vae", "x", "--data_path", "y", "--output_dir", "z")
-    assert (found.returncode, len(found.stderr.splitlines())) == (1, 1)
-    assert "setup.sh" in found.stderr
 
 
 def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:

@@ -1,4 +1,4 @@
-"""The command line of export_vae.py: help, one-line errors, and complete files."""
+"""The command line of export_vae.py: one-line errors, and complete files."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import ROOT, TINY, run_here, run_script
 from tests.harness.vae_families import SMALL, diffusers_model, research_model, save_research
 from vae.interop.vae_files import load_vae
@@ -39,22 +38,6 @@ def source(tmp_path) -> Path:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def test_help_needs_no_pytorch():
-    found = without_libraries("export_vae.py", "--help")
-    assert found.returncode == 0, found.stderr
-    for word in ("--vae", "--fold_scaling", "required", "examples:"):
-        assert word in found.stdout
-
-
-def test_missing_pytorch_is_reported(tmp_path):
-    (tmp_path / "a.safetensors").touch()
-    words = ("--vae", str(tmp_path / "a.safetensors"), "--output", str(tmp_path / "b"))
-    found = without_libraries("export_vae.py", *words)
-    assert found.returncode == 1
-    assert len(found.stderr.splitlines()) == 1
-    assert "is not installed" in found.stderr
 
 
 @pytest.mark.slow

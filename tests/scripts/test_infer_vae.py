@@ -1,4 +1,4 @@
-"""infer_vae.py as a command: help, one-line errors, and no incomplete files."""
+"""infer_vae.py as a command: one-line errors, and no incomplete files."""
 
 import shutil
 import subprocess
@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import ROOT, run_here, run_script
 from tests.harness.small_vae import write_vae
 from tests.harness.waiting import wait_until
@@ -40,22 +39,6 @@ def flags(vae_folder, image_folder, tmp_path) -> dict[str, object]:
 
 def flat(flags: dict[str, object]) -> list[object]:
     return [word for pair in flags.items() for word in pair]
-
-
-def test_help_works_without_pytorch():
-    found = without_libraries("infer_vae.py", "--help")
-    assert found.returncode == 0, found.stderr
-    for word in ("--vae", "--tile", "required", "examples:", "77"):
-        assert word in found.stdout
-    assert max(map(len, found.stdout.splitlines())) <= 110
-
-
-def test_missing_pytorch_is_one_line():
-    words = ("--vae", "x", "--mode", "encode", "--input", "y", "--output_dir", "z")
-    found = without_libraries("infer_vae.py", *words)
-    assert found.returncode == 1
-    assert len(found.stderr.splitlines()) == 1
-    assert "setup.sh" in found.stderr
 
 
 @pytest.mark.parametrize(

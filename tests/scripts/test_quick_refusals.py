@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.harness.blocked_imports import each_without_pytorch, without_pytorch
+from tests.harness.blocked_imports import each_without_pytorch, without_libraries, without_pytorch
 from tests.harness.runs import ROOT
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.system.script import SETUP, activation_hint
@@ -172,3 +172,15 @@ def test_valid_command_gets_as_far_as_pytorch(folder, script, flags):
     found = without_pytorch(script, *given)
     assert found.returncode == 1
     assert found.stderr == f"{script}: torch is not installed: run {SETUP}{activation_hint(ROOT)}\n"
+    found = without_libraries(script, *given)
+    assert (found.returncode, found.stderr.count("\n")) == (1, 1)
+    assert f"is not installed: run {SETUP}" in found.stderr
+
+
+@pytest.mark.parametrize("script", ["evaluate_vae.py", "export_vae.py", "infer_vae.py"])
+def test_help_needs_no_library(script):
+    found = without_libraries(script, "--help")
+    assert found.returncode == 0, found.stderr
+    for word in ("--vae", "required", "examples:"):
+        assert word in found.stdout
+    assert max(map(len, found.stdout.splitlines())) <= 110

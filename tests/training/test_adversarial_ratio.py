@@ -61,8 +61,7 @@ def test_measuring_changes_nothing_and_a_loss_scale_cancels():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", RECOMPUTE)
-@pytest.mark.parametrize("size", [512, 2048])
+@pytest.mark.parametrize(("level", "size"), [*((level, 512) for level in RECOMPUTE), ("all", 2048)])
 def test_measuring_needs_less_memory_than_a_step_of_one_image(level, size):
     loss = LossConfig(adversarial_weight=0.5)
     spec = StepSpec(
@@ -74,6 +73,7 @@ def test_measuring_needs_less_memory_than_a_step_of_one_image(level, size):
     assert counter.peak < step_memory(spec, 1).working
 
 
+@pytest.mark.slow
 def test_records_have_the_ratios_and_training_is_the_same(tiny, tmp_path):
     expected = train_short(tiny, tmp_path / "rare", **ADVERSARIAL, log_freq=100)
     found = train_short(tiny, tmp_path / "often", **ADVERSARIAL)

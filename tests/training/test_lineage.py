@@ -57,6 +57,7 @@ def abandoned(trained, tmp_path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_latest_follows_the_run_that_was_resumed_last(given, abandoned, capsys):
     first, second = (
         load_checkpoint(abandoned / f"checkpoint_step_{step}.pt")["run"]["id"] for step in (2, 3)

@@ -65,12 +65,6 @@ def test_layout_may_change_when_a_run_is_resumed(given, tmp_path):
     assert_weights_close(*(last_checkpoint(tmp_path / name) for name in ("True", "False")))
 
 
-def test_micro_batches_give_the_same_training(given, tmp_path):
-    for size in ("1", "4"):
-        assert train({**given, "micro_batch_size": size, "output_dir": str(tmp_path / size)}) == 0
-    assert_weights_close(*(last_checkpoint(tmp_path / size) for size in ("1", "4")))
-
-
 def test_trial_steps_restore_the_momentum(given, tmp_path):
     """--train_minutes makes real steps before the run and restores everything."""
     given |= {"max_val_images": 1}

@@ -1,21 +1,13 @@
 """--profile_steps writes a trace and a table."""
 
 import json
-from pathlib import Path
 
-import pytest
-
-from tests.harness.runs import run_script
-from tests.harness.training_runs import SHORT, train_short
-from vae.config.flags import command_words
+from tests.harness.training_runs import train_short
 
 
-@pytest.mark.slow
-def test_profile_contains_a_trace_and_a_table(tiny):
-    given = {**tiny, **SHORT, "batch_size": 2, "profile_steps": 2}
-    found = run_script("train_vae.py", *command_words(given))
-    assert found.returncode == 0, found.stderr
-    folder = Path(given["output_dir"]) / "profile" / "32px"
+def test_profile_contains_a_trace_and_a_table(tiny, tmp_path):
+    train_short(tiny, tmp_path / "run", batch_size=2, profile_steps=2)
+    folder = tmp_path / "run" / "profile" / "32px"
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert "convolution" in (folder / "table.txt").read_text()
 

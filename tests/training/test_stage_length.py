@@ -13,7 +13,7 @@ from tests.harness.training_runs import (
     reproducible_records,
     train_on_two_processes,
 )
-from vae.config.options import Config, all_options
+from vae.config.options import all_options
 from vae.config.resolve import PER_COMMAND
 from vae.training.run import train
 from vae.training.stages import StageSteps
@@ -175,7 +175,3 @@ def test_two_processes_choose_the_same_number(tiny, tmp_path):
     found = train_on_two_processes(given, before=patched)
     assert found.stdout.startswith("--train_minutes 9: 3 epochs")
     assert last_checkpoint(tmp_path / "run")["position"]["epoch"] == 3
-
-
-def test_default_is_off():
-    assert Config().run.train_minutes is None
