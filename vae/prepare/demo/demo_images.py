@@ -47,6 +47,8 @@ def run_demo(config: DemoConfig) -> int:
                 remove_temporary(folder)  # of a process that a signal ended while it wrote
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be written: {error.strerror or error}") from error
+    finally:
+        remove_temporary(folder)  # of processes that were ended while they wrote
     console.info(f"{folder}: {config.count} images, {len(missing)} of them drawn now")
     return 0
 
