@@ -130,6 +130,7 @@ def test_three_stage_commands(workdir):
     ]
 
 
+@pytest.mark.slow
 def test_command_with_json_file(workdir):
     """The channels and sizes are smaller than documented; z_channels is as documented."""
     given = {

@@ -31,6 +31,7 @@ def momenta(content: dict[str, Any]) -> dict[str, Any]:
     return {str(n): state["momentum_buffer"] for n, state in states.items() if "momentum_buffer" in state}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_stopped_and_resumed_run_equals_the_uninterrupted_one(given, tmp_path, channels_last):
     given |= {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1, "disc_start": 1}
@@ -57,6 +58,7 @@ def test_resuming_with_another_optimizer_is_an_error(given, before, after):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_layout_may_change_when_a_run_is_resumed(given, tmp_path):
     for layout in (True, False):
         folder = {**given, "output_dir": str(tmp_path / f"{layout}"), "num_epochs": 2}

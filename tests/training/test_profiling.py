@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from tests.harness.training_runs import train_short
 
 
+@pytest.mark.slow
 def test_profile_contains_a_trace_and_a_table(tiny, tmp_path):
     train_short(tiny, tmp_path / "run", batch_size=2, profile_steps=2)
     folder = tmp_path / "run" / "profile" / "32px"

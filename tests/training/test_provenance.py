@@ -70,6 +70,7 @@ def test_reports_name_branches():
     assert branches(runs) == "from step 5: transform crop random -> center"
 
 
+@pytest.mark.slow
 def test_run_records_its_samples_and_each_resume(image_folder, tmp_path, capsys):
     out = tmp_path / "run"
     given = {**TINY, **SHORT, "data_path": str(image_folder), "output_dir": str(out), "num_epochs": 3}

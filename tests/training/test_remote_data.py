@@ -33,6 +33,7 @@ def given(tiny, tmp_path):
     return values
 
 
+@pytest.mark.slow
 def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_path, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     url = web.url("dataset.json?signature=5ecret", login="me:pa55word@")

@@ -48,6 +48,7 @@ def learning_rates(folder: Path) -> dict[int, float]:
 # ---- non-finite steps ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_streak_goes_back_to_the_last_good_checkpoint_with_half_the_learning_rate(given, tmp_path, capsys):
     """Steps 9 to 13 are not finite: 6 is the last good checkpoint, because an ordinary record follows it."""
     folder = tmp_path / "run"
@@ -69,6 +70,7 @@ def test_streak_goes_back_to_the_last_good_checkpoint_with_half_the_learning_rat
     assert [record["step"] for record in records(folder, "run")] == [0, 6]
 
 
+@pytest.mark.slow
 def test_second_divergence_of_a_stage_stops_with_a_good_checkpoint_as_latest(given, tmp_path):
     """The next stage has a rollback of its own."""
     folder = tmp_path / "run"
@@ -92,6 +94,7 @@ def test_second_divergence_of_a_stage_stops_with_a_good_checkpoint_as_latest(giv
     assert len(newest(folder)["rollbacks"][0]) == 1
 
 
+@pytest.mark.slow
 def test_next_stage_begins_with_its_own_rollback_and_the_full_learning_rate(tiny, tmp_path):
     given = {**tiny, **RECIPE, "progressive": "32:2:4,16:3:4", "max_nonfinite_steps": 3}
     with injected(Fault("nan", "step", nth=5, times=3), Fault("nan", "step", nth=9, times=3)):
@@ -102,6 +105,7 @@ def test_next_stage_begins_with_its_own_rollback_and_the_full_learning_rate(tiny
     assert newest(tmp_path / "run")["rollbacks"].keys() == {0, 2}
 
 
+@pytest.mark.slow
 def test_rollback_halves_the_rate_of_the_discriminator_in_its_stage(tiny, tmp_path):
     given = {**tiny, **RECIPE, "progressive": "32:2:4,16:2:4", "max_nonfinite_steps": 3}
     given |= {"adversarial_weight": 0.5, "disc_start": 2, "disc_channels": 8, "disc_layers": 1}
@@ -113,7 +117,8 @@ def test_rollback_halves_the_rate_of_the_discriminator_in_its_stage(tiny, tmp_pa
     assert [found[step] for step in steps] == [*[None] * 2, *[1e-4] * 2, *[5e-5] * 4, *[1e-4] * 8]
 
 
-@pytest.mark.parametrize("learning_rate", [pytest.param(1e3, marks=pytest.mark.slow), 1e30])
+@pytest.mark.slow
+@pytest.mark.parametrize("learning_rate", [1e3, 1e30])
 def test_run_that_diverges_by_its_learning_rate_stops_and_can_be_resumed(given, tmp_path, learning_rate):
     """Before, 1e30 left only checkpoints that were infinite, and 1e3 ended as if it were well."""
     given |= {"num_epochs": 10, "max_nonfinite_steps": 10}
@@ -140,6 +145,7 @@ def test_nothing_is_saved_or_pruned_while_steps_are_not_finite(given, tmp_path, 
     assert set(seen[18]) == {"checkpoint_epoch_2.pt", "checkpoint_step_18.pt"}
 
 
+@pytest.mark.slow
 def test_stop_signal_among_skipped_steps_saves_and_prunes_nothing(given, tmp_path):
     """The weights are those before the skipped steps, so nothing that was learned is lost."""
     folder = tmp_path / "run"
@@ -155,6 +161,7 @@ def test_stop_signal_among_skipped_steps_saves_and_prunes_nothing(given, tmp_pat
     assert train({**given, "resume_from": "latest"}) == 0
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_go_back_at_once(given, tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(
