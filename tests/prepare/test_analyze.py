@@ -205,7 +205,7 @@ def test_command_line(folder, tmp_path):
     done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_file", str(tmp_path / "s.json"))
     assert done.returncode == 0, done.stderr
     assert "4 images" in done.stdout
-    assert "near duplicates: 2 images in 1 groups, all listed in " in done.stdout
+    assert "near duplicates: 2 images in 1 group, all listed in " in done.stdout
     assert (tmp_path / "s.html").exists()
     with open(tmp_path / "s_near_duplicates.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -19,7 +19,7 @@ from vae.prepare.near_duplicates import find_clusters
 from vae.prepare.overlaps import join_overlapping
 from vae.prepare.pool import Failure
 from vae.progress import Progress
-from vae.system.console import printable
+from vae.system.console import counted, printable
 from vae.system.errors import DataError
 
 EXAMPLES, MAX_NAMES = 3, 4  # groups that a summary names, and images of each
@@ -81,8 +81,8 @@ def _fingerprint(config: ReadingConfig, job: tuple[str, str]) -> Fingerprint | F
 def group_lines(groups: Mapping[str, Iterable[str]], where: str) -> list[str]:
     """Lines of a summary: the number of near duplicates, `where` all are listed, and a few groups."""
     names = {group: sorted(members, key=os.fsencode) for group, members in sorted(groups.items())}
-    count = sum(map(len, names.values()))
-    lines = [f"  near duplicates: {count} images in {len(names)} groups" + (f", {where}" if names else "")]
+    images = counted(sum(map(len, names.values())), "image")
+    lines = [f"  near duplicates: {images} in {counted(len(names), 'group')}{f', {where}' if names else ''}"]
     for group, members in list(names.items())[:EXAMPLES]:
         more = ", ..." if len(members) > MAX_NAMES else ""
         lines.append(f"    {group}: {printable(', '.join(members[:MAX_NAMES]))}{more}")
