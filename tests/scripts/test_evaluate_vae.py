@@ -63,6 +63,7 @@ def flags(folder, tmp_path) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 def test_comparison_writes_correct_values_to_every_file(flags, folder, tmp_path):
     code, output, errors = run_command(flags)
     assert (code, errors) == (0, "")

@@ -67,6 +67,7 @@ def test_layout_may_change_when_a_run_is_resumed(given, tmp_path):
     assert_weights_close(*(last_checkpoint(tmp_path / name) for name in ("True", "False")))
 
 
+@pytest.mark.slow
 def test_trial_steps_restore_the_momentum(given, tmp_path):
     """--train_minutes makes real steps before the run and restores everything."""
     given |= {"max_val_images": 1}
