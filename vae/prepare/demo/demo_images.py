@@ -35,16 +35,11 @@ def run_demo(config: DemoConfig) -> int:
         draw = partial(_draw_and_save, folder, config)
         with Progress("demo", config.count, "image", done=config.count - len(missing)) as bar:
             drawn = run_each(draw, missing, num_workers=max(1, num_workers), limits=Limits(DRAWING_SECONDS))
-            try:
-                with closing(drawn) as results:
-                    for _, failure in results:
-                        if failure is not None:
-                            raise DataError(
-                                f"an image cannot be drawn: {failure.detail}: lower --num_workers"
-                            )
-                        bar.update()
-            finally:
-                remove_temporary(folder)  # of a process that a signal ended while it wrote
+            with closing(drawn) as results:
+                for _, failure in results:
+                    if failure is not None:
+                        raise DataError(f"an image cannot be drawn: {failure.detail}: lower --num_workers")
+                    bar.update()
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be written: {error.strerror or error}") from error
     finally:
