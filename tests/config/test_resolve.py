@@ -195,7 +195,11 @@ def test_progressive_list_is_parsed():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "512", "512:25", "512:25:32,", "512:25:32:1", "512:0:32", "-512:25:32", "a:b:c", "500:25:4"]
+    "text",
+    [
+        *("", "512", "512:25", "512:25:32,", "512:25:32:1", "512:0:32", "-512:25:32", "a:b:c", "500:25:4"),
+        *("512:9999999999:4", f"512:{'9' * 5000}:4"),
+    ],
 )
 def test_invalid_progressive_list_is_a_one_line_error(text):
     with pytest.raises(UserError, match=r"--progressive|--image_size") as caught:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,42 @@ def test_addresses_within_any_text_lose_their_credentials(given, shown, capsys):
     for write in (console.info, console.error, console.progress):
         write(given)
     assert "".join(capsys.readouterr()) == f"{shown}\n" * 3
+
+
+@pytest.mark.parametrize("text", ["http://", "y", "a://b", "http://u:p w", "http://a?"])
+def test_long_texts_are_searched_in_linear_time(text):
+    started = time.process_time()
+    public_text(text * (200_000 // len(text)))
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://bob:pa55word@b/x", " https:/bob:pa55word@h/x", "zip::s3://b/x?5ecret"]
+)
+@pytest.mark.parametrize(
+    ("script", "flag", "words"),
+    [
+        ("train_vae.py", "output_dir", []),
+        ("train_vae.py", "save_config", []),
+        ("train_vae.py", "cache_dir", []),
+        ("prepare_data.py", "output_dir", ["--mode", "demo"]),
+        ("prepare_data.py", "quarantine_dir", ["--mode", "validate", "--input_dir", "."]),
+        ("evaluate_vae.py", "output_dir", ["--vae", "vae", "--data_path", "."]),
+        ("infer_vae.py", "output_dir", ["--vae", "vae", "--mode", "encode", "--input", "a.png"]),
+        ("export_vae.py", "output", ["--vae", "vae"]),
+        ("tune_vae.py", "output_dir", []),
+    ],
+)
+def test_results_are_not_written_to_a_folder_named_like_an_address(
+    script, flag, words, address, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = run_here(script, *words, f"--{flag}={address}")
+    assert done.returncode == 78
+    assert f"--{flag} " in done.stderr
+    assert "is an address: give a path on this machine" in done.stderr
+    assert_public(tmp_path, done.stdout, done.stderr)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -357,6 +357,28 @@ def test_links_in_the_cache_are_not_followed(web, cache, tmp_path, root):
     assert not new.exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_folder_of_the_cache_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "users").mkdir()
+    (tmp_path / FOLDER_NAME).symlink_to(tmp_path / "users")
+    with pytest.raises(UserError, match=r"--cache_dir .* is a link: give the folder that it points to"):
+        ShardCache(tmp_path, 1)
+    assert not list((tmp_path / "users").iterdir())
+
+
+def test_second_name_of_a_users_file_is_not_of_the_cache(web, cache, tmp_path, root):
+    """A hard link to a copy of the shard: neither used nor marked as used."""
+    images = remote(web, cache)
+    first = entries(images)[0]
+    users = tmp_path / "users"
+    users.write_bytes((root / first.name).read_bytes())
+    os.utime(users, (1, 1))
+    os.link(users, cache.folder / f"{first.sha256}.tar")
+    assert images.read(0) == local(root).read(0)
+    assert users.stat().st_mtime == 1
+    assert len(web.wholes()) == 1
+
+
 # ---- damage ------------------------------------------------------------------------------------------------
 
 

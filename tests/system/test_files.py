@@ -14,6 +14,7 @@ from vae.system.files import (
     csv_cell,
     csv_text,
     nearest_existing,
+    parse_json,
     read_json,
     read_json_lines,
     sha256_of_file,
@@ -77,6 +78,7 @@ def test_why_not_writable(tmp_path, monkeypatch):
     assert why_not_writable(tmp_path / "file") == "is a file: use another folder"
     assert f"inside of {tmp_path / 'file'}, which is a file" in why_not_writable(tmp_path / "file" / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert "a null character" in why_not_writable(tmp_path / "a\0b")
 
     def refuse(dir):
         raise PermissionError(13, "Permission denied", str(dir))
@@ -84,6 +86,14 @@ def test_why_not_writable(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # permissions do not stop root
     expected = f"cannot be written ({tmp_path}: Permission denied): change its permissions or use"
     assert why_not_writable(tmp_path / "a").startswith(expected)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need special permissions")
+@pytest.mark.parametrize("target", ["link", "missing"])
+def test_folder_behind_a_link_that_leads_nowhere_is_not_writable(tmp_path, target):
+    (tmp_path / "link").symlink_to(target)
+    for folder in (tmp_path / "link", tmp_path / "link" / "a"):
+        assert f"the link {tmp_path / 'link'} leads to no folder" in why_not_writable(folder)
 
 
 def test_nearest_existing(tmp_path, monkeypatch):
@@ -101,12 +111,17 @@ def test_nearest_existing(tmp_path, monkeypatch):
         (b" " * (2**24 + 1), "larger than 16 MiB"),
         (b'"\xff"', "utf-8"),
         (b"9" * 5000, "digits"),
+        (b'{"scaling": -' + b"9" * 400 + b"}", "a whole number of 401 digits"),
     ],
 )
 def test_unusable_json_is_a_value_error(tmp_path, content, message):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_json(tmp_path / "a.json")
+
+
+def test_long_digits_in_text_are_no_number():
+    assert parse_json('["' + "9" * 400 + '", 7]') == ["9" * 400, 7]
 
 
 def test_json_with_a_byte_order_mark_is_read(tmp_path):

@@ -51,6 +51,14 @@ def test_corrupt_image_is_skipped_and_reported_once(options, tmp_path, capsys):
     assert (printed.out + printed.err).count(f"skipped {bad}") == 1
 
 
+def test_validation_images_of_which_none_can_be_used_are_refused(options, tmp_path, capsys):
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "a.png").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"--val_path .*val: none of its images can be used"):
+        train({**options, "val_path": str(tmp_path / "val")})
+    assert "validation image skipped: a.png: not_an_image" in capsys.readouterr().out
+
+
 def test_step_without_any_valid_image_changes_nothing(options, tmp_path):
     damage(options, 6)
     empty, weights = [], []

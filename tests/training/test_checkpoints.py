@@ -107,7 +107,7 @@ def test_pipe_among_checkpoints_is_skipped(three, tmp_path, capsys):
 def test_no_valid_checkpoint_is_an_error(three, tmp_path, capsys):
     for path in three:
         os.truncate(path, 100)
-    with pytest.raises(UserError, match=r"--resume_from latest: none of the 3 checkpoints in .* is valid"):
+    with pytest.raises(UserError, match=r"--resume_from latest: none of the 3 checkpoints .* valid: restore"):
         load_newest(tmp_path)
     assert len(capsys.readouterr().out.splitlines()) == 3
 

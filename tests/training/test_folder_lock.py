@@ -86,6 +86,32 @@ def test_nothing_is_written_through_a_link(tmp_path, name, folder):
     assert (outside / "letter.txt").read_text() == "dear"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not report hard links")
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoint_epoch_3.pt.tmp", "hang_stacks_0.txt"])
+def test_nothing_is_written_to_a_second_name_of_a_file(tmp_path, name):
+    """A hard link: a checkpoint may have one, because it is only replaced as a whole."""
+    letter, run = tmp_path / "letter.txt", tmp_path / "run"
+    run.mkdir()
+    letter.write_text("dear")
+    os.link(letter, run / "checkpoint_epoch_3.pt")
+    with FolderLock() as lock:
+        lock.acquire(run)
+    os.unlink(run / ".lock")
+    os.link(letter, run / name)
+    with FolderLock() as lock, pytest.raises(UserError, match=f"contains the link {name}"):
+        lock.acquire(run)
+    assert letter.read_text() == "dear"
+
+
+def test_lock_that_is_a_folder_is_named(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with (
+        FolderLock() as lock,
+        pytest.raises(UserError, match=r"\.lock is not a regular file"),
+    ):
+        lock.acquire(tmp_path)
+
+
 def test_lock_names_the_process_that_holds_it(tmp_path):
     with Holder(tmp_path) as holder, FolderLock() as lock, pytest.raises(UserError) as caught:
         lock.acquire(tmp_path)

@@ -18,6 +18,7 @@ EARLIER_NAMES = {
     "guard_psnr": "regression_psnr",
 }
 NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, saturation and hue
+MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
 RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "all")
@@ -112,11 +113,12 @@ class ModelConfig:
         (128, 256, 512, 512),
         "channels per resolution level; each extra level halves height and width of the latents once more",
         at_least=1,
+        at_most=MAX_CHANNELS,
     )
     layers_per_block: int = option(
-        2, "residual blocks per encoder level; each decoder level has one more", at_least=1
+        2, "residual blocks per encoder level; each decoder level has one more", at_least=1, at_most=100
     )
-    z_channels: int = option(16, "latent channels", at_least=1)
+    z_channels: int = option(16, "latent channels", at_least=1, at_most=MAX_CHANNELS)
     norm_groups: int = option(
         32, "groups of every GroupNorm; must divide every value of --channels", at_least=1
     )
@@ -283,8 +285,12 @@ class LossConfig:
         "upper limit of the adaptive factor: reconstruction / adversarial gradient norm",
         at_least=0,
     )
-    disc_channels: int = option(64, "channels of the PatchGAN discriminator's first layer", at_least=1)
-    disc_layers: int = option(3, "number of strided layers in the PatchGAN discriminator", at_least=1)
+    disc_channels: int = option(
+        64, "channels of the PatchGAN discriminator's first layer", at_least=1, at_most=MAX_CHANNELS
+    )
+    disc_layers: int = option(
+        3, "number of strided layers in the PatchGAN discriminator", at_least=1, at_most=100
+    )
     disc_learning_rate: float = option(
         1e-4,
         "peak learning rate of the discriminator; its schedule begins at --disc_start, or with the "
@@ -409,7 +415,7 @@ class RunConfig:
     accumulation_steps: int = option(
         1, "batches whose gradients are accumulated before each optimizer step", at_least=1
     )
-    num_epochs: int = option(100, "number of epochs in the stage", at_least=1)
+    num_epochs: int = option(100, "number of epochs in the stage", at_least=1, at_most=10**9)
     train_minutes: float | None = option(
         None,
         "choose the number of epochs of a new stage, so that training takes about this many minutes on this "

@@ -1,5 +1,6 @@
 """Combine flags, checkpoint, profile and card into one Config, and check it. Pure functions of plain data."""
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -188,7 +189,7 @@ def split_progressive(text: str) -> list[StageRequest]:
     stages = []
     for part in text.split(","):
         numbers = part.strip().split(":")
-        if len(numbers) != 3 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
+        if len(numbers) != 3 or not all(re.fullmatch("0*[1-9][0-9]{0,8}", n) for n in numbers):
             raise UserError(
                 f"--progressive {text}: {part!r} is not SIZE:EPOCHS:BATCH; for example 512:25:32,1024:50:16"
             )

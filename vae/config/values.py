@@ -8,7 +8,15 @@ import typing
 from dataclasses import Field
 from typing import Any
 
+from vae.system.addresses import is_like_address
 from vae.system.errors import UserError
+
+MAX_WHOLE = 2**63 - 1  # what a tensor's shape, a seed or an index can be
+# Options with a path that is written.
+_WRITTEN = (
+    *("output_dir", "output", "output_file", "save_config", "cache_dir", "probe_cache", "quarantine_dir"),
+)
+_MAX_NAME = 100  # characters of a name that are compared and shown: one in a file from others may be huge
 
 
 def base_type(item: Field[Any]) -> type:
@@ -31,6 +39,10 @@ def is_list(item: Field[Any]) -> bool:
 def check(item: Field[Any], value: Any) -> None:
     """Raise UserError if `value` is not valid for the option."""
     limits = item.metadata
+    if item.name in _WRITTEN and isinstance(value, str) and is_like_address(value):
+        raise UserError(
+            f"--{item.name} {value} is an address: give a path on this machine, and copy the results later"
+        )
     if value == "" or (is_list(item) and value is not None and "" in value):
         raise UserError(f"--{item.name} has no value: give one or remove the flag")
     if limits["choices"] and value not in limits["choices"]:
@@ -44,6 +56,8 @@ def check(item: Field[Any], value: Any) -> None:
             raise UserError(f"--{item.name} {part} is not a finite number: give one such as 0.001")
         if part is None:
             continue
+        if isinstance(part, int) and abs(part) > MAX_WHOLE:
+            raise UserError(f"--{item.name} has a whole number above {MAX_WHOLE}: give a smaller one")
         if limits["at_least"] is not None and part < limits["at_least"]:
             raise UserError(f"--{item.name} {part} is too small: the minimum is {limits['at_least']}")
         if limits["at_most"] is not None and part > limits["at_most"]:
@@ -66,7 +80,7 @@ def from_json(item: Field[Any], value: Any) -> Any:
 def _scalar_from_json(item: Field[Any], value: Any) -> Any:
     kind = base_type(item)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) <= MAX_WHOLE else math.inf  # `check` refuses it
     if item.metadata["auto"] and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if type(value) is not kind:
@@ -96,7 +110,7 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
     """The most similar known name, or None if none is similar."""
-    known = list(known)
+    known, name = list(known), name[:_MAX_NAME]
     if _SYNONYMS.get(name.lower()) in known:
         return _SYNONYMS[name.lower()]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -105,7 +119,7 @@ def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
 
 def unknown_choice(flag: str, value: Any, choices: typing.Iterable[Any]) -> str:
     """The message about a value that is not one of the choices."""
-    names = [str(choice) for choice in choices]
-    listed, suggestion = ", ".join(names), nearest(str(value), names)
+    names, value = [str(choice) for choice in choices], str(value)[:_MAX_NAME]
+    listed, suggestion = ", ".join(names), nearest(value, names)
     remedy = f"{suggestion} ({listed})" if suggestion else f": choose one of {listed}"
     return f"{flag} {value} is unknown{remedy}"

@@ -61,10 +61,10 @@ class _File(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "_File | None":
-        """The file if the cache wrote it: not a link, nor of another name. OSError if it is not there."""
+        """The file if the cache wrote it: no link of any kind or other name. OSError if it is not there."""
         name = _OWN_NAME.fullmatch(path.name)
         status = path.lstat()
-        if name is None or not stat.S_ISREG(status.st_mode):
+        if name is None or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             return None
         size = status.st_size if name[2] is None else int(name[2])
         is_shared = _others_write(status) or _others_write(path.parent.stat())
@@ -121,6 +121,9 @@ class ShardCache:
         problem = why_not_writable(folder)
         if problem:
             raise UserError(f"--cache_dir {folder} {problem}")
+        if folder.is_symlink():
+            remedy = "give the folder that it points to"
+            raise UserError(f"--cache_dir {parent}: its {FOLDER_NAME} is a link: {remedy}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _ = self._locks

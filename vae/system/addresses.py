@@ -7,10 +7,13 @@ from typing import Any
 
 # Two letters at least: C:// is a drive of Windows.
 _REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_ADDRESS = r"[A-Za-z][A-Za-z0-9+.-]+:[/\\]+"  # with one slash too, and within other text
+# With one slash too, and within other text. Only at the beginning of a word: a search stays linear.
+_ADDRESS = r"(?<![A-Za-z0-9+.-])[0-9+.-]*[A-Za-z][A-Za-z0-9+.-]+:[/\\]+"
 # Everything until @, also if a password has / or spaces: it follows a colon and is not a port.
 _USER = re.compile(rf"({_ADDRESS})(?:[^\s/]*|[^\s/:]*:(?!\d*(?:[/:\s]|$)).*)@")
-_QUERY = re.compile(rf"({_ADDRESS}[^\s?#]*)[?#]\S*?(?=['\"]?(?:\s|$))")  # without a last quote of a shell
+# An address without a query matches too, so that none is read twice; without a last quote of a shell.
+_AS_A_FOLDER = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:(?:[/\\]|:\w)")
+_QUERY = re.compile(rf"({_ADDRESS}[^\s?#]*)(?:[?#]\S*?(?=['\"]?(?:\s|$)))?")
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -18,12 +21,21 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return _REMOTE.match(os.fspath(path)) is not None
 
 
+def is_like_address(path: str) -> bool:
+    """Whether a user meant an address, mistyped or not: as a local path it would make folders such as s3:"""
+    return _AS_A_FOLDER.match(path) is not None
+
+
 def public_text(text: str | os.PathLike[str]) -> str:
     """The text with each address in it without user, password and query string, which may have a signature.
 
     Everything that is printed or written to a file has this form: messages, and words of command lines.
     """
-    return _QUERY.sub(r"\1", _USER.sub(r"\1", os.fspath(text)))
+    lines = []
+    for line in os.fspath(text).split("\n"):
+        head, at, tail = line.rpartition("@")  # nothing behind the last one can match _USER
+        lines.append(_USER.sub(r"\1", head + at) + tail)
+    return _QUERY.sub(r"\1", "\n".join(lines))
 
 
 def public_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ _CHUNK_BYTES = 2**20
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+_IN_PLACE = (".lock", ".jsonl", ".tmp", ".txt")  # ends of the names that are not only replaced as a whole
+_HUGE = re.compile(r"(?<![0-9])[0-9]{300}")  # a whole number that no float can be
 
 
 @contextmanager
@@ -72,19 +74,27 @@ def remove_temporary(folder: Path) -> None:
 
 
 def find_link(folder: Path) -> Path | None:
-    """A symbolic link in a folder or directly in one of its folders: writing could follow it."""
+    """A link in a folder or directly in one of its folders, through which writing could change other files.
+
+    Of hard links only those that are written in place: others may be a user's second name of a checkpoint.
+    """
     folders = []
     with os.scandir(folder) as entries:  # it knows what each entry is: a run can have thousands of samples
         for entry in entries:
-            if entry.is_symlink():
+            if _is_link(entry):
                 return Path(entry)
             if entry.is_dir():
                 folders.append(Path(entry))
     for inner in folders:
         with suppress(OSError), os.scandir(inner) as entries:  # lost+found: nothing is written there
-            if link := next((entry for entry in entries if entry.is_symlink()), None):
+            if link := next(filter(_is_link, entries), None):
                 return Path(link)
     return None
+
+
+def _is_link(entry: os.DirEntry[str]) -> bool:
+    is_written = entry.name.endswith(_IN_PLACE) and entry.is_file(follow_symlinks=False)
+    return entry.is_symlink() or (is_written and entry.stat().st_nlink > 1)  # 0 on Windows
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -103,10 +113,17 @@ def sha256_of_file(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
+def _parse_int(digits: str) -> int:
+    if _HUGE.search(digits):
+        raise ValueError(f"it contains a whole number of {len(digits)} digits")
+    return int(digits)
+
+
 def parse_json(text: str, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Decode JSON; everything that is wrong with it is a ValueError, deep nesting included."""
+    """Decode JSON; a ValueError if anything is wrong, deep nesting and huge whole numbers included."""
+    parse_int = _parse_int if _HUGE.search(text) else None
     try:
-        return json.loads(text, object_pairs_hook=pairs_hook)
+        return json.loads(text, object_pairs_hook=pairs_hook, parse_int=parse_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -172,7 +189,13 @@ def nearest_existing(path: str | os.PathLike[str]) -> Path:
 
 def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
     """What prevents writing into a folder, with the remedy; None if nothing does. It may not exist yet."""
-    folder, nearest = Path(folder), nearest_existing(folder)
+    folder = Path(folder)
+    if "\0" in str(folder):
+        return "contains a null character: remove it"
+    for path in (folder, *folder.absolute().parents):
+        if path.is_symlink() and not path.exists():
+            return f"cannot be used: the link {path} leads to no folder: remove it, or use another folder"
+    nearest = nearest_existing(folder)
     if not nearest.is_dir():
         where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
         return f"{where}: use another folder"

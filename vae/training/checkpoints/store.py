@@ -94,7 +94,10 @@ def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             console.warning(f"no checkpoint of the last run in {folder} is left: {path} is of an earlier one")
         return path, content
     if paths:
-        raise UserError(f"--resume_from latest: none of the {len(paths)} checkpoints in {folder} is valid")
+        raise UserError(
+            f"--resume_from latest: none of the {len(paths)} checkpoints in {folder} is valid: restore one "
+            "from a copy, or use another --output_dir for a new run"
+        )
     return None
 
 

@@ -60,6 +60,8 @@ class FolderLock:
                 "what it points at: replace it by a copy, or remove it"
             )
         path = folder / LOCK_NAME
+        if path.exists() and not path.is_file():
+            raise UserError(f"--output_dir {folder}: {LOCK_NAME} is not a regular file: remove it")
         try:
             file = open_locked(path)
         except OSError as error:

@@ -11,7 +11,7 @@ from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.evaluation.sums import Sums
 from vae.system import console
-from vae.system.errors import UserError
+from vae.system.errors import DataError, UserError
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import resume_command
@@ -60,6 +60,12 @@ class Validator:
         meter = BaselineMeter(self._networks, self._state.autoencoder.downsampling)
         with self._alive.signals.answering(VALIDATION):
             self.baselines = meter.metrics(self._sums(meter, self._batches), self._dist)
+        val_path = self.images.data.val_path
+        if val_path and not any(metrics["images"] for metrics in self.baselines.values()):
+            raise DataError(
+                f"--val_path {val_path}: none of its images can be used, for the reasons above: give other "
+                "images, or leave the flag out"
+            )
         values = {"image_size": self._state.stage.image_size}
         for name, metrics in self.baselines.items():
             self._logbook.record("baseline", self._state.position.step, {"codec": name, **values, **metrics})
