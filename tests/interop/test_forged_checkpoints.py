@@ -110,7 +110,7 @@ FORGED = {
     "text_as_option": (put("config", "learning_rate", value="fast"), "--learning_rate 'fast'"),
     "huge_option": (put("config", "learning_rate", value=10**400), "--learning_rate"),
     "huge_whole_option": (put("config", "seed", value=10**5000), "--seed"),
-    "option_of_10_mb": (put("config", "init", value="y" * 10**7), "--init y"),
+    "option_of_10_mb": (put("config", "init", value="y" * 10**7), "--init 'y"),
     "no_channels": (drop("config", "channels"), "lacks channels"),
     "other_architecture": (other_architecture, r"channels \[8, 16\], and its config \(8, 32\)"),
     "endless_architecture": (endless_architecture, "layers_per_block"),
