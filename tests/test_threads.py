@@ -44,6 +44,7 @@ def test_settings_of_a_script(settings, expected):
     assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP prints its settings")
 def test_openmp_reads_them():
     printed = run_program("with_torch", OMP_DISPLAY_ENV="VERBOSE").stderr

@@ -121,6 +121,7 @@ def test_latents_have_unit_variance_and_little_noise():
     assert posterior.logvar.mean() == pytest.approx(-6, abs=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "z", "distinct"), [((32, 64, 128, 128), 80, 80), ((32, 64, 64, 64), 64, 48)]
 )

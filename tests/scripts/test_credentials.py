@@ -141,6 +141,7 @@ def test_evaluation_and_validation_record_no_credentials(joined, image_folder, t
     assert "http://127.0.0.1" in (tmp_path / "out" / "results.json").read_text()
 
 
+@pytest.mark.slow
 def test_search_gives_credentials_to_its_runs_and_records_none(image_folder, tmp_path):
     pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
     pytest.importorskip("optuna", reason="requirements-tune.txt is not installed")

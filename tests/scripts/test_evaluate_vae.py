@@ -114,6 +114,7 @@ def test_comparison_writes_correct_values_to_every_file(flags, folder, tmp_path)
     assert "<script>alert" not in (out / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_samples_of_the_posterior_do_not_depend_on_the_batch(flags, tmp_path):
     flags.update({"--posterior": "sample", "--vae": flags["--vae"][:1], "--equivariance_images": 0})
     found = []
@@ -126,6 +127,7 @@ def test_samples_of_the_posterior_do_not_depend_on_the_batch(flags, tmp_path):
     assert not np.allclose(found[0], found[2], atol=0.01)
 
 
+@pytest.mark.slow
 def test_one_bicubic_row_for_each_downsampling(flags, tmp_path):
     flags["--vae"].append(str(write_vae(tmp_path / "third", shape=replace(SMALL, channels=(16, 32)))))
     flags.update({"--samples": 0, "--equivariance_images": 0, "--max_images": 1})

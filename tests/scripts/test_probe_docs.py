@@ -45,6 +45,7 @@ def workplace(vaes, image_folder, tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_command_runs(workplace, capsys):
     folds, pair, recipe = (words[2:] for words in commands(page_text("probe.md")))
     for words in (folds, pair):
@@ -72,6 +73,7 @@ def test_every_command_runs(workplace, capsys):
     assert all(float(row[1]) + float(row[2]) == pytest.approx(1, abs=2e-6) for row in rows[1:])
 
 
+@pytest.mark.slow
 def test_reference_sees_pixels_and_reconstructions(workplace, monkeypatch):
     """A network of random weights at its place in PyTorch's cache."""
     monkeypatch.setattr(reference, "SIDE", 32)  # px: faster

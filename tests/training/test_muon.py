@@ -81,6 +81,7 @@ def test_trial_steps_restore_the_momentum(given, tmp_path):
     assert_same(*map(momenta, pair), "momenta")
 
 
+@pytest.mark.slow
 def test_rollback_restores_the_momentum(given, tmp_path):
     """Steps 5 to 7 are not finite; step 2 is the last good checkpoint, which the rollback saves again."""
     given |= {"num_epochs": 3, "checkpoint_steps": 2, "keep_checkpoints": 9, "background_save": False}

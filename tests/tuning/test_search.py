@@ -16,6 +16,7 @@ from vae.tuning.study import DEFAULTS
 RATE = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}}
 
 
+@pytest.mark.slow
 def test_search_finds_the_better_rate_and_reports_it(tune, capsys):
     folder = tune(RATE, "--trials", "12", "--pruner", "none")
     rows = rows_of(folder)
@@ -55,6 +56,7 @@ def test_no_gain_is_said_plainly(tune, capsys):
     assert "NO GAIN" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_pruned_trials_stop_early_and_the_defaults_never(tune, monkeypatch):
     monkeypatch.setenv("STUB_SECONDS", "0.04")
     folder = tune(RATE, "--trials", "8", "--pruner", "asha", "--min_steps", "2")
@@ -88,6 +90,7 @@ def test_hyperband_counts_optimizer_steps(tune):
     assert rows[0]["state"] == "complete"
 
 
+@pytest.mark.slow
 def test_out_of_memory_divergence_and_rejection_are_pruned_not_failed(tune):
     folder = tune({"z_channels": [4, 5, 6, 7], **RATE}, "--trials", "16", "--seed", "1")
     reasons = {row["params"]["z_channels"]: (row["state"], row["reason"]) for row in rows_of(folder)}
