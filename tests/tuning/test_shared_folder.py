@@ -121,7 +121,8 @@ study.set_user_attr("after", 3)
 
 
 @pytest.mark.parametrize(
-    "damage", [b"not json\n", b'{"op_code": 6}\n', b'{"op_code": 99, "worker_id": "a"}\n']
+    "damage",
+    [b"not json\n", b'{"op_code": 6}\n', b'{"op_code": 99, "worker_id": "a"}\n', b"[" * 100_000 + b"\n"],
 )
 def test_damaged_journal_is_one_line(tune, damage):
     folder = tune(SPACE, "--trials", "1")

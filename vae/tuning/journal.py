@@ -51,7 +51,7 @@ def open_study(folder: Path, objectives: Sequence[str]) -> optuna.Study:
             directions=directions,
             load_if_exists=True,
         )
-    except (ValueError, KeyError, AssertionError, TypeError) as error:
+    except (ValueError, LookupError, AssertionError, TypeError, RecursionError) as error:
         raise UserError(
             f"--output_dir: the journal {path} is damaged: its records do not fit together "
             f"({type(error).__name__}): restore it from a copy, or search in another folder"
