@@ -133,6 +133,17 @@ def test_damaged_journal_is_one_line(tune, damage):
         tune(SPACE, "--trials", "2")
 
 
+def test_journal_that_is_a_link_is_refused(tmp_path):
+    target = tmp_path / "other"
+    target.write_text("")
+    folder = tmp_path / "search"
+    folder.mkdir()
+    (folder / JOURNAL_NAME).symlink_to(target)
+    with pytest.raises(UserError, match=r"--output_dir .* contains the link journal\.log"):
+        open_study(folder, ["psnr"])
+    assert target.read_text() == ""
+
+
 def test_a_search_that_is_older_than_an_option_continues(tune):
     folder = tune(SPACE, "--trials", "1")
     journal = folder / "journal.log"

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from vae.system.errors import UserError
+
 MAX_JSON_BYTES = 16 * 2**20  # of a whole JSON file: the largest that this toolkit reads has a few kB
 MAX_LINE_CHARS = 2**20  # of a line of a JSONL file
 _CHUNK_BYTES = 2**20
@@ -21,7 +23,13 @@ _CHUNK_BYTES = 2**20
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
-_IN_PLACE = (".lock", ".jsonl", ".tmp", ".txt")  # ends of the names that are not only replaced as a whole
+_IN_PLACE = (
+    ".lock",
+    ".log",
+    ".jsonl",
+    ".tmp",
+    ".txt",
+)  # ends of the names that are not only replaced as a whole
 _HUGE = re.compile(r"(?<![0-9])[0-9]{300}")  # a whole number that no float can be
 
 
@@ -73,8 +81,17 @@ def remove_temporary(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def find_link(folder: Path) -> Path | None:
-    """A link in a folder or directly in one of its folders, through which writing could change other files.
+def refuse_links(folder: Path) -> None:
+    """UserError if writing into the existing --output_dir `folder` could change files outside of it."""
+    if link := _find_link(folder):
+        raise UserError(
+            f"--output_dir {folder} contains the link {link.relative_to(folder)}, and a run could change "
+            "what it points at: replace it by a copy, or remove it"
+        )
+
+
+def _find_link(folder: Path) -> Path | None:
+    """A link in a folder or directly in one of its folders.
 
     Of hard links only those that are written in place: others may be a user's second name of a checkpoint.
     """

@@ -12,6 +12,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from vae.config.tune_flags import DIRECTIONS
 from vae.system import console
 from vae.system.errors import UserError
+from vae.system.files import refuse_links
 from vae.tuning.claims import wait_for_claim
 
 JOURNAL_NAME = "journal.log"
@@ -41,7 +42,8 @@ class JournalLock(JournalFileOpenLock):
 
 
 def open_study(folder: Path, objectives: Sequence[str]) -> optuna.Study:
-    """The study in the folder, or a new one; UserError if it is damaged or has other objectives."""
+    """The study in the folder, or a new one; UserError for a link, damage or other objectives."""
+    refuse_links(folder)
     path = folder / JOURNAL_NAME
     directions: list[Any] = [DIRECTIONS[name] for name in objectives]
     try:

@@ -12,7 +12,7 @@ from typing import IO
 
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import find_link, remove_temporary
+from vae.system.files import refuse_links, remove_temporary
 from vae.system.lock_file import open_locked
 
 LOCK_NAME = ".lock"
@@ -54,11 +54,7 @@ class FolderLock:
         """
         if self._file is not None:
             return
-        if link := find_link(folder):
-            raise UserError(
-                f"--output_dir {folder} contains the link {link.relative_to(folder)}, and a run could change "
-                "what it points at: replace it by a copy, or remove it"
-            )
+        refuse_links(folder)
         path = folder / LOCK_NAME
         if path.exists() and not path.is_file():
             raise UserError(f"--output_dir {folder}: {LOCK_NAME} is not a regular file: remove it")
