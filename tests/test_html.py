@@ -48,7 +48,7 @@ def package(tmp_path_factory):
         for module in (
             "__init__",
             "html",
-            *(f"system/{name}" for name in ("__init__", "addresses", "console", "files")),
+            *(f"system/{name}" for name in ("__init__", "addresses", "console", "errors", "files")),
         ):
             archive.write(ROOT / "vae" / f"{module}.py", f"vae/{module}.py")
         for file in (ROOT / "vae" / "templates").iterdir():

@@ -50,3 +50,26 @@ def test_every_kernel_compiles_and_launches(sm: int, dtypes: tuple[str, ...]):
     assert keys == sorted(str(key) for key in KERNEL_KEYS if key.dtype in tested)
     assert "TRITON_DEFAULT_FP_FUSION" not in done.stderr  # we set it: its default changes
     assert launched == sorted(f"{module}.{name}_kernel" for module in KERNELS for name in KERNELS[module])
+
+
+BROKEN_RELAUNCH = """
+import json, torch
+from types import SimpleNamespace
+from vae.ops import library
+from vae.ops.kernel_check import run_tests
+
+class Broken(dict):
+    def get(self, key):
+        return super().get(key) and SimpleNamespace(function=0, packed_metadata=0, run=None)
+
+library._compiled_kernels = Broken()
+outcomes = list(run_tests(torch.device("cuda", 0), [torch.float32]))
+print(json.dumps([outcome.error for outcome in outcomes]))
+"""
+
+
+def test_a_kernel_that_only_launches_once_is_broken():
+    """Repeated launches go past Triton's own code, which another version may not support."""
+    errors = json.loads(run_on_null_gpu("-c", BROKEN_RELAUNCH).stdout)
+    assert len(errors) == 3  # the first kernel of each operation ends its tests
+    assert all("TypeError" in error for error in errors)

@@ -77,7 +77,7 @@ def assert_contains(line: str, tokens: tuple[str, ...]) -> None:
         ("--learning_rate fast", USAGE, ("--learning_rate fast", "number")),
         ("--channels 8 x", USAGE, ("--channels x", "whole number")),
         ("--lr_schedule cosin", USAGE, ("--lr_schedule cosin", "did you mean cosine?")),
-        ("--image_size -8", CONFIG, ("--image_size -8", "minimum", "11")),
+        ("--image_size -8", CONFIG, ("--image_size -8", "minimum", "12")),
         ("--batch_size 0", CONFIG, ("--batch_size 0", "minimum", "1")),
         ("--num_epochs -1", CONFIG, ("--num_epochs -1", "minimum", "1")),
         ("--learning_rate -1", CONFIG, ("--learning_rate -1.0", "minimum", "0")),
@@ -146,7 +146,7 @@ def test_contradicting_values(mistake, words, tokens):
         ("32:1:2;32:1:2", ("--progressive 32:1:2;32:1:2", "'32:1:2;32:1:2'")),
         ("32:-1:2", ("--progressive 32:-1:2", "'32:-1:2'")),
         ("32:1:2,33:1:2", ("--image_size 33", "multiple of 2", "32 or 34")),
-        ("8:1:2", ("--image_size 8", "minimum", "11")),
+        ("8:1:2", ("--image_size 8", "minimum", "12")),
     ],
 )
 def test_invalid_progressive_list(mistake, listed, tokens):

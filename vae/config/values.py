@@ -14,7 +14,13 @@ from vae.system.errors import UserError
 MAX_WHOLE = 2**63 - 1  # what a tensor's shape, a seed or an index can be
 # Options with a path that is written.
 _WRITTEN = (
-    *("output_dir", "output", "output_file", "save_config", "cache_dir", "probe_cache", "quarantine_dir"),
+    "output_dir",
+    "output",
+    "output_file",
+    "save_config",
+    "cache_dir",
+    "probe_cache",
+    "quarantine_dir",
 )
 _MAX_NAME = 100  # characters of a name that are compared and shown: one in a file from others may be huge
 
@@ -57,7 +63,9 @@ def check(item: Field[Any], value: Any) -> None:
         if part is None:
             continue
         if isinstance(part, int) and abs(part) > MAX_WHOLE:
-            raise UserError(f"--{item.name} has a whole number above {MAX_WHOLE}: give a smaller one")
+            raise UserError(
+                f"--{item.name} {str(part)[:_MAX_NAME]} has too many digits: the maximum is {MAX_WHOLE}"
+            )
         if limits["at_least"] is not None and part < limits["at_least"]:
             raise UserError(f"--{item.name} {part} is too small: the minimum is {limits['at_least']}")
         if limits["at_most"] is not None and part > limits["at_most"]:

@@ -130,7 +130,8 @@ def _test(key: KernelKey, kernel: str, call: Call, inputs: list[Tensor]) -> Outc
     name = MODULES[key.operation]
     expected = call(importlib.import_module(f"{name}_torch"), *(t.double() for t in inputs))
     try:
-        found = call(importlib.import_module(f"{name}_triton"), *(t.clone() for t in inputs))
+        for _ in range(2):  # the second launch is the direct one (vae.ops.library.launch)
+            found = call(importlib.import_module(f"{name}_triton"), *(t.clone() for t in inputs))
         pairs = zip(found, expected, strict=True)
         differences = [(a.double() - b).abs().max() / b.abs().max() for a, b in pairs]
         return Outcome(key, kernel, torch.stack(differences).max().item())

@@ -11,8 +11,8 @@ _REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _ADDRESS = r"(?<![A-Za-z0-9+.-])[0-9+.-]*[A-Za-z][A-Za-z0-9+.-]+:[/\\]+"
 # Everything until @, also if a password has / or spaces: it follows a colon and is not a port.
 _USER = re.compile(rf"({_ADDRESS})(?:[^\s/]*|[^\s/:]*:(?!\d*(?:[/:\s]|$)).*)@")
-# An address without a query matches too, so that none is read twice; without a last quote of a shell.
 _AS_A_FOLDER = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:(?:[/\\]|:\w)")
+# An address without a query matches too, so that none is read twice; without a last quote of a shell.
 _QUERY = re.compile(rf"({_ADDRESS}[^\s?#]*)(?:[?#]\S*?(?=['\"]?(?:\s|$)))?")
 
 

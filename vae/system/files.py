@@ -23,13 +23,7 @@ _CHUNK_BYTES = 2**20
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
-_IN_PLACE = (
-    ".lock",
-    ".log",
-    ".jsonl",
-    ".tmp",
-    ".txt",
-)  # ends of the names that are not only replaced as a whole
+_IN_PLACE = (".lock", ".log", ".jsonl", ".tmp", ".txt")  # ends of names of files that are written in place
 _HUGE = re.compile(r"(?<![0-9])[0-9]{300}")  # a whole number that no float can be
 
 
