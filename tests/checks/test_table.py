@@ -166,6 +166,7 @@ FAULTS = [
     ("card.present", FAIL, {**NO_DEVICES, "smi": HANGING}, "no answer", "restart"),
     ("card.present", WARN, {**NO_DEVICES, "smi": HANGING, "quick": True}, "without --quick"),  # it may sleep
     ("card.present", FAIL, {**NO_DEVICES, "smi": MISMATCH}, "mismatch"),
+    ("card.present", WARN, {**NO_DEVICES, "smi": Smi("missing"), "host": {"system": "Darwin"}}, "MPS"),
     ("card.present", WARN, {"smi": MISMATCH}),  # PyTorch can use the card in spite of that
     ("card.present", PASS, {"smi": Smi("missing")}, "its state is unknown"),
     ("card.usable", FAIL, {"loaded": {"devices": (), "cuda_message": "unknown"}}, "unknown", "restart"),

@@ -221,6 +221,9 @@ def test_missing_file_and_folder_are_errors(tmp_path):
         UserError, match=r"is a folder: name a checkpoint in it, or use .*--resume_from latest"
     ):
         load_checkpoint(tmp_path)
+    (tmp_path / "diffusion_pytorch_model.safetensors").touch()
+    with pytest.raises(UserError, match=r"is a VAE.*--init_from"):
+        load_checkpoint(tmp_path)
 
 
 def _save_forever(folder: Path, pipe) -> None:

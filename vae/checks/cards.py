@@ -35,7 +35,9 @@ def _present(facts: Facts) -> Cases:
     yield facts.devices, PASS, names + note
     why = "no nvidia-smi" if smi.status == "missing" else "the driver lists no card"
     on_cpu = f"no NVIDIA card ({why}): training runs on the CPU, which is only fast enough for trials"
-    yield True, WARN, on_cpu, "" if facts.host.system == "Darwin" else f"if the machine has a card: {update}"
+    on_mac, elsewhere = facts.host.system == "Darwin", "train on a machine with an NVIDIA card"
+    yield on_mac, WARN, f"{on_cpu}; Apple's GPU (MPS) is not used", elsewhere
+    yield True, WARN, on_cpu, f"if the machine has a card: {update}"
 
 
 def _visible(facts: Facts) -> Cases:

@@ -45,6 +45,10 @@ def locate_vae(path: Path, flag: str) -> VaePath:
 def check_checkpoint_path(path: Path, flag: str) -> None:
     """Raise UserError, which starts with `flag` and the path, if the path cannot be that of a checkpoint."""
     latest = "or latest for the newest one in --output_dir"
+    if path.is_dir() and _weights_in(path):
+        raise UserError(
+            f"{flag} {path} is a VAE, without the state of a run: begin a run from it with --init_from {path}"
+        )
     if path.is_dir():
         raise UserError(
             f"{flag} {path} is a folder: name a checkpoint in it, or use --output_dir {path} "
