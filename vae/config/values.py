@@ -63,9 +63,8 @@ def check(item: Field[Any], value: Any) -> None:
         if part is None:
             continue
         if isinstance(part, int) and abs(part) > MAX_WHOLE:
-            raise UserError(
-                f"--{item.name} {str(part)[:_MAX_NAME]} has too many digits: the maximum is {MAX_WHOLE}"
-            )
+            shown = f" {part}" if abs(part) < 10**_MAX_NAME else ""  # Python prints no more than 4,300 digits
+            raise UserError(f"--{item.name}{shown} has too many digits: the maximum is {MAX_WHOLE}")
         if limits["at_least"] is not None and part < limits["at_least"]:
             raise UserError(f"--{item.name} {part} is too small: the minimum is {limits['at_least']}")
         if limits["at_most"] is not None and part > limits["at_most"]:
