@@ -15,8 +15,6 @@ from vae.system.files import why_not_writable
 
 RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples", "probe.json")
-
-
 UNFINISHED = ".unfinished"  # in the output folder while a comparison writes into it
 
 

@@ -142,9 +142,8 @@ class OutputFolder:
             os.makedirs(folder, exist_ok=True)
             replace_if_new(folder / MANIFEST_NAME, partial(_manifest_lines, ledger, target))
         replace_if_new(self.root / REJECTED_NAME, partial(_rejected_lines, ledger))
-        replace_if_new(
-            self.hidden / "state.jsonl", lambda: (json.dumps(result) + "\n" for result in ledger.results())
-        )
+        state = self.hidden / "state.jsonl"
+        replace_if_new(state, lambda: (json.dumps(result) + "\n" for result in ledger.results()))
 
     def _folders(self) -> Iterator[tuple[Path, int]]:
         for target in self.target_sizes:
@@ -199,11 +198,6 @@ def _rejected_lines(ledger: Ledger) -> Iterator[str]:
         for target, made in result.record["sizes"].items():
             if "reason" in made:
                 yield json.dumps({"source": result.name, **made, "target_size": int(target)}) + "\n"
-
-
-def _state_lines(ledger: Ledger) -> Iterator[str]:
-    for result in ledger.results():
-        yield json.dumps(result) + "\n"
 
 
 def replace_if_new(path: Path, lines: Callable[[], Iterator[str]]) -> None:
