@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vae.sampling.order import StepSampler
-from vae.sampling.streams import LEAST_SAMPLES, StreamOrder, count_streams
+from vae.sampling.streams import MIN_SAMPLES, StreamOrder, count_streams
 
 SHARDS = [37, 50, 41, 29, 60, 45, 33, 52]  # 347 samples
 STREAMS = 8
@@ -72,7 +72,7 @@ def test_process_keeps_the_windows_of_its_own_streams():
 
 
 def test_small_datasets_have_fewer_streams():
-    assert count_streams(64 * LEAST_SAMPLES, 64) == 64
-    assert count_streams(64 * LEAST_SAMPLES - 1, 64) == 32
+    assert count_streams(64 * MIN_SAMPLES, 64) == 64
+    assert count_streams(64 * MIN_SAMPLES - 1, 64) == 32
     assert count_streams(3, 64) == 1
     assert count_streams(10**10, 48) == 48

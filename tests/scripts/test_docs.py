@@ -191,5 +191,6 @@ def test_every_metric_of_a_run_is_documented(tiny):
         numbers = {name for name, value in record.items() if not isinstance(value, str)} - {"step"}
         written |= {f"{record['kind']}/{name}" for name in numbers}
     text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    table = set(re.findall(r"`((?:train|data|trainer|validation|smoke|baseline|memory)/\w+)`", text))
+    kinds = "train|data|trainer|validation|quick_validation|baseline|memory"
+    table = set(re.findall(rf"`((?:{kinds})/\w+)`", text))
     assert written == table

@@ -100,13 +100,13 @@ def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tin
     copytree(tiny["data_path"], folder)
     bad = sorted(folder.rglob("*.png"))[5]
     bad.write_bytes(bad.read_bytes()[:100])
-    guarded = {
+    quick = {
         "val_path": tiny["data_path"],
         "quick_val_images": 3,
         "quick_val_steps": 3,
         "regression_psnr": 0,
     }
-    two, one = two_and_one(2, **ADVERSARIAL, data_path=str(folder), max_bad_fraction=0.1, **guarded)
+    two, one = two_and_one(2, **ADVERSARIAL, data_path=str(folder), max_bad_fraction=0.1, **quick)
     found = train_on_two_processes({**two, "micro_batch_size": "1"}, COMPARE_WEIGHTS)
     assert found.stdout.count("weights are equal") == 2
     assert train(one) == 0
@@ -119,8 +119,8 @@ def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tin
     assert (found.stdout + found.stderr).count(f"skipped {bad.relative_to(folder).as_posix()}") <= 1
     for name in ("loss", "psnr", "kl"):
         assert train_values(two, name) == pytest.approx(train_values(one, name), rel=1e-3)
-    validated = [records(tmp_path / name, "smoke", "validation") for name in ("two", "one")]
-    assert {record["kind"] for record in validated[0]} == {"smoke", "validation"}
+    validated = [records(tmp_path / name, "quick_validation", "validation") for name in ("two", "one")]
+    assert {record["kind"] for record in validated[0]} == {"quick_validation", "validation"}
     for found_record, expected in zip(*validated, strict=True):
         for name in ("kind", "step", "images"):
             assert found_record[name] == expected[name]

@@ -14,7 +14,7 @@ from vae.evaluation.image_set import in_threads
 from vae.sampling.order import permutation
 
 STATISTICS_IMAGES = 1024  # for the mean and the standard deviation of each channel
-VIEW_WORD = 1  # tells the random words for views from those for the order
+VIEW_WORD = 1  # other random words than those for the order
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from vae.sampling.order import permutation
 
 WINDOW_SHARDS = 4  # samples are permuted within so many shards
 SHARDS_AT_ONCE = 9  # of a stream that a cache needs, measured: two windows, and the rest of a shard
-LEAST_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
+MIN_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
 
 
 def count_streams(samples: int, most: int) -> int:
-    """The number of streams of a dataset: `most`, halved until a stream has LEAST_SAMPLES."""
+    """The number of streams of a dataset: `most`, halved until a stream has MIN_SAMPLES."""
     count = most
-    while count > 1 and (samples // count < LEAST_SAMPLES):
+    while count > 1 and (samples // count < MIN_SAMPLES):
         count //= 2
     return count
 

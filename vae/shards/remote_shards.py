@@ -161,7 +161,7 @@ class RemoteShards:
         if not self._gives_ranges:
             return None
         try:
-            with self._cache.one_speaker() as warn:
+            with self._cache.one_reporter() as warn:
                 data = read_range(self._dataset.sibling(shard.name), offset, size, warn=warn)
         except TooLargeError:
             self._gives_ranges = False
@@ -170,7 +170,7 @@ class RemoteShards:
         return data
 
     def _fetch(self, entry: Entry, *, anew: bool = False) -> Path | None:
-        with self._cache.one_speaker() as warn:
+        with self._cache.one_reporter() as warn:
             return self._cache.obtain(entry, partial(self._download, entry, warn), anew=anew)
 
     def _download(self, entry: Entry, warn: Callable[[str], None], path: Path) -> None:

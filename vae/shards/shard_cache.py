@@ -98,23 +98,23 @@ def default_folder() -> Path:
     return Path(os.path.expanduser(root), "vae-trainer")
 
 
-def open_cache(paths: Iterable[str | None], folder: str | None, most_gib: float) -> "ShardCache | None":
+def open_cache(paths: Iterable[str | None], folder: str | None, max_gib: float) -> "ShardCache | None":
     """The cache of --cache_dir and --cache_gib, if one of these datasets is on a remote store."""
     if not any(path and is_remote(path) for path in paths):
         return None
-    return ShardCache(Path(folder) if folder else default_folder(), most_gib)
+    return ShardCache(Path(folder) if folder else default_folder(), max_gib)
 
 
 class ShardCache:
-    """At most `most_gib` of shards and their indexes, in a folder of their own within `parent`.
+    """At most `max_gib` of shards and their indexes, in a folder of their own within `parent`.
 
     Less if the disk has less room.
     """
 
-    def __init__(self, parent: Path, most_gib: float) -> None:
+    def __init__(self, parent: Path, max_gib: float) -> None:
         """Create the folder; UserError if it cannot be written."""
         self.folder = folder = parent / FOLDER_NAME
-        self._most_bytes = int(most_gib * GIB)
+        self._max_bytes = int(max_gib * GIB)
         self._full_until = 0.0  # monotonic
         self._warned: set[str] = set()
         self._verified: set[str] = set()  # shards that others may have written, by SHA-256
@@ -172,7 +172,7 @@ class ShardCache:
             if path := cached or self._fill(entry, download):
                 return path
             self.warn_once(
-                f"--cache_gib {self._most_bytes / GIB:g}: {self.folder} has no room for all shards that are "
+                f"--cache_gib {self._max_bytes / GIB:g}: {self.folder} has no room for all shards that are "
                 "in use, so images of the others are read one by one over the network: raise it, free some "
                 "space, or lower --data_streams"
             )
@@ -238,13 +238,13 @@ class ShardCache:
                     path.unlink()
 
     @contextmanager
-    def one_speaker(self) -> Iterator[Callable[[str], None]]:
+    def one_reporter(self) -> Iterator[Callable[[str], None]]:
         """A function that prints a warning, unless another process of this machine does so now."""
         took = False
 
         def warn(text: str) -> None:
             nonlocal took
-            took = took or (console.is_main_process() and self._locks.try_lock("speaker"))
+            took = took or (console.is_main_process() and self._locks.try_lock("reporter"))
             if took:
                 console.warning(text)
 
@@ -252,14 +252,14 @@ class ShardCache:
             yield warn
         finally:
             if took:
-                self._locks.unlock("speaker")
+                self._locks.unlock("reporter")
 
     def warn_once(self, text: str) -> None:
         """Print a warning once, unless no cache is wanted.
 
         Not from decoding processes: the training process notices the same.
         """
-        if text not in self._warned and self._most_bytes and multiprocessing.parent_process() is None:
+        if text not in self._warned and self._max_bytes and multiprocessing.parent_process() is None:
             self._warned.add(text)
             console.warning(text)
 
@@ -338,7 +338,7 @@ class ShardCache:
         """Bytes that all files may have: the given limit, or what the disk has."""
         disk = shutil.disk_usage(self.folder)
         spare = min(int(FREE_SHARE * disk.total), FREE_BYTES)
-        return min(self._most_bytes, sum(file.written for file in files) + disk.free - spare)
+        return min(self._max_bytes, sum(file.written for file in files) + disk.free - spare)
 
     def _is_free(self, file: _File) -> bool:
         """Whether no process has pinned a shard."""

@@ -35,7 +35,7 @@ class StageEnd(Enum):
 
 
 class Agreed(NamedTuple):
-    """What the processes tell each other before a step."""
+    """What the processes exchange before a step."""
 
     images: int  # of all processes in this step
     stop: bool  # one got a signal to stop

@@ -69,11 +69,11 @@ def train(given: dict[str, Any]) -> int:
 
 def _out_of_memory_line(error: Exception, folder: Path) -> str:
     """The line about memory that ran out outside of a step, where no setting of the step helps."""
-    said = str(error).strip().splitlines()
+    message = str(error).strip().splitlines()
     resume = f", and resume with: {resume_command(folder)}" if contains_run(folder) else ""
     return (
-        f"out of memory outside of a step{f' ({said[0]})' if said else ''}: end other programs, raise the "
-        f"limits of this process, or lower --image_size or --num_workers{resume}"
+        f"out of memory outside of a step{f' ({message[0]})' if message else ''}: end other programs, raise "
+        f"the limits of this process, or lower --image_size or --num_workers{resume}"
     )
 
 

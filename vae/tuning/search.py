@@ -147,7 +147,7 @@ def _train_trial(run: Search, claim: Claim) -> TrialState:
 
 
 def _reporter(run: Search, trial: Trial, may_stop: bool) -> Callable[[Validation], bool]:
-    """A function that reports validations to the pruner, and tells whether it stops the trial."""
+    """A function that reports validations to the pruner, and returns whether it stops the trial."""
     if len(run.config.objective) > 1:  # Optuna has no intermediate values then
         return lambda _record: False
     name = run.config.objective[0]

@@ -96,11 +96,11 @@ class Parent:
             copy_mark(self.folder, root, linked)
         return shards
 
-    def link_unchanged(self, root: Path, subset: str, members: Members, least_bytes: float) -> Kept:
+    def link_unchanged(self, root: Path, subset: str, members: Members, min_bytes: float) -> Kept:
         """Link the unchanged shards of a subset into `root`; smaller ones than this are packed again."""
         kept, keys, dataset = [], [np.zeros(0, "S32")], self.subset(subset)
         for shard in dataset.shards if dataset else ():
-            plan = self._plan(shard, subset, members) if shard.bytes >= least_bytes else None
+            plan = self._plan(shard, subset, members) if shard.bytes >= min_bytes else None
             if plan is not None:
                 kept.append(linked := self._link(shard, root))
                 write_mark(root, plan.digest(), linked)

@@ -18,7 +18,8 @@ class History:
     start_psnr: float | None = None  # dB before the stage's first step
     last_psnr: float | None = None  # dB of the stage's last validation
     decrease_reported: bool = False  # in this stage
-    smoke_best: dict[str, float] = field(default_factory=dict)  # best metrics of the quick validations
+    # of the quick validations; checkpoints have these names
+    smoke_best: dict[str, float] = field(default_factory=dict)
     smoke_has_fallen: bool = False  # the last of them
 
     def begin_stage(self) -> None:

@@ -115,7 +115,8 @@ class Validator:
         with self._alive.signals.answering(VALIDATION):
             measured, _ = meter.metrics(self._sums(meter, self._quick_batches), self._dist)
         metrics = {"image_size": state.stage.image_size, **measured}
-        self._logbook.record("smoke", state.position.step, {**metrics, **_speed(measured, started)})
+        values = {**metrics, **_speed(measured, started)}
+        self._logbook.record("quick_validation", state.position.step, values)
         warning = state.history.regression_warning(metrics, self._options.regression_psnr)
         if warning:
             console.warning(f"step {state.position.step}: {warning}")

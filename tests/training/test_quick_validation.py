@@ -47,20 +47,20 @@ def test_its_images_are_spread_over_the_validation_set():
 @pytest.mark.slow
 def test_it_measures_beside_the_validation_set_and_changes_nothing(tiny, tmp_path):
     """6 steps in 2 epochs."""
-    changes = {"guarded": {"quick_val_images": 2, "quick_val_steps": 2, "regression_psnr": 0}, "plain": {}}
+    changes = {"with": {"quick_val_images": 2, "quick_val_steps": 2, "regression_psnr": 0}, "without": {}}
     for name, change in changes.items():
         assert train({**tiny, **change, "output_dir": str(tmp_path / name)}) == 0
-    found = records(tmp_path / "guarded", "smoke")
+    found = records(tmp_path / "with", "quick_validation")
     assert [(record["step"], record["images"]) for record in found] == [(0, 2), (2, 2), (4, 2), (6, 2)]
-    everything = records(tmp_path / "guarded", "validation")
+    everything = records(tmp_path / "with", "validation")
     assert [(record["step"], record["images"]) for record in everything] == [(0, 4), (3, 4), (6, 4)]
     assert all(record["images_per_second"] > 0 for record in (*found, *everything))
-    assert records(tmp_path / "plain", "smoke") == []  # the run is shorter than --quick_val_steps
-    guarded, plain = (last_checkpoint(tmp_path / name) for name in changes)
-    assert guarded["history"]["smoke_best"]["psnr"] == max(record["psnr"] for record in found)
+    assert records(tmp_path / "without", "quick_validation") == []  # shorter than --quick_val_steps
+    measured_too, plain = (last_checkpoint(tmp_path / name) for name in changes)
+    assert measured_too["history"]["smoke_best"]["psnr"] == max(record["psnr"] for record in found)
     for part in ("model", "ema", "optimizers", "position"):
-        assert_same(guarded[part], plain[part], part)
-    assert guarded["history"]["best"] == plain["history"]["best"]
+        assert_same(measured_too[part], plain[part], part)
+    assert measured_too["history"]["best"] == plain["history"]["best"]
     steps = [reproducible_records(tmp_path / name, "train") for name in changes]
     assert_same(*steps, "steps")
 
