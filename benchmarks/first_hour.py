@@ -36,7 +36,7 @@ from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 GRACE_SECONDS = 60  # for the last case of a part; then its process is ended
 
 
-def read_options(words: list[str] | None = None) -> argparse.Namespace:
+def read_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -62,7 +62,7 @@ def read_options(words: list[str] | None = None) -> argparse.Namespace:
         "--write_docs", action="store_true", help="also write the tables to docs/measurements.md"
     )
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
+    options = parser.parse_args()
     if options.out.is_file():
         parser.error(f"--out {options.out} is a file: give a folder")
     if options.data_path and not Path(options.data_path).is_dir():

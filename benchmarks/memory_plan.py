@@ -8,7 +8,6 @@ CPU it measures the live bytes while an eager step of a small model runs.
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
+from benchmarks.first_hour.case import in_a_process  # noqa: E402
 from tests.harness.memory_of_a_gpu import memory_of_a_gpu  # noqa: E402
 from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
 from vae.losses.terms import build_terms  # noqa: E402
@@ -112,29 +112,17 @@ def measure(case: Case) -> dict[str, float]:
     }
 
 
-def in_a_process(case: Case) -> dict[str, float | str]:
-    """measure() in a new process; if it fails, its last error line."""
-    words = [sys.executable, __file__, "--one", json.dumps(asdict(case))]
-    try:
-        found = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"not finished after {TIMEOUT_SECONDS} s"}
-    if found.returncode == 0:
-        return json.loads(found.stdout.splitlines()[-1])
-    lines = [line for line in found.stderr.splitlines() if line.strip()] or [f"exit {found.returncode}"]
-    return {"failure": lines[-1][:200]}
-
-
 def compare(case: Case, available: int) -> dict:
     """The case with its prediction and, if it fits, its measurement."""
     memory = case.predicted()
     row = asdict(case) | {"predicted_gib": memory.total / GIB, "tflop_per_image": memory.flops / 1e12}
     if memory.total > available:
         return row | {"failure": f"does not fit in {available / GIB:.1f} GiB"}
-    row |= in_a_process(case)
-    if "measured_gib" in row:
-        row["difference"] = row["measured_gib"] / row["predicted_gib"] - 1
-    return row
+    try:
+        row |= in_a_process("benchmarks.memory_plan", asdict(case), TIMEOUT_SECONDS)
+    except RuntimeError as error:
+        return row | {"failure": str(error)}
+    return row | {"difference": row["measured_gib"] / row["predicted_gib"] - 1}
 
 
 def table_line(row: dict) -> str:
@@ -162,7 +150,7 @@ def main() -> None:
         help="default: all",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("one", nargs="?", help=argparse.SUPPRESS)  # a case as JSON: measure it here
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(Case(**json.loads(given.one)))))

@@ -46,7 +46,7 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
-def read_options(words: list[str] | None = None) -> argparse.Namespace:
+def read_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -68,22 +68,12 @@ def read_options(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=8.0, help="after this time no compiled variant starts; default: 8"
     )
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="print only the five most expensive operations of each side's step",
-    )
-    parser.add_argument("--curve", action="store_true", help="also measure time and memory over resolution")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures to this file as JSON")
-    parser.add_argument(
-        "--chart", type=Path, metavar="FILE", help="draw the curve to this file as SVG; implies --curve"
-    )
-    options = parser.parse_args(words)
-    for path in (options.out, options.chart):
-        if path is not None and not path.parent.is_dir():
-            parser.error(f"{path}: the folder {path.parent} does not exist: create it first")
-        if path is not None and path.is_dir():
-            parser.error(f"{path} is a folder: give a file in it")
+    options = parser.parse_args()
+    if options.out is not None and not options.out.parent.is_dir():
+        parser.error(f"{options.out}: the folder {options.out.parent} does not exist: create it first")
+    if options.out is not None and options.out.is_dir():
+        parser.error(f"{options.out} is a folder: give a file in it")
     for package in ("torch", "diffusers", "lpips"):
         if importlib.util.find_spec(package) is None:
             parser.error(f"{package} is not installed: pip install -r requirements-test.txt")
@@ -98,9 +88,7 @@ def main() -> None:
 
     from benchmarks.comparison import report
     from benchmarks.comparison.cases import Bench
-    from benchmarks.comparison.curve import curve, draw
     from benchmarks.comparison.measuring import Stopwatch
-    from benchmarks.comparison.profiling import largest_items
 
     device = choose_device(options)
     if device.type == "cpu":
@@ -113,19 +101,10 @@ def main() -> None:
     size = "large" if options.large or (gpu and not options.small) else "small"
     stopwatch = Stopwatch(device, options.rounds or (3 if gpu else 2), start + options.minutes * 60)
     bench = Bench(stopwatch, size, compiled)
-    found = {"machine": report.describe_machine(device, ROOT), "size": size, "clock": stopwatch.clock}
+    found = {"machine": report.describe_machine(device), "size": size, "clock": stopwatch.clock}
     print(json.dumps(found["machine"], indent=1))
-    if options.profile:
-        found["profile"] = largest_items(bench)
-        print(json.dumps(found["profile"], indent=1))
-    else:
-        run_cases(bench, options, found, start)
-        if options.curve or options.chart:
-            found["curve"] = curve(bench)
-    write(options.out, found, start)
+    run_cases(bench, options, found, start)
     print(f"\n{found['minutes']} minutes")
-    if options.chart:
-        options.chart.write_text(draw(found["curve"], found["machine"]), encoding="utf-8")
 
 
 def run_cases(bench: "Bench", options: argparse.Namespace, found: dict, start: float) -> None:
@@ -133,19 +112,14 @@ def run_cases(bench: "Bench", options: argparse.Namespace, found: dict, start: f
     from benchmarks.comparison import report
     from benchmarks.comparison.cases import CASES
     from benchmarks.comparison.equality import check_same_work
-    from benchmarks.comparison.goals import judge
 
     found["same_work"] = check_same_work(bench.device)
     print("same work on both sides:", json.dumps(found["same_work"]))
     found["cases"] = {}
-    gpu = bench.device.type == "cuda"
     for number in options.cases or CASES:
-        title, result = CASES[number].__doc__, CASES[number](bench)
-        result["goals"] = judge(number, result, gpu)
-        if number == 2 and gpu:
-            result |= report.fraction_of_peak(result, *report.gpu_name_and_gib(bench.device))
+        title, result = CASES[number].__doc__, report.run_case(bench, number)
         found["cases"][str(number)] = {"title": title, **result}
-        report.print_case(number, title, result)
+        print("", *report.tables({f"{number}. {title}": result}), sep="\n")
         write(options.out, found, start)  # a run that is stopped early keeps its finished cases
 
 

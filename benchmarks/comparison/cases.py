@@ -6,12 +6,19 @@ ratios. Speed is their best median divided by our best; memory is ours divided b
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.comparison import operations
-from benchmarks.comparison.measuring import Contestant, Measured, Stopwatch, counted, memory_limit
+from benchmarks.comparison.measuring import (
+    Contestant,
+    Stopwatch,
+    counted,
+    memory_limit,
+    speed_of_best,
+)
 from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.theirs import (
     AUTOCAST,
@@ -73,61 +80,27 @@ def network_case(
     bench: Bench, work: Work, ours: list[OursKind], theirs: list[Variant], whole: bool
 ) -> dict[str, Any]:
     """Measure whole steps (`whole`) or only gradients, for all given configurations of both sides."""
-    contestants, sides, facts = [], {}, {}
-    for kind in ours:
-        contestants.append(Contestant(kind.name, _ours(bench, work, kind, whole), kind.compiled))
-        sides[kind.name] = "ours"
-        if not kind.compiled:
-            facts[kind.name] = counted(Ours(work, META, recompute=kind.recompute).gradients)
-    for variant in theirs:
-        name = f"diffusers {variant.name}"
-        contestants.append(Contestant(name, _theirs(bench, work, variant, whole), variant.compiled))
-        sides[name] = "theirs"
-        if not variant.compiled:
-            facts[name] = counted(Theirs(work, META, variant).gradients)
+    builds = {k.name: partial(Ours, work, recompute=k.recompute, compiled=k.compiled) for k in ours}
+    builds |= {f"diffusers {v.name}": partial(Theirs, work, variant=v) for v in theirs}
+    contestants, facts = [], {}
+    for kind, (name, build) in zip((*ours, *theirs), builds.items(), strict=True):
+        contestants.append(Contestant(name, _runs(partial(build, device=bench.device), whole), kind.compiled))
+        facts[name] = {} if kind.compiled else counted(build(device=META).gradients)
     measured = bench.stopwatch.compare(contestants)
-    found = _table(measured, sides, facts)
     return {
         "image_size": work.image_size,
         "batch": work.batch,
-        "contestants": found,
-        **_speed(measured, sides),
+        "contestants": {name: {**m.as_dict(), **facts[name]} for name, m in measured.items()},
+        **speed_of_best(measured),
     }
 
 
-def _ours(bench: Bench, work: Work, kind: OursKind, whole: bool) -> Callable[[], Callable]:
-    def build():
-        side = Ours(work, bench.device, recompute=kind.recompute, compiled=kind.compiled)
+def _runs(build: Callable[[], Ours | Theirs], whole: bool) -> Callable[[], Callable]:
+    def run():
+        side = build()
         return side.step if whole else lambda: (side.gradients(), side.clear())
 
-    return build
-
-
-def _theirs(bench: Bench, work: Work, variant: Variant, whole: bool) -> Callable[[], Callable]:
-    def build():
-        side = Theirs(work, bench.device, variant)
-        return side.step if whole else lambda: (side.gradients(), side.clear())
-
-    return build
-
-
-def _table(measured: dict[str, Measured], sides: dict[str, str], facts: dict) -> dict[str, dict]:
-    return {n: {"side": sides[n], **m.as_dict(), **facts.get(n, {})} for n, m in measured.items()}
-
-
-def _speed(measured: dict[str, Measured], sides: dict[str, str]) -> dict[str, Any]:
-    """Ratio of the best medians; empty if a side has none."""
-    best = {}
-    for side in ("ours", "theirs"):
-        timed = [m for name, m in measured.items() if sides[name] == side and m.seconds]
-        if not timed:
-            return {}
-        best[side] = min(timed, key=lambda m: m.median)
-    ratio = best["theirs"].median / best["ours"].median
-    return {
-        "speed": round(ratio, 3),
-        "fastest": {side: m.name for side, m in best.items()},
-    }
+    return run
 
 
 def _memory(work: Work, pairs: list[tuple[str, Variant]]) -> dict[str, Any]:
@@ -218,7 +191,7 @@ def case_5(bench: Bench) -> dict[str, Any]:
         side = Ours(replace(work, batch=1), bench.device, recompute=level)
         return lambda: [(side.gradients(), side.clear()) for _ in range(work.batch)]
 
-    names = {"4 as 4 x 1": micro_batches, "four singles": singles}
+    names = {"ours 4 as 4 x 1": micro_batches, "ours four singles": singles}
     measured = bench.stopwatch.compare([Contestant(name, build) for name, build in names.items()])
     large = Work(LARGE[5], BATCH["large"][5])
     side = Ours(large, META, recompute=level, micro_batch=1)
@@ -228,11 +201,11 @@ def case_5(bench: Bench) -> dict[str, Any]:
     seconds = {name: m.median for name, m in measured.items()}
     ratio = {}
     if all(seconds.values()):
-        ratio = {"time_ratio": round(seconds["4 as 4 x 1"] / seconds["four singles"], 3)}
+        ratio = {"time_ratio": round(seconds["ours 4 as 4 x 1"] / seconds["ours four singles"], 3)}
     return {
         "image_size": work.image_size,
         "batch": work.batch,
-        "contestants": _table(measured, dict.fromkeys(names, "ours"), {}),
+        "contestants": {name: m.as_dict() for name, m in measured.items()},
         **ratio,
         "memory_counted_at": {"image_size": large.image_size, "batch": large.batch, "recompute": level},
         "all_in_gib": round(all_in / GIB, 2),
@@ -258,14 +231,10 @@ def case_6(bench: Bench) -> dict[str, Any]:
     work = Work(bench.sizes(6), adversarial=True)
     shared = replace(BF16, name="bf16, one forward for both (not in their script)", one_forward=True)
     found = network_case(bench, work, _fast(bench), [*_plain(bench), shared], whole=True)
-    written = {n: row for n, row in found["contestants"].items() if "one forward" not in n}
-    timed = {
-        side: min(r["seconds"] for r in written.values() if r["side"] == side and "seconds" in r)
-        for side in ("ours", "theirs")
-        if any(r["side"] == side and "seconds" in r for r in written.values())
-    }
-    if len(timed) == 2:
-        found["speed_against_the_script_as_written"] = round(timed["theirs"] / timed["ours"], 3)
+    timed = [row for n, row in found["contestants"].items() if "one forward" not in n and "seconds" in row]
+    ours, theirs = ([r["seconds"] for r in timed if r["side"] == side] for side in ("ours", "theirs"))
+    if ours and theirs:
+        found["speed_against_the_script_as_written"] = round(min(theirs) / min(ours), 3)
     large = replace(work, image_size=LARGE[6])
     return found | _memory(large, [("activations", BF16), ("activations", AUTOCAST)])
 
@@ -290,9 +259,6 @@ def case_10(bench: Bench) -> dict[str, Any]:
     return operations.compare_lpips(bench.stopwatch, Work(bench.sizes(10)), Work(LARGE[10]))
 
 
-CASES = {
-    number: case
-    for number, case in enumerate(
-        (case_1, case_2, case_3, case_4, case_5, case_6, case_7, case_8, case_9, case_10), start=1
-    )
-}
+CASES = dict(
+    enumerate((case_1, case_2, case_3, case_4, case_5, case_6, case_7, case_8, case_9, case_10), start=1)
+)

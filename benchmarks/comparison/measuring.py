@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.first_hour.case import rounded
 from vae.memory.live_bytes import LiveBytes
 
 Run = Callable[[], Any]
@@ -42,15 +43,19 @@ class Measured:
     failure: str | None = None
 
     @property
+    def side(self) -> str:
+        return "ours" if self.name.startswith("ours ") else "theirs"
+
+    @property
     def median(self) -> float | None:
         return median(self.seconds) if self.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
         """The entry in the JSON file; unknown values are omitted."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"side": self.side}
         if self.seconds:
-            found["seconds"] = _digits(self.median)
-            found["seconds_least_and_most"] = [_digits(min(self.seconds)), _digits(max(self.seconds))]
+            found["seconds"] = rounded(self.median)
+            found["seconds_least_and_most"] = [rounded(min(self.seconds)), rounded(max(self.seconds))]
             found["repeats"] = len(self.seconds)
         for name in ("allocated_bytes", "reserved_bytes", "failure"):
             if getattr(self, name) is not None:
@@ -74,8 +79,9 @@ class Stopwatch:
     def compare(self, contestants: list[Contestant]) -> dict[str, Measured]:
         """The figures of all contestants by name."""
         gc.collect()
-        gpu = self.device.type == "cuda"
-        return self._one_by_one(contestants) if gpu else self._interleaved(contestants)
+        measure = self._one_by_one if self.device.type == "cuda" else self._interleaved
+        skipped = "skipped: the time limit was reached"
+        return {c.name: Measured(c.name, failure=skipped) for c in contestants} | measure(contestants)
 
     def _interleaved(self, contestants: list[Contestant]) -> dict[str, Measured]:
         chosen = [c for c in contestants if not c.optional or time.monotonic() < self.deadline]
@@ -85,7 +91,7 @@ class Stopwatch:
         for _ in range(self._rounds(min(warmup))):
             for name, run in runs.items():
                 found[name].seconds.append(self._seconds(run))
-        return self._with_skipped(contestants, found)
+        return found
 
     def _one_by_one(self, contestants: list[Contestant]) -> dict[str, Measured]:
         found = {}
@@ -95,7 +101,7 @@ class Stopwatch:
             found[contestant.name] = self._alone(contestant)
             gc.collect()
             torch.cuda.empty_cache()
-        return self._with_skipped(contestants, found)
+        return found
 
     def _alone(self, contestant: Contestant) -> Measured:
         measured = Measured(contestant.name)
@@ -112,10 +118,6 @@ class Stopwatch:
             measured.failure = "out of memory"
         return measured
 
-    def _with_skipped(self, contestants: list[Contestant], found: dict[str, Measured]) -> dict[str, Measured]:
-        missing = Measured("", failure="skipped: the time limit was reached")
-        return {c.name: found.get(c.name, missing) for c in contestants}
-
     def _rounds(self, seconds: float) -> int:
         return max(self.rounds, min(MOST_ROUNDS, int(SHORT_SECONDS / max(seconds, 1e-6))))
 
@@ -130,6 +132,18 @@ class Stopwatch:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def speed_of_best(measured: dict[str, Measured]) -> dict[str, Any]:
+    """Ratio of the best medians, theirs to ours; empty if a side has none."""
+    best = {}
+    for side in ("ours", "theirs"):
+        timed = [m for m in measured.values() if m.side == side and m.seconds]
+        if not timed:
+            return {}
+        best[side] = min(timed, key=lambda m: m.median)
+    ratio = best["theirs"].median / best["ours"].median
+    return {"speed": round(ratio, 3), "fastest": {side: m.name for side, m in best.items()}}
 
 
 @contextmanager
@@ -167,7 +181,3 @@ def saved_bytes(forward: Run, parameters: list[torch.Tensor]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         forward()
     return sum(storage.nbytes() for storage in saved.values())
-
-
-def _digits(seconds: float) -> float:
-    return float(f"{seconds:.4g}")

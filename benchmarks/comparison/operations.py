@@ -4,15 +4,15 @@ Shapes: B images, C channels, H x W pixels, N tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.comparison.cuda_rules import CudaRules
-from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes
+from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes, speed_of_best
 from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.theirs import build_lpips
 from benchmarks.comparison.work import SEED, Work
@@ -22,38 +22,20 @@ from vae.ops.norm import group_norm_silu
 from vae.ops.resample import upsample_conv
 
 META = torch.device("meta")
-NORM_CHANNELS, GROUPS, EPS = 128, 32, 1e-6
-UPSAMPLE_CHANNELS = 256
+GROUPS, EPS = 32, 1e-6
+NORM_SHAPES = ((128,), (128,))  # weight and bias
+UPSAMPLE_SHAPES = ((256, 256, 3, 3), (256,))
 ATTENTION_WIDTH = 512
+LAYOUTS = {"bf16": torch.contiguous_format, "bf16 channels_last": torch.channels_last}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Dtype and memory layout of the input; our parameters are fp32, as in training."""
-
-    dtype: torch.dtype
-    channels_last: bool
-
-    @property
-    def name(self) -> str:
-        return f"{'bf16' if self.dtype == torch.bfloat16 else 'fp32'}{' channels_last' * self.channels_last}"
-
-    @property
-    def layout(self) -> torch.memory_format:
-        return torch.channels_last if self.channels_last else torch.contiguous_format
-
-
-SETTINGS = [Setting(dtype, last) for dtype in (torch.bfloat16, torch.float32) for last in (False, True)]
-BF16_SETTINGS = SETTINGS[:2]
-
-
-def _random(shape: tuple[int, ...], device: torch.device, scale: float = 1.0) -> torch.Tensor:
+def _random(shape: tuple[int, ...], device: torch.device, scale: float = 1.0) -> Tensor:
     if device.type == "meta":
         return torch.empty(shape, device=device)
     return (torch.randn(shape, generator=torch.Generator().manual_seed(SEED)) * scale).to(device)
 
 
-def _forward_backward(operation: Callable, leaves: list[torch.Tensor]) -> Callable[[], None]:
+def _forward_backward(operation: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[[], None]:
     """A function that runs `operation`, and its backward to `leaves` from a fixed gradient."""
     grad = None
 
@@ -67,109 +49,90 @@ def _forward_backward(operation: Callable, leaves: list[torch.Tensor]) -> Callab
     return run
 
 
-def _operation(
-    kind: Callable, shape: tuple[int, ...], setting: Setting, device: torch.device, mine: bool
-) -> tuple[Callable, list[torch.Tensor], list[torch.Tensor]]:
-    """The call, the leaves that get gradients, and the parameters among them."""
-    h = _random(shape, device).to(setting.dtype, memory_format=setting.layout).requires_grad_()
-    parameters = [p.to(torch.float32 if mine else setting.dtype) for p in kind.parameters(shape[1], device)]
-    parameters = [p.contiguous(memory_format=setting.layout) if p.dim() == 4 else p for p in parameters]
-    parameters = [p.requires_grad_() for p in parameters]
-    call = kind.ours if mine else kind.theirs
-    return lambda: call(h, *parameters), [h, *parameters], parameters
+def _leaves(
+    shapes: tuple[tuple[int, ...], ...],
+    px: int,
+    layout: torch.memory_format,
+    device: torch.device,
+    mine: bool,
+) -> list[Tensor]:
+    """A bf16 map (1, C, px, px) and the parameters of an operation, fp32 on our side, as in training."""
+    dtype = torch.float32 if mine else torch.bfloat16
+    parameters = [_random(shape, device, 0.02).to(dtype) for shape in shapes]
+    parameters = [p.contiguous(memory_format=layout) if p.dim() == 4 else p for p in parameters]
+    h = _random((1, shapes[-1][0], px, px), device).to(torch.bfloat16, memory_format=layout)
+    return [tensor.requires_grad_() for tensor in (h, *parameters)]
 
 
-class NormSilu:
-    """GroupNorm with 32 groups, then SiLU."""
-
-    @staticmethod
-    def parameters(channels: int, device: torch.device) -> list[torch.Tensor]:
-        return [_random((channels,), device), _random((channels,), device)]
-
-    @staticmethod
-    def ours(h, weight, bias):
-        return group_norm_silu(h, weight, bias, GROUPS, EPS)
-
-    @staticmethod
-    def theirs(h, weight, bias):
-        return F.silu(F.group_norm(h, GROUPS, weight, bias, EPS))
+def _norm_silu(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.silu(F.group_norm(h, GROUPS, weight, bias, EPS))
 
 
-class UpsampleConv:
-    """Nearest-neighbor upsampling by two, then a 3x3 convolution."""
-
-    @staticmethod
-    def parameters(channels: int, device: torch.device) -> list[torch.Tensor]:
-        return [_random((channels, channels, 3, 3), device, 0.02), _random((channels,), device, 0.02)]
-
-    ours = staticmethod(upsample_conv)
-
-    @staticmethod
-    def theirs(h, weight, bias):
-        return F.conv2d(F.interpolate(h, scale_factor=2.0, mode="nearest"), weight, bias, padding=1)
+def _upsample_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.conv2d(F.interpolate(h, scale_factor=2.0, mode="nearest"), weight, bias, padding=1)
 
 
 def _compare(
-    stopwatch: Stopwatch, kind: Callable, channels: int, sides: tuple[int, int], settings: list[Setting]
+    stopwatch: Stopwatch,
+    shapes: tuple[tuple[int, ...], ...],
+    ours: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
+    sides: tuple[int, int],
 ) -> dict[str, Any]:
-    """Compare both sides at each setting, and the fastest bf16 setting of each side.
+    """Compare both sides in both layouts, and the fastest layout of each side.
 
     `sides` are those of the square map for timing, and for counting (there parameters are negligible).
     """
-    shape, counted_shape = ((1, channels, side, side) for side in sides)
+    px, counted_px = sides
     contestants, facts = [], {}
-    for setting in settings:
-        for side, mine in (("ours", True), ("theirs", False)):
-            name = f"{'ours' if mine else 'PyTorch'} {setting.name}"
+    for name, layout in LAYOUTS.items():
+        for side, call in (("ours", ours), ("PyTorch", theirs)):
 
-            def build(setting=setting, mine=mine):
-                call, leaves, _ = _operation(kind, shape, setting, stopwatch.device, mine)
-                return _forward_backward(call, leaves)
+            def build(call=call, layout=layout, mine=side == "ours"):
+                leaves = _leaves(shapes, px, layout, stopwatch.device, mine)
+                return _forward_backward(lambda: call(*leaves), leaves)
 
-            contestants.append(Contestant(name, build))
-            call, _, parameters = _operation(kind, counted_shape, setting, META, mine)
-            facts[name] = {"side": side, "saved_bytes": saved_bytes(call, parameters)}
-    autocast_call, _, parameters = _operation(kind, counted_shape, SETTINGS[0], META, False)
+            contestants.append(Contestant(f"{side} {name}", build))
+            leaves = _leaves(shapes, counted_px, layout, META, side == "ours")
+            saved = saved_bytes(partial(call, *leaves), leaves[1:])
+            facts[f"{side} {name}"] = {"saved_bytes": saved}
+    leaves = _leaves(shapes, counted_px, torch.contiguous_format, META, False)
     with CudaRules(autocast=True):
-        autocast_saved = saved_bytes(autocast_call, parameters)
+        autocast_saved = saved_bytes(partial(theirs, *leaves), leaves[1:])
     measured = stopwatch.compare(contestants)
     rows = {name: {**facts[name], **m.as_dict()} for name, m in measured.items()}
-    last = BF16_SETTINGS[-1].name
-    saved = rows[f"ours {last}"]["saved_bytes"]
-    found = {"shape": list(shape), "saved_at": list(counted_shape), "contestants": rows}
-    found["saved"] = {
-        f"ours / PyTorch {last}": round(saved / rows[f"PyTorch {last}"]["saved_bytes"], 4),
-        "ours / PyTorch under CUDA's bf16 autocast": round(saved / autocast_saved, 4),
+    saved = rows["ours bf16 channels_last"]["saved_bytes"]
+    return {
+        "shape": [1, shapes[-1][0], px, px],
+        "saved_at": [1, shapes[-1][0], counted_px, counted_px],
+        "contestants": rows,
+        "saved": {
+            "ours / PyTorch bf16 channels_last": round(
+                saved / rows["PyTorch bf16 channels_last"]["saved_bytes"], 4
+            ),
+            "ours / PyTorch under CUDA's bf16 autocast": round(saved / autocast_saved, 4),
+        },
+        "speed_like_for_like": {
+            name: round(measured[f"PyTorch {name}"].median / measured[f"ours {name}"].median, 3)
+            for name in LAYOUTS
+            if measured[f"PyTorch {name}"].seconds and measured[f"ours {name}"].seconds
+        },
+        **speed_of_best(measured),
     }
-    found["speed_like_for_like"] = {
-        s.name: round(measured[f"PyTorch {s.name}"].median / measured[f"ours {s.name}"].median, 3)
-        for s in settings
-        if measured[f"PyTorch {s.name}"].seconds and measured[f"ours {s.name}"].seconds
-    }
-    return found | _best({s.name for s in BF16_SETTINGS}, measured)
-
-
-def _best(names: set[str], measured: dict) -> dict[str, Any]:
-    fastest = {}
-    for side in ("ours", "PyTorch"):
-        timed = [m for n in sorted(names) if (m := measured[f"{side} {n}"]).seconds]
-        if not timed:
-            return {}
-        fastest[side] = min(timed, key=lambda m: m.median)
-    ratio = fastest["PyTorch"].median / fastest["ours"].median
-    sides = {"ours": fastest["ours"].name, "theirs": fastest["PyTorch"].name}
-    return {"speed": round(ratio, 3), "fastest": sides}
 
 
 def compare_norm_silu(stopwatch: Stopwatch, sides: tuple[int, int]) -> dict[str, Any]:
-    """Case 7."""
-    return _compare(stopwatch, NormSilu, NORM_CHANNELS, sides, BF16_SETTINGS)
+    """Case 7: GroupNorm with 32 groups, then SiLU."""
+
+    def ours(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return group_norm_silu(h, weight, bias, GROUPS, EPS)
+
+    return _compare(stopwatch, NORM_SHAPES, ours, _norm_silu, sides)
 
 
 def compare_upsample(stopwatch: Stopwatch, sides: tuple[int, int]) -> dict[str, Any]:
-    """Case 8: upsamples a map of `sides` px by two."""
-    settings = SETTINGS if stopwatch.device.type == "cpu" else BF16_SETTINGS
-    return _compare(stopwatch, UpsampleConv, UPSAMPLE_CHANNELS, sides, settings)
+    """Case 8: upsamples a map of `sides` px by two, then a 3x3 convolution."""
+    return _compare(stopwatch, UPSAMPLE_SHAPES, upsample_conv, _upsample_conv, sides)
 
 
 def _attention_run(device: torch.device, tokens: int, mine: bool) -> Callable:
@@ -191,17 +154,15 @@ def compare_attention(
     """Case 9; on meta, theirs is CUDA's memory-efficient kernel, because it supports this width."""
     found: dict[str, Any] = {"width": ATTENTION_WIDTH, "contestants": {}, "speed": {}, "memory": {}}
     for tokens in token_counts:
-        sides = {"ours": True, "theirs": False}
+        sides = {f"ours {tokens}": True, f"PyTorch {tokens}": False}
         contestants = [
-            Contestant(side, partial(_attention_run, stopwatch.device, tokens, mine))
-            for side, mine in sides.items()
+            Contestant(name, partial(_attention_run, stopwatch.device, tokens, mine))
+            for name, mine in sides.items()
         ]
         measured = stopwatch.compare(contestants)
-        for side, name in (("ours", f"ours {tokens}"), ("theirs", f"PyTorch {tokens}")):
-            found["contestants"][name] = {"side": side, **measured[side].as_dict()}
-        mine, other = measured["ours"], measured["theirs"]
-        if mine.seconds and other.seconds:
-            found["speed"][str(tokens)] = round(other.median / mine.median, 3)
+        found["contestants"] |= {name: m.as_dict() for name, m in measured.items()}
+        if speed := speed_of_best(measured):
+            found["speed"][str(tokens)] = speed["speed"]
     for tokens in counted_at:
         peaks = []
         for mine in (True, False):
@@ -246,15 +207,11 @@ def compare_lpips(stopwatch: Stopwatch, work: Work, counted_at: Work) -> dict[st
         for name, kind in kinds.items()
     ]
     measured = stopwatch.compare(contestants)
-    rows = {}
-    for name, kind in kinds.items():
-        side = "ours" if kind[0] else "theirs"
-        rows[name] = {
-            "side": side,
-            **measured[name].as_dict(),
-            **counted(_lpips_run(counted_at, META, *kind)),
-        }
-    found = {
+    rows = {
+        name: {**measured[name].as_dict(), **counted(_lpips_run(counted_at, META, *kind))}
+        for name, kind in kinds.items()
+    }
+    return {
         "image_size": work.image_size,
         "memory_counted_at": {"image_size": counted_at.image_size, "batch": counted_at.batch},
         "contestants": rows,
@@ -262,10 +219,5 @@ def compare_lpips(stopwatch: Stopwatch, work: Work, counted_at: Work) -> dict[st
             f"ours bf16 / {name}": round(rows["ours bf16"]["counted_bytes"] / rows[name]["counted_bytes"], 4)
             for name in ("lpips bf16", "lpips autocast")
         },
+        **speed_of_best(measured),
     }
-    timed = {n: m.median for n, m in measured.items() if m.seconds}
-    mine = min((n for n in timed if kinds[n][0]), key=timed.get, default=None)
-    other = min((n for n in timed if not kinds[n][0]), key=timed.get, default=None)
-    if mine and other:
-        found |= {"speed": round(timed[other] / timed[mine], 3), "fastest": {"ours": mine, "theirs": other}}
-    return found

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVICE = torch.device("cuda", 0)
@@ -55,23 +56,9 @@ def verdict(is_right: bool) -> str:
     return NO_ARITHMETIC if not computes() else "ok" if is_right else "WRONG"
 
 
-def seconds_of(run: Callable[[], Any], least_seconds: float = 0.3, warmup: int = 3) -> float:
-    """Median time of a run on the card, in seconds, from CUDA events around each of several runs."""
-    for _ in range(warmup):
-        run()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    count = max(3, min(50, int(least_seconds / max(time.perf_counter() - started, 1e-6))))
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-    for start, end in events:
-        start.record()
-        run()
-        end.record()
-    torch.cuda.synchronize()
-    times = sorted(start.elapsed_time(end) / 1e3 for start, end in events)
-    return max(times[count // 2], 1e-9)
+def seconds_of(run: Callable[[], Any], min_run_time: float = 0.3) -> float:
+    """Median time of a run on the card, in seconds."""
+    return Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=min_run_time).median
 
 
 def in_a_process(
@@ -89,11 +76,7 @@ def run_words(
     words: list[str], timeout: float, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in the project's folder; RuntimeError if it takes longer than `timeout` seconds."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-        **(env or {}),
-    }
+    environment = {**os.environ, **(env or {})}
     try:
         return subprocess.run(
             words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=max(1.0, timeout)

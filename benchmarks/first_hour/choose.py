@@ -4,16 +4,7 @@ import math
 from typing import Any
 
 from benchmarks.first_hour.record import Record
-from vae.ops import attention, gpu_blocks
-
-# Constants of our operations that depend on the card, and the modules that contain them.
-CONSTANTS = {
-    "TILE_ELEMENTS": gpu_blocks,
-    "NUM_WARPS": gpu_blocks,
-    "REDUCTION_PROGRAMS": gpu_blocks,
-    "COLUMNS": gpu_blocks,
-    "QUERIES_PER_CHANNEL": attention,
-}
+from vae.ops.attention import QUERIES_PER_CHANNEL
 
 LEAST_GAIN = 0.02  # a smaller difference may be noise: the value in the code stays
 MIN_TOKENS = 4096  # attention of smaller images takes too little time to decide
@@ -25,9 +16,8 @@ def choose(records: dict[int, Record]) -> dict[str, Any]:
     results = {number: record.results() for number, record in records.items()}
     operations = results.get(6, {})
     constants = {**norm_constants(operations), **attention_queries(operations)}
-    found: dict[str, Any] = {"constants": {name: constants[name] for name in CONSTANTS if name in constants}}
     reserve = reserve_mib(results.get(1, {}), results.get(4, {}))
-    return found | ({"reserve_mib": reserve} if reserve is not None else {})
+    return {"constants": constants} | ({"reserve_mib": reserve} if reserve is not None else {})
 
 
 def norm_constants(operations: dict[str, dict[str, Any]]) -> dict[str, int]:
@@ -44,25 +34,20 @@ def norm_constants(operations: dict[str, dict[str, Any]]) -> dict[str, int]:
 
 def attention_queries(operations: dict[str, dict[str, Any]]) -> dict[str, int]:
     """The queries with the shortest time of forward and backward, summed over the numbers of tokens."""
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for name, found in operations.items():
-        if not name.startswith("attention, ") or int(name.split()[1]) < MIN_TOKENS:
-            continue
-        shortest = min(row["both_ms"] for kind, row in found.items() if kind != "PyTorch")
-        for kind, row in found.items():
-            sums[kind] = sums.get(kind, 0.0) + row["both_ms"] / shortest
-            counts[kind] = counts.get(kind, 0) + 1
-    blocks = {
-        kind: total
-        for kind, total in sums.items()
-        if kind != "PyTorch" and counts[kind] == max(counts.values())
-    }
-    if not blocks:
+    cases = [
+        found
+        for name, found in operations.items()
+        if name.startswith("attention, ") and int(name.split()[1]) >= MIN_TOKENS
+    ]
+    if not cases:
         return {}
-    name = f"{CONSTANTS['QUERIES_PER_CHANNEL'].QUERIES_PER_CHANNEL} queries per channel"
-    current, best = blocks.get(name, math.inf), min(blocks, key=lambda kind: blocks[kind])
-    if blocks[best] > current * (1 - LEAST_GAIN):
+    sums = dict.fromkeys(cases[0], 0.0)
+    for found in cases:
+        shortest = min(row["both_ms"] for row in found.values())
+        for kind in sums:
+            sums[kind] += found[kind]["both_ms"] / shortest
+    best = min(sums, key=lambda kind: sums[kind])
+    if sums[best] > sums.get(f"{QUERIES_PER_CHANNEL} queries per channel", math.inf) * (1 - LEAST_GAIN):
         return {}
     return {"QUERIES_PER_CHANNEL": int(best.split()[0])}
 

@@ -1,7 +1,6 @@
 """Part 1: memory outside of PyTorch's allocator, after each thing that loads a library or a kernel."""
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -28,8 +27,7 @@ def cases(settings: Settings) -> list[Case]:
 
 def _measure(settings: Settings, loading: str, compiled: bool) -> dict[str, Any]:
     argument = {"quick": settings.quick, "compiled": compiled, "used_before": _used_bytes()}
-    env = {**os.environ, "CUDA_MODULE_LOADING": loading}
-    return in_a_process(MODULE, argument, settings.seconds_left, env)
+    return in_a_process(MODULE, argument, settings.seconds_left, {"CUDA_MODULE_LOADING": loading})
 
 
 def _used_bytes() -> int:

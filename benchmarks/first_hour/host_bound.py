@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.first_hour.case import NO_ARITHMETIC, Case, Settings, computes, markdown, rounded
+from benchmarks.first_hour.case import NO_ARITHMETIC, Case, Settings, computes, markdown, rounded, seconds_of
 from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
 
 TITLE = "Time of a step and summed time of its kernels"
@@ -29,7 +29,7 @@ def _run(settings: Settings, options: dict[str, Any]) -> dict[str, Any]:
     step = TrainerStep.prepare(settings.quick, **options)
     for _ in range(WARMUP):
         step()
-    wall = step.seconds(2.0 if settings.quick else 8.0)
+    wall = seconds_of(step, 2.0 if settings.quick else 8.0)
     found = {"recompute": options["recompute"], "wall_ms": rounded(wall * 1e3)}
     if not computes():
         return {**found, "verdict": NO_ARITHMETIC}  # and no kernels that a profiler could see
@@ -52,12 +52,5 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
         [name, *(found.get(key) for key in ("recompute", "wall_ms", "kernels_ms", "kernels", "busy"))]
         for name, found in results.items()
     ]
-    header = [
-        "step of one image",
-        "recompute",
-        "time, ms",
-        "kernels, ms",
-        "kernels, number",
-        "the card is busy",
-    ]
+    header = ["step of one image", "recompute", "time, ms", "kernels, ms", "kernels, number", "busy"]
     return markdown(header, rows)

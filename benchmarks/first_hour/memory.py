@@ -100,17 +100,8 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
     for name, found in results.items():
         predicted, reserved = found["predicted_gib"], found.get("reserved_gib")
         difference = f"{reserved / predicted - 1:+.1%}" if reserved else None
-        keys = ("allocated_gib", "reserved_gib")
-        rows.append(
-            [
-                name,
-                predicted,
-                *(found.get(key) for key in keys),
-                difference,
-                found.get("retries"),
-                found["verdict"],
-            ]
-        )
+        figures = [predicted, found.get("allocated_gib"), reserved, difference, found.get("retries")]
+        rows.append([name, *figures, found["verdict"]])
     header = ["step", "predicted GiB", "allocated GiB", "reserved GiB", "reserved / predicted", "retries", ""]
     return ["Predicted without the reserve of the plan:", "", *markdown(header, rows)]
 

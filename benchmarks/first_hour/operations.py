@@ -1,14 +1,12 @@
 """Part 6: rates of single operations by shape, and the launch shapes and blocks that are fastest."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.first_hour.case import DEVICE, Case, Settings, computes, markdown, rounded, seconds_of
@@ -17,7 +15,6 @@ from vae.ops import gpu_blocks
 from vae.ops.attention import attention
 from vae.ops.kernel_check import run_tests
 from vae.ops.norm import group_norm_silu
-from vae.ops.resample import upsample_conv
 from vae.system.host import GIB
 from vae.training.precision import ALL_PLANS, DEFAULT_PLANS
 
@@ -39,7 +36,6 @@ CONVOLUTIONS = [
     (512, 512, 256),
     (512, 512, 128),
 ]
-UPSAMPLES = [(256, 512), (512, 256), (512, 128)]  # channels, px before
 NORMS = [(128, 1024), (256, 512), (512, 256), (512, 128)]  # channels, px
 TOKENS = (1024, 4096, 16384, 65536)
 WIDTH, GROUPS, EPS = 512, 32, 1e-6
@@ -61,9 +57,6 @@ def cases(settings: Settings) -> list[Case]:
     for channels, out, px in CONVOLUTIONS[:: 4 if settings.quick else 1]:
         name = f"convolution {channels} to {out}, {px // scale} px"
         found.append(Case(name, 8, partial(_convolution, channels=channels, out=out, px=px // scale)))
-    for channels, px in UPSAMPLES[:: 3 if settings.quick else 1]:
-        name = f"enlarge, {channels} channels, {px // scale} px"
-        found.append(Case(name, 10, partial(_upsample, channels=channels, px=px // scale)))
     for channels, px in NORMS[:: 4 if settings.quick else 1]:
         name = f"norm, {channels} channels, {px // scale} px"
         found.append(Case(name, 8, partial(_norm, channels=channels, px=px // scale)))
@@ -133,22 +126,6 @@ def _workspaces(run: Callable[[], Any]) -> dict[str, float]:
     return found
 
 
-def _upsample(settings: Settings, channels: int, px: int) -> dict[str, Any]:
-    """Ours, a transposed 4x4 convolution, against enlarging and a 3x3 convolution, forward and backward."""
-    torch.backends.cudnn.benchmark = True
-    h = _random(1, channels, px, px).requires_grad_()
-    weight = _random(channels, channels, 3, 3).requires_grad_()
-    bias = torch.zeros(channels, device=DEVICE, dtype=BF16, requires_grad=True)
-
-    def theirs() -> Tensor:
-        return F.conv2d(F.interpolate(h, scale_factor=2.0, mode="nearest"), weight, bias, padding=1)
-
-    kinds = {"transposed": lambda: upsample_conv(h, weight, bias), "enlarged": theirs}
-    found = {name: _both_directions(call, [h, weight, bias]) for name, call in kinds.items()}
-    ratio = {way: rounded(found["enlarged"][way] / found["transposed"][way], 3) for way in found["enlarged"]}
-    return {**found, "speed": ratio}
-
-
 def _both_directions(call: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
     """Milliseconds of forward, and of forward and backward."""
     with torch.no_grad():
@@ -173,19 +150,6 @@ def _time_norm(channels: int, px: int) -> dict[str, float]:
     return _both_directions(lambda: group_norm_silu(h, weight, bias, GROUPS, EPS), [h, weight, bias])
 
 
-@contextmanager
-def constants(values: dict[tuple[ModuleType, str], Any]) -> Iterator[None]:
-    """Other values of some modules' constants."""
-    before = {(module, name): getattr(module, name) for module, name in values}
-    try:
-        for (module, name), value in values.items():
-            setattr(module, name, value)
-        yield
-    finally:
-        for (module, name), value in before.items():
-            setattr(module, name, value)
-
-
 def _norm_shapes(settings: Settings) -> dict[str, Any]:
     """The fastest value of each constant, one constant after another, over all norms of the network."""
     shapes = [(128, 64)] if settings.quick else NORMS
@@ -207,7 +171,7 @@ def _norm_shapes(settings: Settings) -> dict[str, Any]:
 
 def _try(candidate: dict[str, int], shapes: list[tuple[int, int]]) -> dict[str, Any]:
     """Milliseconds of all shapes in both directions; an error if a kernel is wrong or does not fit."""
-    with constants({(gpu_blocks, name): value for name, value in candidate.items()}):
+    with patch.multiple(gpu_blocks, **candidate):
         for channels, px in shapes:
             blocks = gpu_blocks.norm_blocks(1, channels, px**2, GROUPS)
             if blocks.shared_memory_bytes > gpu_blocks.SHARED_MEMORY_BYTES:
@@ -219,18 +183,16 @@ def _try(candidate: dict[str, int], shapes: list[tuple[int, int]]) -> dict[str, 
 
 
 def _attention(settings: Settings, tokens: int) -> dict[str, Any]:
-    """Ours by queries at a time, and PyTorch's, forward and backward of one head of 512 channels."""
+    """Ours by queries at a time, forward and backward of one head of 512 channels (PyTorch's: part 7)."""
     q, k, v = (_random(1, tokens, WIDTH).requires_grad_() for _ in range(3))
     found: dict[str, Any] = {}
     for queries in ATTENTION_QUERIES:
-        with constants({(attention_module, "QUERIES_PER_CHANNEL"): queries}):
+        with patch.object(attention_module, "QUERIES_PER_CHANNEL", queries):
             torch.cuda.reset_peak_memory_stats()
             found[f"{queries} queries per channel"] = {
                 **_both_directions(lambda: attention(q, k, v), [q, k, v]),
                 "peak_gib": rounded(torch.cuda.max_memory_allocated() / GIB),
             }
-    heads = [t.view(1, tokens, 1, WIDTH).transpose(1, 2) for t in (q, k, v)]
-    found["PyTorch"] = _both_directions(lambda: F.scaled_dot_product_attention(*heads), [q, k, v])
     flops = 2 * tokens**2 * WIDTH
     for row in found.values():
         row["forward_tflops"] = rounded(2 * flops / row["forward_ms"] / 1e9)
@@ -239,7 +201,7 @@ def _attention(settings: Settings, tokens: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Tables of convolutions, enlarging, norms, launch shapes and attention."""
+    """Tables of convolutions, norms, launch shapes and attention."""
     groups: dict[str, dict[str, dict[str, Any]]] = {}
     for name, found in results.items():
         groups.setdefault(name.split(",")[0].split()[0], {})[name] = found
@@ -273,14 +235,6 @@ def _convolution_table(results: dict[str, dict[str, Any]]) -> list[str]:
     return ["TFLOP/s (MiB of workspace, and of cuDNN's search):", "", *markdown(["convolution", *ways], rows)]
 
 
-def _upsample_table(results: dict[str, dict[str, Any]]) -> list[str]:
-    rows = [
-        [name, found["transposed"]["both_ms"], found["enlarged"]["both_ms"], found["speed"]["both_ms"]]
-        for name, found in results.items()
-    ]
-    return markdown(["forward and backward, ms", "transposed 4x4", "enlarge and 3x3", "ratio"], rows)
-
-
 def _norm_table(results: dict[str, dict[str, Any]]) -> list[str]:
     rows = [[name, found["forward_gb_s"], found["backward_gb_s"]] for name, found in results.items()]
     return markdown(["GroupNorm and SiLU", "forward, GB/s", "backward, GB/s"], rows)
@@ -290,13 +244,12 @@ def _attention_table(results: dict[str, dict[str, Any]]) -> list[str]:
     rows = []
     for name, found in results.items():
         for kind, row in found.items():
-            rows.append([name, kind, row["forward_tflops"], row["both_tflops"], row.get("peak_gib")])
+            rows.append([name, kind, row["forward_tflops"], row["both_tflops"], row["peak_gib"]])
     return markdown(["", "block", "forward, TFLOP/s", "both, TFLOP/s", "peak GiB"], rows)
 
 
 TABLES = {
     "convolution": _convolution_table,
-    "enlarge": _upsample_table,
     "norm": _norm_table,
     "attention": _attention_table,
 }

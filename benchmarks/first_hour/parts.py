@@ -11,13 +11,8 @@ from benchmarks.first_hour import (
     training,
 )
 
-PARTS = {
-    1: context,
-    2: correctness,
-    3: synchronization,
-    4: memory,
-    5: host_bound,
-    6: operations,
-    7: comparison,
-    8: training,
-}
+PARTS = dict(
+    enumerate(
+        (context, correctness, synchronization, memory, host_bound, operations, comparison, training), start=1
+    )
+)

@@ -8,6 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from vae.system.files import write_json
+
 EXIT_CARD_LOST = 3  # of the process of a part: the next cases need a new process
 DONE, FAILED, NOT_REACHED = "done", "failed", "not reached"
 NO_PROBLEM = ("ok", "skipped", "no arithmetic")  # verdicts
@@ -91,10 +93,7 @@ class Record:
         """Replace the file at once: a program that is killed here leaves the old one."""
         self.content["written"] = time.time()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        text = json.dumps(self.content, indent=1, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        write_json(self.path, self.content, indent=1)
 
 
 def _without_nan(value: Any) -> Any:

@@ -8,13 +8,12 @@ import gc
 import os
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.comparison.report import describe_machine
-from benchmarks.first_hour.case import DEVICE, NO_ARITHMETIC, ROOT, Case, Settings, computes
+from benchmarks.first_hour.case import DEVICE, NO_ARITHMETIC, Case, Settings, computes
 from benchmarks.first_hour.parts import PARTS
 from benchmarks.first_hour.record import DONE, EXIT_CARD_LOST, FAILED, NOT_REACHED, Record
 from vae.checks import nvidia_smi
@@ -77,5 +76,5 @@ def machine(quick: bool) -> dict[str, Any]:
     """Card, driver, versions, date and commit, for the file of each part."""
     smi = nvidia_smi.query(timeout_seconds=15)
     arithmetic = "yes" if computes() else NO_ARITHMETIC
-    facts = describe_machine(DEVICE, Path(ROOT))
+    facts = describe_machine(DEVICE)
     return {**facts, "driver": smi.driver or smi.status, "arithmetic": arithmetic, "quick": quick}

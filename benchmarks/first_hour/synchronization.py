@@ -1,5 +1,6 @@
 """Part 3: the trainer's step waits for the card nowhere."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -60,13 +61,10 @@ def sync_is_an_error() -> Iterator[None]:
 
 def _where(error: BaseException) -> str:
     """The last line of the project in the traceback."""
-    frames, trace = [], error.__traceback__
-    while trace:
-        code = trace.tb_frame.f_code
-        if "/vae/" in code.co_filename.replace("\\", "/"):
-            frames.append(f"{code.co_filename.rpartition('vae')[2][1:]}:{trace.tb_lineno} {code.co_name}")
-        trace = trace.tb_next
-    return frames[-1] if frames else str(error)[:200]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if "/vae/" in frame.filename.replace("\\", "/"):
+            return f"{frame.filename.rpartition('vae')[2][1:]}:{frame.lineno} {frame.name}"
+    return str(error)[:200]
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:

@@ -1,7 +1,6 @@
 """The trainer's own step on random pixels: everything that train_vae.py prepares, without its loop."""
 
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,14 +57,3 @@ class TrainerStep:
     def __call__(self) -> None:
         self.stepper.step(self.batch, len(self.batch.images))
         self.stepper.state.advance(len(self.batch.images))
-
-    def seconds(self, most_seconds: float = 10.0) -> float:
-        """Median seconds of a step, from a step's start to the end of its work on the card."""
-        times: list[float] = []
-        while len(times) < 3 or (sum(times) < most_seconds and len(times) < 30):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            self()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - started)
-        return sorted(times)[len(times) // 2]

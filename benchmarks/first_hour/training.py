@@ -51,26 +51,20 @@ def _images(settings: Settings) -> str:
     return str(folder)
 
 
-def _perceptual() -> list[str]:
+def _perceptual() -> dict[str, int]:
     """LPIPS if its weights are on this machine: nothing is downloaded."""
     weights = Path(torch.hub.get_dir(), "checkpoints", URLS["vgg"].rpartition("/")[2])
-    return [] if weights.exists() else ["--perceptual_weight", "0"]
+    return {} if weights.exists() else {"perceptual_weight": 0}
 
 
-def _model(settings: Settings) -> list[str]:
-    if not settings.quick:
-        return []
-    return [
-        word
-        for name, value in SMALL.items()
-        for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
-    ]
-
-
-def _train(settings: Settings, folder: Path, *flags: str) -> dict[str, Any]:
+def _train(settings: Settings, folder: Path, **options: Any) -> dict[str, Any]:
     """Run or continue train_vae.py; when no time is left, it gets SIGTERM and saves a checkpoint."""
-    words = [sys.executable, "train_vae.py", "--data_path", _images(settings), "--output_dir", str(folder)]
-    words += ["--resume_from", "latest", "--device", "cuda", "--mixed_precision", *_model(settings), *flags]
+    given = {"data_path": _images(settings), "output_dir": folder, "resume_from": "latest", "device": "cuda"}
+    given |= {"num_epochs": 1000, "checkpoint_freq": 1000, "save_samples_freq": 0}
+    given |= {**(SMALL if settings.quick else {}), **options}
+    words = [sys.executable, "train_vae.py", "--mixed_precision"]
+    for name, value in given.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     with (settings.out / "training.log").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -122,28 +116,11 @@ def _train_and_resume(settings: Settings) -> dict[str, Any]:
     """200 steps at 256 px with LPIPS, then 20 more from the checkpoint."""
     steps, more, size = (4, 2, 64) if settings.quick else (200, 20, 256)
     folder = settings.out / "runs" / "resume"
-    flags = [
-        "--image_size",
-        str(size),
-        "--batch_size",
-        "2" if settings.quick else "8",
-        "--num_epochs",
-        "1000",
-    ]
-    flags += [
-        "--val_freq",
-        "1000",
-        "--checkpoint_freq",
-        "1000",
-        "--save_samples_freq",
-        "0",
-        "--log_freq",
-        "1",
-    ]
-    flags += _perceptual()
-    first = _train(settings, folder, *flags, "--max_steps", str(steps))
+    options = {"image_size": size, "batch_size": 2 if settings.quick else 8, "val_freq": 1000, "log_freq": 1}
+    options |= _perceptual()
+    first = _train(settings, folder, **options, max_steps=steps)
     started = time.monotonic()
-    second = _train(settings, folder, *flags, "--max_steps", str(steps + more))
+    second = _train(settings, folder, **options, max_steps=steps + more)
     losses = [record["loss"] for record in _records(folder) if record["kind"] == "train"]
     right = second["steps"] == steps + more and losses[-1] is not None and losses[-1] < losses[0]
     return {
@@ -159,20 +136,10 @@ def _train_from(settings: Settings, init: str) -> dict[str, Any]:
     """The default network on crops of 64 px, L1 and KL, as in docs/measurements.md for a small network."""
     steps, size = (6, 32) if settings.quick else (2000, 64)
     folder = settings.out / "runs" / init
-    flags = ["--init", init, "--image_size", str(size), "--batch_size", "2" if settings.quick else "4"]
-    flags += [
-        "--perceptual_weight",
-        "0",
-        "--num_epochs",
-        "1000",
-        "--max_steps",
-        str(steps),
-        "--val_split",
-        "0.1",
-    ]
-    flags += ["--val_freq", "4", "--max_val_images", "32", "--checkpoint_freq", "1000"]
-    flags += ["--checkpoint_steps", "500", "--save_samples_freq", "0", "--lr_schedule", "constant"]
-    return {**_train(settings, folder, *flags), "verdict": verdict(True)}
+    options = {"init": init, "image_size": size, "batch_size": 2 if settings.quick else 4, "max_steps": steps}
+    options |= {"perceptual_weight": 0, "val_split": 0.1, "val_freq": 4, "max_val_images": 32}
+    found = _train(settings, folder, **options, checkpoint_steps=500, lr_schedule="constant")
+    return {**found, "verdict": verdict(True)}
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:

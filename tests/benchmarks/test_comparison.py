@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.comparison import theirs as other_side
 from benchmarks.comparison.cuda_rules import CudaRules, backward_scratch_bytes
-from benchmarks.comparison.curve import draw
 from benchmarks.comparison.equality import DifferentWorkError, check_same_work
 from benchmarks.comparison.goals import judge
 from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes
@@ -194,18 +192,6 @@ def test_goals_are_compared_with_the_figures():
         False,
         True,
     ]
-
-
-def test_chart_is_an_svg_with_every_curve():
-    points = {"64": 0.1, "128": 0.15, "1024": 0.2}
-    names = ["ours activations", "diffusers bf16", "diffusers <autocast>"]
-    found = {"megapixels_per_second": dict.fromkeys(names, points)}
-    found["counted_gib_of_one_image"] = {names[0]: points}
-    chart = draw(found, {"cpu": "Some CPU", "threads": 1})
-    root = ElementTree.fromstring(chart)
-    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {*names, "64", "1024"} <= set(texts)
-    assert chart == draw(found, {"cpu": "Some CPU", "threads": 1})
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_launch_shapes_are_chosen_only_if_they_are_faster():
 def test_queries_of_attention_are_the_fastest_over_large_images():
     current, other = f"{attention.QUERIES_PER_CHANNEL} queries per channel", "3 queries per channel"
     results = {
-        "attention, 1024 tokens": {"1 queries per channel": {"both_ms": 1.0}, "PyTorch": {"both_ms": 0.1}},
+        "attention, 1024 tokens": {"1 queries per channel": {"both_ms": 1.0}},
         "attention, 16384 tokens": {current: {"both_ms": 5.0}, other: {"both_ms": 5.1}},
         "attention, 65536 tokens": {current: {"both_ms": 90.0}, other: {"both_ms": 60.0}},
     }

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.bench_tiles import compare, peaks
 from vae.config.options import ModelConfig
 from vae.inference.codec import decode_latents, encode_images, reconstruct
 from vae.inference.feature_map import Moments
@@ -88,22 +88,43 @@ def test_progress_counts_the_flops_of_an_image():
         assert done[-1] == totals[0]
 
 
+def peaks(side: int, tile: int | None, dtype: torch.dtype) -> dict[str, dict[str, int]]:
+    """Peak bytes on "cuda" and "cpu" to encode and to decode with the default network, without computing."""
+    found = {}
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            model = AutoencoderKL(ModelConfig())
+        latent = side // model.downsampling
+        images, latents = (
+            torch.empty(1, 3, side, side),
+            torch.empty(1, model.config.z_channels, latent, latent),
+        )
+        for name, function, value in (("encode", encode_images, images), ("decode", decode_latents, latents)):
+            with LiveBytes("cuda") as device, LiveBytes("cpu") as host:
+                function(model, value, dtype=dtype, tile=tile)
+            found[name] = {"cuda": device.peak, "cpu": host.peak}
+    return found
+
+
 @pytest.mark.slow
 def test_tiles_need_a_quarter_of_the_device_memory_and_features_are_on_the_host():
-    whole, tiled = (peaks(ModelConfig(), 1024, tile, torch.bfloat16) for tile in (None, 256))
-    for name in ("encode", "decode"):
-        assert tiled[name]["cuda"] <= whole[name]["cuda"] / 4
-        assert tiled[name]["cpu"] >= 128 * 1024 * 1024 * 2  # at least the features of the finest level
+    for side, tile, dtype in (
+        (1024, 256, torch.bfloat16),
+        (3072, 512, torch.bfloat16),
+        (3072, 512, torch.float32),
+    ):
+        whole, tiled = (peaks(side, size, dtype) for size in (None, tile))
+        for name in ("encode", "decode"):
+            assert tiled[name]["cuda"] <= whole[name]["cuda"] / 4
+            # the host stores 128 + 256 channels of the decoder's finest level at once, and a band of rows
+            assert 128 <= tiled[name]["cpu"] / (side * side * dtype.itemsize) <= 440
 
 
 @pytest.mark.slow
 def test_image_of_3072_px():
-    found = compare(3072, 512)
-    assert found["spread_of_result"] > 0.01  # the result is not constant
-    assert found["largest_difference"] < 1e-3
-    for dtype in (torch.bfloat16, torch.float32):
-        whole, tiled = (peaks(ModelConfig(), 3072, tile, dtype) for tile in (None, 512))
-        for name in ("encode", "decode"):
-            assert tiled[name]["cuda"] <= whole[name]["cuda"] / 4
-            # the host stores 128 + 256 channels of the decoder's finest level at once, and a band of rows
-            assert tiled[name]["cpu"] <= 3072 * 3072 * dtype.itemsize * 440
+    # One level more than usual: without it, most of the time on a CPU would be attention in the mid block.
+    shape = {"channels": (16, 32, 32, 32, 32), "layers_per_block": 1, "norm_groups": 8, "z_channels": 16}
+    model, images = network(ModelConfig(**shape), torch.float32), image(3072, 3072, torch.float32)[:1]
+    whole, tiled = reconstruct(model, images), reconstruct(model, images, tile=512)
+    assert whole.std() > 0.02  # the result is not constant
+    assert (tiled - whole).abs().max() < 1e-3 * 2  # a thousandth of the range [-1, 1]

@@ -35,6 +35,7 @@ FOREIGN = {
     "uv": {"--output-file"},
     # The log names benchmarks that are only in git's history now.
     "history": {
+        "--center_px",
         "--dtypes",
         "--emulated_bf16",
         "--epochs",
