@@ -243,8 +243,12 @@ def test_all_processes_replace_a_kernel_that_fails_on_one(tiny):
         from vae.ops.kernel_check import Outcome
         library.runs_kernels = lambda device: True
         wrong = [Outcome(key, "normalize", math.inf) for key in library.KERNEL_KEYS]
-        kernel_check.run_tests = lambda *_: iter(wrong if os.environ["RANK"] == "1" else [])
-        atexit.register(lambda: sys.stderr.write(f"REPLACED {len(library.REPLACED)}\\n"))
+
+        def run_tests(*_):
+            atexit.register(lambda: sys.stderr.write(f"REPLACED {len(library.REPLACED)}\\n"))
+            return iter(wrong if os.environ["RANK"] == "1" else [])
+
+        kernel_check.run_tests = run_tests
     """
     done = train_under_torchrun({**tiny, "max_steps": 1}, before)
     assert done.stderr.count(f"REPLACED {len(KERNEL_KEYS)}") == 2

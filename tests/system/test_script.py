@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tests.harness.runs import run_script
 from vae.system.errors import DataError, UsageError
 from vae.system.script import ROOT, SETUP, activation_hint, exit_code
 
@@ -55,6 +56,31 @@ def test_our_own_bug_keeps_its_traceback(error):
 
 def test_result_of_main_is_the_exit_code():
     assert exit_code("some.py", len, ["a", "b", "c"]) == 3
+
+
+ENDS = """
+import sys
+from vae.system.script import run_script
+
+class Kept:
+    def __del__(self):
+        print("taken apart")
+
+def main(argv):
+    import atexit, threading
+    sys.kept = Kept()
+    atexit.register(print, "handler")
+    threading.Timer(0.1, print, ["thread"]).start()
+    print("main")
+    return int(argv[0])
+
+run_script("some.py", main)
+"""
+
+
+def test_process_ends_after_threads_and_exit_handlers_with_nothing_taken_apart():
+    done = run_script("-c", ENDS, "7")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (7, ["main", "thread", "handler"], "")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Runs the main function of every script: a user's mistake is one line on stderr and an exit code."""
 
+import atexit
 import errno
 import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +23,8 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
 
     `stopped` is printed if Ctrl-C, SIGTERM or SIGHUP ends it.
     """
+    codes: list[int] = []
+    atexit.register(end_process, codes)  # before anything is imported: handlers run in reverse order
     limit_spinning()
     set_gpu_memory_variables()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
@@ -32,7 +36,23 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         getattr(sys, stream).reconfigure(errors="backslashreplace")  # file names that cannot be encoded
     with console.flushed_output():
-        sys.exit(exit_code(name, main, sys.argv[1:], stopped))
+        code = exit_code(name, main, sys.argv[1:], stopped)
+    codes.append(code)
+    sys.exit(code)
+
+
+def end_process(codes: list[int]) -> None:
+    """End the process with the code in `codes`, after all other exit handlers.
+
+    Python does not take itself apart then: a thread of PyTorch that frees a Python object meanwhile would end
+    the process with "terminate called without an active exception". Without a code, an exception is under way.
+    """
+    if not codes:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(codes[0])
 
 
 def limit_spinning() -> None:
