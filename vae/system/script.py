@@ -44,8 +44,8 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
 def end_process(codes: list[int]) -> None:
     """End the process with the code in `codes`, after all other exit handlers.
 
-    Python does not take itself apart then: a thread of PyTorch that frees a Python object meanwhile would end
-    the process with "terminate called without an active exception". Without a code, an exception is under way.
+    Python does not take itself apart then: a thread of PyTorch that frees a Python object meanwhile would
+    end the process with "terminate called without an active exception". Without a code, an exception ends it.
     """
     if not codes:
         return
