@@ -2,9 +2,9 @@
 
 A term is a weight in `LossConfig`, declared with `term_weight`, and a module of this package: NAME_weight
 belongs to `NAME.py`. There, `build(loss, dtype, device)` returns a label for the summary and a function with
-one value per image, in fp32 at least. A frozen network is such a function. No function may couple images,
-depend on the size of the crop, or read a value back to the host. `device` may be meta, where nothing is read
-or printed.
+one value per image, in fp32 at least. A frozen network is such a function. An image term is 0 for equal
+images. No function may couple images, depend on the size of the crop, or read a value back to the host.
+`device` may be meta, where nothing is read or printed.
 
 The adversarial loss is no term: its weight changes with every step, and its discriminator is trained.
 """
