@@ -65,3 +65,13 @@ def test_help_describes_the_modes_and_help_all_lists_their_flags(capsys):
         assert f"  {mode} " in short
         text = everything[everything.index(f"usage: prepare_data.py --mode {mode} ") :]
         assert all(item.name in text.split("\nusage:")[0] for item in fields(config))
+
+
+def test_removal_needs_a_parent_and_no_folder():
+    words = ["--mode", "shard", "--output_dir", "b", "--remove", "keys.txt"]
+    with pytest.raises(UsageError, match=r"--remove .*--parent"):
+        parse_prepare_flags(words)
+    with pytest.raises(UsageError, match=r"--drop .*--input_dir"):
+        parse_prepare_flags([*words, "--parent", "a.json", "--drop"])
+    assert parse_prepare_flags([*words, "--parent", "a.json"]).input_dir == ""
+    assert parse_prepare_flags([*words, "--parent", "a.json", "--input_dir", "a"]).input_dir == "a"

@@ -12,12 +12,14 @@ from PIL import Image
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.shards import make_older, pack
 from tests.prepare.test_shard import members
-from vae.config.prepare_flags import ShardConfig, ValidateConfig
+from vae.config.prepare_flags import ShardConfig, ValidateConfig, parse_prepare_flags
 from vae.prepare import check_file
 from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger, Result
+from vae.prepare.shard import verify
 from vae.prepare.shard.members import TRAINING, VALIDATION, Members
-from vae.prepare.shard.verify import run_verify
-from vae.shards.index import read_dataset
+from vae.prepare.shard.shard_images import run_shard
+from vae.prepare.shard.verify import run_verify, verify_shard
+from vae.shards.index import index_path, read_dataset, read_index
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 
@@ -200,3 +202,153 @@ def test_parent_that_is_no_version_is_refused(versions, tmp_path):
     (tmp_path / "dataset.json").write_text(json.dumps(content | {"parent": 5}))
     with pytest.raises(DataError, match="parent"):
         read_dataset(tmp_path / "dataset.json")
+
+
+def test_four_hundred_and_ten_images_cost_ten(tmp_path, monkeypatch):
+    """The same folder with more files: the old ones are neither decoded nor hashed nor written again."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for number in range(400):
+        (raw / f"{number:03}.png").write_bytes(encoded(detailed(seed=number, height=16, width=16), "PNG"))
+    (raw / "broken.png").write_bytes((raw / "000.png").read_bytes()[:60])
+    (raw / "copy.png").write_bytes((raw / "000.png").read_bytes())
+    given = {"shard_bytes": 100_000, "val_split": 0.1}
+    first = pack(raw, tmp_path / "one", **given)
+    for number in range(400, 410):
+        (raw / f"{number:03}.png").write_bytes(encoded(detailed(seed=number, height=16, width=16), "PNG"))
+    calls = {"read_image": [], "sha256_of_file": []}
+    for name, names in calls.items():
+        whole = getattr(check_file, name)
+        counted = lambda path, names=names, whole=whole, **more: names.append(path) or whole(path, **more)  # noqa: E731
+        monkeypatch.setattr(check_file, name, counted)
+    second = pack(raw, tmp_path / "two", parent=str(first), **given)
+    assert {name: len(names) for name, names in calls.items()} == {
+        "read_image": 10,
+        "sha256_of_file": 20,  # to look for them in the parent, and with the result
+    }
+    added = [json.loads(second.with_name(name).read_text())["changes"]["added"] for name in SUBSETS]
+    assert sum(one["images"] for one in added) == 10
+    for one, name in zip(added, SUBSETS, strict=True):
+        new = {shard.name for shard in read_dataset(second.with_name(name)).shards}
+        old = {shard.name for shard in read_dataset(first.with_name(name)).shards}
+        assert old < new
+        assert one["shards"] == sorted(new - old)
+    for path in (tmp_path / "one").glob("*-*.tar"):
+        assert path.samefile(tmp_path / "two" / path.name)
+
+
+SUBSETS = ("dataset.json", "validation.json")
+
+
+@pytest.fixture(scope="module")
+def removal(versions, tmp_path_factory):
+    """A version without one whole shard, one more training image and one validation image."""
+    root, first, _ = versions
+    gone = {key_of(first, 0, row) for row in range(first.shards[0].samples)} | {key_of(first, 1, 0)}
+    gone.add(key_of(read_dataset(root / "one" / "validation.json"), 0, 0))
+    folder = tmp_path_factory.mktemp("removal")
+    (folder / "keys.txt").write_text("".join(f"{key}\n" for key in sorted(gone)) + f"\n{'0' * 64}\n")
+    words = ["--mode", "shard", "--output_dir", str(folder / "set"), "--parent", str(first.path)]
+    assert run_shard(parse_prepare_flags([*words, "--remove", str(folder / "keys.txt")])) == 0
+    return root, folder / "set", gone
+
+
+def key_of(dataset, number, row):
+    return read_index(index_path(dataset.folder, dataset.shards[number]), dataset.shards[number])["key"][
+        row
+    ].decode()
+
+
+def test_removed_images_are_not_read_although_no_shard_is_written(removal, tmp_path):
+    root, folder, gone = removal
+    assert names(folder) == names(root / "one") - {"images-000000.tar"}
+    assert all(path.samefile(root / "one" / path.name) for path in folder.glob("*.tar"))
+    before = {key for name in SUBSETS for key in keys_of(root / "one" / name)}
+    after = [keys_of(folder / name) for name in SUBSETS]
+    assert {key for keys in after for key in keys} == before - gone
+    for name, keys in zip(SUBSETS, after, strict=True):
+        images = ShardImages(read_dataset(folder / name), 1)
+        assert len(images) == len(keys)
+        for number, key in enumerate(keys):
+            assert hashlib.sha256(images.read(number)).hexdigest()[:32] == key
+            assert images.metadata(number)["key"] == key
+    changes = json.loads((folder / "dataset.json").read_text())["changes"]
+    assert changes["added"] == {"images": 0, "shards": []}
+    assert changes["removed"] == {"images": len(gone) - 1, "shards": ["images-000000.tar"]}
+
+
+def test_validation_does_not_decode_removed_images(removal, tmp_path, monkeypatch):
+    _, folder, gone = removal
+    decoded = []
+    whole = verify.decode_bytes
+    monkeypatch.setattr(
+        verify, "decode_bytes", lambda data, **more: decoded.append(data) or whole(data, **more)
+    )
+    dataset = read_dataset(folder / "dataset.json")
+    assert [problem for shard in dataset.shards for problem in verify_shard(dataset, 10**6, shard)] == []
+    assert len(decoded) == dataset.samples
+    assert not gone & {hashlib.sha256(data).hexdigest()[:32] for data in decoded}
+
+
+def test_removed_images_stay_out_of_later_versions(removal, tmp_path):
+    """Whether shards are kept or packed again; the next list adds to the first."""
+    root, folder, gone = removal
+    for flags in ({}, {"drop": True}):
+        given = {"val_split": 0.2, "parent": str(folder / SUBSETS[0]), **flags}
+        path = pack(root / "raw", tmp_path / f"set{len(flags)}", **given)
+        kept = {key for name in SUBSETS for key in keys_of(path.with_name(name))}
+        sources = {
+            hashlib.sha256(file.read_bytes()).hexdigest()[:32] for file in (root / "raw").glob("*.png")
+        }
+        assert kept >= sources - gone
+        assert not kept & gone
+        removed = json.loads(path.with_name("removed.json").read_text())
+        assert {key for keys in removed.values() for key in keys} == gone | {"0" * 32}
+    another = sorted(kept)[0]
+    (tmp_path / "keys.txt").write_text(another)
+    config = ShardConfig(
+        input_dir="", output_dir=str(tmp_path / "set3"), parent=str(path), remove=str(tmp_path / "keys.txt")
+    )
+    assert run_shard(config) == 0
+    assert not {another, *gone} & {key for name in SUBSETS for key in keys_of(tmp_path / "set3" / name)}
+
+
+def test_unknown_key_is_one_line(removal, tmp_path, capsys):
+    root, _, _ = removal
+    (tmp_path / "keys.txt").write_text(f"{'1' * 32}\n")
+    run_shard(
+        ShardConfig(
+            input_dir="",
+            output_dir=str(tmp_path / "set"),
+            parent=str(root / "one" / "dataset.json"),
+            remove=str(tmp_path / "keys.txt"),
+        )
+    )
+    printed = capsys.readouterr()
+    (line,) = [line for line in (printed.out + printed.err).splitlines() if "--remove" in line]
+    assert f"1 of 1 keys are in no shard of --parent, for example {'1' * 32}" in line
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "has no key"), ("abc", "line 1 is no key")])
+def test_list_without_keys_is_refused(removal, tmp_path, text, message):
+    root, _, _ = removal
+    (tmp_path / "keys.txt").write_text(text)
+    parent = str(root / "one" / "dataset.json")
+    with pytest.raises(UserError, match=f"--remove .*{message}"):
+        run_shard(
+            ShardConfig(
+                input_dir="",
+                output_dir=str(tmp_path / "set"),
+                parent=parent,
+                remove=str(tmp_path / "keys.txt"),
+            )
+        )
+    assert not (tmp_path / "set").exists()
+
+
+def test_changed_list_of_removed_keys_is_noticed(removal, tmp_path):
+    _, folder, _ = removal
+    shutil.copytree(folder, tmp_path / "set")
+    (tmp_path / "set" / "removed.json").write_text("{}")
+    with pytest.raises(DataError, match=r"removed\.json does not have the SHA-256"):
+        read_dataset(tmp_path / "set" / "dataset.json")

@@ -21,6 +21,7 @@ from vae.data.dataset import CropDataset
 from vae.data.loading import TrainLoader
 from vae.images.decoding import INTEGRITY_CHECKS, decode_image
 from vae.images.formats import BadImageError
+from vae.shards import index as index_module
 from vae.shards.index import (
     FORMAT,
     Shard,
@@ -342,3 +343,28 @@ def test_batches_count_what_was_read(dataset, num_workers):
         counts = [batch.counts for batch in loader.batches(0)]
     assert sum(one["disk_bytes"] for one in counts) == sizes.sum()
     assert {one["open_shards"] for one in counts} == {1}
+
+
+def test_long_list_of_shards_is_split(tmp_path, monkeypatch):
+    """The version is that of the content; a damaged or missing part is named."""
+    shards = [Shard(f"images-{n:06}.tar", 3, 10_000, f"{n:064x}", f"{n:064x}") for n in range(25)]
+    monkeypatch.setattr(index_module, "MAX_LISTED", 10)
+    path = tmp_path / "dataset.json"
+    index_module.write_dataset(path, dataset_content(shards, {}, None))
+    parts = sorted(tmp_path.glob("dataset-shards-*.json"))
+    assert [len(json.loads(part.read_text())) for part in parts] == [10, 10, 5]
+    assert json.loads(path.read_text())["shards"] == []
+    assert list(read_dataset(path).shards) == shards
+    text = parts[1].read_text()
+    parts[1].write_text(text.replace('"samples": 3', '"samples": 4'))
+    os.utime(path, (1, 1))  # dataset.json itself has not changed
+    with pytest.raises(DataError, match=r"dataset-shards-000001\.json does not have the SHA-256"):
+        read_dataset(path)
+    parts[1].unlink()
+    os.utime(path, (2, 2))
+    with pytest.raises(DataError, match=r"dataset-shards-000001\.json is missing"):
+        read_dataset(path)
+    content = dataset_content(shards, {}, None)
+    monkeypatch.setattr(index_module, "MAX_LISTED", 100)
+    assert content["format"] == 3
+    assert dataset_content(shards, {}, None)["format"] == 2  # as before

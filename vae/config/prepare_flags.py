@@ -3,7 +3,7 @@
 import os
 import sys
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib.util import find_spec
 
 from vae.config.flags import parse_section
@@ -130,6 +130,12 @@ class ShardConfig(ReadingConfig):
     drop: bool = option(
         False, "leave out the images of --parent that --input_dir does not have; all files are decoded again"
     )
+    remove: str | None = option(
+        None,
+        "text file with keys of images of --parent, one per line: the new version never reads them, although "
+        "its shards still have them; without --input_dir, nothing else changes",
+        metavar="FILE",
+    )
     near_duplicates: bool = option(
         True,
         "keep images that look alike in one subset, and refuse a manifest whose split separates them",
@@ -237,7 +243,10 @@ def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
         sys.exit(0)
     if "--undo_quarantine" in given:  # its own message about a missing folder names the folder in the record
         words = ["--input_dir", os.devnull, *words]
-    config = _parse_mode(mode, words)
+    has_no_input = "--remove" in given and "--input_dir" not in given
+    config = _parse_mode(mode, ["--input_dir", os.devnull, *words] if has_no_input else words)
+    if has_no_input and isinstance(config, ShardConfig):
+        config = replace(config, input_dir="")
     _check_together(config, given)
     return config
 
@@ -315,6 +324,10 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
         raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
     if isinstance(config, ShardConfig) and config.drop and config.parent is None:
         raise UsageError("--drop has no effect without --parent: leave it out")
+    if isinstance(config, ShardConfig) and config.remove and config.parent is None:
+        raise UsageError("--remove has no effect without --parent: add it")
+    if isinstance(config, ShardConfig) and config.drop and not config.input_dir:
+        raise UsageError("--drop would leave out all images without --input_dir: add it, or leave --drop out")
     if isinstance(config, ValidateConfig):
         if config.undo_quarantine and not config.quarantine_dir:
             raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")

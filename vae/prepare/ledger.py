@@ -20,6 +20,7 @@ from vae.system.files import parse_json
 ACCEPTED, REJECTED, DUPLICATE = "accepted", "rejected", "duplicate"
 EXACT_DUPLICATE, NEAR_DUPLICATE = "exact_duplicate", "near_duplicate"  # reasons of DUPLICATE
 KNOWN = "known"  # an image of the parent of a dataset of shards
+INPUT_DIR = "input_dir"  # key of a note: the folder of the files
 PAGE = 1000  # rows read at a time, so that the caller can write in between
 EXAMPLES = 5
 
@@ -86,7 +87,10 @@ class Ledger:
     """A listing of files and their results. Every change is on disk at once and survives a killed process."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        self._db = sqlite3.connect(path, timeout=2, isolation_level=None)  # each statement is a transaction
+        uri = Path(path).absolute().as_uri()  # so that `inherit` can give options
+        self._db = sqlite3.connect(
+            uri, timeout=2, isolation_level=None, uri=True
+        )  # each statement is a transaction
         self._db.create_function("of", 1, lambda name: f"of {printable(os.fsdecode(name))}")
         try:
             # one writer; committed changes survive the end of the process, but not always a power cut
@@ -137,6 +141,22 @@ class Ledger:
         except sqlite3.IntegrityError:
             return False
         return True
+
+    def inherit(self, path: Path) -> None:
+        """Take over the results of listed files from another ledger about the same input folder.
+
+        The other one must be closed; it is not changed.
+        """
+        if not path.is_file() or path.with_name(f"{path.name}-wal").exists():
+            return  # a killed run has left it incomplete
+        self._db.execute("ATTACH DATABASE ? AS other", (f"{path.absolute().as_uri()}?immutable=1",))
+        self._db.execute(
+            "INSERT OR IGNORE INTO main.results SELECT theirs.* FROM main.files "
+            "JOIN other.results AS theirs USING (name) WHERE EXISTS "
+            "(SELECT 1 FROM main.notes JOIN other.notes USING (key, value) WHERE key = ?)",
+            (os.fsencode(INPUT_DIR),),
+        )
+        self._db.execute("DETACH DATABASE other")
 
     def is_claimed(self, key: str) -> bool:
         """Whether a listed file has this key."""

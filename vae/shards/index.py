@@ -4,7 +4,9 @@
 `policy` (the rules by which images were accepted), `transforms` (how preprocessing made them), `validation`
 (the file name of the dataset of held-out images, or null) and `shards`, each with `name`, `samples`, `bytes`,
 `sha256` and, since format 2, `index_sha256`. The index of x.tar is x.npy: one row of INDEX for each image, in
-the order of the tar file.
+the order of the tar file. A new version of a dataset has `changes`: the images and shards that it added and
+removed. Format 3 may have `shard_lists`, files with the shards of a large dataset, and `removed_keys`, a file
+with the keys of images that are in the shards and do not belong to the dataset.
 """
 
 import hashlib
@@ -23,14 +25,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vae.images.formats import BadImageError
+from vae.shards.hashed_files import JSON_NAME, Keys, Removed, parse_removed, read_hashed, write_hashed
 from vae.shards.store import StoreFile, TooLargeError, read_file
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import check_regular, parse_json, read_json
+from vae.system.files import check_regular, parse_json, read_json, write_json
 
-FORMAT = 2
+FORMAT = 3  # written only for what format 2 does not have
 MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
-MAX_DATASET_BYTES = 2**30  # of dataset.json: about five million shards
+MAX_DATASET_BYTES = 2**30  # of dataset.json, which older versions did not split
+MAX_LIST_BYTES = 2**26  # of a list of shards
+MAX_LISTED = 50_000  # shards in one file: about 13 MB
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
 # phash_low, phash_high: of vae/prepare/perceptual_hash.py, to find images that look alike.
 INDEX = np.dtype(
@@ -47,7 +52,6 @@ INDEX = np.dtype(
 )
 # Only names in the dataset's own folder: a dataset may come from a stranger.
 _TAR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.tar")
-_JSON_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIELDS = {"name", "samples", "bytes", "sha256"}  # of a shard; an older dataset has no index_sha256
 MAX_SHARD_BYTES = 2**45
@@ -61,18 +65,22 @@ class Shard(NamedTuple):
     """One shard of a dataset."""
 
     name: str  # file name, in the folder of dataset.json
-    samples: int
+    samples: int  # in the tar file
     bytes: int
     sha256: str
     index_sha256: str | None = None  # of its index; None in a dataset of format 1
+    removed: Keys = ()  # of images that do not belong to the dataset
 
 
 class Shards(Sequence[Shard]):
     """The shards of a dataset as columns: 1.4 million need 0.1 GiB, and would need 0.7 GiB as objects."""
 
-    def __init__(self, columns: "_Columns") -> None:
+    def __init__(self, columns: "_Columns", removed: Removed | None = None) -> None:
         self._names = np.array(columns.names, dtype=np.bytes_)
-        self.samples = np.array(columns.samples, dtype=np.int64)  # of each shard
+        self._removed = removed or {}
+        self.samples = np.array(columns.samples, dtype=np.int64)  # of each shard, without removed images
+        for name, keys in self._removed.items():
+            self.samples[self._names == name.encode()] -= len(keys)
         self.bytes = np.array(columns.bytes, dtype=np.int64)
         self._hashes, self._index_hashes = bytes(columns.hashes), bytes(columns.index_hashes)
 
@@ -83,7 +91,9 @@ class Shards(Sequence[Shard]):
         start = SHA256_BYTES * (number if number >= 0 else len(self) + number)
         sha256, index = (h[start : start + SHA256_BYTES].hex() for h in (self._hashes, self._index_hashes))
         name = self._names[number].decode()
-        return Shard(name, int(self.samples[number]), int(self.bytes[number]), sha256, index or None)
+        removed = self._removed.get(name, ())
+        samples = int(self.samples[number]) + len(removed)
+        return Shard(name, samples, int(self.bytes[number]), sha256, index or None, removed)
 
     @property
     def hashed_indexes(self) -> int:
@@ -106,6 +116,7 @@ class ShardedDataset(NamedTuple):
     version: str
     parent: str | None = None  # version of the dataset that this one is a new version of
     transforms: Mapping[str, Any] = {}
+    removed: Removed = {}  # noqa: RUF012 - never modified
 
     @property
     def samples(self) -> int:
@@ -139,24 +150,44 @@ def dataset_content(
     *,
     parent: str | None = None,
     transforms: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of `dataset.json`; the same images and rules have the same version everywhere."""
-    made = {"parent": parent, "policy": dict(policy), "transforms": dict(transforms or {})}
-    rest = {"format": FORMAT, **made, "validation": validation}
-    return {"version": _version(rest, shards), **rest, "shards": [_plain(shard) for shard in shards]}
+    """The content of `dataset.json`; the same images and rules have the same version everywhere.
+
+    `more`: `changes` and `removed_keys`, if there are any.
+    """
+    made = {"parent": parent, "policy": dict(policy), "transforms": dict(transforms or {}), **(more or {})}
+    is_old = len(shards) <= MAX_LISTED and "removed_keys" not in made
+    rest = {"format": 2 if is_old else FORMAT, **made, "validation": validation}
+    return {"version": _version(rest, shards), **rest, "shards": [shard_content(shard) for shard in shards]}
 
 
-def _plain(shard: Shard) -> dict[str, Any]:
-    return {name: value for name, value in shard._asdict().items() if value is not None}
+def write_dataset(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a `dataset.json`, and lists of its shards if there are more than MAX_LISTED."""
+    shards, lists = content["shards"], []
+    if len(shards) > MAX_LISTED:
+        for first in range(0, len(shards), MAX_LISTED):
+            part = shards[first : first + MAX_LISTED]
+            name = f"{path.stem}-shards-{first // MAX_LISTED:06}.json"
+            lists.append(write_hashed(path.with_name(name), part))
+        content = {**content, "shards": [], "shard_lists": lists}
+    write_json(path, content, indent=1)
+
+
+def shard_content(shard: Shard) -> dict[str, Any]:
+    """A shard in a `dataset.json`."""
+    fields = shard._asdict().items()
+    return {name: value for name, value in fields if value is not None and name != "removed"}
 
 
 def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
     """SHA-256 of the content as JSON with sorted keys, from its parts: the whole text can have gigabytes."""
     mark = "shards"
-    text = json.dumps({k: v for k, v in rest.items() if k != "version"} | {"shards": mark}, sort_keys=True)
+    rest = {name: value for name, value in rest.items() if name not in ("version", "shard_lists")}
+    text = json.dumps(rest | {"shards": mark}, sort_keys=True)
     before, _, after = text.rpartition(f'"{mark}"')
     digest = hashlib.sha256(f"{before}[".encode())
-    for number, (name, samples, size, sha256, index) in enumerate(shards):
+    for number, (name, samples, size, sha256, index, _) in enumerate(shards):
         index = f'"index_sha256": "{index}", ' if index else ""
         shard = f'{{"bytes": {size}, {index}"name": "{name}", "samples": {samples}, "sha256": "{sha256}"}}'
         digest.update((f", {shard}" if number else shard).encode())
@@ -184,7 +215,7 @@ def _read_once(path: Path, flag: str, _stamp: tuple[int, int, int]) -> ShardedDa
 
 def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
     try:
-        content, shards = _read_content(path)
+        content, shards, removed = _read_content(path)
     except FileNotFoundError:
         raise DataError(f"{flag} {path} does not exist: prepare_data.py --mode shard writes one") from None
     except OSError as error:
@@ -204,14 +235,14 @@ def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
         raise DataError(
             f"{flag} {path} is damaged ({problem}): write it again with prepare_data.py --mode shard"
         )
-    made = content.get("parent"), content.get("transforms", {})
+    made = content.get("parent"), content.get("transforms", {}), removed
     return ShardedDataset(path, shards, content["policy"], content["validation"], content["version"], *made)
 
 
-def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
-    """The content of a `dataset.json`, with _IS_SHARD in the place of each valid shard; and these shards.
+def _read_content(path: Path | StoreFile) -> tuple[Any, Shards, Removed]:
+    """The content of a `dataset.json`, with _IS_SHARD in the place of each valid shard; shards; removed keys.
 
-    ValueError if it is not JSON, OSError if it cannot be read.
+    ValueError if it, or a file that it refers to, is not valid, OSError if it cannot be read.
     """
     if isinstance(path, StoreFile) and not path.name.endswith(".json"):
         raise ValueError("give the address of its dataset.json")
@@ -221,7 +252,17 @@ def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
     else:
         data = read_file(path, max_bytes=MAX_DATASET_BYTES)
         content = parse_json(data.decode("utf-8-sig"), columns.take)
-    return content, Shards(columns)
+    removed: Removed = {}
+    if isinstance(content, dict) and content.get("format") == 3:  # a newer one may refer to other files
+        lists = content.get("shard_lists", [])
+        for reference in lists if isinstance(lists, list) else [None]:
+            listed = parse_json(read_hashed(path, reference, MAX_LIST_BYTES), columns.take)
+            if not isinstance(listed, list) or not isinstance(content.get("shards"), list):
+                raise ValueError("its list of shards is not valid")
+            content["shards"] += listed
+        if "removed_keys" in content:
+            removed = parse_removed(read_hashed(path, content["removed_keys"], MAX_DATASET_BYTES))
+    return content, Shards(columns, removed), removed
 
 
 class _Columns:
@@ -250,7 +291,7 @@ def _problem(content: Mapping[str, Any], shards: Shards, name: str) -> str | Non
     listed, validation = content.get("shards"), content.get("validation")
     if not isinstance(listed, list) or not listed or not isinstance(content.get("policy"), dict):
         return "it lacks shards or policy"
-    if validation is not None and not (isinstance(validation, str) and _JSON_NAME.fullmatch(validation)):
+    if validation is not None and not (isinstance(validation, str) and JSON_NAME.fullmatch(validation)):
         return "validation is no file name"
     if validation == name:
         return "it is its own validation"
@@ -265,6 +306,8 @@ def _problem(content: Mapping[str, Any], shards: Shards, name: str) -> str | Non
         return "index_sha256 does not fit its format"
     if shards.has_twins():
         return "a shard is listed twice"
+    if len(shards) and shards.samples.min() < 1:
+        return "a shard has only removed images"
     rest = {name: value for name, value in content.items() if name != "shards"}
     if len(shards) != len(listed) or content.get("version") != _version(rest, shards):
         return "its content does not have its version"
@@ -297,7 +340,7 @@ def max_index_bytes(shard: Shard) -> int:
 
 
 def read_index(path: Path, shard: Shard) -> np.ndarray:
-    """The index of a shard: INDEX (samples,). BadImageError if it does not describe this shard."""
+    """The index of a shard without removed images: INDEX (n,). BadImageError if it is of another shard."""
     try:
         check_regular(path)
         if path.stat().st_size > max_index_bytes(shard):
@@ -308,7 +351,7 @@ def read_index(path: Path, shard: Shard) -> np.ndarray:
 
 
 def parse_index(data: bytes, shard: Shard) -> np.ndarray:
-    """The index of a shard from the content of its file; BadImageError as in `read_index`."""
+    """The index of a shard from the content of its file, without removed images; errors as `read_index`."""
     name, file = index_path(Path(), shard).name, io.BytesIO(data)
     if shard.index_sha256 not in (None, hashlib.sha256(data).hexdigest()):
         raise BadImageError("bad_index", f"{name} is not the index that dataset.json lists")
@@ -328,6 +371,10 @@ def parse_index(data: bytes, shard: Shard) -> np.ndarray:
     keys = np.sort(rows["key"])
     if (keys[1:] == keys[:-1]).any():
         raise BadImageError("bad_index", f"{name} has two images of one key")
+    if shard.removed:
+        rows = rows[~np.isin(rows["key"], np.array(shard.removed, "S32"))]
+        if len(rows) != shard.samples - len(shard.removed):
+            raise BadImageError("bad_index", f"{name} lacks an image that the dataset has removed")
     return rows
 
 

@@ -146,12 +146,18 @@ def read_json(
     max_bytes: int = MAX_JSON_BYTES,
 ) -> Any:
     """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
+    data = read_regular(path, max_bytes)
+    return parse_json(data.decode("utf-8-sig"), pairs_hook)  # Windows editors write a byte order mark
+
+
+def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Content of a file; ValueError if it is larger, OSError if it cannot be read."""
     check_regular(path)
     with open(path, "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes // 2**20} MiB")
-    return parse_json(data.decode("utf-8-sig"), pairs_hook)  # Windows editors write a byte order mark
+    return data
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:

@@ -73,6 +73,8 @@ class Members:
         def in_manifest(result: Result) -> bool:
             return self._row(result).get("split") == "val"
 
+        if next(self._ledger.accepted_by_hash(), None) is None:
+            return in_manifest
         by_manifest = any(self._row(result).get("split") for result in self._ledger.accepted_by_hash())
         if not (by_manifest or self._config.val_split or self._old):
             return lambda _result: False

@@ -23,7 +23,7 @@ from vae.data.manifest import MANIFEST_NAME, read_rows
 from vae.images.folder import OTHER_EXTENSIONS, walk_images
 from vae.prepare.check_file import check_file, decode_each, hash_file, is_current, warn_without_simplejpeg
 from vae.prepare.engine import run_tasks
-from vae.prepare.ledger import DUPLICATE, KNOWN, REJECTED, Ledger, Result, Skips
+from vae.prepare.ledger import DUPLICATE, INPUT_DIR, KNOWN, REJECTED, Ledger, Result, Skips
 from vae.prepare.output_dir import check_apart, check_new, write_error
 from vae.prepare.pool import Failure, Limits
 from vae.prepare.preprocess.output_folder import SETTINGS_NAME
@@ -33,13 +33,16 @@ from vae.prepare.shard.members import ROW, TRAINING, VALIDATION, Members
 from vae.prepare.shard.parent import Kept, Parent, contains
 from vae.prepare.shard.write import HIDDEN, KEY_DIGITS, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.progress import Progress
-from vae.shards.index import Shard, dataset_content
+from vae.shards.hashed_files import removed_content, write_hashed
+from vae.shards.index import Shard, dataset_content, write_dataset
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import read_json, remove_temporary, write_json
 
 MEGABYTE = 10**6
 MIN_KEPT = 0.5  # of --shard_mb: smaller shards of the parent are packed again, so that few are small
+SUBSETS = (VALIDATION, TRAINING)  # the training set last: it names the other
+REMOVED = "removed.json"
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 
@@ -50,6 +53,7 @@ class PackedShards:
 
     samples: dict[str, int]  # new ones by dataset
     old_samples: dict[str, int]  # of --parent
+    removed: int  # keys of images that do not belong to the dataset
     shards: int
     bytes: int
 
@@ -61,13 +65,9 @@ def run_shard(config: ShardConfig) -> int:
     """
     warn_without_simplejpeg()
     began, root, skips = time.monotonic(), Path(config.output_dir), Skips()
-    check_apart(config.input_dir, root)
     parent = Parent(config) if config.parent else None
-    known = parent.keys() if parent and parent.is_whole else np.zeros(0, "S32")
-    names = walk_images(config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=skips.add)
-    first = next(names, None)
-    if first is None:
-        raise DataError(f"--input_dir {config.input_dir} contains no images: give another folder")
+    known = parent.known_keys() if parent else np.zeros(0, "S32")
+    names = _names(config, skips)
     if not (root / HIDDEN / "ledger.sqlite").exists():
         check_new(root)
     try:
@@ -75,8 +75,8 @@ def run_shard(config: ShardConfig) -> int:
         ledger = Ledger(root / HIDDEN / "ledger.sqlite")
         try:
             remove_temporary(root)  # of killed processes: no other run uses the folder
-            ledger.list_files(chain([first], names))
-            _list_all(ledger, config)
+            ledger.list_files(names)
+            _list_all(ledger, config, parent)
             _find_known(ledger, config, known)
             _check_all(ledger, config, known)
             outcome = _pack(ledger, config, root, parent)
@@ -89,8 +89,20 @@ def run_shard(config: ShardConfig) -> int:
     return 0 if outcome.shards else EXIT_DATA
 
 
-def _list_all(ledger: Ledger, config: ShardConfig) -> None:
-    """Note the rows of the manifest, and drop the results of files that are gone."""
+def _names(config: ShardConfig, skips: Skips) -> Iterator[str]:
+    """The names of all image files; DataError if there are none, although there is a folder."""
+    if not config.input_dir:
+        return iter(())
+    check_apart(config.input_dir, config.output_dir)
+    names = walk_images(config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=skips.add)
+    first = next(names, None)
+    if first is None:
+        raise DataError(f"--input_dir {config.input_dir} contains no images: give another folder")
+    return chain([first], names)
+
+
+def _list_all(ledger: Ledger, config: ShardConfig, parent: Parent | None) -> None:
+    """Note the rows of the manifest, drop results of files that are gone, and take over those of --parent."""
     manifest = Path(config.input_dir) / MANIFEST_NAME
     ledger.forget_notes(ROW)  # of a manifest that has changed, or is gone
     if manifest.is_file():
@@ -99,6 +111,9 @@ def _list_all(ledger: Ledger, config: ShardConfig) -> None:
     if config.limit is not None:
         ledger.list_files([name for name, _ in ledger.files(config.limit)])
     ledger.drop_unlisted()
+    ledger.note(INPUT_DIR, os.path.realpath(config.input_dir))
+    if parent and parent.is_whole:  # then its rules are the same
+        ledger.inherit(parent.folder / HIDDEN / "ledger.sqlite")
 
 
 def _find_known(ledger: Ledger, config: ShardConfig, known: np.ndarray) -> None:
@@ -110,7 +125,7 @@ def _find_known(ledger: Ledger, config: ShardConfig, known: np.ndarray) -> None:
             if not (result and is_current(result, os.path.join(config.input_dir, name))):
                 yield name
             elif _is_known(result, known):
-                ledger.record(result._replace(status=KNOWN))
+                ledger.record(result._replace(status=KNOWN, reason="", detail=""))
 
     if not len(known):
         return
@@ -167,22 +182,40 @@ def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None
     members = Members(ledger, config, root / HIDDEN / "phashes", old.phashes if old else None)
     digest, samples = members.survey()
     policy = {name: getattr(config, name) for name in POLICY}
-    version, transforms = parent.dataset.version if parent else None, _transforms(config.input_dir)
+    version, transforms = parent.dataset.version if parent else None, {}
+    if config.input_dir:
+        transforms = _transforms(config.input_dir)
+    elif parent:
+        policy = parent.policy
     if old:
         transforms = transforms or dict(old.dataset.transforms)
     contents = {"images": digest, "shard_mb": config.shard_mb, "policy": policy}
+    if parent and parent.removed:
+        contents["removed"] = removed_content(parent.removed)
     _claim(root, {**contents, "parent": version, "transforms": transforms})
     written: dict[str, list[Shard]] = {}
-    for subset in (VALIDATION, TRAINING):  # the training set last: it names the other
+    for subset in SUBSETS:
         written[subset] = _pack_subset(root, subset, members, parent, samples[subset], config)
+    everything = [shard for shards in written.values() for shard in shards]
+    removed = parent.removed_from(everything) if parent else {}
+    more = {"removed_keys": write_hashed(root / REMOVED, removed_content(removed))} if removed else {}
+    for subset in SUBSETS:
         if written[subset]:
             other = VALIDATION if subset == TRAINING and written[VALIDATION] else None
-            content = dataset_content(written[subset], policy, other, parent=version, transforms=transforms)
-            write_json(root / subset, content, indent=1)
+            changes = {"changes": parent.changes(subset, written[subset])} if parent else {}
+            content = dataset_content(
+                written[subset],
+                policy,
+                other,
+                parent=version,
+                transforms=transforms,
+                more={**more, **changes},
+            )
+            write_dataset(root / subset, content)
     write_energon_metadata(root, written[TRAINING], written[VALIDATION])
-    everything = [shard for shards in written.values() for shard in shards]
     old_samples = {subset: old.samples(subset) if old else 0 for subset in samples}
-    return PackedShards(samples, old_samples, len(everything), sum(shard.bytes for shard in everything))
+    num_bytes = sum(shard.bytes for shard in everything)
+    return PackedShards(samples, old_samples, sum(map(len, removed.values())), len(everything), num_bytes)
 
 
 def _pack_subset(
@@ -272,6 +305,7 @@ def _print_summary(
         f"{rejected} rejected, {duplicates_text(duplicates)}",
         *rejection_lines(ledger),
         *skip_lines(skips),
+        *([f"  removed  {outcome.removed:>7}  images, which are not read"] if outcome.removed else []),
         f"  train: python train_vae.py --data_path {Path(config.output_dir, TRAINING)}",
     ]
     console.info("\n".join(lines))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vae.prepare.shard.engines import SUFFIXES, Entry, indexes
-from vae.shards.index import INDEX, Shard, index_path
+from vae.shards.index import INDEX, Shard, index_path, shard_content
 from vae.system.errors import DataError
 from vae.system.files import atomic_path, read_json, sha256_of_file, write_json
 
@@ -83,7 +83,7 @@ def write_shard(root: Path, plan: Plan) -> Shard:
 
 def write_mark(root: Path, plan: str, shard: Shard) -> None:
     """Note that the shard of a plan with this digest is complete."""
-    write_json(_mark(root, shard.name), {"plan": plan, "shard": shard._asdict()})
+    write_json(_mark(root, shard.name), {"plan": plan, "shard": shard_content(shard)})
 
 
 def copy_mark(source: Path, root: Path, shard: Shard) -> None:
