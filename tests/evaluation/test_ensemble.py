@@ -9,6 +9,7 @@ from tests.harness.small_vae import SMALL, write_vae
 from vae.config.evaluate_flags import parse_evaluate_flags
 from vae.evaluation.ensemble import ensemble
 from vae.evaluation.measure import VaeCodec
+from vae.images.pixels import to_uint8
 from vae.interop.vae_files import load_vae
 from vae.system.errors import UserError
 
@@ -23,7 +24,8 @@ def test_weighted_mean_of_reconstructions(tmp_path):
     ]
     images = torch.randint(0, 256, (2, 3, 20, 24), dtype=torch.uint8)
     found = ensemble(vaes, (3.0, 1.0), CPU, torch.float32, None)(images, range(2))
-    single = [VaeCodec(vae.autoencoder, torch.float32, None)(images, range(2)) for vae in vaes]
+    codecs = (VaeCodec(vae.autoencoder, torch.float32, None) for vae in vaes)
+    single = [map(to_uint8, codec(images, range(2))) for codec in codecs]
     for recon, first, second in zip(found, *single, strict=True):
         assert torch.equal(recon, (0.75 * first + 0.25 * second).round().to(torch.uint8))
 

@@ -11,7 +11,8 @@ from tests.harness.http_store import http_store, hurry
 from tests.harness.shards import pack, write_shards
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.evaluation.compare import _environment, _protocol
-from vae.evaluation.image_set import find_images, square
+from vae.evaluation.image_set import find_images
+from vae.evaluation.protocols import square
 from vae.shards.index import read_dataset
 from vae.system.errors import DataError
 

@@ -4,19 +4,21 @@ import torch
 
 from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.measure import Metrics, bicubic_reconstruction
+from vae.evaluation.protocols import RULES
 from vae.evaluation.results import PER_IMAGE
 from vae.images.pixels import to_float, to_uint8
 
 
 def test_every_metric_of_an_image_is_measured():
     image = torch.zeros(3, 16, 16, dtype=torch.uint8)
-    found = Metrics(torch.device("cpu"), perceptual=None, rfid=None).of_image(image, image)
+    metrics = Metrics(torch.device("cpu"), perceptual=None, rfid=None, rules=RULES["resize"])
+    found = metrics.of_image(image, image)
     assert tuple(found) == PER_IMAGE
     assert found["psnr"] is not None
     assert found["ssim"] is not None
     assert found["ms_ssim"] is None  # the image is too small
     tiny = image[:, :10]
-    assert Metrics(torch.device("cpu"), perceptual=None, rfid=None).of_image(tiny, tiny)["ssim"] is None
+    assert metrics.of_image(tiny, tiny)["ssim"] is None
 
 
 def test_bicubic_reconstruction_of_any_size():

@@ -124,7 +124,7 @@ def results(tmp_path):
     codec.kind, codec.latents, codec.curves, codec.path = "codec", None, [], ""
     codec.equivariance, codec.grid_artefacts = {}, {}
     return Results(
-        Protocol(f"data/{EVIL}", 2, (256, 512), "middle", "mode", "8 bit", "fp32", "CPU", 1, None, 0),
+        Protocol("ours", f"data/{EVIL}", 2, (256, 512), "middle", "mode", "8 bit", "fp32", "CPU", 1, None, 0),
         {"torch": "2.15.0", "command": f"evaluate_vae.py {EVIL}", "date": "2030-01-01 00:00 UTC"},
         [vae(tmp_path, f"first {EVIL}", 1, 28.5), vae(tmp_path, "second", 2, 29.5), codec],
         {"lpips": WHY_NO_LPIPS, "peak memory": WHY_NO_PEAK},

@@ -20,6 +20,13 @@ from vae.system.errors import UserError
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
 PROBE_HEADS = ("linear", "convnext")
 WHOLE = 0  # as a size: whole images, not cropped
+# What --protocol sets; vae/evaluation/protocols.py has the rest.
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "va-vae": {"sizes": (256,), "posterior": "sample"},
+    "dc-ae": {"sizes": (512,), "perceptual_net": "alex"},
+    "sgm": {"sizes": (256,), "posterior": "sample"},
+}
 # ConvNeXt-T (Liu et al. 2022), whose rate of 4e-3 is for 4096 images per step; 90 epochs (Goyal et al. 2017).
 PROBE_PROFILES: dict[str, dict[str, Any]] = {
     "probe-imagenet": {
@@ -59,6 +66,12 @@ class EvaluateConfig:
         (256,),
         "sides of the square crops to measure, px; 0: whole images",
         metavar="PX",
+    )
+    protocol: str = option(
+        "ours",
+        "how images are cut, decoded and measured; others: as the code behind published figures of VA-VAE, "
+        "DC-AE and a trainer built on sgm does it (docs/evaluate.md)",
+        choices=tuple(PROTOCOLS),
     )
     crop: str = option(
         "resize",
@@ -243,10 +256,21 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
         DETAILS,
     )
     profile = PROBE_PROFILES.get(given.get("probe_profile", ""), {})
-    config = EvaluateConfig(**{**profile, **given})
+    config = EvaluateConfig(**{**PROTOCOLS[given.get("protocol", "ours")], **profile, **given})
     _check_together(config)
+    _check_protocol(config, given)
     _check_probe(config, given)
     return config
+
+
+def _check_protocol(config: EvaluateConfig, given: dict[str, Any]) -> None:
+    if config.protocol == "ours":
+        return
+    fixed = next((flag for flag in ("crop", "posterior", "probe", "probe_profile") if flag in given), None)
+    if fixed is not None:
+        raise UserError(f"--{fixed} contradicts --protocol {config.protocol}: remove one of them")
+    if WHOLE in config.sizes:
+        raise UserError(f"--sizes 0 contradicts --protocol {config.protocol}, which cuts squares: remove one")
 
 
 # Flags that only one of the two commands reads.

@@ -30,12 +30,13 @@ from vae.evaluation.measure import (
     measure,
 )
 from vae.evaluation.precheck import UNFINISHED, check_command
+from vae.evaluation.protocols import rules_of
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult, as_json
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.summary import terminal_text, write_per_image_csv, write_results_csv
 from vae.evaluation.velocity import MIN_IMAGES
-from vae.images.pixels import to_float
+from vae.images.pixels import as_float, as_uint8
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
@@ -47,11 +48,6 @@ from vae.system.files import read_json_lines, write_json
 CURVES_NAME = "metrics.jsonl"
 OTHER_DATA = "other data"  # how a run continued: see vae/training/provenance.py
 MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
-CROPS = {
-    "resize": "short side scaled to the size (bicubic, area-averaged), center crop",
-    "center": "center crop, unscaled",
-}
-ROUNDING = "reconstructions clamped and rounded to 8 bit"
 
 
 @dataclass
@@ -73,7 +69,8 @@ def compare(config: EvaluateConfig) -> Results:
     rows = _load_rows(config, device)
     missing: dict[str, str] = {}
     perceptual, net = find_perceptual(config, device, missing)
-    metrics = Metrics(device, perceptual, find_rfid(config, device, missing))
+    rules = rules_of(config.protocol, config.crop)
+    metrics = Metrics(device, perceptual, find_rfid(config, device, missing), rules)
     image_set, unusable = find_images(config)
     if config.diffusion_probe and len(image_set.names) < MIN_IMAGES:
         raise UserError(
@@ -205,12 +202,12 @@ def _measure_row(
             result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
             if config.diffusability or config.diffusion_probe:
                 square = next(size for size in sizes if size != WHOLE)
-                batches = (images for _, images in image_set.batches(square, 1))
+                batches = (as_uint8(images) for _, images in image_set.batches(square, 1))
                 steps = config.diffusion_probe_steps if config.diffusion_probe else 0
                 result.diffusability = diffusability(codec.model, batches, codec.dtype, steps)
             if config.equivariance_images:
                 chosen = islice(image_set.batches(sizes[0], 1), config.equivariance_images)
-                batches = (to_float(images.to(metrics.device)) for _, images in chosen)
+                batches = (as_float(images.to(metrics.device)) for _, images in chosen)
                 result.equivariance = equivariance(codec.model, batches, codec.dtype)
 
 
@@ -293,13 +290,15 @@ def _explain_missing(results: Results, device: torch.device) -> None:
 def _protocol(
     config: EvaluateConfig, images: int, sizes: tuple[int, ...], device: torch.device, net: str | None
 ) -> Protocol:
+    rules = rules_of(config.protocol, config.crop)
     return Protocol(
+        name=config.protocol,
         data_path=public_text(config.data_path),
         images=images,
         sizes=sizes,
-        crop="whole images" if sizes == (WHOLE,) else CROPS[config.crop],
+        crop="whole images" if sizes == (WHOLE,) else rules.crop,
         posterior=config.posterior,
-        rounding=ROUNDING,
+        rounding=rules.rounding,
         dtype=config.dtype,
         device=_device_name(device),
         batch_size=config.batch_size,

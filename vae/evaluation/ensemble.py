@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from vae.evaluation.measure import Reconstruct, VaeCodec
+from vae.images.pixels import as_uint8
 from vae.interop.vae_files import LoadedVae
 
 
@@ -33,7 +34,10 @@ def ensemble(
         for codec, share in zip(codecs, shares, strict=True):
             for number, recon in enumerate(codec(images, indices)):
                 mean = means[number]
-                means[number] = None if recon is None or mean is None else mean + share * recon.cpu()
+                if recon is None or mean is None:
+                    means[number] = None
+                else:
+                    means[number] = mean + share * as_uint8(recon).cpu()
         return [None if mean is None else mean.round().to(torch.uint8) for mean in means]
 
     return reconstruct

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
 
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data.dataset import FolderImages, Images
+from vae.evaluation.protocols import Rules, rules_of, tensor_of
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.progress import track
@@ -35,7 +35,7 @@ class ImageSet:
 
     images: Images
     indices: dict[str, int]  # number of each measured image by its name, in order
-    crop: str  # resize or center
+    rules: Rules
     background: str
     max_pixels: int
 
@@ -45,14 +45,15 @@ class ImageSet:
         return list(self.indices)
 
     def read(self, name: str, size: int) -> torch.Tensor:
-        """uint8 (3, size, size) of one image, or (3, H, W) if `size` is WHOLE. Raises BadImageError."""
+        """(3, size, size) of one image, or (3, H, W) if `size` is WHOLE: uint8, or floats by some rules.
+
+        Raises BadImageError.
+        """
         pixels = self._decode(name)
-        if size != WHOLE:
-            pixels = square(pixels, size, self.crop)
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        return tensor_of(pixels) if size == WHOLE else self.rules.cut(pixels, size)
 
     def batches(self, size: int, batch_size: int) -> Iterator[tuple[list[str], torch.Tensor]]:
-        """Names and uint8 (B, 3, H, W), in order; threads decode a few batches ahead."""
+        """Names and images (B, 3, H, W), in order; threads decode a few batches ahead."""
         names = self.names
         groups = [names[at : at + batch_size] for at in range(0, len(names), batch_size)]
 
@@ -88,7 +89,8 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     chosen = [i * count // most for i in range(most)] if most < count else range(count)
     names = [source.name(index) for index in chosen]
     indices = dict(zip(names, chosen, strict=True))
-    images = ImageSet(source, indices, config.crop, config.background, config.max_pixels)
+    rules = rules_of(config.protocol, config.crop)
+    images = ImageSet(source, indices, rules, config.background, config.max_pixels)
     largest = max(config.sizes)
     reasons = in_threads(lambda name: images.why_unusable(name, largest), names)
     bar = track(reasons, "checking images", len(names), "image", keep=False)
@@ -122,20 +124,6 @@ def _open(config: EvaluateConfig) -> Images:
     readings = 1 + len(config.vae) * len(config.sizes)  # of each measured image, the check included
     is_cheaper = config.max_images and config.max_images * readings < len(images)
     return images.scattered() if is_cheaper else images
-
-
-def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
-    """Center crop (size, size, 3) of (H, W, 3); the short side is first scaled to `size` if `crop` is resize.
-
-    Pillow's bicubic filter averages over areas when it reduces an image.
-    """
-    height, width = pixels.shape[:2]
-    if crop == "resize" and min(height, width) != size:
-        width, height = (max(size, round(side * size / min(height, width))) for side in (width, height))
-        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
-        pixels = np.asarray(image)
-    top, left = (height - size) // 2, (width - size) // 2
-    return pixels[top : top + size, left : left + size]
 
 
 def in_threads(work: Callable[..., _Result], items: Sequence) -> Iterator[_Result]:

@@ -16,10 +16,11 @@ from vae.evaluation.codecs import latent_bytes, through_codec
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.latents import LatentMeter
 from vae.evaluation.learned_metrics import ReconstructionFid
-from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim, ssim
+from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim
+from vae.evaluation.protocols import Rules
 from vae.evaluation.results import PER_IMAGE, SizeResult
-from vae.images.pixels import to_float, to_uint8
-from vae.images.psnr import MAX_PSNR_DB, psnr
+from vae.images.pixels import as_float, as_uint8, to_float, to_uint8
+from vae.images.psnr import MAX_PSNR_DB
 from vae.inference.codec import decode_latents, encode_images
 from vae.inference.padding import crop_back, pad_to_multiple
 from vae.losses.perceptual import PerceptualLoss
@@ -27,8 +28,8 @@ from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.ops.noise import keyed_normal
 from vae.progress import Progress
 
-# (images, indices) -> reconstructions: uint8 (B, 3, H, W) and the images' indices in the set to one uint8
-# (3, H, W) per image, or None if an image cannot be reconstructed
+# (images, indices) -> reconstructions: images (B, 3, H, W) and their indices in the set to one (3, H, W) per
+# image, or None if an image cannot be reconstructed; all uint8, or floats in about [-1, 1]
 Reconstruct = Callable[[torch.Tensor, range], list[torch.Tensor | None]]
 _Result = TypeVar("_Result")
 
@@ -40,20 +41,23 @@ class Metrics:
     device: torch.device
     perceptual: PerceptualLoss | None
     rfid: ReconstructionFid | None
+    rules: Rules
 
     def of_image(self, recon: torch.Tensor, image: torch.Tensor) -> dict[str, float | None]:
-        """Every metric of PER_IMAGE for one image and its reconstruction, both uint8 (3, H, W).
+        """Every metric of PER_IMAGE for one image and its reconstruction, (3, H, W).
 
         A value is None if the image is too small for that metric.
         """
-        recon, image = (to_float(values[None].to(self.device)) for values in (recon, image))
+        recon, image = (as_float(values[None].to(self.device)) for values in (recon, image))
         side = min(image.shape[2:])
         lpips = self.perceptual if self.perceptual and side >= self.perceptual.smallest_side else None
+        rules = self.rules
+        seen = [to_float(to_uint8(v)) if rules.lpips_8_bit else v for v in (recon, image)]
         values = {
-            "psnr": psnr(recon, image).clamp(max=MAX_PSNR_DB),
-            "ssim": ssim(recon, image) if side >= SSIM_WINDOW else None,
+            "psnr": rules.psnr(recon, image).clamp(max=MAX_PSNR_DB),
+            "ssim": rules.ssim(recon, image) if side >= SSIM_WINDOW else None,
             "ms_ssim": ms_ssim(recon, image) if side >= MS_SSIM_MIN_SIDE else None,
-            "lpips": lpips(recon, image) if lpips else None,
+            "lpips": lpips(*seen) if lpips else None,
         }
         return {name: None if value is None else value.item() for name, value in values.items()}
 
@@ -76,8 +80,8 @@ class VaeCodec:
         self._is_warm = False
 
     def __call__(self, images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
-        """Reconstructions of uint8 (B, 3, H, W); None if the network returned NaN or infinity."""
-        images = to_float(images.to(self.device))
+        """Reconstructions of (B, 3, H, W), as floats; None if the network returned NaN or infinity."""
+        images = as_float(images.to(self.device))
         if not self._is_warm:  # the first call of a shape selects kernels and allocates memory
             self._decode(self._encode(images).mode(), images.shape[2:])
             self._is_warm = True
@@ -90,7 +94,7 @@ class VaeCodec:
         self._images += len(images)
         if torch.isfinite(posterior.mean).all():
             self.latents.add(posterior)
-        return [to_uint8(image) if torch.isfinite(image).all() else None for image in recon]
+        return [image if torch.isfinite(image).all() else None for image in recon]
 
     def add_speed(self, result: SizeResult) -> None:
         """Store images per second and peak bytes since `start` in `result`."""
@@ -100,8 +104,8 @@ class VaeCodec:
         result.decode_peak_bytes = self._peaks["decode"]
 
     def latents_of(self, images: torch.Tensor) -> torch.Tensor:
-        """The posterior's mode (B, Z, h, w) of uint8 (B, 3, H, W)."""
-        return self._encode(to_float(images.to(self.device))).mode()
+        """The posterior's mode (B, Z, h, w) of images (B, 3, H, W)."""
+        return self._encode(as_float(images.to(self.device))).mode()
 
     def _encode(self, images: torch.Tensor) -> Posterior:
         return encode_images(self.model, images, dtype=self.dtype)
@@ -128,7 +132,7 @@ def bicubic_reconstruction(factor: int) -> Reconstruct:
     """The bicubic baseline for a VAE with the downsampling `factor`; images are padded as for the VAE."""
 
     def reconstruct(images: torch.Tensor, _: range) -> list[torch.Tensor | None]:
-        padded = pad_to_multiple(to_float(images), factor)
+        padded = pad_to_multiple(as_float(images), factor)
         return list(to_uint8(crop_back(bicubic_baseline(padded, factor), images.shape[2:])))
 
     return reconstruct
@@ -139,7 +143,7 @@ def classic_codec(name: str, channels: int, downsampling: int) -> Reconstruct:
 
     def reconstruct(images: torch.Tensor, _: range) -> list[torch.Tensor | None]:
         budget = latent_bytes(images.shape[2], images.shape[3], channels, downsampling)
-        return [through_codec(image.cpu(), name, budget) for image in images]
+        return [through_codec(image.cpu(), name, budget) for image in as_uint8(images)]
 
     return reconstruct
 
@@ -164,7 +168,7 @@ def measure(
                     continue
                 per_image[name] = metrics.of_image(recon, image)
                 if metrics.rfid is not None:
-                    metrics.rfid.add(image[None].to(metrics.device), recon[None].to(metrics.device))
+                    metrics.rfid.add(*(as_uint8(v[None].to(metrics.device)) for v in (image, recon)))
             bar.update(len(names))
     means: dict[str, float | None] = {}
     for metric in PER_IMAGE:

@@ -39,6 +39,7 @@ PER_IMAGE = tuple(name for name, metric in METRICS.items() if metric.per_image)
 class Protocol:
     """How every VAE was measured."""
 
+    name: str  # of --protocol
     data_path: str
     images: int  # the same images for every size and every VAE
     sizes: tuple[int, ...]  # side of the square crops, px; 0: whole images

@@ -11,7 +11,7 @@ import torch
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.measure import Reconstruct, VaeCodec
 from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult, mean_psnr
-from vae.images.pixels import to_uint8
+from vae.images.pixels import as_uint8, to_uint8
 from vae.inference.image_files import write_png
 
 LATENT_SPREAD = 3  # black is this many standard deviations below a channel's mean, white above
@@ -49,7 +49,7 @@ def choose(results: list[SizeResult], count: int) -> list[Chosen]:
 def write_originals(chosen: list[Chosen], image_set: ImageSet, size: int, folder: Path) -> None:
     """Write each chosen image as NN_original.png."""
     for number, sample in enumerate(chosen):
-        _write(folder / f"{number:02d}_original.png", image_set.read(sample.name, size))
+        _write(folder / f"{number:02d}_original.png", as_uint8(image_set.read(sample.name, size)))
 
 
 def write_samples(
@@ -72,8 +72,8 @@ def write_samples(
         (recon,) = reconstruct(image[None], range(sample.index, sample.index + 1))
         if recon is None:
             continue
-        recon, stem = recon.cpu(), f"{number:02d}_{position:02d}"
-        error = ((recon.int() - image.int()).abs() * ERROR_GAIN).clamp(max=255).to(torch.uint8)
+        recon, stem = as_uint8(recon).cpu(), f"{number:02d}_{position:02d}"
+        error = ((recon.int() - as_uint8(image).int()).abs() * ERROR_GAIN).clamp(max=255).to(torch.uint8)
         _write(folder / f"{stem}_recon.png", recon)
         _write(folder / f"{stem}_error.png", error)
         channels = []

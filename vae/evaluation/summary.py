@@ -25,7 +25,8 @@ def terminal_text(results: Results) -> str:
     """The protocol, the tables of the report, and missing values with their reasons."""
     protocol = results.protocol
     lines = [
-        f"{protocol.images} images from {printable(protocol.data_path)}; {protocol.crop}; posterior "
+        f"protocol {protocol.name}: {protocol.images} images from {printable(protocol.data_path)}; "
+        f"{protocol.crop}; posterior "
         f"{protocol.posterior}; {protocol.rounding}; {protocol.dtype} on {protocol.device}, "
         f"batch size {protocol.batch_size}",
     ]

@@ -24,7 +24,8 @@ import torch
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.augment import resized_crop
 from vae.device import DTYPES
-from vae.evaluation.image_set import in_threads, square
+from vae.evaluation.image_set import in_threads
+from vae.evaluation.protocols import square
 from vae.images.formats import BadImageError
 from vae.images.pixels import to_float
 from vae.inference.codec import encode_images

@@ -270,6 +270,7 @@ def configuration_tables(results: Results) -> list[Table]:
     """The protocol, the VAEs side by side, the environment, and the images that were left out."""
     protocol = results.protocol
     protocol_facts = {
+        "protocol": protocol.name,
         "images": f"{protocol.images} from {protocol.data_path}",
         "resolutions": ", ".join(map(size_name, protocol.sizes)),
         "crop": protocol.crop,

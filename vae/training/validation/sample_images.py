@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vae.evaluation.image_set import square
+from vae.evaluation.protocols import square
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
