@@ -35,7 +35,7 @@ def run_folder(image_folder, tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.slow
 def test_every_command_runs(run_folder):
-    assert len(commands(TEXT)) == 10
+    assert len(commands(TEXT)) == 8
     for python, script, *words in commands(TEXT):
         assert python == "python"
         if script == "train_vae.py":

@@ -111,7 +111,7 @@ class ModelConfig:
 
     channels: tuple[int, ...] = option(
         (128, 256, 512, 512),
-        "channels per resolution level; each extra level halves height and width of the latents once more",
+        "channels per resolution level; each further level halves the sides of the latents",
         at_least=1,
         at_most=MAX_CHANNELS,
     )
@@ -189,8 +189,7 @@ class DataConfig:
     )
     crop_scale: tuple[float, ...] = option(
         (0.25, 1.0),
-        "area of the regions of --crop resized, as fractions of the image; none is enlarged without "
-        "--upscale",
+        "area of the regions of --crop resized, as fractions of the image",
         at_least=0.01,
         at_most=1,
     )
@@ -212,8 +211,7 @@ class DataConfig:
     rotate90: bool = option(False, "turn each training crop by 0, 90, 180 or 270 degrees, at random")
     color_jitter: tuple[float, ...] = option(
         NO_JITTER,
-        "largest random changes of brightness, contrast, saturation and hue (a fraction of the colour "
-        "circle), for example 0.2 0.2 0.2 0.02",
+        "largest random changes of brightness, contrast, saturation and hue, for example 0.2 0.2 0.2 0.02",
         at_least=0,
         at_most=1,
     )
@@ -241,9 +239,7 @@ class DataConfig:
 class LossConfig:
     """The terms of the training loss and their weights."""
 
-    reconstruction_loss: str = option(
-        "l1", "per-pixel loss, averaged over pixel values in [-1, 1]", choices=("l1", "mse")
-    )
+    reconstruction_loss: str = option("l1", "per-pixel loss of values in [-1, 1]", choices=("l1", "mse"))
     reconstruction_weight: float = term_weight(1.0, "weight of the per-pixel loss", "image", always=True)
     perceptual_weight: float = term_weight(1.0, "weight of LPIPS; with 0 no network is downloaded", "image")
     perceptual_net: str = option(
@@ -269,7 +265,7 @@ class LossConfig:
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(
         5000,
-        "optimizer step at which the discriminator starts, and with it the adversarial loss",
+        "optimizer step at which the discriminator and the adversarial loss start",
         at_least=0,
     )
     disc_warmup: int = option(
@@ -293,8 +289,7 @@ class LossConfig:
     )
     disc_learning_rate: float = option(
         1e-4,
-        "peak learning rate of the discriminator; its schedule begins at --disc_start, or with the "
-        "stage if that is later",
+        "peak learning rate of the discriminator; its schedule begins at --disc_start",
         at_least=0,
     )
 
@@ -344,8 +339,8 @@ class OptimConfig:
     )
     rollbacks: int = option(
         1,
-        "how often a stage that diverges goes back to its last good checkpoint with half the learning rate, "
-        "before it stops with exit code 76",
+        "how often a stage that diverges goes back to a good checkpoint, with half the learning rate, before "
+        "exit code 76",
         at_least=0,
     )
 
@@ -374,7 +369,7 @@ class SpeedConfig:
     )
     micro_batch_size: str = option(
         "auto",
-        "images per forward and backward pass; auto: as many as fit in memory; the gradient stays the same",
+        "images per forward and backward pass; auto: as many as fit; the gradient stays the same",
         metavar="N",
         auto=True,
         at_least=1,
@@ -382,7 +377,7 @@ class SpeedConfig:
     recompute: str = option(
         "auto",
         "what backward recomputes instead of storing, from fastest to least memory; auto: the fastest that "
-        "fits; the gradient stays the same (docs/memory.md)",
+        "fits (docs/memory.md)",
         choices=("auto", *RECOMPUTE),
     )
     vram_margin: float = option(
@@ -407,7 +402,7 @@ class RunConfig:
     output_dir: str = option("./outputs", "folder for all files of the run", metavar="DIR")
     resume_from: str | None = option(
         None,
-        "checkpoint to resume from; latest: the newest valid one of the last run in --output_dir",
+        "checkpoint to resume from; latest: the newest valid one in --output_dir",
         metavar="PATH|latest",
     )
     new_stage: bool = option(False, "with --resume_from latest: start a new stage if the run is finished")
@@ -418,15 +413,14 @@ class RunConfig:
     num_epochs: int = option(100, "number of epochs in the stage", at_least=1, at_most=10**9)
     train_minutes: float | None = option(
         None,
-        "choose the number of epochs of a new stage, so that training takes about this many minutes on this "
-        "machine, without validations and checkpoints; at least 100 steps and at most 1000 epochs",
+        "choose the number of epochs of a new stage so that training takes about this many minutes, "
+        "without validations and checkpoints",
         metavar="MINUTES",
         at_least=0.01,
     )
     find_lr: bool = option(
         False,
-        "find a learning rate instead of training: raise it from 1e-7 to 1 on a copy of the weights, without "
-        "the adversarial loss, and print the command that trains",
+        "find a learning rate instead of training, and print the command that trains with it",
     )
     find_lr_steps: int = option(200, "optimizer steps of --find_lr per seed", at_least=50)
     find_lr_seeds: int = option(
@@ -450,8 +444,7 @@ class RunConfig:
     save_samples_freq: int = option(100, "optimizer steps between sample grids; 0: none", at_least=0)
     sample_images: str | None = option(
         None,
-        "folder of up to 8 images for the sample grids, instead of the first validation images; scaled and "
-        "cropped to --image_size",
+        "folder of up to 8 images for the sample grids, instead of the first validation images",
         metavar="DIR",
     )
     val_freq: int = option(
@@ -465,8 +458,7 @@ class RunConfig:
     quick_val_steps: int = option(500, "optimizer steps between quick validations; 0: none", at_least=0)
     regression_psnr: float = option(
         1.0,
-        "dB by which the PSNR of the quick validation may be below its best before a warning and a "
-        "validation",
+        "dB below its best at which the PSNR of a quick validation causes a warning and a validation",
         metavar="DB",
         at_least=0,
     )
@@ -481,8 +473,7 @@ class RunConfig:
     )
     hang_minutes: float = option(
         30,
-        "minutes without progress after which the run writes the stacks of all threads to "
-        "OUTPUT_DIR/hang_stacks_RANK.txt, saves and exits; 0: off",
+        "minutes without progress after which the run saves and exits; 0: off",
         metavar="MINUTES",
         at_least=0,
     )
@@ -498,8 +489,7 @@ class ActionConfig:
     list_profiles: bool = option(False, "list the profiles and exit")
     folds: tuple[str, ...] | None = option(
         None,
-        "train these folds of the manifest, such as 0 2 4, or all, each in OUTPUT_DIR/fold_N, and print "
-        "their results as one table; the same command resumes",
+        "train these folds of the manifest, such as 0 2 4, or all, each in OUTPUT_DIR/fold_N",
         metavar="N|all",
     )
     save_config: str | None = option(
