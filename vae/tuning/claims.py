@@ -1,8 +1,6 @@
 """Locks on files that end with their process, however it ends: who works on what in a shared folder."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -29,17 +27,10 @@ def try_claim(path: Path) -> IO[str] | None:
 
 
 def wait_for_claim(path: Path) -> IO[str]:
-    """The locked file, as soon as no other process holds it."""
+    """The locked file, as soon as no other process holds it: a context that one process at a time is in."""
     while (file := try_claim(path)) is None:
         time.sleep(POLL_SECONDS)
     return file
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """A context that one process at a time is in."""
-    with wait_for_claim(path):
-        yield
 
 
 def is_claimed(path: Path) -> bool:

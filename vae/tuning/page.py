@@ -5,13 +5,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 
 import matplotlib
 import optuna
 from optuna.visualization import matplotlib as plots
 
 from vae.html import PageChart, page_chart, write_page
-from vae.tuning.results import Noise, Row, cells, shown
+from vae.tuning.results import Row, cells, shown
 
 MAX_IN_LEGEND = 12
 MIN_COMPLETE = 10  # trials for importance and slices: of fewer, they show chance
@@ -23,7 +24,7 @@ def write_search_page(
     trials: Sequence[Row],
     best: Sequence[Row],
     objectives: Sequence[str],
-    noise: dict[str, Noise],
+    noise: dict[str, tuple[float, ...]],
     verdicts: Sequence[tuple[str, bool]],
 ) -> None:
     """Write the page of the trials so far; `best` is the best trial, or the Pareto front."""
@@ -33,7 +34,7 @@ def write_search_page(
         objectives=objectives,
         best=[row.trial for row in best],
         verdicts=verdicts,
-        noise=[(n, shown(n, r.mean), shown(n, r.spread), len(r.values)) for n, r in noise.items()],
+        noise=[(n, shown(n, fmean(v)), shown(n, stdev(v)), len(v)) for n, v in noise.items()],
         rows=[(row, [cells(name, row) for name in objectives]) for row in trials],
         plots=_plots(study, objectives) if trials else [],
     )

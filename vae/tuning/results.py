@@ -1,35 +1,16 @@
 """The results of a search as plain data: differences from the defaults, their noise, and the final gain."""
 
-import json
 import math
 import statistics
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vae.config.tune_flags import DIRECTIONS
-from vae.system.files import atomic_path
 
 UNITS = {"psnr": " dB", "ssim": "", "lpips": ""}
 DECIMALS = {"psnr": 2, "ssim": 4, "lpips": 4}
 # 97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom, for 95 % intervals.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
-class Noise(NamedTuple):
-    """An objective of the defaults with several seeds."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation between the seeds."""
-        return statistics.stdev(self.values)
 
 
 @dataclass(frozen=True)
@@ -114,9 +95,3 @@ def cells(objective: str, row: Row) -> tuple[str, str]:
 def sign(objective: str) -> int:
     """1 if higher values are better, otherwise -1."""
     return 1 if DIRECTIONS[objective] == "maximize" else -1
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write trials.jsonl, one line per trial."""
-    with atomic_path(path) as temporary:
-        temporary.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")

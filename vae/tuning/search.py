@@ -1,10 +1,12 @@
 """A search from top to bottom: measure the noise, train the trials, repeat the best one, report."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -13,13 +15,13 @@ from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.system import console
 from vae.system.addresses import public_options
 from vae.system.errors import UserError
-from vae.system.files import write_json
-from vae.tuning.claims import claimed
+from vae.system.files import replace_text, write_json
+from vae.tuning.claims import wait_for_claim
 from vae.tuning.page import write_search_page
 from vae.tuning.precheck import Base
 from vae.tuning.presets import known_recipes
 from vae.tuning.repeats import repeat
-from vae.tuning.results import Gain, Noise, Row, cells, shown, sign, write_rows
+from vae.tuning.results import Gain, Row, cells, shown, sign
 from vae.tuning.space import options_of, start_values
 from vae.tuning.study import DEFAULTS, NAME, REASON, SECONDS, STEPS, VALUES, Claim, SharedStudy, identity_of
 from vae.tuning.training_process import Ended, Kind, Validation, train, validations
@@ -29,12 +31,7 @@ REDUCTION = 3  # of both pruners: a third of the trials goes on
 FAILURES = 3  # in a row end the search: the reason is not in the settings
 WAIT_SECONDS = 2.0  # for the trials of other processes
 # What a trial that has not finished says about its settings. They are no failures of the search.
-PRUNED = {
-    Kind.STOPPED: "stopped early",
-    Kind.DIVERGED: "diverged",
-    Kind.OUT_OF_MEMORY: "out of memory",
-    Kind.REJECTED: "rejected before training",
-}
+PRUNED = (Kind.STOPPED, Kind.DIVERGED, Kind.OUT_OF_MEMORY, Kind.REJECTED)
 
 
 @dataclass
@@ -44,7 +41,9 @@ class Search:
     config: TuneConfig
     base: Base
     shared: SharedStudy
-    noise: dict[str, Noise] = field(default_factory=dict)
+    noise: dict[str, tuple[float, ...]] = field(
+        default_factory=dict
+    )  # of the defaults, by objective: per seed
     default_steps: int = 0  # optimizer steps of a whole run of the defaults
     default_curve: list[Validation] = field(default_factory=list)  # of trial 0, once it is complete
     printed: set[int] = field(default_factory=set)
@@ -85,13 +84,12 @@ def _measure_noise(run: Search) -> None:
     """Train the defaults with --seeds other seeds than theirs; the last one of them has all steps."""
     console.info(f"noise   the defaults with {run.config.seeds} seeds")
     results = repeat(run.shared, DEFAULTS, run.base.options, run.config, run.card)
-    run.noise = {name: Noise(tuple(result[name] for result in results)) for name in run.config.objective}
+    run.noise = {name: tuple(result[name] for result in results) for name in run.config.objective}
     run.default_steps = int(results[0]["step"])
-    for name, noise in run.noise.items():
-        values = ", ".join(shown(name, value) for value in noise.values)
-        console.info(
-            f"        {name} {values}: mean {shown(name, noise.mean)}, noise {shown(name, noise.spread)}"
-        )
+    for name, values in run.noise.items():
+        listed = ", ".join(shown(name, value) for value in values)
+        mean, noise = shown(name, fmean(values)), shown(name, stdev(values))
+        console.info(f"        {name} {listed}: mean {mean}, noise {noise}")
 
 
 def _train_trials(run: Search) -> None:
@@ -176,7 +174,7 @@ def _record(run: Search, trial: Trial, ended: Ended) -> TrialState:
         kind, reason = Kind.FAILED, f"no validation has measured {' and '.join(run.config.objective)}"
     state = TrialState.COMPLETE if kind is Kind.FINISHED else TrialState.FAIL
     if kind in PRUNED:
-        state, reason = TrialState.PRUNED, f"{PRUNED[kind]}: {reason}" if reason else PRUNED[kind]
+        state, reason = TrialState.PRUNED, f"{kind.value}: {reason}" if reason else kind.value
     trial.set_user_attr(REASON, reason)
     complete = list(values.values()) if state == TrialState.COMPLETE else None
     run.shared.study.tell(trial, complete, state=state)
@@ -195,7 +193,7 @@ def rows(run: Search) -> list[Row]:
             params=options_of(trial.params),
             folder=str(run.shared.trial_folder(trial.number).relative_to(run.shared.folder)),
             difference=_difference(trial, run.default_curve),
-            noise={name: noise.spread for name, noise in run.noise.items()},
+            noise={name: stdev(values) for name, values in run.noise.items()},
             **trial.user_attrs,
         )
         for trial in begun
@@ -225,11 +223,11 @@ def report(run: Search) -> None:
     with run.shared.claims():
         all_rows = rows(run)
         best = front(run, all_rows)
-        write_rows(run.shared.folder / ROWS_NAME, all_rows)
+        replace_text(run.shared.folder / ROWS_NAME, (json.dumps(asdict(row)) + "\n" for row in all_rows))
         if best:
             best_options = public_options({**run.base.options, **best[0].params})
             write_json(run.shared.folder / BEST_NAME, best_options, indent=2)
-    with claimed(run.shared.folder / ".page.lock"):  # drawing takes seconds: others may begin trials
+    with wait_for_claim(run.shared.folder / ".page.lock"):  # drawing takes seconds: others may begin trials
         all_rows = rows(run)
         best = front(run, all_rows)
         page = run.shared.folder / PAGE_NAME
@@ -252,7 +250,7 @@ def _compare_best(run: Search) -> None:
     console.info(f"best    trial {best[0].trial}, repeated with the {run.config.seeds} seeds of the defaults")
     results = repeat(run.shared, f"trial_{best[0].trial:04d}", options, run.config, run.card)
     for name in run.config.objective:
-        gain = Gain(name, run.noise[name].values, tuple(result[name] for result in results))
+        gain = Gain(name, run.noise[name], tuple(result[name] for result in results))
         run.verdicts.append((str(gain), gain.is_shown))
         console.info(f"gain    {gain}")
     console.info(f"options {run.shared.folder / BEST_NAME}, for train_vae.py --config")

@@ -10,7 +10,6 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -25,7 +24,7 @@ from vae.shards.index import is_dataset, read_dataset
 from vae.system.errors import UserError
 from vae.system.files import parse_json, sha256_of_file
 from vae.training.output.folder_lock import LOCK_NAME
-from vae.tuning.claims import claimed, try_claim
+from vae.tuning.claims import try_claim, wait_for_claim
 from vae.tuning.journal import open_study
 from vae.tuning.space import Choices, Range, Space, as_choice, options_of
 
@@ -55,9 +54,9 @@ class SharedStudy:
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         self.study = open_study(folder, config.objective)
 
-    def claims(self) -> AbstractContextManager[None]:
+    def claims(self) -> IO[str]:
         """The context in which one process at a time gets a trial or writes shared files."""
-        return claimed(self.folder / ".claims.lock")
+        return wait_for_claim(self.folder / ".claims.lock")
 
     def begin(self, identity: Mapping[str, Any], first: Mapping[str, Mapping[str, Any]]) -> None:
         """Check that the study is of these data and this space; enqueue the `first` trials by name, once."""

@@ -33,10 +33,10 @@ class Kind(Enum):
     """How a run ended."""
 
     FINISHED = "finished"
-    STOPPED = "stopped"  # by `watch`
+    STOPPED = "stopped early"  # by `watch`
     DIVERGED = "diverged"
     OUT_OF_MEMORY = "out of memory"
-    REJECTED = "rejected"  # its options, before it trained
+    REJECTED = "rejected before training"  # its options
     FAILED = "failed"
 
 
