@@ -82,18 +82,6 @@ def test_discriminator_shape_is_checked_only_if_the_checkpoint_has_one():
         resolve({"disc_channels": 32}, checkpoint(adversarial_weight=0.5))
 
 
-def test_init_from_with_resume_from_is_an_error():
-    with pytest.raises(UserError, match=r"--init_from.*--resume_from"):
-        resolve({"init_from": "somewhere"}, checkpoint())
-
-
-@pytest.mark.parametrize(("size", "remedy"), [(500, "try 496 or 504"), (513, "try 512 or 520")])
-def test_invalid_image_size_suggests_the_nearest_valid_sizes(size, remedy):
-    with pytest.raises(UserError, match=f"--image_size {size} is not a multiple of 8: {remedy}"):
-        resolve({"image_size": size})
-    resolve({"image_size": 500, "channels": [128, 256, 512]})  # three levels: a multiple of 4
-
-
 @pytest.mark.parametrize("size", [-8, 0, 8, 11])
 def test_too_small_image_size_names_the_smallest_valid_size(size):
     with pytest.raises(
@@ -101,18 +89,12 @@ def test_too_small_image_size_names_the_smallest_valid_size(size):
     ):
         resolve({"image_size": size})
     resolve({"image_size": 16})
+    resolve({"image_size": 500, "channels": [128, 256, 512]})  # three levels: a multiple of 4
 
 
-def test_zero_weight_for_all_losses_is_an_error():
-    with pytest.raises(UserError, match=r"--reconstruction_weight 0.*--perceptual_weight 0"):
-        resolve({"reconstruction_weight": 0.0, "perceptual_weight": 0.0})
-    resolve({"reconstruction_weight": 0.0})
-    resolve({"perceptual_weight": 0.0})
-
-
-def test_weights_file_with_the_random_network_is_an_error():
-    with pytest.raises(UserError, match="--perceptual_weights"):
-        resolve({"perceptual_net": "random", "perceptual_weights": "vgg.pth"})
+@pytest.mark.parametrize("name", ["reconstruction_weight", "perceptual_weight"])
+def test_one_of_the_two_losses_may_be_off(name):
+    resolve({name: 0.0})
 
 
 def test_build_inverts_flatten():
@@ -177,11 +159,6 @@ def test_demo_profile_is_larger_with_a_gpu():
     assert small["perceptual_weight"] == large["perceptual_weight"] == 0  # nothing is downloaded
 
 
-def test_unknown_profile_suggests_the_most_similar():
-    with pytest.raises(UserError, match=r"--profile ultr is unknown: did you mean ultra\?"):
-        recipe_values("ultr", has_gpu=False)
-
-
 # --- stages ---------------------------------------------------------------------------------------------
 
 
@@ -192,16 +169,3 @@ def test_progressive_list_is_parsed():
         (1024, 50, 16),
         (2048, 25, 4),
     ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "512", "512:25", "512:25:32,", "512:25:32:1", "512:0:32", "-512:25:32", "a:b:c", "500:25:4"),
-        *("512:9999999999:4", f"512:{'9' * 5000}:4"),
-    ],
-)
-def test_invalid_progressive_list_is_a_one_line_error(text):
-    with pytest.raises(UserError, match=r"--progressive|--image_size") as caught:
-        parse_progressive(text, Config().model)
-    assert "\n" not in str(caught.value)

@@ -207,14 +207,12 @@ def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "tokens"),
     [
-        ({"val_path": None}, ("--probe_profile", "--data_path", "add --val_path")),
         (
             {"data_path": "UNLABELLED"},
             ("--data_path", "no labels", "images-000000.tar/", "--probe_column", "folder"),
         ),
         ({"data_path": "CIRCLES"}, ("only the class circle", "two classes")),
         ({"val_path": "STRANGE"}, ("--val_path", "4 classes", "not_circle")),
-        ({"val_path": "TRAIN"}, ("--val_path", "is --data_path")),
         ({"probe_folds": 4}, ("--probe_folds", "no effect", "--probe_profile")),
         ({"probe_profile": None, "probe": "x.csv"}, ("--val_path", "no effect", "without --probe_profile")),
         ({"sizes": (32, 64)}, ("--sizes 32 64", "one size")),
@@ -234,7 +232,6 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys, flags, tokens):
         "UNLABELLED": lambda: write_labelled(tmp_path / "set", 8, labels=lambda _kind: None),
         "CIRCLES": lambda: write_labelled(tmp_path / "set", 8, labels=lambda _kind: "circle"),
         "STRANGE": lambda: write_labelled(tmp_path / "set", 8, labels=lambda kind: f"not_{kind}"),
-        "TRAIN": lambda: folder / "train" / "dataset.json",
     }
     flags = {
         name: made.get(value, lambda value=value: value)() if isinstance(value, str) else value

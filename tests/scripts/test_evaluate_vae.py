@@ -159,9 +159,6 @@ def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path)
 def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
     """Changed flags, and words of the expected error line."""
     good = str(folder / "first" / "vae")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "results.json").write_text("{}")
     (tmp_path / "other.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     return {
         "one of several VAEs does not exist": ({"--vae": [good, "gone"]}, ["--vae gone"]),
@@ -169,10 +166,7 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
             {"--vae": [good, str(tmp_path / "other.safetensors")]}, ["--vae", "other.safetensors"],
         ),
         "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
-        "empty folder": ({"--data_path": tmp_path / "empty"}, ["--data_path", "empty"]),
-        "missing folder": ({"--data_path": tmp_path / "gone"}, ["--data_path", "gone"]),
         "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
-        "results exist": ({"--output_dir": tmp_path / "full"}, ["--output_dir", "--overwrite"]),
         "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "the minimum is 8;"]),
         "negative size": ({"--sizes": [-8]}, ["--sizes -8", "the minimum is 8; 0 measures whole images"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
@@ -180,7 +174,6 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
         "LPIPS weights without LPIPS": ({"--perceptual_weights": "w.pth"}, ["--perceptual_weights", "none"]),
         "Inception without rFID": ({"--inception_weights": "w.pth"}, ["--inception_weights", "--rfid"]),
         "no GPU": ({"--device": "cuda"}, ["--device cuda"]),
-        "unknown colour": ({"--background": "nocolour"}, ["--background nocolour"]),
     }  # fmt: skip
 
 

@@ -44,14 +44,10 @@ def flat(flags: dict[str, object]) -> list[object]:
 @pytest.mark.parametrize(
     ("changed", "code", "message"),
     [
-        ({"--mode": "improve"}, 2, "--mode improve is unknown"),
         ({"--titel": "512"}, 2, "--tile"),
         ({"--steps": "1", "--mode": "interpolate"}, 78, "--steps 1 is too small: the minimum is 2"),
         ({"--count": "3"}, 78, "--mode variations, not with --mode reconstruct"),
         ({"--tile_size": "16"}, 78, "--tile_size 16 is too small: the minimum is 32"),
-        ({"--background": "whitish"}, 78, "--background whitish is not a colour"),
-        ({"--vae": "nowhere"}, 78, "--vae nowhere"),
-        ({"--input": "nowhere.png"}, 77, "--input nowhere.png does not exist"),
         ({"--output_dir": __file__}, 78, "is a file: use another folder"),
     ],
 )
