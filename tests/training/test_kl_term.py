@@ -9,9 +9,12 @@ from tests.harness.toy_networks import gradients, toy_inputs, toy_networks
 from tests.harness.training_runs import records
 from tests.training.test_fine_tuning import crops
 from vae.config.options import LossConfig
+from vae.evaluation.diffusability import high_frequency_share, normalise
+from vae.images.psnr import psnr
 from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.losses.kl import kl_per_pixel
+from vae.ops.noise import keyed_normal
 from vae.step import compute_gradients
 from vae.training.checkpoints.older import KL_UNIT
 from vae.training.run import train
@@ -72,6 +75,24 @@ def test_validations_record_the_noise_and_the_spread_of_the_latents(options, tmp
     ratios = np.sort(np.exp(log_sigma.mean((0, 2, 3))) / std)
     assert record["sigma_over_std"] == pytest.approx(ratios[1], rel=1e-4)  # of 4 channels the lower median
     assert record["latent_std"] == pytest.approx(np.sqrt((std**2).mean()), rel=1e-4)
+    means = normalise(torch.from_numpy(mean))
+    assert record["sec"] == pytest.approx(high_frequency_share(means, 0.25), rel=1e-4)
+
+
+def test_validations_record_how_decoding_bears_noise(options, tmp_path, image_folder):
+    assert train({**options, "val_path": str(image_folder)}) == 0
+    record = records(tmp_path / "run", "validation")[-1]
+    model = load_vae(tmp_path / "run" / "checkpoint_epoch_1.pt").autoencoder
+    images = torch.cat([crop / 127.5 - 1 for crop in crops(image_folder)])
+    with torch.no_grad():
+        latents = model.encode(images).mean
+        std = latents.std((0, 2, 3), correction=0)[:, None, None]
+        count = len(images)
+        chosen = [n * count // min(4, count) for n in range(min(4, count))]
+        noise = torch.stack([keyed_normal(latents.shape[1:], 0, index) for index in chosen]) * std
+        for tau in (0.1, 0.2, 0.4):
+            expected = psnr(model.decode(latents[chosen] + tau * noise), images[chosen]).mean()
+            assert record[f"psnr_noise_{tau:g}"] == pytest.approx(expected.item(), abs=1e-3)
 
 
 @pytest.mark.slow

@@ -83,11 +83,17 @@ def high_frequency_share(latents: Tensor, rho: float) -> float:
 
     Known as SEC (arXiv 2606.03578). White noise has the share of these frequencies; smooth latents less.
     """
+    return (high_frequency_energy(latents, rho).sum() / latents.square().sum()).item()
+
+
+def high_frequency_energy(latents: Tensor, rho: float) -> Tensor:
+    """The energy of each channel (C,) at these frequencies; latents in fp64 that need not be normalised."""
     height, width = latents.shape[2:]
-    spectrum = _dct_matrix(height) @ latents @ _dct_matrix(width).T
-    energy = spectrum.square().sum((0, 1))  # (H, W)
+    rows, columns = (_dct_matrix(side).to(latents.device) for side in (height, width))
+    spectrum = rows @ latents @ columns.T
     frequency = torch.arange(height)[:, None] + torch.arange(width)
-    return (energy[frequency > rho * (height + width - 2)].sum() / energy.sum()).item()
+    is_high = (frequency > rho * (height + width - 2)).to(latents.device)
+    return torch.einsum("nchw,hw->c", spectrum.square(), is_high.double())
 
 
 def _dct_matrix(size: int) -> Tensor:

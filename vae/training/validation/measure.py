@@ -9,16 +9,22 @@ import torch
 from vae.config.options import DataConfig
 from vae.data.dataset import Batch, Images
 from vae.data.loading import load_validation
-from vae.evaluation.latents import LATENTS, NoiseMeter, noise_facts
+from vae.evaluation.diffusability import NOISE_SEED
+from vae.evaluation.latents import LATENTS, NoiseMeter, channel_facts, noise_facts
 from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
 from vae.images.pixels import to_float
+from vae.images.psnr import OFF_BY_ONE_DB, psnr
+from vae.inference.codec import decode_latents, encode_images
 from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
+from vae.ops.noise import keyed_normal
 from vae.step import Networks, network_input
 from vae.system import console
 from vae.training.distributed import Distributed
 from vae.training.validation.slices import Slices
 
+NOISE_IMAGES = 4  # images that are decoded with noise
+TAUS = (0.1, 0.2, 0.4)  # this noise, in standard deviations of each channel
 FEW_IMAGES = 32  # up to this number, starting worker processes takes longer than decoding
 
 Metrics = dict[str, float]
@@ -99,10 +105,11 @@ class ReconstructionMeter:
 
     def __init__(self, model: AutoencoderKL, networks: Networks, slices: Slices) -> None:
         self._model, self._networks, self._slices = model, networks, slices
+        self.channel_std: torch.Tensor | None = None  # (C,) of the latents, once there are metrics of images
 
     def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
         """Sums over the images of `batches`, on their device; those of each slice by its label."""
-        psnr: list[float] = []
+        each_psnr: list[float] = []
         indices: list[int] = []
         noise = NoiseMeter(self._model.config.z_channels)
 
@@ -112,14 +119,47 @@ class ReconstructionMeter:
                 yield to_float(batch.images)
 
         reconstruct = mode_reconstruction(self._model, self._networks, noise)
-        sums = reconstruction_sums(reconstruct, images(), lpips_of(self._networks.terms), psnr)
-        return {"": sums | noise.sums(), **self._slices.sums(indices, psnr)}
+        sums = reconstruction_sums(reconstruct, images(), lpips_of(self._networks.terms), each_psnr)
+        return {"": sums | noise.sums(), **self._slices.sums(indices, each_psnr)}
 
     def metrics(self, sums: dict[str, Sums], dist: Distributed) -> tuple[Metrics, dict[str, float]]:
         """The means over the images of all processes, and the mean PSNR of each slice."""
         reduced = _all_reduce(sums[""], dist)
-        noise = noise_facts({name: reduced.pop(name) for name in list(reduced) if name.startswith(LATENTS)})
-        return means(reduced) | noise, self._slices.means(sums, dist)
+        noise = {name: reduced.pop(name) for name in list(reduced) if name.startswith(LATENTS)}
+        facts = noise_facts(noise)
+        self.channel_std = channel_facts(noise)[0] if facts else None
+        return means(reduced) | facts, self._slices.means(sums, dist)
+
+
+class NoiseCurveMeter:
+    """Measures reconstructions from latents with noise, as the errors of a diffusion model leave it."""
+
+    def __init__(self, model: AutoencoderKL, networks: Networks, channel_std: torch.Tensor) -> None:
+        self._model, self._dtype, self._std = model, networks.dtype, channel_std[:, None, None]
+
+    def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
+        """Sums of PSNR by tau over the images of `batches`; each image has the same noise every time."""
+        totals = {f"psnr_noise_{tau:g}": (0.0, 0) for tau in TAUS}
+        for batch in batches:
+            images = to_float(batch.images)
+            latents = encode_images(self._model, images, dtype=self._dtype).mode().float()
+            draws = [
+                keyed_normal(latents.shape[1:], NOISE_SEED, index, device=latents.device)
+                for index in batch.indices.tolist()
+            ]
+            noise = torch.stack(draws) * self._std.to(latents)
+            for tau, name in zip(TAUS, totals, strict=True):
+                size = images.shape[2:]
+                recon = decode_latents(self._model, latents + tau * noise, size, dtype=self._dtype)
+                values = psnr(recon, images).clamp(max=OFF_BY_ONE_DB)
+                totals[name] = (totals[name][0] + values.sum().item(), totals[name][1] + len(values))
+        return {"": totals}
+
+    def metrics(self, sums: dict[str, Sums], dist: Distributed) -> Metrics:
+        """The means over the images of all processes."""
+        reduced = means(_all_reduce(sums[""], dist))
+        del reduced["images"]
+        return reduced
 
 
 class BaselineMeter:

@@ -20,8 +20,10 @@ from vae.training.recovery.signals import LAST_VALIDATION, VALIDATION, LoadingSt
 from vae.training.schedule import StageSchedule
 from vae.training.state import TrainingState
 from vae.training.validation.measure import (
+    NOISE_IMAGES,
     BaselineMeter,
     Metrics,
+    NoiseCurveMeter,
     ReconstructionMeter,
     ValidationSet,
     validation_line,
@@ -53,7 +55,9 @@ class Validator:
         self._networks, self._dist = retry.networks, retry.dist
         self._batch_size: int | None = None  # if memory ran out with the micro-batch
         self._slices: Slices | None = None  # from the first validation on
-        self._quick_crops: list[Batch] | None = None  # of one image each, on the CPU: this process's share
+        self._crops: dict[
+            int, list[Batch]
+        ] = {}  # one image each, on the CPU: this process's share of so many
 
     def measure_baselines(self) -> None:
         """Measure both baselines on all validation images, and write their records."""
@@ -77,6 +81,9 @@ class Validator:
             meter = ReconstructionMeter(state.eval_model, self._networks, self._all_slices())
             measured, by_label = meter.metrics(self._sums(meter, self._batches), self._dist)
             speed, of_slices = _speed(measured, started), slice_record(by_label)
+            if meter.channel_std is not None:
+                curve = NoiseCurveMeter(state.eval_model, self._networks, meter.channel_std)
+                measured |= curve.metrics(self._sums(curve, self._noise_batches), self._dist)
             metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
             state.last_validation, state.validated_step = metrics, state.position.step
             state.history.last_psnr = metrics.get("psnr")
@@ -136,15 +143,21 @@ class Validator:
             yield self._on_device(batch)
 
     def _quick_batches(self) -> Iterator[Batch]:
-        if self._quick_crops is None:
-            chosen, crops = self.images.spread(self._options.quick_val_images), []
+        return self._few_batches(self._options.quick_val_images)
+
+    def _noise_batches(self) -> Iterator[Batch]:
+        return self._few_batches(NOISE_IMAGES)
+
+    def _few_batches(self, count: int) -> Iterator[Batch]:
+        if count not in self._crops:
+            crops = []
             size, check = self._state.stage.image_size, self._alive.check
-            for crop in chosen.batches(size, 1, self._dist, check):
+            for crop in self.images.spread(count).batches(size, 1, self._dist, check):
                 self._alive.beat()
                 crops.append(crop)
-            self._quick_crops = crops
-        for first in range(0, len(self._quick_crops), self._size()):
-            crops = self._quick_crops[first : first + self._size()]
+            self._crops[count] = crops
+        for first in range(0, len(self._crops[count]), self._size()):
+            crops = self._crops[count][first : first + self._size()]
             images, epochs, indices = (
                 torch.cat([getattr(crop, name) for crop in crops]) for name in ("images", "epochs", "indices")
             )
@@ -157,7 +170,9 @@ class Validator:
     def _size(self) -> int:
         return self._batch_size or self._retry.settings.micro_batch
 
-    def _sums(self, meter: ReconstructionMeter | BaselineMeter, source: Source) -> dict[str, Sums]:
+    def _sums(
+        self, meter: ReconstructionMeter | BaselineMeter | NoiseCurveMeter, source: Source
+    ) -> dict[str, Sums]:
         """The sums over this process's validation batches, smaller ones if memory runs out.
 
         If that fails on one process, all of them raise an error.
