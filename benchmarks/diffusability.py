@@ -92,7 +92,7 @@ def measure_vae(name: str, photos: list[torch.Tensor], given: argparse.Namespace
     torch.save(model.state_dict(), given.output_dir / f"{name}.pt")
     crops = crops_of(held_out, CROPS["test"], given.size, 2)
     facts = measure(model, crops[:64], torch.float32)
-    measures = diffusability(model, crops.split(8), torch.float32)
+    measures, _ = diffusability(model, crops.split(8), torch.float32)
     return {"vae": name, "psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"], **measures}
 
 

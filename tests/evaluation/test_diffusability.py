@@ -18,6 +18,7 @@ from vae.evaluation.diffusability import (
     local_similarity,
     noise_curve,
     normalise,
+    spectrum,
     viv,
 )
 from vae.interop.vae_files import load_vae
@@ -134,17 +135,26 @@ def test_the_spread_of_the_seeds_decides_whether_vaes_differ(first, second, expe
     assert compared("a", sides[0], "b", sides[1]).startswith(f"latents of {expected}")
 
 
+def test_spectrum_of_noise_is_flat_and_that_of_smooth_latents_falls():
+    noise = torch.randn(200, 4, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    flat, smooth = spectrum(noise), spectrum(torch.nn.functional.avg_pool2d(noise, 5, stride=1))
+    assert len(flat) == 16
+    assert max(abs(value - 1) for value in flat) < 0.15  # 256 coefficients of the lowest band
+    assert smooth[0] > 10 * smooth[8]
+
+
 def test_every_measure_of_a_vae(tmp_path):
     """VIV needs more images than positions over channels; the other measures do not."""
     model = load_vae(write_vae(tmp_path / "vae")).autoencoder
     images = torch.randint(0, 256, (12, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
-    measures = diffusability(model, images.split(4), torch.float32)
+    measures, bands = diffusability(model, images.split(4), torch.float32)
     assert measures["VIV"] is not None
     assert 0 < measures["SEC 0.5"] < measures["SEC 0.25"] < 1
     assert 1 < measures["effective rank"] <= 16
     curve = [measures[f"noise {tau:g} dB"] for tau in TAUS]
     assert curve == sorted(curve, reverse=True)
     assert curve[0] > curve[-1]
-    other = diffusability(model, images.split(6), torch.float32)  # batches change only the noise
+    assert all(value > 0 for value in bands)
+    other, _ = diffusability(model, images.split(6), torch.float32)  # batches change only the noise
     assert other["VIV"] == pytest.approx(measures["VIV"], rel=1e-3)
-    assert diffusability(model, images[:4].split(4), torch.float32)["VIV"] is None
+    assert diffusability(model, images[:4].split(4), torch.float32)[0]["VIV"] is None

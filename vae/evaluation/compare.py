@@ -204,7 +204,8 @@ def _measure_row(
                 square = next(size for size in sizes if size != WHOLE)
                 batches = (as_uint8(images) for _, images in image_set.batches(square, 1))
                 steps = config.diffusion_probe_steps if config.diffusion_probe else 0
-                result.diffusability = diffusability(codec.model, batches, codec.dtype, steps)
+                found = diffusability(codec.model, batches, codec.dtype, steps)
+                result.diffusability, result.spectrum = found
             if config.equivariance_images:
                 chosen = islice(image_set.batches(sizes[0], 1), config.equivariance_images)
                 batches = (as_float(images.to(metrics.device)) for _, images in chosen)

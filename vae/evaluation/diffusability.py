@@ -22,6 +22,7 @@ from vae.ops.noise import keyed_normal
 FLIP_FLOP_ROUNDS = 5
 RIDGE = 1e-6  # of the mean eigenvalue, so that a covariance of few latents can be inverted
 RHOS = (0.25, 0.5)
+BANDS = 16
 MAX_SIDE = 32  # positions: the covariance of more takes minutes
 MAX_DECODED = 64  # images of the noise curve
 NOISE_SEED = 0
@@ -84,6 +85,21 @@ def high_frequency_share(latents: Tensor, rho: float) -> float:
     Known as SEC (arXiv 2606.03578). White noise has the share of these frequencies; smooth latents less.
     """
     return (high_frequency_energy(latents, rho).sum() / latents.square().sum()).item()
+
+
+def spectrum(latents: Tensor) -> list[float]:
+    """Mean energy of a coefficient of the DCT in each of BANDS bands of u + v, from low to high.
+
+    White noise has 1 everywhere. None of the latents' sides is below 2.
+    """
+    height, width = latents.shape[2:]
+    energy = (_dct_matrix(height) @ latents @ _dct_matrix(width).T).square().mean((0, 1))
+    frequency = torch.arange(height)[:, None] + torch.arange(width)
+    band = (frequency * BANDS // (height + width - 1)).flatten()
+    sums, counts = (torch.zeros(BANDS, dtype=torch.float64) for _ in range(2))
+    sums.index_add_(0, band, energy.flatten())
+    counts.index_add_(0, band, torch.ones_like(energy.flatten()))
+    return [value for value, count in zip((sums / counts).tolist(), counts.tolist(), strict=True) if count]
 
 
 def high_frequency_energy(latents: Tensor, rho: float) -> Tensor:
@@ -150,11 +166,12 @@ def noise_curve(decode: Callable[[Tensor], Tensor], latents: Tensor, noise: Tens
 @torch.no_grad()
 def diffusability(
     model: AutoencoderKL, batches: Iterable[Tensor], dtype: torch.dtype, velocity_steps: int = 0
-) -> dict[str, float | None]:
-    """Every measure for uint8 images (B, 3, H, W) of one size, by its title; the posterior's mode.
+) -> tuple[dict[str, float | None], list[float]]:
+    """Every measure for uint8 images (B, 3, H, W) of one size, by its title, and the spectrum.
 
     VIV, SEC and LDS see the middle of large latents. The noise curve decodes the first images only. With
     `velocity_steps`, networks are trained for so many steps, for the velocity loss and its spread over seeds.
+    Latents are the posterior's mode.
     """
     device = next(model.parameters()).device
     middles: list[Tensor] = []
@@ -182,7 +199,7 @@ def diffusability(
     if velocity_steps:
         losses = velocity_losses(normalised.to(device, torch.float32), VELOCITY_SEEDS, velocity_steps)
         measures |= {VELOCITY: statistics.fmean(losses), VELOCITY_SPREAD: statistics.stdev(losses)}
-    return measures
+    return measures, spectrum(normalised)
 
 
 def compared(

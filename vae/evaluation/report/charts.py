@@ -3,6 +3,7 @@
 from typing import Any
 
 from vae.charts import PAGE_SCALE, Line, Points, draw_lines, new_figure, png
+from vae.evaluation.diffusability import TAUS
 from vae.evaluation.report.tables import shown_number
 from vae.evaluation.results import METRICS, LatentFacts, VaeResult
 from vae.html import PageChart, page_chart
@@ -17,14 +18,31 @@ COLOURS = ("#2b62ad", "#c2571a", "#15805a", "#8a4b9c", "#8d7100", "#5b636a")
 DASHES = (None, (6, 2), (2, 2), (8, 2, 2, 2), (10, 4), (4, 4))
 
 
-def curve_styles(vaes: list[VaeResult]) -> dict[str, int]:
-    """Name -> number of the colour and dashes of each VAE with training records."""
-    return {vae.name: i % len(COLOURS) for i, vae in enumerate(vae for vae in vaes if vae.curves)}
+def line_styles(vaes: list[VaeResult]) -> dict[str, int]:
+    """Name -> number of the colour and dashes of each VAE."""
+    return {vae.name: i % len(COLOURS) for i, vae in enumerate(vae for vae in vaes if vae.is_network)}
+
+
+def diffusability_charts(vaes: list[VaeResult]) -> list[PageChart]:
+    """PSNR after decoding with noise, and the spectrum of the latents; none if they were not measured."""
+    shown, styles = [vae for vae in vaes if vae.diffusability], line_styles(vaes)
+    if not shown:
+        return []
+    noise = {
+        vae.name: [(tau, vae.diffusability[f"noise {tau:g} dB"] or 0.0) for tau in TAUS] for vae in shown
+    }
+    bands = {
+        vae.name: [(float(band), value) for band, value in enumerate(vae.spectrum, start=1)] for vae in shown
+    }
+    return [
+        _line_chart("PSNR dB by noise", noise, styles, "standard deviations"),
+        _line_chart("Energy by frequency", bands, styles, "bands from low to high; white noise: 1"),
+    ]
 
 
 def curve_charts(vaes: list[VaeResult]) -> dict[str, list[PageChart]]:
     """Every value that the runs recorded, as charts grouped by the kind of record."""
-    styles = curve_styles(vaes)
+    styles = line_styles(vaes)
     groups = {}
     for kind, title in KINDS.items():
         series = {vae.name: _series_of(vae.curves, kind) for vae in vaes if vae.curves}
@@ -56,9 +74,9 @@ def _is_number(value: object) -> bool:
 
 
 def _line_chart(
-    title: str, series: dict[str, list[tuple[float, float]]], styles: dict[str, int]
+    title: str, series: dict[str, list[tuple[float, float]]], styles: dict[str, int], x: str = ""
 ) -> PageChart:
-    """One metric by step, one line per VAE; every series has at least one point."""
+    """One metric by step, or by `x`, one line per VAE; every series has at least one point."""
     values = [value for points in series.values() for _, value in points]
     is_log = min(values) > 0 and max(values) / min(values) > LOG_FROM
     figure, (axes,) = new_figure()
@@ -69,9 +87,8 @@ def _line_chart(
         f"{name} from {shown_number(points[0][1])} to {shown_number(points[-1][1])}"
         for name, points in series.items()
     )
-    return page_chart(
-        png(figure, PAGE_SCALE), title, "log scale" if is_log else "", f"{title} by step: {ranges}"
-    )
+    remark = ", ".join(filter(None, [x, "log scale" if is_log else ""]))
+    return page_chart(png(figure, PAGE_SCALE), title, remark, f"{title} by {x or 'step'}: {ranges}")
 
 
 def _line(points: Points, style: int) -> Line:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vae.evaluation.report.charts import channel_chart, curve_charts, curve_styles
+from vae.evaluation.report.charts import channel_chart, curve_charts, diffusability_charts, line_styles
 from vae.evaluation.report.images import articles
 from vae.evaluation.report.tables import (
     configuration_tables,
@@ -36,9 +36,10 @@ def write_report(results: Results, path: Path) -> None:
         latents=latent_table(results),
         channel_charts=[channel_chart(vae.name, vae.latents) for vae in results.vaes if vae.latents],
         diffusability=diffusability_table(results),
+        diffusability_charts=diffusability_charts(results.vaes),
         equivariance=equivariance_table(results),
         grid_artefacts=grid_table(results),
-        curve_styles=curve_styles(results.vaes),
+        line_styles=line_styles(results.vaes),
         curves=curve_charts(results.vaes),
         configuration=configuration_tables(results),
     )
