@@ -99,19 +99,38 @@ def read_image(
 def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Width and height of an image after its EXIF rotation, from its header; BadImageError or OSError."""
     check_regular(path)
-    with open(path, "rb") as file, warnings.catch_warnings():
+    with open(path, "rb") as file:
+        return _read_header(file, max_pixels, first_frame=True, check=False)[1]
+
+
+def check_header(data: bytes, *, max_pixels: int, first_frame: bool) -> tuple[str, tuple[int, int]]:
+    """Format, and upright width and height, of an image file that is complete by its markers and checksums.
+
+    Pixels are not decoded. BadImageError as in `read_image`.
+    """
+    return _read_header(io.BytesIO(data), max_pixels, first_frame, check=True)
+
+
+def _read_header(
+    file: BinaryIO, max_pixels: int, first_frame: bool, check: bool
+) -> tuple[str, tuple[int, int]]:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            kind = sniff_format(file, max_pixels, first_frame=True)
+            kind = sniff_format(file, max_pixels, first_frame)
             load_plugin(kind)
             pil_image = _open_header(file, kind, max_pixels)
+            if check:
+                if kind in INTEGRITY_CHECKS:
+                    INTEGRITY_CHECKS[kind](file, set())
+                _check_frames(pil_image, first_frame, set())
             # Pillow decodes a PNG to look for EXIF data behind its pixels.
             has_exif = kind != "PNG" or "exif" in pil_image.info
             orientation = _orientation(pil_image, set()) if has_exif else 1
         except DECODER_ERRORS as error:
             raise _explain(error) from error
-        width, height = pil_image.size
-    return (height, width) if orientation >= 5 else (width, height)
+    width, height = pil_image.size
+    return kind, ((height, width) if orientation >= 5 else (width, height))
 
 
 def decode_bytes(

@@ -7,6 +7,10 @@
 the order of the tar file. A new version of a dataset has `changes`: the images and shards that it added and
 removed. Format 3 may have `shard_lists`, files with the shards of a large dataset, and `removed_keys`, a file
 with the keys of images that are in the shards and do not belong to the dataset.
+
+Tar files that others wrote are not beside `dataset.json`: it has `tars`, their folder or address, and
+`indexes`, the folder beside it with the indexes, whose rows have more columns: `foreign_index`. Images
+without a row are left out. `tars` does not count for the version, so these tar files may be moved.
 """
 
 import hashlib
@@ -50,9 +54,12 @@ INDEX = np.dtype(
         ("phash_high", "<u8"),
     ]
 )
-# Only names in the dataset's own folder: a dataset may come from a stranger.
+# Only names in the folder, or below that of others: a dataset may come from a stranger.
 _TAR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.tar")
+_FOREIGN_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._=+@,-]*/)*[A-Za-z0-9_][A-Za-z0-9._=+@,-]*\.tar")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+MAX_NAME_BYTES = 256  # of an image's name in a tar file that others wrote
 _FIELDS = {"name", "samples", "bytes", "sha256"}  # of a shard; an older dataset has no index_sha256
 MAX_SHARD_BYTES = 2**45
 MIN_IMAGE_BYTES = 2 * tarfile.BLOCKSIZE  # in a shard: a header and the file
@@ -64,7 +71,7 @@ SHA256_BYTES = 32
 class Shard(NamedTuple):
     """One shard of a dataset."""
 
-    name: str  # file name, in the folder of dataset.json
+    name: str  # file name, in the folder of the tar files
     samples: int  # in the tar file
     bytes: int
     sha256: str
@@ -83,6 +90,7 @@ class Shards(Sequence[Shard]):
             self.samples[self._names == name.encode()] -= len(keys)
         self.bytes = np.array(columns.bytes, dtype=np.int64)
         self._hashes, self._index_hashes = bytes(columns.hashes), bytes(columns.index_hashes)
+        self.are_beside = columns.are_beside  # no name has a folder
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -117,6 +125,9 @@ class ShardedDataset(NamedTuple):
     parent: str | None = None  # version of the dataset that this one is a new version of
     transforms: Mapping[str, Any] = {}
     removed: Removed = {}  # noqa: RUF012 - never modified
+    tars: str | None = None  # folder or address of tar files that others wrote; None: that of dataset.json
+    indexes: str = ""  # folder of the indexes, beside dataset.json
+    flag: str = "--data_path"  # that the user gave, for messages
 
     @property
     def samples(self) -> int:
@@ -124,14 +135,31 @@ class ShardedDataset(NamedTuple):
         return int(self.shards.samples.sum())
 
     @property
+    def store(self) -> StoreFile | None:
+        """A file beside the shards, if they are on a remote store."""
+        if self.tars is not None:
+            return StoreFile(f"{self.tars}/", self.flag) if is_remote(self.tars) else None
+        return self.path if isinstance(self.path, StoreFile) else None
+
+    @property
     def folder(self) -> Path:
         """The folder with the shards; DataError if it is on a remote store."""
-        if isinstance(self.path, StoreFile):
+        if self.store is not None or isinstance(self.path, StoreFile):
             raise DataError(
-                f"{self.path.flag} {self.path} is on a remote store: copy the dataset to this machine, or "
+                f"{self.flag} {self.path} is on a remote store: copy the dataset to this machine, or "
                 "run the command where it is"
             )
-        return self.path.parent
+        return self.path.parent if self.tars is None else Path(self.tars)
+
+    @property
+    def index_folder(self) -> Path:
+        """The folder with the indexes of a dataset on this machine."""
+        assert isinstance(self.path, Path)
+        return self.path.parent / self.indexes
+
+    def index_file(self, shard: Shard) -> Path | StoreFile:
+        """The index of a shard."""
+        return self.beside(index_path(Path(self.indexes), shard).as_posix())
 
     def beside(self, name: str) -> Path | StoreFile:
         """A file in the folder of `dataset.json`."""
@@ -154,10 +182,10 @@ def dataset_content(
 ) -> dict[str, Any]:
     """The content of `dataset.json`; the same images and rules have the same version everywhere.
 
-    `more`: `changes` and `removed_keys`, if there are any.
+    `more`: `changes`, `removed_keys`, and `tars` with `indexes`, if there are any.
     """
     made = {"parent": parent, "policy": dict(policy), "transforms": dict(transforms or {}), **(more or {})}
-    is_old = len(shards) <= MAX_LISTED and "removed_keys" not in made
+    is_old = len(shards) <= MAX_LISTED and not {"removed_keys", "tars"} & made.keys()
     rest = {"format": 2 if is_old else FORMAT, **made, "validation": validation}
     return {"version": _version(rest, shards), **rest, "shards": [shard_content(shard) for shard in shards]}
 
@@ -183,7 +211,7 @@ def shard_content(shard: Shard) -> dict[str, Any]:
 def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
     """SHA-256 of the content as JSON with sorted keys, from its parts: the whole text can have gigabytes."""
     mark = "shards"
-    rest = {name: value for name, value in rest.items() if name not in ("version", "shard_lists")}
+    rest = {name: value for name, value in rest.items() if name not in ("version", "shard_lists", "tars")}
     text = json.dumps(rest | {"shards": mark}, sort_keys=True)
     before, _, after = text.rpartition(f'"{mark}"')
     digest = hashlib.sha256(f"{before}[".encode())
@@ -230,13 +258,25 @@ def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
         raise DataError(
             f"{flag} {path} has format {content['format']}, but this program reads up to {FORMAT}: update it"
         )
-    problem = _problem(content, shards, path.name)
+    problem = _problem(content, shards, path)
     if problem:
+        mode = "index" if "tars" in content else "shard"
         raise DataError(
-            f"{flag} {path} is damaged ({problem}): write it again with prepare_data.py --mode shard"
+            f"{flag} {path} is damaged ({problem}): write it again with prepare_data.py --mode {mode}"
         )
-    made = content.get("parent"), content.get("transforms", {}), removed
-    return ShardedDataset(path, shards, content["policy"], content["validation"], content["version"], *made)
+    return ShardedDataset(
+        path,
+        shards,
+        content["policy"],
+        content["validation"],
+        content["version"],
+        content.get("parent"),
+        content.get("transforms", {}),
+        removed,
+        content.get("tars"),
+        content.get("indexes", ""),
+        flag,
+    )
 
 
 def _read_content(path: Path | StoreFile) -> tuple[Any, Shards, Removed]:
@@ -272,6 +312,7 @@ class _Columns:
         self.names: list[str] = []
         self.samples, self.bytes = array("q"), array("q")
         self.hashes, self.index_hashes = bytearray(), bytearray()
+        self.are_beside = True
 
     def take(self, pairs: list[tuple[str, Any]]) -> Any:
         """The object with these pairs, or _IS_SHARD for a valid shard."""
@@ -279,6 +320,7 @@ class _Columns:
         if not _is_shard(values):
             return values
         self.names.append(values["name"])
+        self.are_beside &= _TAR_NAME.fullmatch(values["name"]) is not None
         self.samples.append(values["samples"])
         self.bytes.append(values["bytes"])
         self.hashes += bytes.fromhex(values["sha256"])
@@ -286,19 +328,21 @@ class _Columns:
         return _IS_SHARD
 
 
-def _problem(content: Mapping[str, Any], shards: Shards, name: str) -> str | None:
+def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile) -> str | None:
     """What is wrong with the content of a dataset of a known format."""
     listed, validation = content.get("shards"), content.get("validation")
     if not isinstance(listed, list) or not listed or not isinstance(content.get("policy"), dict):
         return "it lacks shards or policy"
     if validation is not None and not (isinstance(validation, str) and JSON_NAME.fullmatch(validation)):
         return "validation is no file name"
-    if validation == name:
+    if validation == path.name:
         return "it is its own validation"
     if not isinstance(content.get("parent"), str | None) or not isinstance(
         content.get("transforms", {}), dict
     ):
         return "parent or transforms is not valid"
+    if problem := _problem_of_place(content, shards, path):
+        return problem
     wrong = next((number for number, shard in enumerate(listed) if shard is not _IS_SHARD), None)
     if wrong is not None:
         return f"shard {wrong} is not valid"
@@ -314,11 +358,32 @@ def _problem(content: Mapping[str, Any], shards: Shards, name: str) -> str | Non
     return None
 
 
+def is_tar_name(name: str) -> bool:
+    """Whether a tar file in a folder, or below it, can be a shard."""
+    return len(name) <= MAX_NAME_BYTES and _FOREIGN_NAME.fullmatch(name) is not None
+
+
+def _problem_of_place(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile) -> str | None:
+    """What is wrong with where the tar files and the indexes are."""
+    if "tars" not in content and "indexes" not in content:
+        return None if shards.are_beside else "a shard is not beside it"
+    tars, indexes = content.get("tars"), content.get("indexes")
+    if content["format"] < FORMAT:
+        return f"tars needs format {FORMAT}"
+    if not isinstance(tars, str) or not (is_remote(tars) or Path(tars).is_absolute()):
+        return "tars is no address and no absolute path"
+    if isinstance(path, StoreFile) and not is_remote(tars):
+        return "it is on a remote store, but its tar files are not"
+    if not isinstance(indexes, str) or not _FOLDER_NAME.fullmatch(indexes):
+        return "indexes is no name of a folder"
+    return None
+
+
 def _is_shard(shard: dict[str, Any]) -> bool:
     return (
         shard.keys() - {"index_sha256"} == _FIELDS
         and isinstance(shard["name"], str)
-        and _TAR_NAME.fullmatch(shard["name"]) is not None
+        and is_tar_name(shard["name"])
         and type(shard["samples"]) is type(shard["bytes"]) is int
         and 0 < shard["samples"] <= shard["bytes"] // MIN_IMAGE_BYTES <= MAX_SHARD_BYTES // MIN_IMAGE_BYTES
         and all(
@@ -329,6 +394,21 @@ def _is_shard(shard: dict[str, Any]) -> bool:
     )
 
 
+def foreign_index(name_bytes: int) -> np.dtype:
+    """The index of a tar file that others wrote, with names of images of at most so many bytes.
+
+    text_start, text_end: the part of the tar file with the TEXTS of an image, which may be around it; or 0.
+    """
+    more = [("text_start", "<i8"), ("text_end", "<i8"), ("name", f"S{name_bytes}")]
+    return np.dtype([*INDEX.descr, *more])
+
+
+def _is_index(dtype: np.dtype) -> bool:
+    if not dtype.names or dtype.names[-1] != "name":
+        return dtype == INDEX
+    return dtype["name"].itemsize <= MAX_NAME_BYTES and dtype == foreign_index(dtype["name"].itemsize)
+
+
 def index_path(folder: Path, shard: Shard) -> Path:
     """The index of a shard."""
     return folder / f"{shard.name.removesuffix('.tar')}.npy"
@@ -336,7 +416,7 @@ def index_path(folder: Path, shard: Shard) -> Path:
 
 def max_index_bytes(shard: Shard) -> int:
     """The largest index that describes a shard."""
-    return _INDEX_HEADER_BYTES + shard.samples * INDEX.itemsize
+    return _INDEX_HEADER_BYTES + shard.samples * foreign_index(MAX_NAME_BYTES).itemsize
 
 
 def read_index(path: Path, shard: Shard) -> np.ndarray:
@@ -361,9 +441,9 @@ def parse_index(data: bytes, shard: Shard) -> np.ndarray:
     except Exception as error:  # damage in the header raises many types
         raise BadImageError("bad_index", f"{name} cannot be read ({' '.join(str(error).split())})") from error
     rest = len(data) - file.tell()  # no rows are allocated that the file does not have
-    if dtype != INDEX or shape != (shard.samples,) or rest != shard.samples * INDEX.itemsize:
+    if not _is_index(dtype) or shape != (shard.samples,) or rest != shard.samples * dtype.itemsize:
         raise BadImageError("bad_index", f"{name} does not have {shard.samples} rows of an index")
-    rows = np.frombuffer(data, INDEX, offset=file.tell())
+    rows = np.frombuffer(data, dtype, offset=file.tell())
     inside = (rows["offset"] >= 0) & (rows["size"] > 0) & (rows["size"] <= MAX_IMAGE_BYTES)
     inside &= rows["offset"] <= shard.bytes - rows["size"]
     if not inside.all():
@@ -387,6 +467,12 @@ class Row(NamedTuple):
     crc32: int
     width: int
     height: int
+
+
+def row_name(row: np.void) -> str:
+    """The name of an image within its tar file: that of the member if others wrote it, else its key."""
+    name: bytes = row["key"] if row.dtype == INDEX else row["name"]
+    return name.decode("utf-8", "replace")
 
 
 def check_bytes(data: bytes, row: Row) -> bytes:

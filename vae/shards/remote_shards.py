@@ -17,7 +17,6 @@ from vae.shards.index import (
     Shard,
     ShardedDataset,
     check_bytes,
-    index_path,
     max_index_bytes,
     parse_index,
     read_index,
@@ -25,7 +24,7 @@ from vae.shards.index import (
 from vae.shards.read_ahead import ReadAhead
 from vae.shards.shard_cache import POLL_SECONDS, Entry, ShardCache, remove_if_bad
 from vae.shards.shard_images import ShardImages
-from vae.shards.store import StoreFile, TooLargeError, download, read_file, read_range
+from vae.shards.store import TooLargeError, download, read_file, read_range
 from vae.system import console
 from vae.system.errors import DataError, UserError
 
@@ -37,9 +36,10 @@ REMOVED_TRIES = 3  # another machine may remove a shard before it is opened
 class RemoteShards:
     """Shards in a cache. A copy in another process fetches those that it needs and that are not there."""
 
-    def __init__(self, dataset: StoreFile, cache: ShardCache, *, whole: bool = True) -> None:
+    def __init__(self, dataset: ShardedDataset, cache: ShardCache, *, whole: bool = True) -> None:
         """`whole`: fetch whole shards; otherwise use those of the cache, and read single images."""
-        self._dataset, self._cache, self._whole = dataset, cache, whole
+        assert dataset.store is not None, "its shards are remote"
+        self._dataset, self._store, self._cache, self._whole = dataset, dataset.store, cache, whole
         self._gives_ranges = True
         self._counts = _no_counts()
         self._bad_indexes: dict[str, BadImageError] = {}  # by the SHA-256 of the shard
@@ -58,9 +58,11 @@ class RemoteShards:
 
     def index(self, shard: Shard) -> np.ndarray:
         """The index of a shard, which is fetched again once if it is bad."""
+        if isinstance(path := self._dataset.index_file(shard), Path):
+            return read_index(path, shard)
         self._cache.touch(_entry(shard))
         try:
-            return read_index(self._cache.index_path(_entry(shard)), shard)
+            return read_index(self._cache.index_path(self._index_entry(shard)), shard)
         except BadImageError:
             pass
         if shard.sha256 in self._bad_indexes:
@@ -77,15 +79,22 @@ class RemoteShards:
 
     def fetch_index(self, shard: Shard) -> np.ndarray:
         """The index of a shard from the store; BadImageError if it does not describe this shard."""
-        name = index_path(Path(), shard).name
+        file = self._dataset.index_file(shard)
+        if isinstance(file, Path):
+            return read_index(file, shard)
         try:
-            data = read_file(self._dataset.sibling(name), max_bytes=max_index_bytes(shard))
+            data = read_file(file, max_bytes=max_index_bytes(shard))
         except TooLargeError:
-            raise BadImageError("bad_index", f"{name} is larger than an index of {shard.name}") from None
+            raise BadImageError("bad_index", f"{file.name} is larger than an index of {shard.name}") from None
         self._counts["remote_bytes"] += len(data)
         rows = parse_index(data, shard)
-        self._cache.store_index(_entry(shard), data)
+        self._cache.store_index(self._index_entry(shard), data)
         return rows
+
+    def _index_entry(self, shard: Shard) -> Entry:
+        """What the cache has the index as: several datasets may share the tar files that others wrote."""
+        own = None if self._dataset.tars is None else shard.index_sha256
+        return _entry(shard._replace(sha256=own or shard.sha256))
 
     @contextmanager
     def fetched_anew(self, shard: Shard) -> Iterator[Path]:
@@ -148,7 +157,7 @@ class RemoteShards:
         path = self._fetch(entry)
         if path is None:
             raise DataError(
-                f"{self._dataset.flag} {self._dataset}: the store gives only whole files, and {shard.name} "
+                f"{self._store.flag} {self._store}: the store gives only whole files, and {shard.name} "
                 f"({shard.bytes / 1e6:.0f} MB) does not fit into the cache: raise --cache_gib, or give a "
                 "--cache_dir on another disk"
             )
@@ -162,7 +171,7 @@ class RemoteShards:
             return None
         try:
             with self._cache.one_reporter() as warn:
-                data = read_range(self._dataset.sibling(shard.name), offset, size, warn=warn)
+                data = read_range(self._store.sibling(shard.name), offset, size, warn=warn)
         except TooLargeError:
             self._gives_ranges = False
             return None
@@ -174,7 +183,7 @@ class RemoteShards:
             return self._cache.obtain(entry, partial(self._download, entry, warn), anew=anew)
 
     def _download(self, entry: Entry, warn: Callable[[str], None], path: Path) -> None:
-        download(self._dataset.sibling(entry.name), path, max_bytes=entry.bytes, warn=warn)
+        download(self._store.sibling(entry.name), path, max_bytes=entry.bytes, warn=warn)
         self._counts["remote_bytes"] += path.stat().st_size
 
     def expect(self, shards: Sequence[Shard]) -> None:
@@ -202,11 +211,11 @@ def open_images(dataset: ShardedDataset, num_streams: int, cache: ShardCache | N
             f"{dataset.path} was written by an older version, without checksums of the indexes: damage of an "
             "index is not noticed. A new version of it has them: prepare_data.py --mode shard --parent"
         )
-    if not isinstance(dataset.path, StoreFile):
+    if dataset.store is None:
         return ShardImages(dataset, num_streams)
     assert cache is not None
     cache.forget_quarantine({shard.sha256 for shard in dataset.shards})
-    return ShardImages(dataset, num_streams, RemoteShards(dataset.path, cache))
+    return ShardImages(dataset, num_streams, RemoteShards(dataset, cache))
 
 
 def no_room(cache: ShardCache, shard: Shard) -> UserError:

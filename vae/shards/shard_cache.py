@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.images.formats import BadImageError
+from vae.shards.index import is_dataset, read_dataset
 from vae.shards.store import DISK_ERRORS, TooLargeError
 from vae.system import console
 from vae.system.addresses import is_remote
@@ -99,10 +100,17 @@ def default_folder() -> Path:
 
 
 def open_cache(paths: Iterable[str | None], folder: str | None, max_gib: float) -> "ShardCache | None":
-    """The cache of --cache_dir and --cache_gib, if one of these datasets is on a remote store."""
-    if not any(path and is_remote(path) for path in paths):
+    """The cache of --cache_dir and --cache_gib, if the shards of one of these are on a remote store."""
+    if not any(path and has_remote_shards(path) for path in paths):
         return None
     return ShardCache(Path(folder) if folder else default_folder(), max_gib)
+
+
+def has_remote_shards(path: str) -> bool:
+    """Whether a path is that of a dataset with shards on a remote store."""
+    if is_remote(path):
+        return True
+    return is_dataset(path) and os.path.exists(path) and read_dataset(path).store is not None
 
 
 class ShardCache:

@@ -16,12 +16,23 @@ from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams
-from vae.shards.index import Row, Shard, ShardedDataset, check_bytes, index_path, read_index
-from vae.system.files import check_regular, parse_json
+from vae.shards.index import (
+    INDEX,
+    Row,
+    Shard,
+    ShardedDataset,
+    check_bytes,
+    index_path,
+    read_index,
+    row_name,
+)
+from vae.shards.members import metadata_of, split_name, texts_in
+from vae.system.files import check_regular
 
 OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
 METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
+FOREIGN_BYTES = 2**20  # the same, before and after an image in a tar file that others wrote
 
 
 class ShardFiles(Protocol):
@@ -59,8 +70,8 @@ class ShardFiles(Protocol):
 class LocalShards:
     """Shards in a folder. Keeps the last OPEN_SHARDS open."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, indexes: Path) -> None:
+        self._folder, self._indexes = folder, indexes
         self._begin()
 
     def _begin(self) -> None:
@@ -70,7 +81,7 @@ class LocalShards:
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder}
+        return {"_folder": self._folder, "_indexes": self._indexes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -78,7 +89,7 @@ class LocalShards:
 
     def index(self, shard: Shard) -> np.ndarray:
         """The index of a shard: INDEX (samples,)."""
-        return read_index(index_path(self._folder, shard), shard)
+        return read_index(index_path(self._indexes, shard), shard)
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file."""
@@ -155,7 +166,7 @@ class ShardImages:
         """`num_streams`: of the order of training (vae.sampling.streams). `files`: default: local ones."""
         self.dataset = dataset
         self.num_streams = num_streams
-        self._files = files or LocalShards(dataset.folder)
+        self._files = files or LocalShards(dataset.folder, dataset.index_folder)
         self._begin()
 
     def _begin(self) -> None:
@@ -211,11 +222,11 @@ class ShardImages:
         return number, index - int(self._ends[number] - self.dataset.shards.samples[number])
 
     def name(self, index: int) -> str:
-        """A name for messages: shard and key, or shard and row if the index cannot be read."""
+        """A name for messages: shard and key or member, or shard and row if the index cannot be read."""
         number, row = self.locate(index)
         shard = self.dataset.shards[number].name
         try:
-            return f"{shard}/{self.key(index)}"
+            return f"{shard}/{row_name(self._index(number)[row])}"
         except BadImageError:
             return f"{shard}, sample {row}"
 
@@ -254,19 +265,25 @@ class ShardImages:
         return self._files.read(self.dataset.shards[number], self._row(number, row))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """The content of an image's JSON file; empty if there is none. BadImageError if it cannot be read."""
+        """The content of an image's JSON file; empty if there is none. BadImageError if it cannot be read.
+
+        Of a tar file that others wrote also txt as `caption`, cls as `label`, and its name as `source`.
+        """
         number, row = self.locate(index)
-        shard, place = self.dataset.shards[number], self._row(number, row)
-        offset = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # the next member
-        head = self._files.read_unchecked(shard, offset, min(METADATA_BYTES, shard.bytes - offset))
-        try:
-            member = tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
-            if member.name != f"{place.key.decode('ascii', 'replace')}.json" or not member.isreg():
-                return {}
-            content = parse_json(head[tarfile.BLOCKSIZE :][: member.size].decode("utf-8"))
-        except (tarfile.HeaderError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+        shard, rows = self.dataset.shards[number], self._index(number)
+        place, is_own = self._row(number, row), rows.dtype == INDEX
+        end = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # of the image
+        if is_own:
+            part = self._files.read_unchecked(shard, end, min(METADATA_BYTES, shard.bytes - end))
+            return metadata_of(texts_in(part, place.key.decode("ascii", "replace")))
+        first, last = (rows[column][row].item() for column in ("text_start", "text_end"))
+        name = row_name(rows[row])
+        key, texts = (split_name(name) or ("", ""))[0], dict[str, bytes]()
+        for start, stop in ((first, min(last, place.offset)), (max(first, end), last)):
+            if start < stop:
+                part = self._files.read_unchecked(shard, start, min(stop - start, FOREIGN_BYTES))
+                texts |= texts_in(part, key)
+        return {"source": name, **metadata_of(texts)}
 
     def _row(self, number: int, row: int) -> Row:
         return Row(*self._index(number)[row].item()[: len(Row._fields)])

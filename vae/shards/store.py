@@ -142,6 +142,22 @@ def read_range(
     return _with_tries(file, get, warn)
 
 
+def stamp(file: StoreFile) -> tuple[int | None, str]:
+    """The size of a file, if the store says it, and a text that changes with its content, if there is one."""
+    info = _with_tries(file, lambda system, path, _progress: system.info(path), console.warning)
+    changed = (info.get(name) for name in ("ETag", "etag", "LastModified", "mtime", "md5Hash"))
+    return info.get("size"), str(next(filter(None, changed), ""))
+
+
+def list_files(folder: StoreFile) -> list[str]:
+    """The addresses of all files below a folder of a store, sorted; StoreError as in `read_file`."""
+
+    def find(system: Any, path: str, _progress: Any) -> list[str]:
+        return [str(system.unstrip_protocol(name)) for name in system.find(path)]
+
+    return sorted(_with_tries(folder, find, console.warning))
+
+
 def _with_tries(file: StoreFile, action: _Action[_T], warn: Callable[[str], None]) -> _T:
     """The result of an action, tried several times.
 

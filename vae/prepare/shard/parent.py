@@ -51,6 +51,11 @@ class Parent:
         assert config.parent is not None
         self.dataset = read_dataset(config.parent, flag="--parent")
         self.folder, self.is_whole = self.dataset.folder, not config.drop
+        if self.dataset.tars is not None:
+            raise UserError(
+                f"--parent {config.parent} has tar files that others wrote: index them all in a new folder "
+                "with --mode index"
+            )
         self.policy = theirs = self.dataset.policy
         own = {name: getattr(config, name) for name in RULES}
         different = {name: theirs[name] for name in RULES if theirs.get(name) not in (None, own[name])}

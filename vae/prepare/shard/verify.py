@@ -21,10 +21,18 @@ from vae.prepare.shard.engines import Entry, indexes
 from vae.prepare.shard.shared import find_shared
 from vae.prepare.shard.write import SHARD_SECONDS
 from vae.progress import Progress
-from vae.shards.index import Shard, ShardedDataset, index_path, max_index_bytes, read_dataset, read_index
+from vae.shards.index import (
+    Shard,
+    ShardedDataset,
+    index_path,
+    max_index_bytes,
+    read_dataset,
+    read_index,
+    row_name,
+)
 from vae.shards.remote_shards import RemoteShards, no_room, open_images
 from vae.shards.shard_cache import ShardCache, open_cache
-from vae.shards.store import MissingError, StoreFile
+from vae.shards.store import MissingError
 from vae.system import console
 from vae.system.errors import EXIT_DATA, UserError
 from vae.system.files import sha256_of_file, write_json
@@ -96,7 +104,7 @@ def _shared(dataset: ShardedDataset, validation: ShardedDataset, cache: ShardCac
 
 def _verify_all(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCache | None) -> list[Problem]:
     problems: list[Problem] = []
-    if isinstance(dataset.path, StoreFile) and cache is not None:
+    if dataset.store is not None and cache is not None:
         config = _with_room(dataset, config, cache)
     verify = partial(
         verify_shard, dataset, config.max_pixels, cache_dir=config.cache_dir, cache_gib=config.cache_gib
@@ -134,15 +142,15 @@ def verify_shard(
     """
     whole = shard._replace(removed=())
     try:
-        if not isinstance(dataset.path, StoreFile):
-            rows = read_index(index_path(dataset.folder, shard), whole)
+        if dataset.store is None:
+            rows = read_index(index_path(dataset.index_folder, shard), whole)
             path = dataset.folder / shard.name
             if sha256_of_file(path) != shard.sha256:
                 return [Problem(shard.name, "checksum", "its bytes are not those that were written")]
             return _verify_members(dataset, max_pixels, shard, path, rows)
-        cache = open_cache((dataset.path.url,), cache_dir, cache_gib)
-        assert cache is not None, "the dataset is remote"
-        files = RemoteShards(dataset.path, cache)
+        cache = open_cache((dataset.store.url,), cache_dir, cache_gib)
+        assert cache is not None, "the shards are remote"
+        files = RemoteShards(dataset, cache)
         rows = files.fetch_index(whole)
         with files.fetched_anew(shard) as path:
             return _verify_members(dataset, max_pixels, shard, path, rows)
@@ -168,29 +176,36 @@ def _verify_indexes(path: Path, members: Sequence[tarfile.TarInfo], end: int) ->
 def _verify_members(
     dataset: ShardedDataset, max_pixels: int, shard: Shard, path: Path, rows: np.ndarray
 ) -> list[Problem]:
-    with tarfile.open(path, "r:") as tar:
-        members = list(tar)
-        problems = _verify_indexes(path, members, tar.offset)
-        images = [member for member in members if not member.name.endswith(".json")]
-        entries = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
-        if entries != [(row["key"], row["offset"], row["size"]) for row in rows]:
-            return [Problem(shard.name, "bad_index", "the index does not describe this tar file")]
-        for member, row in zip(images, rows, strict=True):
+    problems = _verify_own(path, rows, shard) if dataset.tars is None else []
+    if any(problem.name == shard.name for problem in problems):
+        return problems
+    first_frame = bool(dataset.policy.get("first_frame"))
+    with open(path, "rb") as file:
+        for row in rows:
             if row["key"] in shard.removed:
                 continue
-            file = tar.extractfile(member)
-            assert file is not None, "the index has no special files, because their size is 0"
-            data = file.read()
-            name = f"{shard.name}/{member.name}"
+            file.seek(row["offset"])
+            data, name = file.read(row["size"]), f"{shard.name}/{row_name(row)}"
             if zlib.crc32(data) != row["crc32"]:
                 problems.append(Problem(name, "checksum", "its crc32 is not that of the index"))
                 continue
             try:
-                first_frame = bool(dataset.policy.get("first_frame"))
                 height, width = decode_bytes(data, max_pixels=max_pixels, first_frame=first_frame).shape[:2]
             except BadImageError as error:
                 problems.append(Problem(name, error.reason, error.detail))
                 continue
             if (width, height) != (row["width"], row["height"]):
                 problems.append(Problem(name, "bad_index", f"it has {width}x{height} pixels"))
+    return problems
+
+
+def _verify_own(path: Path, rows: np.ndarray, shard: Shard) -> list[Problem]:
+    """Problems of the members of a tar file that --mode shard wrote, and of its indexes."""
+    with tarfile.open(path, "r:") as tar:
+        members = list(tar)
+        problems = _verify_indexes(path, members, tar.offset)
+    images = [member for member in members if not member.name.endswith(".json")]
+    entries = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
+    if entries != [(row["key"], row["offset"], row["size"]) for row in rows]:
+        return [Problem(shard.name, "bad_index", "the index does not describe this tar file")]
     return problems

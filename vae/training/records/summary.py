@@ -15,10 +15,9 @@ from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.sampling.buckets import Buckets
 from vae.sampling.streams import SHARDS_AT_ONCE
-from vae.shards.shard_cache import default_folder
+from vae.shards.shard_cache import default_folder, has_remote_shards
 from vae.shards.shard_images import ShardImages
-from vae.shards.store import StoreFile
-from vae.system.addresses import is_remote, public_text
+from vae.system.addresses import public_text
 from vae.system.console import command_line, counted
 from vae.system.gpus import match_card
 from vae.system.host import GIB
@@ -143,7 +142,7 @@ def _norms_fit(model: ModelConfig) -> bool:
 
 def cache_line(data: DataConfig) -> str | None:
     """Where shards of remote stores are kept, if there are any."""
-    if not any(path and is_remote(path) for path in (data.data_path, data.val_path)):
+    if not any(path and has_remote_shards(path) for path in (data.data_path, data.val_path)):
         return None
     return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
 
@@ -151,7 +150,7 @@ def cache_line(data: DataConfig) -> str | None:
 def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
     """A warning if the shards that the streams of this machine read at once do not fit into the cache."""
     images, streams = training_set.images, training_set.order.num_streams
-    is_cached = isinstance(images, ShardImages) and isinstance(images.dataset.path, StoreFile)
+    is_cached = isinstance(images, ShardImages) and images.dataset.store is not None
     if not is_cached or streams is None or data.cache_gib == 0:
         return None
     assert isinstance(images, ShardImages)
