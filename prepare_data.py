@@ -5,6 +5,7 @@ import sys
 
 from vae.config.prepare_flags import (
     AnalyzeConfig,
+    IndexConfig,
     PreprocessConfig,
     ShardConfig,
     SplitConfig,
@@ -29,6 +30,10 @@ def main(argv: list[str]) -> int:
         from vae.prepare.shard.shard_images import run_shard
 
         return run_shard(config)
+    if isinstance(config, IndexConfig):
+        from vae.prepare.tars.index_tars import run_index
+
+        return run_index(config)
     if isinstance(config, AnalyzeConfig):
         from vae.prepare.analyze.analyze_images import run_analyze
 
@@ -43,7 +48,9 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    resumable = {"preprocess", "shard", "demo"} & set(sys.argv)  # the other modes write only at their end
+    resumable = {"preprocess", "shard", "index", "demo"} & set(
+        sys.argv
+    )  # the other modes write only at their end
     run_script(
         "prepare_data.py", main, "stopped: the same command continues from here" if resumable else "stopped"
     )

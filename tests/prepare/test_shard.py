@@ -207,7 +207,7 @@ def test_archive_within_a_shard_is_no_image(tmp_path):
     assert [c.rejection and c.rejection.reason for c in _crops(path)] == [None, "not_an_image"]
     done = validate(path, tmp_path / "report.json")
     assert done.returncode == 77
-    assert f"{zero_key(1)}: not_an_image" in done.stdout
+    assert f"images-000000.tar/{1:032}: not_an_image" in done.stdout
 
 
 def test_two_members_of_one_key_are_reported(tmp_path):

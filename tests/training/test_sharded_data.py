@@ -7,8 +7,10 @@ import signal
 import pytest
 
 from tests.harness.faults import Fault, run_forked
+from tests.harness.preparing import prepare
 from tests.harness.sharded_runs import record_samples, samples_in_order, samples_of_steps
 from tests.harness.shards import pack, write_shards
+from tests.harness.tars import write_webdataset
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.shards.index import read_dataset
 from vae.system.errors import EXIT_DATA, DataError, UserError
@@ -69,6 +71,24 @@ def test_any_number_of_processes_continues_with_the_same_samples(many, tiny, tmp
     assert len({key for keys in whole.values() for key in keys}) == 72  # but for fewer than one of a stream
     one, other = ([r["loss"] for r in records(folder, "train")] for folder in folders.values())
     assert other == pytest.approx(one, rel=1e-3)  # sums in another order, and Adam's first steps enlarge that
+
+
+@pytest.mark.slow
+def test_tars_of_others_train_resume_and_validate(given, tmp_path):
+    write_webdataset(tmp_path / "tars", tars=3, images=8)
+    words = ("--input", tmp_path / "tars", "--output_dir", tmp_path / "set", "--val_split", "0.2")
+    assert prepare("--mode", "index", *words).returncode == 0
+    given |= {"data_path": str(tmp_path / "set" / "dataset.json")}
+    whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
+    assert train({**given, "output_dir": whole}) == 0
+    assert train({**given, "output_dir": parts, "max_steps": 2}) == 0
+    assert train({**given, "output_dir": parts, "resume_from": "latest", "max_steps": None}) == 0
+    one, other = (last_checkpoint(tmp_path / name) for name in ("whole", "parts"))
+    assert one["position"]["step"] > 4
+    for key in ("model", "ema", "position"):
+        assert_same(one[key], other[key], key)
+    slices = records(tmp_path / "whole", "validation")[-1]
+    assert slices["images"] == read_dataset(tmp_path / "set" / "validation.json").samples
 
 
 def test_mistakes_are_refused(given, dataset):

@@ -15,10 +15,9 @@ from vae.system.errors import EXIT_DATA, UsageError, UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingConfig:
-    """Options of every mode that decodes images."""
+class RulesConfig:
+    """Options of every mode that accepts or rejects images: its rules, and what runs its tasks."""
 
-    input_dir: str = option(MISSING, "folder of image files, of any depth", metavar="DIR")
     min_size: int = option(1, "reject images whose shorter side is below this", metavar="PX", at_least=1)
     max_aspect: float = option(
         0.0,
@@ -29,11 +28,9 @@ class ReadingConfig:
     max_pixels: int = option(
         MAX_PIXELS, "reject images with more pixels, before decoding them", metavar="N", at_least=1
     )
-    background: str = background_option()
     first_frame: bool = option(
         False, "use the first frame of animations and multi-page files instead of rejecting them"
     )
-    limit: int | None = option(None, "process only the first N files by name", metavar="N", at_least=1)
     num_workers: str = option(
         "auto", "processes; auto: one per usable core, of all nodes with --engine ray", metavar="N"
     )
@@ -49,6 +46,15 @@ class ReadingConfig:
         metavar="ADDRESS",
         unset="RAY_ADDRESS, or the cluster that runs on this machine, or a new one on it",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingConfig(RulesConfig):
+    """Options of every mode that decodes image files."""
+
+    input_dir: str = option(MISSING, "folder of image files, of any depth", metavar="DIR")
+    background: str = background_option()
+    limit: int | None = option(None, "process only the first N files by name", metavar="N", at_least=1)
     time_limit: float = option(60.0, "time limit for one image", metavar="SECONDS")
     memory_gib: float | None = option(
         None,
@@ -143,6 +149,43 @@ class ShardConfig(ReadingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexConfig(RulesConfig):
+    """Index tar files that others wrote (WebDataset, img2dataset), where they are, for training."""
+
+    input: str = option(
+        MISSING,
+        "folder or address/ with tar files, a pattern such as 's3://bucket/{00000..00099}.tar', or a .txt "
+        "file with a path or address in each line",
+        metavar="TARS",
+    )
+    output_dir: str = option(
+        MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
+    )
+    where: str | None = option(
+        None,
+        "keep only images whose metadata (json; txt: caption; cls: label) fulfil conditions such as "
+        '"aesthetic>=5 and lang==en"',
+        metavar="CONDITIONS",
+        unset="all",
+    )
+    formats: tuple[str, ...] | None = option(
+        None, "keep only images of these formats, such as jpeg png webp", metavar="NAME", unset="all"
+    )
+    image_key: str | None = option(
+        None,
+        "extension of the images, such as jpg or rgb.png, if samples have several",
+        metavar="EXTENSION",
+        unset="the first image of each sample",
+    )
+    val_split: float = option(
+        0.0, "share of the images for a validation dataset, by the hash of their bytes", metavar="SHARE"
+    )
+    skip_broken_tars: bool = option(
+        False, "leave out tar files that are broken or missing, instead of ending with an error"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnalyzeConfig(ReadingConfig):
     """Measure a set of images; write the statistics as JSON and as an HTML page."""
 
@@ -214,16 +257,19 @@ class DemoConfig:
     )
 
 
-PrepareConfig = PreprocessConfig | ValidateConfig | ShardConfig | AnalyzeConfig | SplitConfig | DemoConfig
+PrepareConfig = (
+    PreprocessConfig | ValidateConfig | ShardConfig | IndexConfig | AnalyzeConfig | SplitConfig | DemoConfig
+)
 CONFIG_OF: dict[str, type[PrepareConfig]] = {
     "preprocess": PreprocessConfig,
     "validate": ValidateConfig,
     "shard": ShardConfig,
+    "index": IndexConfig,
     "analyze": AnalyzeConfig,
     "split": SplitConfig,
     "demo": DemoConfig,
 }
-DESCRIPTION = "Prepare a training set from raw image files, in six modes. Each mode has its own flags."
+DESCRIPTION = "Prepare a training set from raw image files, in seven modes. Each mode has its own flags."
 
 
 def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
@@ -310,6 +356,8 @@ def _flags_of(mode: str) -> set[str]:
 
 
 def _check_together(config: PrepareConfig, given: set[str]) -> None:
+    if isinstance(config, RulesConfig):
+        _check_rules(config)
     if isinstance(config, ReadingConfig):
         _check_limits(config)
     if isinstance(config, PreprocessConfig):
@@ -320,7 +368,7 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
         if len(set(config.target_size)) < len(config.target_size):
             sizes = " ".join(map(str, config.target_size))
             raise UsageError(f"--target_size {sizes} names one size twice: give each size once")
-    if isinstance(config, ShardConfig) and not 0 <= config.val_split < 1:
+    if isinstance(config, ShardConfig | IndexConfig) and not 0 <= config.val_split < 1:
         raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
     if isinstance(config, ShardConfig) and config.drop and config.parent is None:
         raise UsageError("--drop has no effect without --parent: leave it out")
@@ -343,6 +391,9 @@ def _check_limits(config: ReadingConfig) -> None:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
+
+
+def _check_rules(config: RulesConfig) -> None:
     if config.engine == "ray" and ((spec := find_spec("ray")) is None or spec.origin is None):
         raise UsageError("--engine ray needs the package ray: pip install ray, or leave the flag out")
     if config.ray_address is not None and config.engine != "ray":

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vae.config.prepare_flags import ReadingConfig
+from vae.config.prepare_flags import ReadingConfig, RulesConfig
 from vae.images.decoding import DecodedImage, read_image
 from vae.images.formats import BadImageError
 from vae.images.strict_jpeg import has_simplejpeg
@@ -41,11 +41,16 @@ def check_image(path: str | os.PathLike[str], config: ReadingConfig) -> DecodedI
         path, max_pixels=config.max_pixels, background=config.background, first_frame=config.first_frame
     )
     height, width = image.pixels.shape[:2]
+    check_size(width, height, config)
+    return image._replace(flags=tuple(sorted({*image.flags, *_blankness(image.pixels)})))
+
+
+def check_size(width: int, height: int, config: RulesConfig) -> None:
+    """BadImageError if the user's rules reject images of this size."""
     if min(height, width) < config.min_size:
         raise BadImageError("too_small", f"{width}x{height} is below --min_size {config.min_size}")
     if config.max_aspect and max(height, width) > config.max_aspect * min(height, width):
         raise BadImageError("aspect", f"{width}x{height} exceeds --max_aspect {config.max_aspect:g}")
-    return image._replace(flags=tuple(sorted({*image.flags, *_blankness(image.pixels)})))
 
 
 def check_file(config: ReadingConfig, name: str, *, with_phash: bool = False) -> Result:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vae.config.prepare_flags import ReadingConfig
+from vae.config.prepare_flags import RulesConfig
 from vae.prepare.pool import Answer, Failure, Item, Limits, count_workers, run_each
 from vae.system import console
 from vae.system.addresses import is_remote
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 30.0  # without a result, until the cluster is checked
 def run_tasks(
     function: Callable[[Item], Answer],
     items: Iterable[Item],
-    config: ReadingConfig,
+    config: RulesConfig,
     limits: Limits,
     *,
     items_per_task: int = 1,
@@ -45,7 +45,7 @@ def run_tasks(
 def _run_on_ray(
     function: Callable[[Item], Answer],
     items: Iterable[Item],
-    config: ReadingConfig,
+    config: RulesConfig,
     limits: Limits,
     items_per_task: int,
 ) -> Generator[tuple[Item, Answer | Failure], None, None]:

@@ -1,0 +1,310 @@
+"""--mode index: tar files that others wrote are read where they are, byte for byte, and never changed."""
+
+import json
+import shutil
+import tarfile
+
+import pytest
+
+from tests.harness.preparing import prepare
+from tests.harness.tars import (
+    images_of,
+    img2dataset_sample,
+    picture,
+    webdataset_sample,
+    write_img2dataset,
+    write_tar,
+    write_webdataset,
+)
+from vae.prepare.tars import index_tars
+from vae.prepare.tars.sources import find_sources
+from vae.prepare.tars.where import parse_where
+from vae.shards.index import read_dataset
+from vae.shards.shard_images import ShardImages
+from vae.system.errors import DataError, UserError
+
+
+def index(source, output, *flags):
+    return prepare("--mode", "index", "--input", source, "--output_dir", output, *flags)
+
+
+def read_all(path):
+    """The bytes of all images of a dataset by their names."""
+    images = ShardImages(read_dataset(path), 1)
+    return {images.name(n): images.read(n) for n in range(len(images))}
+
+
+def left_out(output):
+    """Name, reason of what a command has listed."""
+    rows = map(json.loads, (output / "rejected.jsonl").read_text().splitlines())
+    return {(row.get("name", row["tar"]), row["reason"]) for row in rows}
+
+
+@pytest.mark.parametrize("write", [write_webdataset, write_img2dataset])
+def test_images_have_the_bytes_of_the_members_and_the_tars_do_not_change(write, tmp_path):
+    folder = write(tmp_path / "tars")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    done = index(folder, tmp_path / "set")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "set" / "dataset.json"
+    assert read_all(path) == images_of(*sorted(folder.glob("*.tar")))
+    checked = prepare("--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json")
+    assert checked.returncode == 0, checked.stdout
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_texts_before_and_after_an_image_are_its_metadata(tmp_path):
+    members = [*webdataset_sample(7), *webdataset_sample(8), *img2dataset_sample(9)]
+    write_tar(tmp_path / "tars" / "a.tar", members)
+    assert index(tmp_path / "tars" / "a.tar", tmp_path / "set").returncode == 0
+    images = ShardImages(read_dataset(tmp_path / "set" / "dataset.json"), 1)
+    assert [images.metadata(n) for n in range(2)] == [
+        {"source": "class1/000007.png", "caption": "a text", "label": "1"},
+        {"source": "class0/000008.png", "caption": "a text", "label": "0"},
+    ]
+    third = images.metadata(2)
+    assert (third["caption"], third["punsafe"], third["source"]) == ("picture 9", 0.9, "000000009.jpg")
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_and_names_with_a_point_are_read(format, tmp_path):
+    """The headers of such a name have blocks of their own."""
+    key = f"./{'folder' * 20}/{'k' * 90}"
+    members = [(f"{key}.png", picture(0)), (f"{key}.json", b'{"label": 3}')]
+    tar = write_tar(tmp_path / "a.tar", members, format)
+    assert index(tar, tmp_path / "set").returncode == 0
+    assert read_all(tmp_path / "set" / "dataset.json") == images_of(tar)
+    images = ShardImages(read_dataset(tmp_path / "set" / "dataset.json"), 1)
+    assert images.metadata(0) == {"source": f"{key[2:]}.png", "label": 3}
+
+
+def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
+    link, hard, sparse = (tarfile.TarInfo(f"{name}.png") for name in ("link", "hard", "sparse"))
+    link.type, link.linkname = tarfile.SYMTYPE, "good.png"
+    hard.type, hard.linkname = tarfile.LNKTYPE, "good.png"
+    sparse.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0"}
+    sparse.pax_headers |= {"GNU.sparse.size": "0"}
+    members = [
+        ("good.png", picture(0)),
+        ("good.jpg", picture(1, "JPEG")),
+        ("good.seg.png", picture(2)),
+        ("good.png", picture(3)),
+        link,
+        hard,
+        sparse,
+        ("cut.png", picture(4)[:-20]),
+        ("text.png", b"no picture"),
+        ("twin.png", picture(0)),
+        ("words.txt", b"no picture"),
+        ("README", b"no key"),
+        ("last.png", picture(5)),
+        ("good.png", picture(6)),
+    ]
+    tar = write_tar(tmp_path / "a.tar", members, tarfile.PAX_FORMAT)
+    done = index(tar, tmp_path / "set")
+    assert done.returncode == 0, done.stderr
+    expected = {"a.tar/good.png": picture(0), "a.tar/last.png": picture(5)}
+    assert read_all(tmp_path / "set" / "dataset.json") == expected
+    assert left_out(tmp_path / "set") == {
+        ("good.jpg", "several_images"),
+        ("good.png", "duplicate_key"),
+        ("link.png", "link"),
+        ("hard.png", "link"),
+        ("sparse.png", "sparse"),
+        ("cut.png", "truncated"),
+        ("text.png", "not_an_image"),
+        ("twin.png", "duplicate_image"),
+        ("words", "no_image"),
+    }
+    assert "left out       2  duplicate_key" in done.stdout
+    index(tar, tmp_path / "other", "--image_key", "seg.png")
+    assert read_all(tmp_path / "other" / "dataset.json") == {"a.tar/good.seg.png": picture(2)}
+
+
+def cut(data):
+    return data[: len(data) // 2]
+
+
+BROKEN = {
+    "ends within": cut,
+    "end mark": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
+    "compressed with gzip": lambda data: b"\x1f\x8b" + data,
+    "no tar file": lambda data: b"x" * 2000,
+    "after byte": lambda data: data[:1024] + b"?" * 512 + data[1536:],
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_broken_tar_is_one_line_and_the_others_are_kept(reason, tmp_path, monkeypatch):
+    folder = write_webdataset(tmp_path / "tars")
+    tar = folder / "kodak-000001.tar"
+    good = tar.read_bytes()
+    tar.write_bytes(BROKEN[reason](good))
+    done = index(folder, tmp_path / "set")
+    assert done.returncode == 77
+    (line,) = [line for line in done.stdout.splitlines() if "broken  " in line]
+    assert "kodak-000001.tar" in line
+    assert reason in line
+    assert not (tmp_path / "set" / "dataset.json").exists()
+    assert index(folder, tmp_path / "less", "--skip_broken_tars").returncode == 0
+    assert len(read_all(tmp_path / "less" / "dataset.json")) == 10
+    tar.write_bytes(good)
+    read, names = index_tars.read_tar, []
+    monkeypatch.setattr(index_tars, "read_tar", lambda file, config: names.append(file) or read(file, config))
+    assert index(folder, tmp_path / "set").returncode == 0
+    assert names == [tar]
+    assert len(read_all(tmp_path / "set" / "dataset.json")) == 15
+
+
+def test_missing_tar_of_a_pattern_is_named(tmp_path):
+    folder = write_webdataset(tmp_path / "tars", tars=2)
+    done = index(f"{folder}/kodak-{{000000..000002}}.tar", tmp_path / "set")
+    assert done.returncode == 77
+    assert "kodak-000002.tar: No such file" in done.stdout
+
+
+def test_rules_leave_images_out_and_write_no_tar(tmp_path):
+    folder = write_img2dataset(tmp_path / "tars")
+    done = index(folder, tmp_path / "set", "--where", "punsafe<0.5 and width>=64 and status==success")
+    assert done.returncode == 0, done.stdout
+    names = [name.rpartition("/")[2] for name in read_all(tmp_path / "set" / "dataset.json")]
+    assert names == [f"{number:09}.jpg" for number in range(5)]
+    assert "left out      15  where" in done.stdout
+    assert list((tmp_path / "set").rglob("*.tar")) == []
+    for flags in (("--min_size", "65"), ("--formats", "png", "webp"), ("--where", "aesthetic>5")):
+        done = index(folder, tmp_path / "none", *flags)
+        assert (done.returncode, "no image is left" in done.stdout) == (77, True)
+    done = index(folder, tmp_path / "set", "--where", "punsafe<0.4")
+    assert done.returncode == 78
+    assert "never changes" in done.stderr
+
+
+def test_equal_images_are_in_one_subset(tmp_path):
+    folder = write_webdataset(tmp_path / "tars", images=20)
+    shutil.copy(folder / "kodak-000000.tar", folder / "copy.tar")
+    assert index(folder, tmp_path / "set", "--val_split", "0.3").returncode == 0
+    train, val = (read_all(tmp_path / "set" / name) for name in ("dataset.json", "validation.json"))
+    assert len(train) + len(val) == 80
+    assert 8 < len(val) < 40
+    assert not set(train.values()) & set(val.values())
+    path = tmp_path / "set" / "dataset.json"
+    checked = prepare("--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json")
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_changed_byte_of_a_tar_is_found(tmp_path):
+    folder = write_webdataset(tmp_path / "tars")
+    assert index(folder, tmp_path / "set").returncode == 0
+    tar = folder / "kodak-000002.tar"
+    data = bytearray(tar.read_bytes())
+    data[3000] ^= 1
+    tar.write_bytes(data)
+    path = tmp_path / "set" / "dataset.json"
+    checked = prepare("--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json")
+    assert checked.returncode == 77
+    assert "kodak-000002.tar: checksum" in checked.stdout
+
+
+def test_tars_may_move(tmp_path):
+    """The version, and with it resuming, does not depend on where they are."""
+    folder, path = write_webdataset(tmp_path / "tars"), tmp_path / "set" / "dataset.json"
+    assert index(folder, tmp_path / "set").returncode == 0
+    version, everything = read_dataset(path).version, read_all(path)
+    folder.rename(tmp_path / "moved")
+    path.write_text(path.read_text().replace(str(folder), str(tmp_path / "moved")))
+    assert read_dataset(path).version == version
+    assert read_all(path) == everything
+
+
+# ---- --input -----------------------------------------------------------------------------------------------
+
+
+def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
+    folder = write_webdataset(tmp_path / "tars" / "a")
+    write_webdataset(tmp_path / "tars" / "b", tars=1)
+    names = [f"a/kodak-{n:06}.tar" for n in range(3)] + ["b/kodak-000000.tar"]
+    listed = tmp_path / "list.txt"
+    listed.write_text("# mine\ntars/a/kodak-{000000..000002}.tar\n\n" + str(folder.parent / names[3]) + "\n")
+    for text in (folder.parent, listed):
+        assert find_sources(str(text)) == (str(folder.parent), names)
+    assert find_sources(f"{folder}/kodak-*.tar").names == [name[2:] for name in names[:3]]
+    assert find_sources(f"{folder.parent}/{{a,b}}/kodak-000000.tar").names == [names[0], names[3]]
+    remote = find_sources("https://host/x/{9..11}/{00..01}.tar")
+    assert remote == ("https://host/x", [f"{n}/{m:02}.tar" for n in (9, 10, 11) for m in (0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("https://me:pa55@host/{0..1}.tar", ("credentials", "https://")),
+        ("https://host/{0..1}.tar?signature=5ecret", ("signature",)),
+        ("s3://bucket/{0..1}.tar.gz", ("s3://bucket/0.tar.gz is compressed", "unpack")),
+        ("{/x/a.tar,s3://bucket/b.tar}", ("no folder in common",)),
+        ("{s3://one/a.tar,s3://two/b.tar}", ("no folder in common",)),
+        ("/x/a b.tar", ("a b.tar", "rename")),
+        ("/none/*.tar", ("has no tar files",)),
+    ],
+)
+def test_unusable_input_is_one_line(text, tokens):
+    with pytest.raises((UserError, DataError)) as caught:
+        find_sources(text)
+    assert all(token in str(caught.value) for token in tokens), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_of_mds_is_named(tmp_path):
+    (tmp_path / "index.json").write_text("{}")
+    with pytest.raises(DataError, match="MDS"):
+        find_sources(str(tmp_path))
+
+
+# ---- --where -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a>=5", True),
+        ("a>5", False),
+        ("a==5.0 and b!=cat", True),
+        ("b=='a dog' and a<=5", True),
+        ('b=="a cat"', False),
+        ("missing!=1", False),
+        ("b>1", False),
+        ("text>=2", True),
+        ("yes==true", True),
+    ],
+)
+def test_conditions(text, expected):
+    columns = {"a": 5, "b": "a dog", "text": "2.5", "yes": True, "none": None}
+    assert all(one.holds(columns) for one in parse_where(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a>", "a=5", "a>=5 or b==1", "a>cat", "__import__('os')", "a==1 and", "a==1 b==2"]
+)
+def test_what_is_no_condition_is_one_line(text):
+    with pytest.raises(UserError, match="--where") as caught:
+        parse_where(text)
+    assert "\n" not in str(caught.value)
+
+
+# ---- dataset.json of a stranger ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tars": "relative/folder"}, "no absolute path"),
+        ({"tars": 5}, "no address"),
+        ({"indexes": "../elsewhere"}, "indexes"),
+        ({"format": 2}, "tars needs format 3"),
+    ],
+)
+def test_changed_place_is_refused(change, reason, tmp_path):
+    write_webdataset(tmp_path / "tars", tars=1)
+    assert index(tmp_path / "tars", tmp_path / "set").returncode == 0
+    path = tmp_path / "set" / "dataset.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=reason):
+        read_dataset(path)

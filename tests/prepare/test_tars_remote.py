@@ -1,0 +1,90 @@
+"""--mode index of tar files on a web server: nothing is copied, and the dataset is read like a local one."""
+
+import shutil
+
+import pytest
+
+from tests.harness.http_store import http_store, hurry
+from tests.harness.preparing import prepare
+from tests.harness.tars import images_of, write_webdataset
+from vae.prepare.tars import read_tar
+from vae.shards.index import read_dataset
+from vae.shards.remote_shards import open_images
+from vae.shards.shard_cache import has_remote_shards, open_cache
+from vae.system.errors import DataError
+
+pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
+
+
+@pytest.fixture
+def web(tmp_path, monkeypatch):
+    hurry(monkeypatch)
+    write_webdataset(tmp_path / "web" / "tars")
+    with http_store(tmp_path / "web") as server:
+        yield server
+
+
+def index(web, output, *flags):
+    pattern = web.url("tars/kodak-{000000..000002}.tar")
+    return prepare("--mode", "index", "--input", pattern, "--output_dir", output, *flags)
+
+
+def read_all(path, cache):
+    images = open_images(read_dataset(path), 1, open_cache((str(path),), str(cache), 1.0))
+    return {images.name(n): images.read(n) for n in range(len(images))}, images
+
+
+@pytest.mark.parametrize("gives_ranges", [True, False])
+def test_dataset_here_reads_tars_there(gives_ranges, web, tmp_path, monkeypatch):
+    monkeypatch.setattr(read_tar, "CHUNK_BYTES", 10_000)  # so that a tar file has several
+    web.gives_ranges = gives_ranges
+    done = index(web, tmp_path / "set")
+    assert done.returncode == 0, done.stdout + done.stderr
+    path, tars = tmp_path / "set" / "dataset.json", sorted((web.root / "tars").glob("*.tar"))
+    assert has_remote_shards(str(path))
+    found, images = read_all(path, tmp_path / "cache")
+    assert found == images_of(*tars)
+    assert images.metadata(3) == {"source": "class1/000003.png", "caption": "a text", "label": "1"}
+    words = ("--mode", "validate", "--input_dir", path, "--cache_dir", tmp_path / "cache")
+    checked = prepare(*words, "--num_workers", "1", "--output_file", tmp_path / "report.json")
+    assert checked.returncode == 0, checked.stdout
+    version = read_dataset(path).version
+    assert index(web, tmp_path / "set").returncode == 0  # again
+    local = prepare("--mode", "index", "--input", web.root / "tars", "--output_dir", tmp_path / "local")
+    assert local.returncode == 0
+    assert read_dataset(tmp_path / "local" / "dataset.json").version == version
+
+
+def test_dataset_beside_its_tars_is_read_from_the_store(web, tmp_path):
+    """Two datasets of the same tar files, as training and validation, have their own indexes in the cache."""
+    assert index(web, tmp_path / "set", "--val_split", "0.4").returncode == 0
+    shutil.copytree(tmp_path / "set", web.root / "set")
+    images = images_of(*(web.root / "tars").glob("*.tar"))
+    for _ in range(2):
+        names = ("dataset.json", "validation.json")
+        train, val = (read_all(web.url(f"set/{name}"), tmp_path / "cache")[0] for name in names)
+        assert train | val == images
+        assert not set(train) & set(val)
+    asked = [path for path, _ in web.requests if path.endswith(".npy")]
+    assert len(asked) == len(set(asked))
+
+
+def test_broken_store_and_missing_tar_are_lines_of_their_own(web, tmp_path):
+    web.answers["tars/kodak-000001.tar"] = [503]
+    (web.root / "tars" / "kodak-000002.tar").unlink()
+    done = index(web, tmp_path / "set")
+    assert done.returncode == 77
+    lines = [line for line in done.stdout.splitlines() if "broken  " in line]
+    assert ["kodak-000001.tar" in lines[0], "kodak-000002.tar" in lines[1]] == [True, True]
+    assert "404" in lines[1]
+    web.answers.clear()
+    assert index(web, tmp_path / "set", "--skip_broken_tars").returncode == 0
+    assert len(read_all(tmp_path / "set" / "dataset.json", tmp_path / "cache")[0]) == 10
+
+
+def test_dataset_on_a_store_names_no_local_tars(web, tmp_path):
+    """A stranger's dataset.json must not read files of this machine."""
+    local = prepare("--mode", "index", "--input", web.root / "tars", "--output_dir", web.root / "set")
+    assert local.returncode == 0
+    with pytest.raises(DataError, match="its tar files are not"):
+        read_dataset(web.url("set/dataset.json"))

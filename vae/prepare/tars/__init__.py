@@ -1,0 +1,1 @@
+"""`--mode index`: tar files that others wrote become a dataset of shards, where they are."""

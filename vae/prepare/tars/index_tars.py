@@ -1,0 +1,226 @@
+"""`--mode index`: tar files that others wrote become a dataset of shards, where they are.
+
+Each tar file is one task. Its result is noted in the output folder, so that the same command continues.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vae.config.prepare_flags import IndexConfig
+from vae.images.formats import EXTENSIONS_OF
+from vae.prepare.engine import run_tasks
+from vae.prepare.output_dir import check_new, write_error
+from vae.prepare.pool import Failure, Limits
+from vae.prepare.rejections import remedy
+from vae.prepare.shard.members import TRAINING, VALIDATION
+from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS
+from vae.prepare.tars.read_tar import BrokenTarError, read_tar
+from vae.prepare.tars.sources import Sources, find_sources
+from vae.prepare.tars.where import parse_where
+from vae.progress import Progress
+from vae.shards.index import Shard, dataset_content, index_path, shard_content, write_dataset
+from vae.shards.store import StoreFile, stamp
+from vae.system import console
+from vae.system.console import printable
+from vae.system.errors import EXIT_DATA, DataError, UserError
+from vae.system.files import (
+    atomic_path,
+    read_json,
+    remove_temporary,
+    replace_text,
+    sha256_of_file,
+    write_json,
+)
+
+MEMORY_GIB = 6.0  # for one tar file: the largest image file has 2 GiB
+FOLDERS = {TRAINING: "training", VALIDATION: "validation"}  # of the indexes
+POLICY = ("min_size", "max_aspect", "max_pixels", "first_frame", "where", "formats", "image_key", "val_split")
+REJECTED_NAME = "rejected.jsonl"
+BROKEN = "broken_tar"
+MAX_LINES = 20  # of broken tar files that are printed
+
+
+def run_index(config: IndexConfig) -> int:
+    """Index the tar files and print a summary; returns the exit code.
+
+    Raises DataError if there are none, and UserError for unusable rules or folders.
+    """
+    began, root = time.monotonic(), Path(config.output_dir)
+    _check_rules(config)
+    sources = find_sources(config.input)
+    if not (root / HIDDEN).is_dir():
+        check_new(root)
+    try:
+        remove_temporary(root)
+        _claim(root, sources, config)
+        notes = list(_index_all(root, sources, config))
+        code = _write(root, sources, notes, config)
+    except OSError as error:
+        raise write_error(error, config.output_dir) from error
+    _print_summary(notes, code, config, time.monotonic() - began)
+    return code
+
+
+def _check_rules(config: IndexConfig) -> None:
+    if config.where:
+        parse_where(config.where)
+    known = [name.lower() for name in EXTENSIONS_OF]
+    for name in config.formats or ():
+        if name not in known:
+            raise UserError(f"--formats {name} is no format: give some of {' '.join(known)}")
+
+
+def _policy(config: IndexConfig) -> dict[str, Any]:
+    """The rules; images are compared by their bytes alone, because none has a perceptual hash."""
+    values = {name: getattr(config, name) for name in POLICY}
+    return json.loads(json.dumps(values | {"near_duplicates": False}))
+
+
+def _claim(root: Path, sources: Sources, config: IndexConfig) -> None:
+    """Note what the folder will contain; UserError if it is complete and has other contents."""
+    noted, contents = root / HIDDEN / "index.json", {"tars": sources.names, "policy": _policy(config)}
+    if (root / TRAINING).exists() and read_json(noted, max_bytes=2**30) != contents:
+        raise UserError(
+            f"--output_dir {root} has a dataset of other tar files or rules, and a dataset never changes: "
+            "give a new folder"
+        )
+    write_json(noted, contents)
+
+
+def _index_all(root: Path, sources: Sources, config: IndexConfig) -> Iterator[dict[str, Any]]:
+    """What is noted of each tar file, in the order of completion."""
+    task = partial(index_tar, root, sources.base, config)
+    results = run_tasks(task, sources.names, config, Limits(SHARD_SECONDS, MEMORY_GIB))
+    with Progress("index", len(sources.names), "tar") as bar, closing(results):
+        for name, note in results:
+            if isinstance(note, Failure):
+                note = {"name": name, "error": f"{note.reason}: {note.detail}"}
+            bar.update()
+            yield note
+
+
+def index_tar(root: Path, base: str, config: IndexConfig, name: str) -> dict[str, Any]:
+    """Write the indexes of a tar file, unless it has its note; returns what is noted.
+
+    OSError if they cannot be written. A tar file that cannot be read has an `error`.
+    """
+    file, policy = Sources(base, []).file(name), _policy(config)
+    noted = root / HIDDEN / f"{name}.json"
+    try:
+        now = _stamp(file)
+        if old := _note_of(root, noted, now, policy):
+            return old
+        content = read_tar(file, config)
+    except BrokenTarError as error:
+        return {"name": name, "error": str(error)}
+    except OSError as error:
+        return {"name": name, "error": error.strerror or str(error)}
+    except DataError as error:  # of the store
+        return {"name": name, "error": str(error)}
+    shards = {}
+    for subset, rows in _subsets(content.rows, config.val_split).items():
+        if len(rows):
+            path = index_path(root / FOLDERS[subset], Shard(name, 0, 0, ""))
+            with atomic_path(path) as temporary, temporary.open("wb") as opened:
+                np.save(opened, rows, allow_pickle=False)
+            shards[subset] = Shard(name, len(rows), content.bytes, content.sha256, sha256_of_file(path))
+    note = {
+        "name": name,
+        "stamp": now,
+        "policy": policy,
+        "shards": {subset: shard_content(shard) for subset, shard in shards.items()},
+        "counts": dict(content.counts),
+        "listed": [list(one) for one in content.listed],
+    }
+    write_json(noted, note)
+    return note
+
+
+def _stamp(file: Path | StoreFile) -> list[Any]:
+    """What changes if the tar file does."""
+    if isinstance(file, StoreFile):
+        return list(stamp(file))
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _note_of(root: Path, noted: Path, now: list[Any], policy: dict[str, Any]) -> dict[str, Any] | None:
+    """What was noted of a tar file, if it has not changed, and its indexes are complete."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        note = read_json(noted)
+        indexes = ((index_path(root / FOLDERS[s], Shard(**v)), v) for s, v in note["shards"].items())
+        is_complete = all(sha256_of_file(path) == values["index_sha256"] for path, values in indexes)
+        if is_complete and (note["stamp"], note["policy"]) == (now, policy):
+            return dict(note)
+    return None
+
+
+def _subsets(rows: np.ndarray, share: float) -> dict[str, np.ndarray]:
+    """The rows of each subset: equal image files have equal keys, and are in one subset everywhere."""
+    limit = int(share * 16**8)
+    held_out = np.array([int(key[:8], 16) < limit for key in rows["key"].tolist()], bool)
+    return {TRAINING: rows[~held_out], VALIDATION: rows[held_out]}
+
+
+def _write(root: Path, sources: Sources, notes: list[dict[str, Any]], config: IndexConfig) -> int:
+    """Write what was left out, and the files of the datasets, unless tar files are broken."""
+    places = {name: number for number, name in enumerate(sources.names)}
+    notes.sort(key=lambda note: places[note["name"]])
+    replace_text(root / REJECTED_NAME, _rejected(notes))
+    if any("error" in note for note in notes) and not config.skip_broken_tars:
+        return EXIT_DATA
+    shards = {
+        subset: [Shard(**note["shards"][subset]) for note in notes if subset in note.get("shards", {})]
+        for subset in (VALIDATION, TRAINING)
+    }
+    if not shards[TRAINING]:
+        return EXIT_DATA
+    for subset in (VALIDATION, TRAINING):  # the training set last: it names the other
+        if shards[subset]:
+            other = VALIDATION if subset == TRAINING and shards[VALIDATION] else None
+            place = {"tars": sources.base, "indexes": FOLDERS[subset]}
+            write_dataset(root / subset, dataset_content(shards[subset], _policy(config), other, more=place))
+    return 0
+
+
+def _rejected(notes: list[dict[str, Any]]) -> Iterator[str]:
+    for note in notes:
+        if "error" in note:
+            yield json.dumps({"tar": note["name"], "reason": BROKEN, "detail": note["error"]}) + "\n"
+        for name, reason, detail in note.get("listed", ()):
+            yield json.dumps({"tar": note["name"], "name": name, "reason": reason, "detail": detail}) + "\n"
+
+
+def _print_summary(notes: list[dict[str, Any]], code: int, config: IndexConfig, seconds: float) -> None:
+    counts: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
+    for note in notes:
+        counts.update(note.get("counts", {}))
+        samples.update({subset: shard["samples"] for subset, shard in note.get("shards", {}).items()})
+    broken, root = [note for note in notes if "error" in note], Path(config.output_dir)
+    lines = [
+        f"{printable(str(root))}: {samples[TRAINING]} images for training and {samples[VALIDATION]} for "
+        f"validation in {len(notes) - len(broken)} tar files ({seconds:.1f} s), {counts.total()} left out",
+        *(f"  left out {count:>7}  {reason}: {remedy(reason)}" for reason, count in counts.most_common()),
+        *(f"  broken  {printable(note['name'])}: {printable(note['error'])}" for note in broken[:MAX_LINES]),
+    ]
+    if broken or any(note["listed"] for note in notes if "listed" in note):
+        lines.append(f"  all of them: {printable(str(root / REJECTED_NAME))}")
+    if code == 0:
+        lines.append(f"  train: python train_vae.py --data_path {root / TRAINING}")
+    elif broken and not config.skip_broken_tars:
+        lines.append(
+            f"  {len(broken)} of {len(notes)} tar files are broken: copy them again and repeat the command, "
+            "which continues, or add --skip_broken_tars"
+        )
+    else:
+        lines.append("  no image is left: change the rules")
+    console.info("\n".join(lines))
