@@ -1,6 +1,5 @@
 """Cards are matched by name and memory, so that no card gets the settings of a similar one."""
 
-import re
 from dataclasses import fields
 
 import pytest
@@ -158,7 +157,7 @@ def test_unknown_card_names_similar_ones_and_the_flag_for_the_memory(typed, sugg
     message = str(caught.value)
     assert repr(typed) in message
     assert f"--vram_gib {vram_gib})" in message
-    assert "docs/plan.md" in message
+    assert "vae/system/gpus.py" in message
     assert "\n" not in message
     assert ("did you mean" in message) == (suggested is not None)
     assert (suggested or "") in message
@@ -185,11 +184,8 @@ def test_cards_that_share_a_name_are_told_apart_by_their_memory():
             assert match_card(f"NVIDIA {card.device_name}", card.vram_gib * factor) == card
 
 
-def test_documentation_matches_every_card():
+def test_documentation_matches_every_card_with_a_rate():
     page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
-    unrated = page.partition("### Cards without recorded rates")[2]
-    listed = {find_cards(name)[0].name: gib for name, gib in re.findall(r"`([^`]+)` ([\d.]+)[, ]", unrated)}
-    assert listed == {card.name: f"{card.vram_gib:.4g}" for card in CARDS if card.bf16_tflops is None}
     for card in CARDS:
         if card.bf16_tflops is None:
             continue

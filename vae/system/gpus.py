@@ -197,8 +197,8 @@ def find_cards(name: str) -> list[Card]:
     similar = difflib.get_close_matches(name.upper(), [card.name for card in CARDS], n=3, cutoff=0.7)
     hint = f": did you mean {' or '.join(similar)}?" if similar and not gib else ""
     raise UserError(
-        f"--gpu {name!r} is unknown{hint} (docs/plan.md lists all cards; for any other card set its memory "
-        f"instead, for example --vram_gib {gib[1] if gib else 12})"
+        f"--gpu {name!r} is unknown{hint} (vae/system/gpus.py lists all cards; for any other card set its "
+        f"memory instead, for example --vram_gib {gib[1] if gib else 12})"
     )
 
 
