@@ -69,7 +69,8 @@ def of_folder(drawn, buckets, batch=BATCH) -> BucketOrder:
 
 def of_streams(drawn, buckets, batch=BATCH, images_of_a_shard=50, num_streams=8) -> StreamBuckets:
     """With 50 images in a shard, an epoch has four blocks."""
-    base = StreamOrder([images_of_a_shard] * (COUNT // images_of_a_shard), num_streams, seed=3)
+    shards = COUNT // images_of_a_shard
+    base = StreamOrder([images_of_a_shard] * shards, num_streams, seed=3, shuffle_shards=4 * num_streams)
     return StreamBuckets(base, lambda images: drawn[images], buckets, batch)
 
 

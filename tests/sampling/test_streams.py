@@ -76,3 +76,27 @@ def test_small_datasets_have_fewer_streams():
     assert count_streams(64 * MIN_SAMPLES - 1, 64) == 32
     assert count_streams(3, 64) == 1
     assert count_streams(10**10, 48) == 48
+
+
+def same_shard_pairs(order: StreamOrder, shard: int, batch: int = 256) -> float:
+    """The share of pairs of images of a batch that are of the same shard."""
+    shares = []
+    for first in range(0, len(order) - batch, 100 * batch):
+        counts = np.bincount(np.array(order.samples(0, first, batch)) // shard)
+        shares.append((counts * (counts - 1)).sum() / (batch * (batch - 1)))
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("streams", [1, 8, 64])
+def test_few_streams_mix_as_well_as_many(streams):
+    order = StreamOrder([250] * 1000, streams, seed=0)
+    assert same_shard_pairs(order, 250) < 0.005
+    assert order.window_length * streams == 256 * 250  # the memory of the windows is the same
+    assert len(set(order.shards_ahead(0, 0, 1))) <= 2 * (256 + streams)
+
+
+def test_windows_of_four_shards_are_those_of_earlier_versions():
+    order = StreamOrder([100] * 200, 8, seed=3).mixing(4 * 8)
+    assert order.window_length == 400
+    assert same_shard_pairs(order, 100) > 0.02
+    assert order.samples(0, 0, 6) == [2027, 13893, 5391, 5713, 10122, 1739]

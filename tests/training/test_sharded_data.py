@@ -14,6 +14,7 @@ from tests.harness.tars import write_webdataset
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.shards.index import read_dataset
 from vae.system.errors import EXIT_DATA, DataError, UserError
+from vae.training.checkpoints.older import add_shuffle_shards
 from vae.training.run import train
 
 
@@ -126,3 +127,12 @@ def test_processes_that_do_not_divide_the_streams_are_refused(given, dataset, tm
     line = next(line for line in (tmp_path / "log").read_text().splitlines() if "--data_streams" in line)
     for token in ("1 stream ", str(dataset), "2 processes", "--nproc_per_node 1"):
         assert token in line
+
+
+def test_a_run_of_an_earlier_version_keeps_its_windows_of_four_shards():
+    content = {"config": {"data_streams": 64}, "contract": {"topology": {"processes": 2, "streams": 16}}}
+    add_shuffle_shards(content)
+    assert content["config"]["shuffle_shards"] == content["contract"]["topology"]["shuffle_shards"] == 4 * 16
+    newer = {"config": {"data_streams": 64, "shuffle_shards": None}, "contract": None}
+    add_shuffle_shards(newer)
+    assert newer["config"]["shuffle_shards"] is None

@@ -11,6 +11,7 @@ import torch
 from tests.harness.runs import ROOT, TINY
 from vae.config.options import DataConfig, ModelConfig
 from vae.config.recipes import RECIPES
+from vae.sampling.streams import StreamOrder
 from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile
 from vae.system.host import GIB
@@ -161,7 +162,8 @@ def test_run_reports_a_bad_warm_start_once(tiny, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("world_size", "local", "cache_gib", "expected"),
     [
-        (1, 1, 50, ("--cache_gib 576", "--data_streams 4")),  # 9 shards at once for each stream
+        (1, 1, 50, ("--cache_gib 576", "--data_streams 16 --shuffle_shards 16")),  # 9 shards per stream
+        (1, 1, 330, ("--cache_gib 576", "with --shuffle_shards 128")),
         (8, 8, 50, ("--cache_gib 576",)),
         (16, 16, 50, ("--cache_gib 576",)),
         (32, 8, 50, ("--cache_gib 144",)),  # four machines share the streams
@@ -174,8 +176,10 @@ def test_run_reports_a_bad_warm_start_once(tiny, tmp_path, capsys):
 def test_cache_that_is_too_small_for_the_streams(world_size, local, cache_gib, expected):
     shards = SimpleNamespace(bytes=np.full(1000, GIB))
     images = object.__new__(ShardImages)
-    images.dataset = SimpleNamespace(path=StoreFile("s3://bucket/dataset.json", "--data_path"), shards=shards)
-    training_set = SimpleNamespace(images=images, order=SimpleNamespace(num_streams=64))
+    images.dataset = SimpleNamespace(
+        store=StoreFile("s3://bucket/dataset.json", "--data_path"), shards=shards
+    )
+    training_set = SimpleNamespace(images=images, order=StreamOrder([100] * 1000, 64, seed=0))
     data = DataConfig(data_path="s3://bucket/dataset.json", cache_gib=cache_gib)
     dist = Distributed(0, world_size, torch.device("cpu"), local)
     warning = cache_warning(data, training_set, dist)

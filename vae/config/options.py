@@ -165,6 +165,12 @@ class DataConfig:
         "streams of a dataset of shards; every number of processes that divides it sees the same batches",
         at_least=1,
     )
+    shuffle_shards: int | None = option(
+        None,
+        "shards of a dataset whose images are mixed at a time, in all streams; more need a larger cache",
+        unset="256, and at least 4 per stream",
+        at_least=1,
+    )
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option()
     val_split: float = option(

@@ -1,8 +1,9 @@
 """The order of the images of a sharded dataset, as a function of (seed, epoch, step).
 
 Each epoch permutes the shards and cuts their samples, in this order, into V streams of equal length. Within
-a stream, samples are permuted within windows. Sample q of an epoch is the next one of stream q mod V. The
-process of rank r of W therefore reads only every W-th stream, and every W that divides V gives the same
+a stream, samples are permuted within windows. Those of all streams together have SHUFFLE_SHARDS shards, so
+few streams mix as well as many, with the same memory. Sample q of an epoch is the next one of stream q mod V.
+The process of rank r of W therefore reads only every W-th stream, and every W that divides V gives the same
 batches.
 """
 
@@ -13,8 +14,8 @@ import numpy as np
 
 from vae.sampling.order import permutation
 
-WINDOW_SHARDS = 4  # samples are permuted within so many shards
-SHARDS_AT_ONCE = 9  # of a stream that a cache needs, measured: two windows, and the rest of a shard
+SHUFFLE_SHARDS = 256  # samples are permuted within so many shards, over all streams,
+WINDOW_SHARDS = 4  # and within at least so many of a stream, unless another number is given
 MIN_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
 
 
@@ -29,16 +30,33 @@ def count_streams(samples: int, most: int) -> int:
 class StreamOrder:
     """The sample numbers of an epoch, computed when they are needed. Keeps one window of each used stream."""
 
-    def __init__(self, shard_samples: Sequence[int] | np.ndarray, num_streams: int, seed: int):
-        """`shard_samples`: number of samples of each shard."""
+    def __init__(
+        self,
+        shard_samples: Sequence[int] | np.ndarray,
+        num_streams: int,
+        seed: int,
+        shuffle_shards: int | None = None,
+    ):
+        """`shard_samples`: samples of each shard. `shuffle_shards`: shards of the windows of all streams."""
         self._counts = np.asarray(shard_samples, dtype=np.int64)
         self._firsts = np.cumsum(self._counts) - self._counts
         self.seed = seed
         self.num_streams = num_streams
         self.length = int(self._counts.sum()) // num_streams  # of a stream
-        self.window_length = max(1, min(self.length, WINDOW_SHARDS * int(self._counts.mean())))
+        default = max(SHUFFLE_SHARDS, WINDOW_SHARDS * num_streams)
+        self.window_shards = max(1, (shuffle_shards or default) // num_streams)
+        self.window_length = max(1, min(self.length, self.window_shards * int(self._counts.mean())))
         self._windows: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # the last one of each stream
         self._shards = lru_cache(maxsize=2)(self._shard_order)  # of this epoch and the next one
+
+    def mixing(self, shuffle_shards: int | None) -> "StreamOrder":
+        """The order with windows of so many shards in all streams; None: the default."""
+        return StreamOrder(self._counts, self.num_streams, self.seed, shuffle_shards)
+
+    @property
+    def shuffle_shards(self) -> int:
+        """Shards of the windows of all streams."""
+        return self.window_shards * self.num_streams
 
     @property
     def num_images(self) -> int:

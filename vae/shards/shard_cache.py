@@ -182,7 +182,7 @@ class ShardCache:
             self.warn_once(
                 f"--cache_gib {self._max_bytes / GIB:g}: {self.folder} has no room for all shards that are "
                 "in use, so images of the others are read one by one over the network: raise it, free some "
-                "space, or lower --data_streams"
+                "space, or lower --shuffle_shards"
             )
             return None
         except OSError as error:

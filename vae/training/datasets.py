@@ -58,6 +58,12 @@ class TrainingSet:
         """A hash: as long as it is the same, a run resumes in the same order."""
         return self.images.fingerprint()
 
+    @classmethod
+    def of(cls, images: Images, seed: int, data: DataConfig) -> "TrainingSet":
+        """The images in the order that the seed and the options give."""
+        order = images.order(seed)
+        return cls(images, order.mixing(data.shuffle_shards) if isinstance(order, StreamOrder) else order)
+
     def buckets(self, config: Config, image_size: int, global_batch: int) -> Buckets | None:
         """The shapes of a stage with global batches of this size, and the shape of each image."""
         if self.aspects is None:
@@ -139,7 +145,7 @@ def find_images(
         validation = _validation_images(config, train, cache)
     count = len(validation) if validation is not None else 0
     count = min(count, data.max_val_images or count)
-    training_set = TrainingSet(train, train.order(config.run.seed))
+    training_set = TrainingSet.of(train, config.run.seed, config.data)
     if validation is None or not count:
         return training_set, None
     labels = _labels(data, validation, count)

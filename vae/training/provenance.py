@@ -18,6 +18,7 @@ import torch
 
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import Images
+from vae.sampling.streams import StreamOrder
 from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.addresses import public_text
@@ -149,6 +150,7 @@ def samples_record(
     validation = None
     if validation_set is not None:
         validation = {**_version(validation_set.images), "images": validation_set.count}
+    order = training_set.order
     return {
         "training": _version(training_set.images),
         "validation": validation,
@@ -158,7 +160,8 @@ def samples_record(
             "processes": processes,
             "batch_size": stage.batch_size,
             "accumulation_steps": config.run.accumulation_steps,
-            "streams": training_set.order.num_streams,
+            "streams": order.num_streams,
+            "shuffle_shards": order.shuffle_shards if isinstance(order, StreamOrder) else None,
         },
         "code": code_revision(),
         "continues": dict(continues) if continues else None,

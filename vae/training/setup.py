@@ -24,7 +24,7 @@ from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
-from vae.training.checkpoints.older import convert_kl_weight
+from vae.training.checkpoints.older import add_shuffle_shards, convert_kl_weight
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
@@ -168,6 +168,7 @@ def resolve_options(given: Given, device: torch.device) -> ResolvedOptions:
     path, content = checkpoint or (None, None)
     if content is not None:
         convert_kl_weight(content, "kl_weight" in given)
+        add_shuffle_shards(content)
     config = _resolve(given, content, device)
     if content is None:
         check_encoder(config, given)

@@ -34,7 +34,7 @@ _KEPT = {
 }
 _OF_MACHINE = {item.name for item in fields(SpeedConfig)} | {
     *("num_workers", "prefetch_factor", "persistent_workers", "data_streams", "background_save", "cache_dir"),
-    "cache_gib",
+    *("cache_gib", "shuffle_shards"),
 }
 # Of the images, only what changes training crops: the rest decides which images are compared.
 _OF_CROPS = {"crop", "crop_scale", "crop_ratio", "horizontal_flip", "rotate90", "color_jitter"}

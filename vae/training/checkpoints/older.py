@@ -8,6 +8,15 @@ from vae.training.stages import Position, Stage, current_stage
 KL_UNIT = "nats per pixel"  # of --kl_weight in a checkpoint; without the key it counted nats per image
 
 
+def add_shuffle_shards(content: dict[str, Any]) -> None:
+    """Add the --shuffle_shards with which an earlier version ordered a dataset: four shards per stream."""
+    config, topology = content["config"], (content.get("contract") or {}).get("topology") or {}
+    if "shuffle_shards" not in config:
+        config["shuffle_shards"] = 4 * (topology.get("streams") or config.get("data_streams", 64))
+        if topology.get("streams"):
+            topology["shuffle_shards"] = config["shuffle_shards"]
+
+
 def convert_kl_weight(content: dict[str, Any], is_given: bool) -> None:
     """Change the --kl_weight of an earlier version in `content` to nats per pixel, and print both.
 

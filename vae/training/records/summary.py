@@ -14,7 +14,7 @@ from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.sampling.buckets import Buckets
-from vae.sampling.streams import SHARDS_AT_ONCE
+from vae.sampling.streams import StreamOrder
 from vae.shards.shard_cache import default_folder, has_remote_shards
 from vae.shards.shard_images import ShardImages
 from vae.system.addresses import public_text
@@ -149,25 +149,31 @@ def cache_line(data: DataConfig) -> str | None:
 
 def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
     """A warning if the shards that the streams of this machine read at once do not fit into the cache."""
-    images, streams = training_set.images, training_set.order.num_streams
+    images, order = training_set.images, training_set.order
     is_cached = isinstance(images, ShardImages) and images.dataset.store is not None
-    if not is_cached or streams is None or data.cache_gib == 0:
+    if not is_cached or not isinstance(order, StreamOrder) or data.cache_gib == 0:
         return None
     assert isinstance(images, ShardImages)
     sizes, machines = images.dataset.shards.bytes, max(1, dist.world_size // dist.local_world_size)
 
-    def needed_gib(count: int) -> float:
-        at_once = -(-count // machines) * SHARDS_AT_ONCE
+    def needed_gib(streams: int, window: int) -> float:
+        at_once = -(-streams // machines) * (2 * window + 1)  # two windows, and the rest of a shard: measured
         return float(min(sizes.sum(), at_once * sizes.mean())) / GIB
 
-    needed = needed_gib(streams)
+    streams, window = order.num_streams, order.window_shards
+    needed = needed_gib(streams, window)
     if needed <= data.cache_gib:
         return None
-    counts = range(dist.world_size, streams, dist.world_size)
-    fitting = [n for n in counts if streams % n == 0 and needed_gib(n) <= data.cache_gib]
-    remedy = f", or start a new run with --data_streams {fitting[-1]}" if fitting else ""
+    counts = [n for n in range(dist.world_size, streams, dist.world_size) if streams % n == 0]
+    smaller = [*((n, 1) for n in counts), *((streams, shards) for shards in range(1, window))]
+    fitting = [pair for pair in smaller if needed_gib(*pair) <= data.cache_gib]
+    remedy = ""
+    if fitting:
+        count, shards = fitting[-1]
+        fewer = f"--data_streams {count} " if count < streams else ""
+        remedy = f", or start a new run with {fewer}--shuffle_shards {count * shards}"
     return (
-        f"--cache_gib {data.cache_gib:g}: the {streams} streams of --data_streams need about {needed:.3g} "
+        f"--cache_gib {data.cache_gib:g}: --shuffle_shards {order.shuffle_shards} needs about {needed:.3g} "
         "GiB of shards at once on this machine, so many images will be read one by one over the network: use "
         f"--cache_gib {math.ceil(needed)}{remedy}"
     )

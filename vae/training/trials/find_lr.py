@@ -16,6 +16,7 @@ from vae.charts import BLUE, GREEN, GREY, ORANGE, Line, draw_lines, mark_x, new_
 from vae.config.flags import command_words
 from vae.system import console
 from vae.system.files import atomic_path, write_json
+from vae.training.datasets import TrainingSet
 from vae.training.memory.stage_memory import StagePlan
 from vae.training.parts import PreparedRun
 from vae.training.records.running_metrics import RunningMetrics, loss_record
@@ -50,10 +51,11 @@ def find_learning_rate(run: PreparedRun, plan: StagePlan, alive: Liveness) -> No
     rates, curves = rising_rates(options.find_lr_steps), []
     retry = run.retry(plan)
     for seed in range(options.seed, options.seed + options.find_lr_seeds):
+        order = TrainingSet.of(run.training_set.images, seed, run.config.data).order
         seeded = replace(
             run,
             config=replace(run.config, run=replace(options, seed=seed)),
-            training_set=replace(run.training_set, order=run.training_set.images.order(seed)),
+            training_set=replace(run.training_set, order=order),
         )
         trial = Trial(seeded, schedule, retry, alive)
         unchanged = _unchanged_losses(trial, len(rates))
