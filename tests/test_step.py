@@ -110,19 +110,19 @@ def test_gradients_are_added_to_existing_ones():
     assert relative_difference(gradients(nets.autoencoder), {n: 2 * g for n, g in once.items()}) < 1e-12
 
 
-def test_shared_pass_is_the_last_pass_of_each_network():
+def test_last_pass_of_each_network_is_marked():
     nets, inputs = toy_networks(), toy_inputs(3)
     seen = []
 
     @contextmanager
-    def shared_pass():
-        seen.append("begin")
+    def last_pass(network):
+        seen.append(type(network).__name__)
         yield
         seen.append("end")
 
     nets.autoencoder.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
-    compute_gradients(nets, inputs, [2, 1], shared_pass)
-    assert seen == [2, "begin", 1, "end", "begin", "end"]  # the autoencoder's, then the discriminator's
+    compute_gradients(nets, inputs, [2, 1], last_pass)
+    assert seen == [2, "AutoencoderKL", 1, "end", "Discriminator", "end"]
 
 
 def test_images_are_fp32_until_the_networks_read_them():
@@ -137,16 +137,13 @@ def test_images_are_fp32_until_the_networks_read_them():
     assert network_input(images, nets).is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("distributed", [False, True])
-def test_micro_batch_sizes_cover_the_batch(distributed):
+def test_micro_batch_sizes_cover_the_batch():
     for images in range(1, 20):
         for micro_batch in range(1, 22):
-            sizes = micro_batch_sizes(images, micro_batch, distributed)
+            sizes = micro_batch_sizes(images, micro_batch)
             assert sum(sizes) == images
             assert min(sizes) >= 1
             assert max(sizes) <= micro_batch
-            if distributed:  # the pass with the all-reduce is never the largest
-                assert sizes[-1] <= (max(sizes) + 1) // 2
 
 
 # --- the update -----------------------------------------------------------------------------------

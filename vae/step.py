@@ -5,14 +5,13 @@ Every loss is a mean over the images of all processes, so micro-batches do not c
 """
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from vae.config.options import OptimConfig
 from vae.images.pixels import to_float
@@ -23,12 +22,12 @@ from vae.losses.terms import LossTerms
 LOSS_SCALE_START = 2.0**16  # fp16: start, growth and backoff as in PyTorch's GradScaler
 LOSS_SCALE_GROWTH_STEPS = 2000
 
-SharedPass = Callable[[], AbstractContextManager[None]]
+LastPass = Callable[[nn.Module], AbstractContextManager[object]]
 
 
 @dataclass
 class Networks:
-    """The networks of a step, wrapped by DistributedDataParallel or not, their loss and compute dtype."""
+    """The networks of a step, their loss and compute dtype."""
 
     autoencoder: nn.Module
     discriminator: nn.Module | None
@@ -43,19 +42,14 @@ class StepInputs:
 
     images: torch.Tensor  # (B, 3, H, W) uint8 on the device
     noise: torch.Tensor  # (B, Z, H/f, W/f), one draw per image, independent of micro-batches
-    image_share: float  # weight of one image: number of processes / images of all processes
+    image_share: float  # weight of one image: number of processes / images of all processes, as expected
     loss_scale: torch.Tensor  # () fp32; 1 unless fp16
     adversarial_factor: torch.Tensor | None  # () weight of the adversarial term; None: not started
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The network inside its DistributedDataParallel wrapper, if it has one."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
 def trained_networks(networks: Networks) -> list[nn.Module]:
-    """The networks that a step trains, unwrapped."""
-    return [unwrapped(network) for network in (networks.autoencoder, networks.discriminator) if network]
+    """The networks that a step trains."""
+    return [network for network in (networks.autoencoder, networks.discriminator) if network]
 
 
 def clear_gradients(networks: Networks) -> None:
@@ -70,53 +64,41 @@ def network_input(images: torch.Tensor, networks: Networks) -> torch.Tensor:
     return images.to(dtype=networks.dtype, memory_format=layout)
 
 
-def micro_batch_sizes(images: int, micro_batch: int, distributed: bool) -> list[int]:
-    """Sizes that split `images` into passes of at most `micro_batch`.
-
-    With several processes, the last pass is at most half of the largest, rounded up. Its backward includes
-    the all-reduce, and there no process may run out of memory alone.
-    """
-    sizes = [micro_batch] * (images // micro_batch)
-    if images % micro_batch:
-        sizes.append(images % micro_batch)
-    if distributed and len(sizes) == 1 and images > 1:
-        last = max(1, images // 3)
-        return [images - last, last]
-    half = (sizes[0] + 1) // 2
-    if distributed and sizes[-1] > half:
-        sizes[-1:] = [half, sizes[-1] - half]
-    return sizes
+def micro_batch_sizes(images: int, micro_batch: int) -> list[int]:
+    """Sizes that split `images` into passes of at most `micro_batch`."""
+    rest = images % micro_batch
+    return [micro_batch] * (images // micro_batch) + [rest] * (rest > 0)
 
 
 def compute_gradients(
     networks: Networks,
     inputs: StepInputs,
     sizes: list[int],
-    shared_pass: SharedPass = nullcontext,
+    last_pass: LastPass = nullcontext,
 ) -> dict[str, torch.Tensor]:
     """Add this step's gradients to .grad of all trained parameters; return sums over images, on the device.
 
-    `shared_pass` is entered around each pass whose backward includes the all-reduce: one pass per trained
-    network. The discriminator's gradients are computed before any weight changes. It gets the same detached
+    `last_pass` is entered with each trained network around its last pass, in which gradients become complete.
+    The discriminator's gradients are computed before any weight changes. It gets the same detached
     reconstructions in either order, and this way a step that ran out of memory can restart.
     """
-    sums, recons = autoencoder_gradients(networks, inputs, sizes, shared_pass)
+    sums, recons = autoencoder_gradients(networks, inputs, sizes, last_pass)
     if inputs.adversarial_factor is not None:
-        sums |= discriminator_gradients(networks, inputs, recons, sizes, shared_pass)
+        sums |= discriminator_gradients(networks, inputs, recons, sizes, last_pass)
     return sums
 
 
 def autoencoder_gradients(
-    networks: Networks, inputs: StepInputs, sizes: list[int], shared_pass: SharedPass
+    networks: Networks, inputs: StepInputs, sizes: list[int], last_pass: LastPass
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Gradients of all losses of the autoencoder; returns sums and detached reconstructions."""
     sums: dict[str, torch.Tensor] = {}
     recons = []
     image_parts, noise_parts = inputs.images.split(sizes), inputs.noise.split(sizes)
     for index, (part, noise) in enumerate(zip(image_parts, noise_parts, strict=True)):
-        with _one_pass(networks.autoencoder, index == len(sizes) - 1, shared_pass) as autoencoder:
+        with _pass(networks.autoencoder, index == len(sizes) - 1, last_pass):
             images = to_float(part)
-            recon, mean, logvar = autoencoder(network_input(images, networks), noise)
+            recon, mean, logvar = networks.autoencoder(network_input(images, networks), noise)
             grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, inputs)
             if inputs.adversarial_factor is not None:
                 recons.append(recon.detach())
@@ -133,19 +115,13 @@ def autoencoder_gradients(
 
 
 @torch.no_grad()
-def forward_losses(
-    networks: Networks,
-    inputs: StepInputs,
-    sizes: list[int],
-    shared_pass: SharedPass = nullcontext,
-) -> dict[str, torch.Tensor]:
+def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> dict[str, torch.Tensor]:
     """The sums of `compute_gradients`, except adversarial ones, without a backward pass."""
     sums: dict[str, torch.Tensor] = {}
     image_parts, noise_parts = inputs.images.split(sizes), inputs.noise.split(sizes)
-    for index, (part, noise) in enumerate(zip(image_parts, noise_parts, strict=True)):
-        with _one_pass(networks.autoencoder, index == len(sizes) - 1, shared_pass) as autoencoder:
-            images = to_float(part)
-            recon, mean, logvar = autoencoder(network_input(images, networks), noise)
+    for part, noise in zip(image_parts, noise_parts, strict=True):
+        images = to_float(part)
+        recon, mean, logvar = networks.autoencoder(network_input(images, networks), noise)
         _, values = _image_terms(networks.terms, recon, images)
         values |= {t.name: t.function(mean, logvar, images[0, 0].numel()) for t in networks.terms.latent}
         _accumulate(sums, values)
@@ -176,7 +152,7 @@ def adversarial_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
-    logits = unwrapped(networks.discriminator)(recon)  # without gradients of its parameters
+    logits = networks.discriminator(recon)  # without gradients of its parameters
     adversarial = generator_loss(logits)
     scale = inputs.image_share * inputs.loss_scale
     (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)
@@ -199,15 +175,15 @@ def discriminator_gradients(
     inputs: StepInputs,
     recons: list[torch.Tensor],
     sizes: list[int],
-    shared_pass: SharedPass,
+    last_pass: LastPass,
 ) -> dict[str, torch.Tensor]:
     """Gradients of the discriminator: hinge loss of real images and detached reconstructions."""
     assert networks.discriminator is not None
     sums: dict[str, torch.Tensor] = {}
     for index, (part, recon) in enumerate(zip(inputs.images.split(sizes), recons, strict=True)):
-        with _one_pass(networks.discriminator, index == len(sizes) - 1, shared_pass) as discriminator:
+        with _pass(networks.discriminator, index == len(sizes) - 1, last_pass):
             images = network_input(to_float(part), networks)
-            real, fake = discriminator(torch.cat([images, recon])).chunk(2)
+            real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
             hinge = hinge_discriminator_loss(real, fake)  # (b,)
             ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()
         terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
@@ -215,18 +191,8 @@ def discriminator_gradients(
     return sums
 
 
-@contextmanager
-def _one_pass(module: nn.Module, last: bool, shared_pass: SharedPass) -> Iterator[nn.Module]:
-    """The module to run: the wrapper for the last pass, whose all-reduce includes all gradients.
-
-    Earlier passes run the unwrapped network, so their gradients stay on this process, as with no_sync().
-    Under no_sync() the forward of the wrapper would still wait for processes that may have fewer passes.
-    """
-    if last:
-        with shared_pass():
-            yield module
-    else:
-        yield unwrapped(module)
+def _pass(network: nn.Module, is_last: bool, last_pass: LastPass) -> AbstractContextManager[object]:
+    return last_pass(network) if is_last else nullcontext()
 
 
 def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:

@@ -28,7 +28,7 @@ class Ours:
         compiled: bool = False,
     ):
         self.work = work
-        self.sizes = micro_batch_sizes(work.batch, micro_batch or work.batch, distributed=False)
+        self.sizes = micro_batch_sizes(work.batch, micro_batch or work.batch)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         autoencoder, discriminator = _networks(work, device)
         autoencoder.to(device, memory_format=layout)

@@ -65,7 +65,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
             state.loss_scale,
             torch.ones(()) if networks.discriminator is not None else None,
         )
-        sizes = micro_batch_sizes(spec.batch, micro_batch, distributed=False)
+        sizes = micro_batch_sizes(spec.batch, micro_batch)
         for _ in range(2):
             before = counter.peak = counter.current
             compute_gradients(networks, inputs, sizes)

@@ -277,7 +277,7 @@ def counted(profile: str, micro_batch: int, recompute: str) -> int:
     terms = build_terms(config.loss, torch.bfloat16, "meta")
     networks = Networks(autoencoder, None, terms, torch.bfloat16, channels_last=True)
     with LiveBytes() as counter:
-        compute_gradients(networks, inputs, micro_batch_sizes(images, micro_batch, False))
+        compute_gradients(networks, inputs, micro_batch_sizes(images, micro_batch))
     weights = sum(p.nbytes for p in autoencoder.parameters())
     frozen = sum(t.nbytes for n in terms.networks() for t in [*n.parameters(), *n.buffers()])
     resident = 4 * weights + frozen  # with the EMA weights and both moments of AdamW

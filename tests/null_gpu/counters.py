@@ -11,6 +11,7 @@ _NAMES = (
     "synchronizations",
     "graph_launches",
     "failed_allocations",
+    "collectives",
 )
 
 
@@ -25,6 +26,7 @@ class Counters:
     synchronizations: int
     graph_launches: int
     failed_allocations: int
+    collectives: int
 
     @classmethod
     def now(cls) -> "Counters":

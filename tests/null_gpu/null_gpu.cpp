@@ -1,5 +1,5 @@
-// A GPU without a GPU: the calls of the CUDA runtime, driver, NVML, cuDNN and cuBLAS that PyTorch makes in a
-// training step. Kernels do nothing. Memory is address space with a limit. Whatever the host reads back is zero.
+// A GPU without a GPU: the calls of the CUDA runtime, driver, NVML, cuDNN, cuBLAS and NCCL that PyTorch makes in a
+// training step. Kernels do nothing, and no process waits for another one. Memory is address space with a limit. Whatever the host reads back is zero.
 // Loaded before the real libraries; a call that is missing here reaches them and fails: there is no driver.
 
 #include <atomic>
@@ -18,12 +18,14 @@
 #include <cuda_runtime_api.h>
 #include <cudnn_version.h>
 #include <cudnn_graph.h>
+#include <nccl.h>
 
 using Address = unsigned long long;
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Counters that tests read, in the order of COUNTERS in counters.py
-enum { LAUNCHES, LIBRARY_CALLS, COPIES, MEMSETS, SYNCHRONIZATIONS, GRAPH_LAUNCHES, FAILED_ALLOCATIONS, COUNTERS };
+enum { LAUNCHES, LIBRARY_CALLS, COPIES, MEMSETS, SYNCHRONIZATIONS, GRAPH_LAUNCHES, FAILED_ALLOCATIONS, COLLECTIVES,
+       COUNTERS };
 #pragma GCC visibility push(default)
 extern "C" {
 long null_gpu_counters[COUNTERS] = {};
@@ -497,3 +499,26 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(
     memset(results, 0, 96);  // one cublasLtMatmulHeuristicResult_t: no workspace, state success
     return *found = 1, 0;
 }
+
+// ---- NCCL: collectives succeed at once
+#define COMMUNICATES(name) \
+    EXPORT int collective_##name(...) __asm__(#name); \
+    int collective_##name(...) { return null_gpu_counters[COLLECTIVES]++, 0; }
+COMMUNICATES(ncclAllReduce) COMMUNICATES(ncclAllGather) COMMUNICATES(ncclBroadcast) COMMUNICATES(ncclBcast)
+SUCCEEDS(ncclCommAbort) SUCCEEDS(ncclCommDestroy) SUCCEEDS(ncclCommFinalize) SUCCEEDS(ncclGroupStart)
+SUCCEEDS(ncclGroupEnd) SUCCEEDS(ncclGetUniqueId) SUCCEEDS(ncclCommRegister) SUCCEEDS(ncclCommDeregister)
+EXPORT int nccl_version(int* version) __asm__("ncclGetVersion");
+int nccl_version(int* version) { return *version = NCCL_VERSION_CODE, 0; }
+EXPORT const char* nccl_error(int) __asm__("ncclGetErrorString");
+const char* nccl_error(int) { return "an error of the null GPU"; }
+EXPORT const char* nccl_last_error(void*) __asm__("ncclGetLastError");
+const char* nccl_last_error(void*) { return ""; }
+EXPORT int nccl_async_error(void*, int* error) __asm__("ncclCommGetAsyncError");
+int nccl_async_error(void*, int* error) { return *error = 0, 0; }
+namespace { struct Communicator { int size, rank; }; }
+EXPORT int comm_init(void**, int, ncclUniqueId, int, void*) __asm__("ncclCommInitRankConfig");
+int comm_init(void** made, int size, ncclUniqueId, int rank, void*) { return *made = new Communicator{size, rank}, 0; }
+EXPORT int comm_rank(Communicator*, int*) __asm__("ncclCommUserRank");
+int comm_rank(Communicator* group, int* rank) { return *rank = group->rank, 0; }
+EXPORT int comm_size(Communicator*, int*) __asm__("ncclCommCount");
+int comm_size(Communicator* group, int* size) { return *size = group->size, 0; }

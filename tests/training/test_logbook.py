@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import records
 from vae.config.flags import command_words
+from vae.training.output import logbook as logbook_module
 from vae.training.output.logbook import METRICS_NAME, Logbook
 from vae.training.run import train
 
@@ -92,12 +93,26 @@ def test_image_is_saved_and_shown_in_tensorboard(tmp_path):
 
 def test_rejected_images_are_listed_and_printed(tmp_path, capsys):
     logbook = Logbook(tmp_path, 0, active=True)
-    logbook.rejected("a.png: unreadable (no such file)")
-    logbook.rejected("b.png: truncated (at byte 7)")
+    for _ in range(2):
+        logbook.rejected("a.png", "a.png: unreadable (no such file)")
+    logbook.rejected("b.png", "b.png: truncated (at byte 7)")
     logbook.close()
     lines = (tmp_path / "rejected_images.txt").read_text().splitlines()
     assert lines == ["a.png: unreadable (no such file)", "b.png: truncated (at byte 7)"]
     assert capsys.readouterr().out.splitlines() == [f"skipped {line}" for line in lines]
+
+
+def test_names_of_rejected_images_in_memory_are_limited(tmp_path, capsys, monkeypatch):
+    """Each process has a list; beyond MAX_NAMES it may name an image again, and nothing is printed."""
+    monkeypatch.setattr(logbook_module, "MAX_NAMES", 2)
+    book = Logbook(tmp_path, 0, active=False, rank=3)
+    for name in "abcabc":
+        book.rejected(name, f"{name}: bad")
+    book.close()
+    lines = (tmp_path / "rejected_images_3.txt").read_text().splitlines()
+    assert lines == ["a: bad", "b: bad", "c: bad", "c: bad"]
+    assert capsys.readouterr().out.splitlines() == ["skipped a: bad", "skipped b: bad"]
+    assert [path.name for path in tmp_path.iterdir()] == ["rejected_images_3.txt"]
 
 
 def start_and_close_output(given: dict, stderr: int) -> subprocess.Popen:

@@ -266,34 +266,3 @@ def test_every_option_is_read_somewhere():
     read |= {f"{path.stem}_weight" for path in files if path.parent.name == "losses"}  # terms, by their file
     assert [name for name in all_options() if name not in read] == []
     assert {section.name for section in fields(Config)} <= read
-
-
-# --- passes that bypass DistributedDataParallel ----------------------------------------------------------
-
-
-def test_each_pass_calls_the_wrapped_network_once(monkeypatch):
-    """The wrapper sums the gradients of all processes, so encode and decode must not bypass it."""
-    nets, inputs = (
-        toy_networks(torch.float32, loss=NO_LPIPS, discriminator=False),
-        toy_inputs(4, factor=None),
-    )
-    calls = []
-    model = nets.autoencoder
-
-    class Wrapper(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = model
-
-        def forward(self, *arguments):
-            calls.append("forward")
-            return self.inner(*arguments)
-
-    for name in ("encode", "decode"):
-        original = getattr(AutoencoderKL, name)
-        monkeypatch.setattr(
-            AutoencoderKL, name, lambda self, *a, _f=original, _n=name: (calls.append(_n), _f(self, *a))[1]
-        )
-    nets.autoencoder = Wrapper()
-    compute_gradients(nets, inputs, [2, 2])
-    assert calls == ["forward", "encode", "decode"] * 2

@@ -371,7 +371,7 @@ class SpeedConfig:
     cuda_graph: bool | None = option(
         None,
         "start a step's kernels with one call (docs/memory.md)",
-        unset="on if the memory of a step fits twice, with one process and without --profile_steps",
+        unset="on if the memory of a step fits twice, without --profile_steps",
     )
     micro_batch_size: str = option(
         "auto",
@@ -385,6 +385,11 @@ class SpeedConfig:
         "what backward recomputes instead of storing, from fastest to least memory; auto: the fastest that "
         "fits (docs/memory.md)",
         choices=("auto", *RECOMPUTE),
+    )
+    gradient_dtype: str = option(
+        "fp32",
+        "what several processes sum gradients in; bf16: half the traffic, another rounding (docs/cluster.md)",
+        choices=("fp32", "bf16"),
     )
     vram_margin: float = option(
         0.98,

@@ -4,15 +4,15 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from vae.device import pick_device
 from vae.system import console
@@ -28,7 +28,7 @@ _Item = TypeVar("_Item", bound=Hashable)
 
 @dataclass
 class HostWaits:
-    """How long this process has waited for the other ones in all_reduce_scalars."""
+    """How long this process has waited for the other ones, except for gradients."""
 
     seconds: float = 0.0
 
@@ -71,26 +71,51 @@ class Distributed:
         """Whether this process is rank 0, which alone prints and writes files."""
         return self.rank == 0
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """Wrap the module in DistributedDataParallel, if there are several processes."""
+    def broadcast(self, module: nn.Module) -> None:
+        """Give all processes the weights of the main one: another CPU may round initial weights otherwise."""
+        if self.world_size > 1:
+            for parameter in module.parameters():
+                dist.broadcast(parameter.detach(), 0)
+
+    def begin_sum(self, *numbers: float) -> Callable[[], list[float]]:
+        """Begin to sum each number over all processes; returns what waits for the sums and gives them.
+
+        On a GPU, the numbers go through its network, beside the work that it does meanwhile.
+        """
         if self.world_size == 1:
-            return module
-        ids = None if self.device.type == "cpu" else [self.device.index]
-        return DistributedDataParallel(
-            module,
-            device_ids=ids,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # all buffers are constants
-        )
+            return lambda: list(numbers)
+        if self.device.type == "cpu":
+            total = torch.tensor(numbers, dtype=torch.float64)
+            work = dist.all_reduce(total, async_op=True)
+            return self._after(work.wait, total)
+        with torch.cuda.stream(self._side_stream):
+            mine = torch.tensor(numbers, dtype=torch.float64, pin_memory=True)
+            total = mine.to(self.device, non_blocking=True)
+            dist.all_reduce(total)
+            found = torch.empty_like(mine, pin_memory=True).copy_(total, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        return self._after(done.synchronize, found)
+
+    @cached_property
+    def _side_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    def _after(self, wait: Callable[[], object], sums: torch.Tensor) -> Callable[[], list[float]]:
+        def waited() -> list[float]:
+            started = time.perf_counter()
+            wait()
+            self.waits.seconds += time.perf_counter() - started
+            return sums.tolist()
+
+        return waited
 
     def all_reduce_scalars(self, *numbers: float) -> list[float]:
         """Sum each number over all processes, on the host: no device synchronizes."""
         if self.world_size == 1:
             return list(numbers)
-        started = time.perf_counter()
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
-        self.waits.seconds += time.perf_counter() - started
         return total.tolist()
 
     def all_gather_scalars(self, *numbers: float) -> list[list[float]]:

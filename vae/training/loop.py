@@ -1,8 +1,11 @@
 """The training loop of a stage: the way of a batch, from the loader to the checkpoint."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+import torch
 
 from vae.config.options import RunConfig
 from vae.data.dataset import Batch
@@ -35,12 +38,12 @@ class StageEnd(Enum):
 
 
 class Agreed(NamedTuple):
-    """What the processes exchange before a step."""
+    """What the processes exchange in a step: sums over all of them."""
 
-    images: int  # of all processes in this step
-    stop: bool  # one got a signal to stop
-    save: bool  # one got a signal to save
-    no_batch: bool  # one has no batch
+    rejected: float  # unusable images
+    stop: float  # processes that got a signal to stop
+    save: float  # processes that got a signal to save
+    no_batch: float  # processes without a batch
 
 
 @dataclass
@@ -118,12 +121,20 @@ class TrainingLoop:
         stop.
         """
         state, dist, waited = self.state, self.stepper.dist, self.stepper.dist.waits.seconds
-        agreed = self._agree(batch)
-        if agreed.no_batch or isinstance(batch, Exception):
+        if isinstance(batch, Exception) and dist.world_size == 1:
             return self._stop_without_batch(batch)
-        update = self.stepper.step(batch, agreed.images)
-        state.advance(self.stepper.schedule.steps.images)
-        self.recorder.add(batch, update, agreed.images, dist.waits.seconds - waited)
+        agree = self._begin_to_agree(batch)
+        loaded = batch if isinstance(batch, Batch) else _without_images(state.stage.image_size)
+        sums = self.stepper.gradients(loaded)
+        agreed = Agreed(*agree())  # from here on, all processes do the same
+        if agreed.no_batch:
+            return self._stop_without_batch(batch)
+        self._check_rejected(int(agreed.rejected))
+        steps = self.stepper.schedule.steps
+        images = steps.images - int(agreed.rejected)
+        update = self.stepper.update(loaded, sums, images)
+        state.advance(steps.images)
+        self.recorder.add(loaded, update, images, dist.waits.seconds - waited)
         if agreed.save:
             self.saver.save_now()
         if agreed.stop or (self.alive.signals.stop and dist.world_size == 1):
@@ -181,7 +192,7 @@ class TrainingLoop:
         if self.validator and self._validation_is_due(epochs):
             metrics = self.validator.validate(f"epoch {epochs}", epochs, ends_run=epochs == last_of_run)
             history.add_epoch(metrics)
-        state.position.epoch, state.position.images_in_epoch = epochs, 0
+        state.position.epoch, state.position.images_in_epoch, state.rejected = epochs, 0, 0
         limit = options.early_stopping
         if metrics and limit and history.without_gain >= limit and not is_last:
             console.info(f"--early_stopping {limit}: PSNR has stopped rising, the stage ends")
@@ -206,26 +217,25 @@ class TrainingLoop:
 
     # ---- the other processes -----------------------------------------------------------------------------
 
-    def _agree(self, batch: Batch | Exception) -> Agreed:
-        """Exchange what decides the next step.
+    def _begin_to_agree(self, batch: Batch | Exception) -> Callable[[], list[float]]:
+        """Begin to exchange what decides this step; returns what waits for the values of Agreed.
 
-        Raises DataError, after saving a checkpoint, if too many images turned out unusable.
+        The step's gradients are computed meanwhile, so no process waits for another one on the host.
         """
-        signals, dist = self.alive.signals, self.stepper.dist
-        size, new = 0, set()
-        if isinstance(batch, Batch):
-            size = len(batch.images)
-            new = {(r.name, str(r)) for r in batch.rejected if r.name not in self.state.rejected}
+        signals = self.alive.signals
         asked, signals.save = signals.save, False
-        images, rejected, stop, save, no_batch = dist.all_reduce_scalars(
-            size, len(new), signals.stop, asked, not isinstance(batch, Batch)
-        )
-        if rejected:
-            self._report_rejected(dist.all_gather_set(new))
-        return Agreed(int(images), stop > 0, save > 0, no_batch > 0)
+        if isinstance(batch, Exception):
+            return self.stepper.dist.begin_sum(0, signals.stop, asked, 1)
+        for rejection in batch.rejected:
+            self.logbook.rejected(rejection.name, str(rejection))
+        return self.stepper.dist.begin_sum(len(batch.rejected), signals.stop, asked, 0)
 
     def _stop_without_batch(self, batch: Batch | Exception) -> StageEnd:
-        """Save and stop if a process has no batch: after a signal with a StageEnd, or else with an error."""
+        """Save and stop if a process has no batch: after a signal with a StageEnd, or else with an error.
+
+        The gradients of the step, if there are any, are not used.
+        """
+        self.stepper.retry.free_memory()
         failed = isinstance(batch, Exception) and not isinstance(batch, LoadingStoppedError)
         if not self.stepper.dist.all_reduce_scalars(failed)[0]:
             return StageEnd.SIGNALLED
@@ -235,17 +245,23 @@ class TrainingLoop:
         saved = f"saved at step {self.state.position.step}, resume with: {self.saver.resume_command}"
         raise type(reason)(f"{reason}; {saved}")
 
-    def _report_rejected(self, new: set[tuple[str, str]]) -> None:
-        """Report each unusable image file once; stop the run if they are too many."""
-        rejected, total = self.state.rejected, self.num_images
-        for name, line in sorted(new):
-            rejected.add(name)
-            self.logbook.rejected(line)
+    def _check_rejected(self, new: int) -> None:
+        """Count the unusable images of an epoch; if they are too many, save and raise DataError."""
+        state, total = self.state, self.num_images
+        state.rejected += new
+        state.most_rejected = max(state.most_rejected, state.rejected)
         accepted = accepted_bad_images(self.max_bad_fraction, total)
-        if len(rejected) > accepted:
+        if new and state.rejected > accepted:
+            self.stepper.retry.free_memory()
             self.saver.save_and_wait()
             raise DataError(
-                f"{len(rejected)} of {total} training images cannot be used, more than the {accepted} of "
+                f"{state.rejected} of {total} training images cannot be used, more than the {accepted} of "
                 f"--max_bad_fraction {self.max_bad_fraction}: they are listed in "
                 f"{self.logbook.folder / REJECTED_NAME}; remove them, or raise --max_bad_fraction"
             )
+
+
+def _without_images(image_size: int) -> Batch:
+    """The batch of a process that has none, with which it takes part in the sums of a step."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return Batch(torch.zeros(0, 3, image_size, image_size, dtype=torch.uint8), nothing, nothing)

@@ -12,6 +12,7 @@ from vae.step import Networks
 from vae.training.checkpoints.saver import Saver
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
+from vae.training.gradient_sum import GradientSum
 from vae.training.loop import TrainingLoop
 from vae.training.memory.oom_retry import OomRetry, StepSettings
 from vae.training.memory.stage_memory import StagePlan, plan_stage
@@ -38,6 +39,7 @@ class PreparedRun:
     given: dict[str, Any]  # options of the command
     dist: Distributed
     networks: Networks
+    gradient_sum: GradientSum
     state: TrainingState
     training_set: TrainingSet
     validation_set: ValidationSet | None
@@ -75,7 +77,7 @@ class PreparedRun:
     def retry(self, plan: StagePlan | None = None) -> OomRetry:
         """What computes the steps of a stage; without a plan, no step is computed."""
         settings = plan.step_settings(self.config.speed) if plan else StepSettings(1, "none", False)
-        return OomRetry(self.networks, self.dist, settings, self.resume_command)
+        return OomRetry(self.networks, self.dist, settings, self.resume_command, self.gradient_sum)
 
     def stepper(self, schedule: StageSchedule, retry: OomRetry) -> Stepper:
         """What makes the optimizer steps of a stage."""

@@ -74,11 +74,9 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
     """
     torch._dynamo.trace_rules.add("vae.ops")
     # About twelve block shapes, times two micro-batch sizes, with and without gradients, for each stage and
-    # recompute level: more than the default limit of 8. DistributedDataParallel wraps the network outside of
-    # compiled code, so nothing needs to be split.
+    # recompute level: more than the default limit of 8.
     torch._dynamo.config.recompile_limit = 1024
     torch._dynamo.config.accumulated_recompile_limit = 4096
-    torch._dynamo.config.optimize_ddp = False
     # PyTorch's key of cached code lacks the instruction set, and a home may be shared by machines
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
     network.compile(dynamic=False, backend=backend)

@@ -231,7 +231,8 @@ class _Run:
         self.dist.barrier()
 
     def _open_logbook(self, wandb: WandbRun | None = None) -> Logbook:
-        return Logbook(self.prepared.output_dir, self.state.position.step, self.dist.is_main, wandb)
+        step, dist = self.state.position.step, self.dist
+        return Logbook(self.prepared.output_dir, step, dist.is_main, wandb, dist.rank)
 
     def _start_wandb(self) -> WandbRun | None:
         """The run in Weights & Biases, for --wandb on the main process."""

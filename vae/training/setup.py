@@ -18,7 +18,7 @@ from vae.losses.terms import LossTerms, build_terms
 from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import choose_kernels
 from vae.sampling.buckets import bucket_shapes
-from vae.step import Networks
+from vae.step import Networks, trained_networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
@@ -28,6 +28,7 @@ from vae.training.checkpoints.older import add_shuffle_shards, convert_kl_weight
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
+from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
 from vae.training.precheck import Given, check_command
@@ -76,6 +77,7 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     state = begin_state(config, dist.device, dtype == torch.float16, options.source)
     terms = _terms(config, dist, dtype)
     networks, compiled = _networks(config, dist, state, terms, dtype)
+    sum_dtype = GRADIENT_DTYPES[config.speed.gradient_dtype]
     _continue(state, config, content, position)
     state.stages, state.position, state.begun_at = stages, position, replace(position)
     state.stage = current_stage(stages, position.epoch) or stages[-1]
@@ -84,6 +86,7 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
         given=given,
         dist=dist,
         networks=networks,
+        gradient_sum=GradientSum(trained_networks(networks), dist.world_size, sum_dtype),
         state=state,
         training_set=training_set,
         validation_set=validation_set,
@@ -337,6 +340,7 @@ def _networks(
     if compiled:
         for module in filter(None, (state.autoencoder, state.discriminator)):
             compile_in_place(module)
-    discriminator = dist.wrap(state.discriminator) if state.discriminator is not None else None
-    autoencoder = dist.wrap(state.autoencoder)
-    return Networks(autoencoder, discriminator, terms, dtype, config.speed.channels_last), compiled
+    for network in filter(None, (state.autoencoder, state.ema, state.discriminator)):
+        dist.broadcast(network)
+    channels_last = config.speed.channels_last
+    return Networks(state.autoencoder, state.discriminator, terms, dtype, channels_last), compiled

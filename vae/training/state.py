@@ -46,7 +46,8 @@ class TrainingState:
     validated_step: int = -1  # optimizer step of the last validation
     last_validation: dict[str, float] = field(default_factory=dict)  # metrics
     noise_reported: bool = False  # that the noise of the posterior hides the latents
-    rejected: set[str] = field(default_factory=set)  # names of unusable training image files
+    rejected: int = 0  # unusable training images of the epoch; each comes once in it
+    most_rejected: int = 0  # of one epoch
 
     @property
     def eval_model(self) -> AutoencoderKL:
@@ -171,6 +172,7 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
     state.saved_step = state.validated_step = -1
+    state.rejected = 0
     state.last_validation = {}
 
 

@@ -32,25 +32,42 @@ class Stepper:
         self._seed = seed
 
     def step(self, batch: Batch, total_images: int, learning_rate: float | None = None) -> Update:
-        """Update all weights from a batch.
+        """Update all weights from a batch: `gradients`, then `update`."""
+        return self.update(batch, self.gradients(batch), total_images, learning_rate)
+
+    def gradients(self, batch: Batch) -> Sums:
+        """Compute the gradients of a batch, as if no image of the other processes were unusable."""
+        return self._measured(batch, self.retry.gradients(self.inputs(batch, self._expected_images(batch))))
+
+    def update(
+        self, batch: Batch, sums: Sums, total_images: int, learning_rate: float | None = None
+    ) -> Update:
+        """Update all weights with the gradients of a batch; `sums` is what `gradients` has returned.
 
         `total_images` counts the images of all processes in this step. `learning_rate` replaces the
         schedule's, for the autoencoder. The position does not change, so the state is then `is_changing`.
         """
-        state, schedule = self.state, self.schedule
-        inputs = self.inputs(batch, total_images)
-        sums = self._measured(batch, self.retry.gradients(inputs))
+        state, schedule, factor = self.state, self.schedule, self._adversarial_factor()
         state.is_changing = True
         self._set_learning_rates(learning_rate)
-        optimizers = state.optimizers if inputs.adversarial_factor is not None else state.optimizers[:1]
+        optimizers = state.optimizers if factor is not None else state.optimizers[:1]
+        scale = self._expected_images(batch) / max(1, total_images)
+        if scale != 1:
+            groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+            torch._foreach_mul_([p.grad for params in groups for p in params if p.grad is not None], scale)
         norms = apply_update(optimizers, state.update, schedule.optim, state.fp16, total_images == 0)
-        if inputs.adversarial_factor is not None:
+        if factor is not None:
             measured = torch.stack([sums.pop("reconstruction_sq_norm"), sums.pop("adversarial_sq_norm")])
-            state.running_sq_norms = update_running(state.running_sq_norms, self.dist.all_reduce(measured))
-            sums["adversarial_factor"] = inputs.adversarial_factor * len(batch.images)
+            measured = self.dist.all_reduce(measured) * scale**2
+            state.running_sq_norms = update_running(state.running_sq_norms, measured)
+            sums["adversarial_factor"] = factor * len(batch.images)
         if total_images:
             state.update_ema(schedule.ema_decay(state.position.step))
         return Update(sums, norms)
+
+    def _expected_images(self, batch: Batch) -> int:
+        """The images of all processes in this step, before they have exchanged their numbers."""
+        return len(batch.images) if self.dist.world_size == 1 else self.schedule.steps.images
 
     def losses(self, batch: Batch, total_images: int) -> Sums:
         """Sums of the losses over the images of a batch, without adversarial ones; nothing changes."""

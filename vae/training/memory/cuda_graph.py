@@ -7,12 +7,13 @@ validation, needs more. Nothing in a step is random: the noise is an input.
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
+from vae.step import LastPass, Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system import console
 
 WARMUP_STEPS = 3  # before a capture: they compile kernels and let cuDNN search its algorithms
@@ -32,9 +33,10 @@ class _Captured:
 
 
 class StepGraph:
-    """compute_gradients of one process, from a graph once WARMUP_STEPS steps in a row have the same shapes.
+    """compute_gradients of this process, from a graph once WARMUP_STEPS steps in a row have the same shapes.
 
-    A step with other shapes, such as the last one of an epoch, runs as if there were no graph.
+    A step with other shapes, such as one with an unusable image, runs as if there were no graph. A graph
+    contains no all-reduce: its gradients become complete at once, and `last_pass` is for the other steps.
     """
 
     def __init__(self) -> None:
@@ -43,7 +45,9 @@ class StepGraph:
         self._steps = 0  # without a graph, in a row, with this key
         self._failed = False
 
-    def gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> Sums:
+    def gradients(
+        self, networks: Networks, inputs: StepInputs, sizes: list[int], last_pass: LastPass = nullcontext
+    ) -> Sums:
         """The same as vae.step.compute_gradients."""
         key = (*sizes, inputs.image_share, *(tensor.shape for _, tensor in _tensors(inputs)))
         if self._captured is not None and self._captured.key == key:
@@ -66,7 +70,7 @@ class StepGraph:
             gc.collect()  # frames of the exception
             torch.cuda.empty_cache()
             console.info(f"--cuda_graph: {failure}; training continues without a graph, only slower")
-        return compute_gradients(networks, inputs, sizes)
+        return compute_gradients(networks, inputs, sizes, last_pass)
 
     @property
     def is_captured(self) -> bool:

@@ -1,7 +1,5 @@
 """Repeat a step that ran out of memory: with smaller micro-batches, then at a higher recompute level."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +15,12 @@ from vae.step import (
     compute_gradients,
     forward_losses,
     micro_batch_sizes,
-    unwrapped,
+    trained_networks,
 )
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed
+from vae.training.gradient_sum import GradientSum
 from vae.training.memory.cuda_graph import StepGraph, Sums
 
 
@@ -32,7 +31,7 @@ class StepSettings:
     micro_batch: int
     recompute: str
     may_recompute_more: bool  # --recompute auto
-    graph: StepGraph | None = None  # of a single process; None: steps run without one
+    graph: StepGraph | None = None  # None: steps run without one
     out_of_memory: int = 0  # how often memory ran out, in steps and validations
 
     def next_recompute(self) -> str | None:
@@ -42,78 +41,57 @@ class StepSettings:
         return RECOMPUTE[RECOMPUTE.index(self.recompute) + 1]
 
 
-class _OutOfMemoryElsewhereError(Exception):
-    """Another process ran out of memory in this step, so all processes repeat it.
-
-    `single_image`: whether its largest micro-batch was one image.
-    """
-
-    def __init__(self, single_image: bool):
-        super().__init__()
-        self.single_image = single_image
-
-
 class OomRetry:
-    """Computes the gradients of steps; if memory runs out, all processes repeat the step with less."""
+    """Computes the gradients of steps; a process whose memory runs out repeats the step with less."""
 
     def __init__(
-        self, networks: Networks, dist: Distributed, settings: StepSettings, resume_command: str
+        self,
+        networks: Networks,
+        dist: Distributed,
+        settings: StepSettings,
+        resume_command: str,
+        gradient_sum: GradientSum | None = None,
     ) -> None:
+        """`gradient_sum`: of all processes, if there are several."""
         self.networks, self.dist, self.settings = networks, dist, settings
+        self.gradient_sum = gradient_sum or GradientSum([], 1)
         self._resume_command = resume_command
-        self._in_shared_pass = False
 
     def gradients(self, inputs: StepInputs) -> Sums:
-        """Compute the gradients of a step; returns the sums of the losses over its images."""
-        return self._repeated(inputs, backward=True)
+        """The gradients of a step of all processes; returns the sums of the losses over its own images."""
+        sums, trained = self._repeated(inputs, backward=True), trained_networks(self.networks)
+        self.gradient_sum.finish(trained if inputs.adversarial_factor is not None else trained[:1])
+        return sums
 
     def losses(self, inputs: StepInputs) -> Sums:
         """The sums of the losses, without adversarial ones; nothing else is computed."""
         return self._repeated(inputs, backward=False)
 
     def _repeated(self, inputs: StepInputs, backward: bool) -> Sums:
-        dist, settings = self.dist, self.settings
+        settings = self.settings
         while True:
-            self._in_shared_pass = False
-            sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch, dist.world_size > 1)
-            message = ""
+            sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch)
             try:
                 return self._computed(inputs, sizes, backward)
-            except _OutOfMemoryElsewhereError as elsewhere:
-                failed_here, single_image = False, elsewhere.single_image
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                failed_here, single_image = True, max(sizes) == 1
                 message = _library_message(error)
             # Not within the except clause: there, the exception keeps the tensors of the step alive.
             settings.out_of_memory += 1
             if self.release_graph():
                 continue
-            if failed_here:
-                can_notify = not self._in_shared_pass or dist.world_size == 1
-                if can_notify:
-                    dist.all_reduce_scalars(1, single_image)
-                if not can_notify or (single_image and settings.next_recompute() is None):
-                    line = _out_of_memory(settings, max(sizes))
-                    raise UserError(f"{line} and resume with: {self._resume_command}{message}")
-            self._reduce_memory(max(sizes), single_image)
+            if max(sizes) == 1 and settings.next_recompute() is None:
+                line = _out_of_memory(settings)
+                raise UserError(f"{line} and resume with: {self._resume_command}{message}")
+            self._reduce_memory(max(sizes))
 
     def _computed(self, inputs: StepInputs, sizes: list[int], backward: bool) -> Sums:
         if not backward:
-            return forward_losses(self.networks, inputs, sizes, self._shared_pass)
+            return forward_losses(self.networks, inputs, sizes)
         if self.settings.graph:
-            return self.settings.graph.gradients(self.networks, inputs, sizes)
-        return compute_gradients(self.networks, inputs, sizes, self._shared_pass)
-
-    @contextmanager
-    def _shared_pass(self) -> Iterator[None]:
-        failed, failed_on_one = self.dist.all_reduce_scalars(0, 0)  # 0: this process has not run out
-        if failed > 0:
-            raise _OutOfMemoryElsewhereError(failed_on_one > 0)
-        self._in_shared_pass = True  # from here on, the other processes wait for this one's gradients
-        yield
-        self._in_shared_pass = False
+            return self.settings.graph.gradients(self.networks, inputs, sizes, self.gradient_sum.last_pass)
+        return compute_gradients(self.networks, inputs, sizes, self.gradient_sum.last_pass)
 
     def release_graph(self) -> bool:
         """End the CUDA graph, whose memory is its own; whether this freed any."""
@@ -122,7 +100,7 @@ class OomRetry:
         del graph
         if released:
             self.free_memory()
-            console.info("out of memory: training continues without a CUDA graph, only slower")
+            self._report("training continues without a CUDA graph, only slower")
         return released
 
     def free_memory(self) -> None:
@@ -131,16 +109,22 @@ class OomRetry:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _reduce_memory(self, largest: int, single_image: bool) -> None:
+    def _report(self, change: str) -> None:
+        """Print from the process whose memory ran out."""
+        where = f" in process {self.dist.rank}" if self.dist.world_size > 1 else ""
+        report = console.info if self.dist.is_main else console.error
+        report(f"out of memory{where}: {change}")
+
+    def _reduce_memory(self, largest: int) -> None:
         """Halve this process's `largest` micro-batch; from one image, recompute more.
 
         Smaller micro-batches come first: they add no arithmetic, and one image of training size keeps a GPU
         busy.
         """
-        settings, autoencoder = self.settings, unwrapped(self.networks.autoencoder)
+        settings, autoencoder = self.settings, self.networks.autoencoder
         assert isinstance(autoencoder, AutoencoderKL)
         self.free_memory()
-        if single_image:
+        if largest == 1:
             settings.recompute = settings.next_recompute() or settings.recompute
             set_recompute(autoencoder, settings.recompute)
             lowered = (
@@ -149,21 +133,13 @@ class OomRetry:
         else:
             settings.micro_batch = max(1, min(largest, settings.micro_batch) // 2)
             lowered = f"micro-batch lowered to {settings.micro_batch}; same batch and gradients, more passes"
-        console.info(f"out of memory: {lowered}")
+        self._report(lowered)
 
 
-def _out_of_memory(settings: StepSettings, largest: int) -> str:
-    """The error if no setting needs less memory, or if the other processes cannot be notified."""
-    next_level = settings.next_recompute()
-    if largest > 1:
-        remedy = "lower --micro_batch_size"
-    elif next_level:  # several processes with one image each: their only pass is the shared one
-        remedy = f"use --recompute {next_level}"
-    elif settings.recompute != RECOMPUTE[-1]:
-        remedy = "use --recompute auto"
-    else:
-        remedy = "lower --image_size"
-    return f"out of memory with --micro_batch_size {largest} --recompute {settings.recompute}: {remedy}"
+def _out_of_memory(settings: StepSettings) -> str:
+    """The error if no setting needs less memory."""
+    remedy = "use --recompute auto" if settings.recompute != RECOMPUTE[-1] else "lower --image_size"
+    return f"out of memory with --micro_batch_size 1 --recompute {settings.recompute}: {remedy}"
 
 
 def _library_message(error: RuntimeError) -> str:

@@ -63,9 +63,9 @@ def uses_cuda_graph(
                 f"--cuda_graph has one shape, and --buckets {buckets} several: remove one of them"
             )
         return False
-    possible = dist.device.type == "cuda" and dist.world_size == 1
+    possible = dist.device.type == "cuda"
     if speed.cuda_graph and not possible:
-        raise UserError("--cuda_graph needs a single process on a CUDA device: remove the flag")
+        raise UserError("--cuda_graph needs a CUDA device: remove the flag")
     if speed.cuda_graph is not None:
         return speed.cuda_graph
     return possible and not speed.profile_steps and memory.total + memory.working <= available

@@ -16,16 +16,22 @@ from vae.training.output.results_image import RESULTS_NAME, write_results
 from vae.training.output.run_folder import METRICS_NAME
 from vae.training.output.wandb_run import WandbRun
 
-REJECTED_NAME = "rejected_images.txt"
+REJECTED_NAME = "rejected_images.txt"  # of the main process; of the others, with their rank
+MAX_NAMES = 10_000  # of unusable images that are kept in memory, so that each is listed once
 
 Record = Mapping[str, float | int | str | None]
 
 
 class Logbook:
-    """Writes the records of one run on the main process, and does nothing on the others."""
+    """Writes the records of one run on the main process; the others only list unusable images."""
 
-    def __init__(self, folder: Path, first_step: int, active: bool, wandb: WandbRun | None = None):
+    def __init__(
+        self, folder: Path, first_step: int, active: bool, wandb: WandbRun | None = None, rank: int = 0
+    ):
         """Open the files. Records after `first_step`, which a run that got further left, are removed."""
+        path = folder / REJECTED_NAME
+        self._rejected = Appender(path.with_stem(f"{path.stem}_{rank}") if rank else path)
+        self._names: set[str] = set()  # that are listed there
         self.folder = folder
         self.active = active
         self._wandb = wandb
@@ -37,13 +43,13 @@ class Logbook:
     def _open(self, first_step: int) -> None:
         folder = self.folder
         self._try(METRICS_NAME, lambda: _remove_later_records(folder / METRICS_NAME, first_step))
-        self._metrics, self._rejected = Appender(folder / METRICS_NAME), Appender(folder / REJECTED_NAME)
+        self._metrics = Appender(folder / METRICS_NAME)
         self._tensorboard = EventFile(folder / "logs", first_step + 1)
 
     def go_back(self, step: int) -> None:
         """Remove the records after `step`, from which training starts again."""
         if self.active:
-            for file in (self._metrics, self._rejected, self._tensorboard):
+            for file in (self._metrics, self._tensorboard):
                 file.close()
             self._open(step)
 
@@ -81,11 +87,16 @@ class Logbook:
             self._draws = False
             console.warning(f"{image} cannot be drawn: {error}; {METRICS_NAME} contains its values")
 
-    def rejected(self, line: str) -> None:
-        """Report one unusable image file on the console and in REJECTED_NAME."""
-        if not self.active:
+    def rejected(self, name: str, line: str) -> None:
+        """Report one unusable image of this process on the console and in its REJECTED_NAME.
+
+        Once, unless this process has found more than MAX_NAMES: later ones are only listed in the file.
+        """
+        if name in self._names:
             return
-        console.info(f"skipped {line}")
+        if len(self._names) < MAX_NAMES:
+            self._names.add(name)
+            console.info(f"skipped {line}")
         self._rejected.write(f"{line}\n".encode("utf-8", "backslashreplace"))
 
     def _try(self, name: str, write: Callable[[], object]) -> None:
@@ -95,8 +106,9 @@ class Logbook:
 
     def close(self) -> None:
         """Flush and close the files."""
+        self._rejected.close()
         if self.active:
-            for file in (self._metrics, self._rejected, self._tensorboard):
+            for file in (self._metrics, self._tensorboard):
                 file.close()
         if self._wandb is not None:
             self._wandb.close()

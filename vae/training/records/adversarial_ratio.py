@@ -21,7 +21,6 @@ from vae.step import (
     adversarial_gradient,
     network_input,
     reconstruction_gradient,
-    unwrapped,
 )
 from vae.training.stepper import Stepper
 
@@ -59,7 +58,7 @@ def last_layer_sq_norms(networks: Networks, inputs: StepInputs) -> torch.Tensor:
     adversarial term. No gradient of a parameter is stored. Only the last level's output is kept from the
     forward pass: the graphs of the losses are freed before the activation of the last layer is computed.
     """
-    model, kept = unwrapped(networks.autoencoder), []
+    model, kept = networks.autoencoder, []
     assert isinstance(model, AutoencoderKL)
     decoder, images = model.decoder, to_float(inputs.images)
     hook = decoder.up_blocks[-1].register_forward_hook(lambda _module, _args, h: kept.append(h))

@@ -5,9 +5,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
 from vae.data.dataset import Batch
 from vae.training.distributed import Distributed
 
@@ -44,14 +41,23 @@ class Health:
         """What the next record begins with."""
         return Health(open_shards=self.open_shards)
 
-    def gathered(self, dist: Distributed, seconds: float, wait_share: float, allreduce: float) -> "Gathered":
+    def gathered(
+        self, dist: Distributed, seconds: float, wait_share: float, allreduce: float, out_of_memory: int = 0
+    ) -> "Gathered":
         """The numbers of all processes, with one exchange.
 
         `seconds`: of the steps. `wait_share`: of this time, for batches. `allreduce`: seconds of a step.
+        `out_of_memory`: how often memory ran out.
         """
         own = seconds / self.steps - self.sync_seconds / self.steps - allreduce
         counts = Counter(self.counts) + Counter({_OPEN: sum(self.open_shards.values())})
-        row = [wait_share, self.sync_seconds / seconds, allreduce * self.steps / seconds, max(0.0, own)]
+        row = [
+            wait_share,
+            self.sync_seconds / seconds,
+            allreduce * self.steps / seconds,
+            max(0.0, own),
+            out_of_memory,
+        ]
         rows = dist.all_gather_scalars(*row, *(float(counts[name]) for name in _COUNTS))
         return Gathered(seconds, rows)
 
@@ -65,7 +71,7 @@ class Gathered:
 
     def data(self) -> Values:
         """The record `data`: what reading and decoding the images of all processes cost."""
-        sums = [sum(column) for column in zip(*self.rows, strict=True)][4:]
+        sums = [sum(column) for column in zip(*self.rows, strict=True)][5:]
         total = dict(zip(_COUNTS, sums, strict=True))
         decoded = max(1.0, total["images"] + total["rejected"])
         values = {
@@ -81,6 +87,10 @@ class Gathered:
             values["cache_hit_rate"] = total["hits"] / asked
         return values
 
+    def out_of_memory(self) -> int:
+        """How often memory ran out on all processes."""
+        return int(sum(row[4] for row in self.rows))
+
     def processes(self) -> Values:
         """How several processes keep step; nothing for one."""
         if len(self.rows) == 1:
@@ -94,19 +104,3 @@ class Gathered:
             "slowest_rank": own.index(slowest),
             "largest_data_wait_share": max(waits),
         }
-
-
-def exposed_allreduce_seconds(*networks: nn.Module | None) -> float:
-    """Seconds of a step that all-reduces add to backward: DistributedDataParallel measures one step in 100.
-
-    On a GPU it measures with events, so reading its numbers waits for nothing.
-    """
-    seconds = 0.0
-    for network in networks:
-        if isinstance(network, DistributedDataParallel):
-            measured = network._get_ddp_logging_data()
-            whole, hidden = (
-                measured.get(f"backward_{name}_time", 0) for name in ("comm", "compute_comm_overlap")
-            )
-            seconds += max(0, whole - hidden) / 1e9
-    return seconds

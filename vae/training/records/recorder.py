@@ -14,7 +14,6 @@ from vae.training.memory.stage_memory import memory_peaks
 from vae.training.output.logbook import Logbook
 from vae.training.records.adversarial_ratio import adversarial_ratios
 from vae.training.records.duration import StageDuration, duration_line
-from vae.training.records.health import exposed_allreduce_seconds
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.stepper import Stepper, Update
@@ -110,13 +109,10 @@ class Recorder:
     def _write_health(self, wait_share: float) -> None:
         """Write the records of the data and of the trainer: one exchange between the processes."""
         metrics, retry, step = self._metrics, self._stepper.retry, self._state.position.step
-        allreduce = exposed_allreduce_seconds(retry.networks.autoencoder, retry.networks.discriminator)
-        gathered = metrics.health.gathered(self._dist, metrics.seconds(), wait_share, allreduce)
+        allreduce, exhausted = retry.gradient_sum.exposed_seconds(), retry.settings.out_of_memory
+        gathered = metrics.health.gathered(self._dist, metrics.seconds(), wait_share, allreduce, exhausted)
         self._logbook.record("data", step, gathered.data())
-        trainer = {
-            "restarts": len(self._state.lineage.ancestors),
-            "out_of_memory": retry.settings.out_of_memory,
-        }
+        trainer = {"restarts": len(self._state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
         self._logbook.record("trainer", step, {**trainer, **gathered.processes()})
 
     def _show(self, record: dict[str, float]) -> None:

@@ -217,8 +217,8 @@ def result_lines(
         lines.append(
             verdict_line(state.last_validation["psnr"], bicubic, state.history.start_psnr, adversarial)
         )
-    if state.rejected:
-        lines.append(f"skipped {counted(len(state.rejected), 'image')}: {folder / REJECTED_NAME}")
+    if state.most_rejected:
+        lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
     shown = f"scaling {constants[0]:.4f}, shift {constants[1]:.4f}"
     if config.model.latent_norm:
         shown = "latent statistics in the file"

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Kernel launches, collectives and host time of a training step of two processes, on the null GPU.
+
+    python -m tests.null_gpu --sm 90 python benchmarks/two_cards.py --data_path ./data/demo
+
+Each process has a card, as on two machines; collectives return at once. Host time is CPU time of the process,
+the least of all measured steps; only its ratio means something on another machine.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+WARM_UP = 6  # steps: compilation, and the capture of a graph
+
+
+def train_and_measure(given: dict[str, Any], steps: int) -> None:
+    """Train as one of two processes; the first one prints the least cost of the steps as JSON."""
+    from vae.system.gpu_memory import set_gpu_memory_variables
+
+    set_gpu_memory_variables()  # before PyTorch is imported, as every script does
+    from tests.null_gpu.counters import Counters
+    from vae.training.loop import TrainingLoop
+    from vae.training.run import train
+
+    costs: list[dict[str, float]] = []
+    take_step = TrainingLoop.take_step
+
+    def measured_step(self: TrainingLoop, batch: Any) -> Any:
+        before, started, clock = Counters.now(), time.process_time(), time.perf_counter()
+        end = take_step(self, batch)
+        cost: dict[str, float] = vars(Counters.now().since(before)).copy()
+        cost["host_ms"] = 1000 * (time.process_time() - started)
+        cost["wall_ms"] = 1000 * (time.perf_counter() - clock)
+        costs.append(cost)
+        if len(costs) == WARM_UP + steps:
+            if self.stepper.dist.is_main:
+                print(json.dumps({name: min(c[name] for c in costs[WARM_UP:]) for name in costs[0]}))
+            sys.stdout.flush()
+            os._exit(0)  # no result can be saved
+        return end
+
+    TrainingLoop.take_step = measured_step  # type: ignore[method-assign]
+    train(given)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data_path", required=True)
+    parser.add_argument("--px", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--options", default="{}", help="JSON of options of train_vae.py")
+    words = parser.parse_args()
+    given = {"data_path": words.data_path, "image_size": words.px, "batch_size": 2, "use_bf16": True}
+    given |= {"perceptual_net": "random", "val_split": 0.0, "num_epochs": 1000, "device": "cuda"}
+    given |= {"log_freq": 10**9, "num_workers": "0", "init": "default", **json.loads(words.options)}
+    if "RANK" in os.environ:
+        train_and_measure(given, words.steps)
+        return
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+        free.close()
+        given["output_dir"] = str(Path(folder, "run"))
+        processes = []
+        for rank in range(2):
+            environ = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            arguments = [*sys.argv, "--options", json.dumps(given)]
+            processes.append(subprocess.Popen([sys.executable, *arguments], env={**os.environ, **environ}))
+        sys.exit(max(process.wait() for process in processes))
+
+
+if __name__ == "__main__":
+    main()

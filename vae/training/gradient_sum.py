@@ -1,0 +1,174 @@
+"""The gradients of all processes become their mean: buckets are summed while backward computes the next ones.
+
+In place of DistributedDataParallel, for two reasons. Its all-reduces are part of a backward pass, which then
+can neither be repeated when memory runs out, unless all processes are asked before, nor be a CUDA graph.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+BUCKET_BYTES = 25 * 2**20  # of fp32: the default of DistributedDataParallel
+ALIGNMENT = 64  # elements: kernels read and write whole 128-byte lines
+
+GRADIENT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # --gradient_dtype
+
+_Time = float | torch.cuda.Event
+
+
+@dataclass
+class _Bucket:
+    """Parameters whose gradients are summed together; `views` have their shapes and strides in `buffer`."""
+
+    parameters: list[nn.Parameter]
+    buffer: torch.Tensor
+    views: list[torch.Tensor]
+    missing: int = 0  # gradients that the last pass has not computed yet
+    work: dist.Work | None = None  # of this step
+
+
+@dataclass
+class _Network:
+    """The buckets of a network, in the order in which backward completes them."""
+
+    buckets: list[_Bucket] = field(default_factory=list)
+    overlaps: bool = False  # within the last pass
+    begun: int = 0  # buckets of this step that are being summed
+
+
+class GradientSum:
+    """Means of gradients over all processes; nothing for one process.
+
+    Every process sums the buckets in the same order, each once per step. If memory runs out in the last pass,
+    the gradients of buckets that are being summed are complete, so this process alone repeats the step: it
+    computes them again, and the sum replaces them.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], world_size: int, dtype: torch.dtype = torch.float32):
+        """`dtype`: of the sums between processes."""
+        self._share, self._dtype = 1 / world_size, dtype
+        self._networks = {network: _Network() for network in networks} if world_size > 1 else {}
+        self._waits: list[tuple[_Time, _Time]] = []  # of the last step
+        for network, state in self._networks.items():
+            state.buckets = [_bucket(parameters, dtype) for parameters in _grouped(network)]
+            for bucket in state.buckets:
+                for parameter in bucket.parameters:
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda _parameter, state=state, bucket=bucket: self._accumulated(state, bucket)
+                    )
+
+    @contextmanager
+    def last_pass(self, network: nn.Module) -> Iterator[None]:
+        """Within this context, gradients of the network that backward accumulates are complete."""
+        state = self._networks.get(network)
+        if state is None:
+            yield
+            return
+        for bucket in state.buckets:
+            bucket.missing = len(bucket.parameters)
+        state.overlaps = True
+        try:
+            yield
+        finally:
+            state.overlaps = False
+
+    def finish(self, networks: Sequence[nn.Module]) -> None:
+        """Replace the gradients of these networks by their means. All processes call this together."""
+        self._waits = []
+        states = [self._networks[network] for network in networks if network in self._networks]
+        for state in states:
+            while state.begun < len(state.buckets):
+                self._begin(state)
+        for state in states:
+            state.begun = 0
+            self._wait(state.buckets)
+
+    def exposed_seconds(self) -> float:
+        """How long the last step waited for sums. On a GPU, after its work is done."""
+        return sum(_seconds(*wait) for wait in self._waits)
+
+    def _accumulated(self, state: _Network, bucket: _Bucket) -> None:
+        if not state.overlaps:
+            return
+        bucket.missing -= 1
+        while state.begun < len(state.buckets) and state.buckets[state.begun].missing <= 0:
+            self._begin(state)
+
+    @torch.no_grad()
+    def _begin(self, state: _Network) -> None:
+        """Begin to sum the next bucket."""
+        bucket = state.buckets[state.begun]
+        for parameter in bucket.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = _gradients(bucket)
+        torch._foreach_mul_(gradients, self._share)
+        torch._foreach_copy_(bucket.views, gradients)
+        bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
+        state.begun += 1
+        self._replace(bucket)
+
+    @torch.no_grad()
+    def _wait(self, buckets: list[_Bucket]) -> None:
+        started = _now(buckets[0].buffer.is_cuda)
+        for bucket in buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+        self._waits.append((started, _now(buckets[0].buffer.is_cuda)))
+        for bucket in buckets:
+            self._replace(bucket)
+            if self._dtype != torch.float32:
+                torch._foreach_copy_(_gradients(bucket), bucket.views)
+            bucket.work = None
+
+    def _replace(self, bucket: _Bucket) -> None:
+        """Sums in fp32 are the gradients themselves, so that the others are freed."""
+        if self._dtype == torch.float32:
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
+
+
+def _now(is_gpu: bool) -> _Time:
+    """This time of the host, or of the work of the GPU."""
+    if not is_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(start: _Time, end: _Time) -> float:
+    if isinstance(start, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        return start.elapsed_time(end) / 1000
+    assert isinstance(start, float)
+    assert isinstance(end, float)
+    return end - start
+
+
+def _grouped(network: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The trained parameters in groups of at least BUCKET_BYTES, the last ones first, as in backward."""
+    group: list[nn.Parameter] = []
+    for parameter in reversed([p for p in network.parameters() if p.requires_grad]):
+        group.append(parameter)
+        if sum(p.nbytes for p in group) >= BUCKET_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _bucket(parameters: list[nn.Parameter], dtype: torch.dtype) -> _Bucket:
+    sizes = [-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in parameters]
+    buffer = torch.zeros(sum(sizes), dtype=dtype, device=parameters[0].device)
+    parts = zip(parameters, buffer.split(sizes), strict=True)
+    return _Bucket(parameters, buffer, [part.as_strided(p.shape, p.stride()) for p, part in parts])
+
+
+def _gradients(bucket: _Bucket) -> list[torch.Tensor]:
+    return [p.grad for p in bucket.parameters if p.grad is not None]
