@@ -380,6 +380,7 @@ EXPORT int cuFuncGetAttribute(int* value, int number, void*) {
 EXPORT int cuModuleLoadData(void** module, const void*) {
     return *module = (void*)1, charge(MODULE) ? 0 : cudaErrorMemoryAllocation;
 }
+EXPORT int cuModuleLoad(void** module, const char*) { return cuModuleLoadData(module, nullptr); }
 EXPORT int cuModuleGetFunction(void** function, void*, const char*) { return *function = (void*)1, 0; }
 EXPORT int cuOccupancyMaxActiveClusters(int* clusters, void*, const void*) { return *clusters = 1, 0; }
 EXPORT int cuStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
