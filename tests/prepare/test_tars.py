@@ -154,6 +154,9 @@ def test_broken_tar_is_one_line_and_the_others_are_kept(reason, tmp_path, monkey
     assert index(folder, tmp_path / "set").returncode == 0
     assert names == [tar]
     assert len(read_all(tmp_path / "set" / "dataset.json")) == 15
+    done = index(folder, tmp_path / "less", "--skip_broken_tars")
+    assert (done.returncode, "never changes" in done.stderr) == (78, True)
+    assert len(read_all(tmp_path / "less" / "dataset.json")) == 10
 
 
 def test_missing_tar_of_a_pattern_is_named(tmp_path):

@@ -4,6 +4,7 @@ Each tar file is one task. Its result is noted in the output folder, so that the
 """
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from vae.prepare.tars.read_tar import BrokenTarError, read_tar
 from vae.prepare.tars.sources import Sources, find_sources
 from vae.prepare.tars.where import parse_where
 from vae.progress import Progress
-from vae.shards.index import Shard, dataset_content, index_path, shard_content, write_dataset
+from vae.shards.index import Shard, dataset_content, index_path, read_dataset, shard_content, write_dataset
 from vae.shards.store import StoreFile, stamp
 from vae.system import console
 from vae.system.console import printable
@@ -59,7 +60,8 @@ def run_index(config: IndexConfig) -> int:
     if not (root / HIDDEN).is_dir():
         check_new(root)
     try:
-        remove_temporary(root)
+        for folder, _, _ in os.walk(root):
+            remove_temporary(Path(folder))  # of killed processes: no other run uses the folder
         _claim(root, sources, config)
         notes = list(_index_all(root, sources, config))
         code = _write(root, sources, notes, config)
@@ -187,8 +189,19 @@ def _write(root: Path, sources: Sources, notes: list[dict[str, Any]], config: In
         if shards[subset]:
             other = VALIDATION if subset == TRAINING and shards[VALIDATION] else None
             place = {"tars": sources.base, "indexes": FOLDERS[subset]}
-            write_dataset(root / subset, dataset_content(shards[subset], _policy(config), other, more=place))
+            content = dataset_content(shards[subset], _policy(config), other, more=place)
+            _check_same(root, subset, content["version"])
+            write_dataset(root / subset, content)
     return 0
+
+
+def _check_same(root: Path, subset: str, version: str) -> None:
+    """UserError if the folder has another dataset."""
+    if (root / subset).exists() and read_dataset(root / subset).version != version:
+        raise UserError(
+            f"--output_dir {root} has a dataset, which never changes, and the tar files have changed: give a "
+            "new folder"
+        )
 
 
 def _rejected(notes: list[dict[str, Any]]) -> Iterator[str]:
