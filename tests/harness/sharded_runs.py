@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -38,14 +38,18 @@ def record_samples(path: Path | None = None) -> Iterator[None]:
         yield
 
 
-def samples_of_steps(path: Path, dataset: Path) -> dict[int, list[str]]:
-    """The sorted keys of the samples of each step; of a step that was repeated, those of the last time."""
-    images, steps = ShardImages(read_dataset(dataset), 1), {}
+def samples_of_steps(path: Path, dataset: Path | None) -> dict[int, list[Any]]:
+    """The sorted keys of the samples of each step; of a step that was repeated, those of the last time.
+
+    Without a dataset, their numbers.
+    """
+    key: Callable[[int], Any] = ShardImages(read_dataset(dataset), 1).key if dataset else int
+    steps: dict[int, dict[tuple[int, int], list[Any]]] = {}
     for line in map(json.loads, path.read_text().splitlines()):
         ranks = steps.setdefault(line["step"], {})
         if any(world_size != line["world_size"] for world_size, _ in ranks):
             ranks.clear()
-        ranks[line["world_size"], line["rank"]] = [images.key(index) for index in line["indices"]]
+        ranks[line["world_size"], line["rank"]] = list(map(key, line["indices"]))
     for step, ranks in steps.items():
         assert len(ranks) == next(iter(ranks))[0], f"step {step} lacks processes"
     return {step: sorted(chain(*ranks.values())) for step, ranks in sorted(steps.items())}

@@ -107,7 +107,7 @@ def _add(group: argparse._ActionsContainer, item: Field[Any], *, shown: bool = T
         type=base_type(item),
         required=item.default is MISSING,
         choices=choices,
-        nargs="+" if is_list(item) else None,
+        nargs="+" if is_list(item) or item.metadata["words"] else None,
         metavar=item.metadata["metavar"] or (None if choices else _METAVARS[base_type(item)]),
         help=help_text,
     )
@@ -172,7 +172,9 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
         item.name: item for section in (ActionConfig, *sections().values()) for item in fields(section)
     }
     for name, value in values.items():
-        check(options[name], value)
+        if options[name].metadata["words"]:
+            values[name] = " ".join(value)
+        check(options[name], values[name])
     if values.get("config"):
         values = {**_without_other_length(read_json(Path(values["config"])), values), **values}
     return values

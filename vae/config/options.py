@@ -34,12 +34,13 @@ def option(
     at_most: float | None = None,
     auto: bool = False,
     unset: str | None = None,
+    words: bool = False,
 ) -> Any:
     """A dataclass field with its help text and valid values; `auto` also allows the text "auto".
 
-    `unset` is what the default None means, as the help prints it.
+    `unset` is what the default None means, as the help prints it. `words`: several make one text.
     """
-    limits = {"at_least": at_least, "at_most": at_most, "auto": auto}
+    limits = {"at_least": at_least, "at_most": at_most, "auto": auto, "words": words}
     texts = {"help": help, "choices": choices, "metavar": metavar, "unset": unset}
     return field(default=default, metadata={**texts, **limits})
 
@@ -147,8 +148,10 @@ class DataConfig:
     data_path: str = option(
         "./data/train",
         "folder of images (subfolders included), a manifest.jsonl, or a dataset.json of prepare_data.py "
-        "--mode shard, also on a remote store (s3://, gs://, https://)",
+        "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets with "
+        "weights: a.json:0.7 b.json:0.3",
         metavar="PATH",
+        words=True,
     )
     fold: int | None = option(
         None,

@@ -24,10 +24,12 @@ from vae.images.formats import BadImageError
 from vae.model.autoencoder import downsampling
 from vae.prepare.shard.shared import find_shared
 from vae.sampling.buckets import BucketOrder, Buckets, aspects, assign, bucket_shapes
+from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import Order, ShuffledOrder
 from vae.sampling.stream_buckets import StreamBuckets
 from vae.sampling.streams import StreamOrder
 from vae.shards.index import is_dataset, read_dataset
+from vae.shards.mixture import MixtureImages, dataset_paths, parse_mixture
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.shard_images import ShardImages
@@ -38,6 +40,7 @@ from vae.training.distributed import Distributed
 from vae.training.output.appending import try_to_write
 from vae.training.validation.measure import ValidationSet
 
+Mixable = StreamOrder | MixtureOrder
 MAX_COMPARED = 2_000_000  # training images that are compared with those of --val_path when a run starts
 
 
@@ -62,7 +65,7 @@ class TrainingSet:
     def of(cls, images: Images, seed: int, data: DataConfig) -> "TrainingSet":
         """The images in the order that the seed and the options give."""
         order = images.order(seed)
-        return cls(images, order.mixing(data.shuffle_shards) if isinstance(order, StreamOrder) else order)
+        return cls(images, order.mixing(data.shuffle_shards) if isinstance(order, Mixable) else order)
 
     def buckets(self, config: Config, image_size: int, global_batch: int) -> Buckets | None:
         """The shapes of a stage with global batches of this size, and the shape of each image."""
@@ -136,8 +139,10 @@ def find_images(
     `num_workers`: processes that decode validation images.
     """
     data = config.data
-    cache = open_cache((data.data_path, data.val_path), data.cache_dir, data.cache_gib)
-    if is_dataset(data.data_path):
+    cache = open_cache((*dataset_paths(data.data_path), data.val_path), data.cache_dir, data.cache_gib)
+    if mixture := parse_mixture(data.data_path):
+        train, validation = _images_of_mixture(config, given, cache, mixture)
+    elif is_dataset(data.data_path):
         train, validation = _images_of_dataset(config, given, cache)
     else:
         train, validation = _image_files(config, given)
@@ -154,7 +159,7 @@ def find_images(
 
 def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str | None]:
     """The labels of the first validation images, read when needed: of shards, or of the manifest."""
-    if isinstance(images, ShardImages):
+    if isinstance(images, ShardImages | MixtureImages):
         return partial(_shard_label, images)
     if data.val_path or not is_manifest(data.data_path):
         return lambda _index: None
@@ -168,7 +173,7 @@ def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str
     return lambda index: read().get(index)
 
 
-def _shard_label(images: ShardImages, index: int) -> str | None:
+def _shard_label(images: ShardImages | MixtureImages, index: int) -> str | None:
     try:
         label = images.metadata(index).get("label")
     except BadImageError:  # the validation reports it
@@ -198,6 +203,39 @@ def _images_of_dataset(
     return open_images(dataset, data.data_streams, cache), validation
 
 
+def _images_of_mixture(
+    config: Config, given: dict[str, Any], cache: ShardCache | None, mixture: list[tuple[str, float]]
+) -> tuple[Images, Images | None]:
+    """The images of several datasets, and those of their validation sets.
+
+    DataError if one of them trains with an image that another validates with.
+    """
+    data = config.data
+    if data.buckets:
+        raise UserError(
+            f"--buckets does not fit several datasets (--data_path {data.data_path}): leave it out"
+        )
+    train: list[ShardImages] = []
+    held_out: dict[int, ShardImages] = {}
+    for number, (path, _) in enumerate(mixture):
+        one = replace(config, data=replace(data, data_path=path))
+        images, validation = _images_of_dataset(one, given, cache)
+        assert isinstance(images, ShardImages)
+        train.append(images)
+        if isinstance(validation, ShardImages):
+            held_out[number] = validation
+    for number, validation in held_out.items():
+        for other in range(len(train)):
+            if other != number:
+                _refuse_shared(train[other], validation, f"--data_path {public_text(validation.location)}")
+    shown, weights = public_text(data.data_path), [weight for _, weight in mixture]
+    everything = MixtureImages(train, weights, shown)
+    if not held_out:
+        return everything, None
+    own = [weights[number] for number in held_out]
+    return everything, MixtureImages(list(held_out.values()), own, shown, data.max_val_images)
+
+
 def _validation_images(config: Config, train: Images, cache: ShardCache | None) -> Images:
     """The images of --val_path; DataError if images of the training set are among them."""
     path = config.data.val_path
@@ -205,29 +243,29 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
     if not is_dataset(path):
         return FolderImages(Path(path), list_images(path, flag="--val_path"))
     images = open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
-    shown = public_text(path)
-    if isinstance(train, ShardImages):
-        _refuse_shared(train, images, shown)
+    for part in train.parts if isinstance(train, MixtureImages) else [train]:
+        if isinstance(part, ShardImages):
+            _refuse_shared(part, images, f"--val_path {public_text(path)}")
     return images
 
 
 def _refuse_shared(train: ShardImages, images: ShardImages, shown: str) -> None:
-    """DataError if images of --val_path are in the training set, or look like one of its images."""
+    """DataError if validation images are in the training set, or look like one of its images."""
     if len(train) > MAX_COMPARED:
         console.info(
-            f"--val_path {shown} is not compared with the {len(train)} training images, which takes minutes: "
+            f"{shown} is not compared with the {len(train)} training images, which takes minutes: "
             "prepare_data.py --mode validate --input_dir TRAINING.json --val_path VALIDATION.json does it"
         )
         return
     try:
         shared = find_shared(train, images)
     except BadImageError as error:
-        raise DataError(f"--val_path {shown}: {error.detail}: copy the dataset again") from error
+        raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
     if shared:
         equal = sum(one.is_equal for one in shared)
         examples = ", ".join(f"{one.key} ({one.training_key})" for one in shared[:3])
         raise DataError(
-            f"--val_path {shown}: {equal} of its images are training images too and {len(shared) - equal} "
+            f"{shown}: {equal} of its images are training images too and {len(shared) - equal} "
             f"look like one, for example {examples}: give other images"
         )
 

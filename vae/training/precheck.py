@@ -12,6 +12,7 @@ from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.shards.index import is_dataset, read_dataset
+from vae.shards.mixture import parse_mixture
 from vae.system.errors import UserError
 from vae.system.files import why_not_writable
 from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths, resume_command
@@ -50,6 +51,11 @@ def _check_images(given: Given) -> None:
     folders = {name: given[name] for name in ("val_path", "sample_images") if given.get(name)}
     if ("data_path" in given or begins) and not is_manifest(data_path):
         folders = {"data_path": data_path, **folders}
+    mixture = [path for path, _ in parse_mixture(folders.get("data_path", ""))]
+    for path in mixture:
+        read_dataset(path)
+    if mixture:
+        del folders["data_path"]
     for name, folder in folders.items():
         if name != "sample_images" and is_dataset(folder):
             read_dataset(folder, flag=f"--{name}")

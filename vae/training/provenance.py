@@ -18,6 +18,7 @@ import torch
 
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import Images
+from vae.sampling.mixture import MixtureOrder
 from vae.sampling.streams import StreamOrder
 from vae.shards.shard_images import ShardImages
 from vae.system import console
@@ -161,7 +162,7 @@ def samples_record(
             "batch_size": stage.batch_size,
             "accumulation_steps": config.run.accumulation_steps,
             "streams": order.num_streams,
-            "shuffle_shards": order.shuffle_shards if isinstance(order, StreamOrder) else None,
+            "shuffle_shards": order.shuffle_shards if isinstance(order, StreamOrder | MixtureOrder) else None,
         },
         "code": code_revision(),
         "continues": dict(continues) if continues else None,

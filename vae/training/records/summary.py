@@ -15,6 +15,7 @@ from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.sampling.buckets import Buckets
 from vae.sampling.streams import StreamOrder
+from vae.shards.mixture import dataset_paths
 from vae.shards.shard_cache import default_folder, has_remote_shards
 from vae.shards.shard_images import ShardImages
 from vae.system.addresses import public_text
@@ -142,7 +143,7 @@ def _norms_fit(model: ModelConfig) -> bool:
 
 def cache_line(data: DataConfig) -> str | None:
     """Where shards of remote stores are kept, if there are any."""
-    if not any(path and has_remote_shards(path) for path in (data.data_path, data.val_path)):
+    if not any(path and has_remote_shards(path) for path in (*dataset_paths(data.data_path), data.val_path)):
         return None
     return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
 

@@ -1,0 +1,118 @@
+"""--data_path a.json:0.7 b.json:0.3: weights, resuming, any number of processes, and mistakes in one line."""
+
+import os
+
+import pytest
+
+from tests.harness.faults import run_forked
+from tests.harness.sharded_runs import record_samples, samples_of_steps
+from tests.harness.shards import pack, write_shards
+from tests.harness.training_runs import assert_same, last_checkpoint, records
+from vae.config.flags import parse_flags
+from vae.shards.index import read_dataset
+from vae.shards.mixture import parse_mixture
+from vae.system.errors import DataError, UserError
+from vae.training.run import train
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """75 images in several shards."""
+    return write_shards(tmp_path_factory.mktemp("one"), count=75, shard_bytes=30_000)
+
+
+@pytest.fixture(scope="module")
+def other(image_folder, tmp_path_factory):
+    """14 training and 2 validation images."""
+    return pack(image_folder, tmp_path_factory.mktemp("other") / "set", val_split=0.1)
+
+
+@pytest.fixture
+def given(tiny, one, other):
+    values = {**tiny, "data_path": f"{one}:0.7 {other}:0.3", "batch_size": 8, "num_epochs": 1, "log_freq": 1}
+    del values["val_split"]
+    return values
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a.json:0.7 b.json:0.3", [("a.json", 0.7), ("b.json", 0.3)]),
+        (r"C:\my data\a.json:2 D:\b.json:1e0", [(r"C:\my data\a.json", 2), (r"D:\b.json", 1)]),
+        ("s3://x/a.json:1 https://h:80/b.json:3", [("s3://x/a.json", 1), ("https://h:80/b.json", 3)]),
+        (r"C:\x\a.json", []),
+        ("https://host:8080/a.json", []),
+        ("photos", []),
+    ],
+)
+def test_weights_are_told_from_drives_and_ports(text, parts):
+    assert parse_mixture(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a.json:0.7 b.json", "b.json has no weight"),
+        ("a.json:-1 b.json:1", "above 0"),
+        ("a.json:1 b.json:0", "above 0"),
+        ("a.json:1 b.json:1e-9", "1/1000"),
+        ("a.json:1 ./a.json:2", "twice"),
+    ],
+)
+def test_wrong_weight_is_one_line(text, word):
+    with pytest.raises(UserError, match=word) as caught:
+        parse_mixture(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_flag_takes_several_words_and_one_with_spaces():
+    assert parse_flags(["--data_path", "a.json:0.7", "b.json:0.3"])["data_path"] == "a.json:0.7 b.json:0.3"
+    assert parse_flags(["--data_path", "my data"])["data_path"] == "my data"
+
+
+def test_mistakes_are_refused(given, one, other, tmp_path):
+    for change, words in (
+        ({"data_path": f"{one}:1 {tmp_path / 'none.json'}:1"}, "none.json does not exist"),
+        ({"buckets": 4}, "--buckets"),
+        (
+            {"data_path": f"{one}:1 {other.with_name('validation.json')}:1", "val_path": str(one)},
+            "training im",
+        ),
+        ({"data_path": f"{other}:1 {other.with_name('validation.json')}:1"}, "2 of its images are training"),
+    ):
+        with pytest.raises((UserError, DataError), match=words) as caught:
+            train({**given, **change})
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="processes are forks")
+def test_any_number_of_processes_continues_with_the_same_samples(given, one, tmp_path):
+    """4 processes, then 2, then 1 share an epoch, beside an undisturbed process."""
+    second = write_shards(tmp_path / "second", count=66, shard_bytes=30_000)  # four streams, as the other
+    given["data_path"] = f"{one}:0.7 {second}:0.3"
+    with record_samples(tmp_path / "whole.jsonl"):
+        assert train({**given, "output_dir": str(tmp_path / "whole")}) == 0
+    given |= {"resume_from": "latest", "output_dir": str(tmp_path / "parts")}
+    with record_samples(tmp_path / "parts.jsonl"):
+        for processes, last_step in ((4, 3), (2, 6), (1, None)):
+            given |= {"batch_size": 8 // processes, "max_steps": last_step}
+            assert run_forked(given, processes=processes, log=tmp_path / "log") == processes * [0]
+    whole, parts = (samples_of_steps(tmp_path / f"{name}.jsonl", None) for name in ("whole", "parts"))
+    assert parts == whole
+    assert len(whole) == (72 + 64) // 8  # streams of 18 and 16 samples
+    first = [number for numbers in whole.values() for number in numbers if number < 75]
+    assert 0.5 < len(first) / sum(map(len, whole.values())) < 0.9
+
+
+@pytest.mark.slow
+def test_resumed_run_is_the_undisturbed_one(given, other, tmp_path):
+    whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
+    assert train({**given, "output_dir": whole}) == 0
+    assert train({**given, "output_dir": parts, "max_steps": 4}) == 0
+    assert train({**given, "output_dir": parts, "resume_from": "latest", "max_steps": None}) == 0
+    one, two = (last_checkpoint(tmp_path / name) for name in ("whole", "parts"))
+    for key in ("model", "ema", "position"):
+        assert_same(one[key], two[key], key)
+    count = read_dataset(other.with_name("validation.json")).samples
+    assert records(tmp_path / "whole", "validation")[-1]["images"] == count
