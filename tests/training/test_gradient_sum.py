@@ -1,8 +1,11 @@
 """Means of gradients over two gloo processes, in buckets that are summed within the last backward pass."""
 
 import multiprocessing
+import os
+import signal
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,14 @@ from tests.harness.toy_networks import NO_LPIPS, gradients, relative_difference,
 from tests.training.test_cuda_graph import Recorder
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.training import gradient_sum
-from vae.training.distributed import Distributed
+from vae.training.distributed import Distributed, wait_until
 from vae.training.gradient_sum import GradientSum
 from vae.training.memory import cuda_graph
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.memory.oom_retry import OomRetry, StepSettings
+from vae.training.recovery.liveness import Liveness
+from vae.training.recovery.signals import LoadingStoppedError, StopSignals
+from vae.training.recovery.watchdog import Watchdog
 
 CPU = torch.device("cpu")
 
@@ -75,6 +81,12 @@ def retry_of(networks: Networks, rank: int, dtype: torch.dtype = torch.float32, 
     return OomRetry(networks, Distributed(rank, 2, CPU), settings, "resume", total)
 
 
+def step(retry: OomRetry, inputs: StepInputs) -> None:
+    """Gradients of a step, and their means."""
+    retry.gradients(inputs)
+    retry.sum_gradients(adversarial=inputs.adversarial_factor is not None)
+
+
 def differences(networks: Networks) -> list[float]:
     found = [gradients(network) for network in trained_networks(networks)]
     return [relative_difference(*pair) for pair in zip(found, expected_means(), strict=True)]
@@ -92,7 +104,7 @@ def test_gradients_are_the_means_of_all_processes(tmp_path, dtype, low, high):
         retry = retry_of(networks, rank, getattr(torch, dtype))
         for _ in range(2):  # the buckets serve every step
             clear_gradients(networks)
-            retry.gradients(inputs_of(rank))
+            step(retry, inputs_of(rank))
             for found in differences(networks):
                 assert low <= found < high
         for parameter in networks.autoencoder.parameters():
@@ -107,7 +119,7 @@ def test_gradients_equal_those_of_distributed_data_parallel(tmp_path):
     def test(rank: int) -> None:
         mine, theirs, inputs = networks_fp32(), networks_fp32(), inputs_of(rank)
         inputs.adversarial_factor = None
-        retry_of(mine, rank, micro_batch=4).gradients(inputs)
+        step(retry_of(mine, rank, micro_batch=4), inputs)
         wrapped = Networks(
             DistributedDataParallel(theirs.autoencoder),
             None,
@@ -130,7 +142,7 @@ def test_sums_begin_within_the_last_pass_only(tmp_path):
         assert len(state.buckets) > 3
         networks.autoencoder.register_forward_pre_hook(lambda *_: begun.append(state.begun))
         networks.discriminator.register_forward_pre_hook(lambda *_: begun.append(state.begun))
-        retry.gradients(inputs_of(rank))
+        step(retry, inputs_of(rank))
         # two passes with an adversarial term each, then the discriminator's
         assert begun == [0, 0, 0, 0, len(state.buckets), len(state.buckets)]
 
@@ -149,7 +161,7 @@ def test_a_process_that_runs_out_of_memory_within_the_sums_repeats_the_step_alon
                 raise torch.OutOfMemoryError("injected")
 
         networks.autoencoder.encoder.conv_in.weight.register_hook(fail)  # the last one of backward
-        retry.gradients(inputs_of(rank))
+        step(retry, inputs_of(rank))
         assert [0 < begun < len(state.buckets) for begun in failures] == [True] * rank
         assert (retry.settings.micro_batch, retry.settings.out_of_memory) == ((3, 0), (1, 1))[rank]
         assert max(differences(networks)) < 1e-6
@@ -166,7 +178,7 @@ def test_gradients_of_a_graph_are_summed_after_it(tmp_path):
         retry = retry_of(networks, rank, graph=StepGraph() if rank == 0 else None)
         for _ in range(WARMUP_STEPS + 2):
             clear_gradients(networks)
-            retry.gradients(inputs_of(rank))
+            step(retry, inputs_of(rank))
             assert max(differences(networks)) < 1e-6
         assert cuda_graph._record.replays == (2, 0)[rank]
 
@@ -179,3 +191,18 @@ def test_frozen_parameters_are_left_out():
     state = next(iter(GradientSum([networks.autoencoder], 2)._networks.values()))
     trained = {id(p) for p in networks.autoencoder.parameters() if p.requires_grad}
     assert {id(p) for bucket in state.buckets for p in bucket.parameters} == trained
+
+
+def test_a_wait_for_processes_that_are_lost_ends():
+    """A GPU waits for ever; the handler of SIGTERM, which torchrun sends then, must run meanwhile."""
+    signals, asked = StopSignals(), []
+
+    def is_done() -> bool:
+        asked.append(None)
+        if len(asked) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    with signals, pytest.raises(LoadingStoppedError):
+        wait_until(is_done, partial(Liveness(Watchdog(0, Path()), signals).check, 0.0))
+    assert len(asked) == 3

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from vae.system import console
 from vae.system.errors import EXIT_FAILED, HangError, LostProcessError, UserError
 
 JOIN_MINUTES = 10.0  # until all processes have joined, or --hang_minutes if that is less
+POLL_SECONDS = 5e-5  # far below the time of a step
 WITHOUT_LIMIT_MINUTES = 24 * 60.0  # of a collective if --hang_minutes is 0; PyTorch has no "off"
 
 _LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
@@ -77,10 +78,13 @@ class Distributed:
             for parameter in module.parameters():
                 dist.broadcast(parameter.detach(), 0)
 
-    def begin_sum(self, *numbers: float) -> Callable[[], list[float]]:
+    def begin_sum(
+        self, *numbers: float, while_waiting: Callable[[], None] = lambda: None
+    ) -> Callable[[], list[float]]:
         """Begin to sum each number over all processes; returns what waits for the sums and gives them.
 
-        On a GPU, the numbers go through its network, beside the work that it does meanwhile.
+        On a GPU, the numbers go through its network, beside the work that it does meanwhile. A wait there
+        calls `while_waiting`, which may raise an exception: a lost process is not noticed otherwise.
         """
         if self.world_size == 1:
             return lambda: list(numbers)
@@ -95,7 +99,7 @@ class Distributed:
             found = torch.empty_like(mine, pin_memory=True).copy_(total, non_blocking=True)
             done = torch.cuda.Event()
             done.record()
-        return self._after(done.synchronize, found)
+        return self._after(partial(wait_until, done.query, while_waiting), found)
 
     @cached_property
     def _side_stream(self) -> torch.cuda.Stream:
@@ -169,6 +173,13 @@ class Distributed:
         """Leave the process group."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def wait_until(is_done: Callable[[], bool], while_waiting: Callable[[], None]) -> None:
+    """Wait in Python, where handlers of signals run, and not in the code of CUDA."""
+    while not is_done():
+        while_waiting()
+        time.sleep(POLL_SECONDS)
 
 
 def _join(backend: str, hang_minutes: float) -> None:

@@ -1,8 +1,10 @@
 """The training loop of a stage: the way of a batch, from the loader to the checkpoint."""
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +21,7 @@ from vae.training.output.run_folder import epoch_name, step_name
 from vae.training.records.profiling import StepProfiler
 from vae.training.records.recorder import Means, Recorder
 from vae.training.recovery.liveness import Liveness
-from vae.training.recovery.signals import STEP, LoadingStoppedError
+from vae.training.recovery.signals import LOADING_SECONDS, STEP, LoadingStoppedError
 from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState
@@ -63,6 +65,7 @@ class TrainingLoop:
     logbook: Logbook
     alive: Liveness
     profiler: StepProfiler
+    _step_begun: float = field(default_factory=time.monotonic)
 
     @property
     def baselines(self) -> dict[str, Metrics]:
@@ -127,6 +130,7 @@ class TrainingLoop:
         loaded = batch if isinstance(batch, Batch) else _without_images(state.stage.image_size)
         sums = self.stepper.gradients(loaded)
         agreed = Agreed(*agree())  # from here on, all processes do the same
+        self.stepper.sum_gradients()
         if agreed.no_batch:
             return self._stop_without_batch(batch)
         self._check_rejected(int(agreed.rejected))
@@ -222,13 +226,17 @@ class TrainingLoop:
 
         The step's gradients are computed meanwhile, so no process waits for another one on the host.
         """
-        signals = self.alive.signals
+        signals, no_batch = self.alive.signals, isinstance(batch, Exception)
         asked, signals.save = signals.save, False
-        if isinstance(batch, Exception):
-            return self.stepper.dist.begin_sum(0, signals.stop, asked, 1)
-        for rejection in batch.rejected:
+        rejected = batch.rejected if isinstance(batch, Batch) else []
+        for rejection in rejected:
             self.logbook.rejected(rejection.name, str(rejection))
-        return self.stepper.dist.begin_sum(len(batch.rejected), signals.stop, asked, 0)
+        now, begun = time.monotonic(), self._step_begun
+        self._step_begun, patience = now, LOADING_SECONDS + 2 * (now - begun)  # others may be a step behind
+        return self.stepper.dist.begin_sum(
+            *(len(rejected), signals.stop, asked, no_batch),
+            while_waiting=partial(self.alive.check, patience),
+        )
 
     def _stop_without_batch(self, batch: Batch | Exception) -> StageEnd:
         """Save and stop if a process has no batch: after a signal with a StageEnd, or else with an error.

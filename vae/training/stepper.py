@@ -32,12 +32,18 @@ class Stepper:
         self._seed = seed
 
     def step(self, batch: Batch, total_images: int, learning_rate: float | None = None) -> Update:
-        """Update all weights from a batch: `gradients`, then `update`."""
-        return self.update(batch, self.gradients(batch), total_images, learning_rate)
+        """Update all weights from a batch: `gradients`, `sum_gradients`, then `update`."""
+        sums = self.gradients(batch)
+        self.sum_gradients()
+        return self.update(batch, sums, total_images, learning_rate)
 
     def gradients(self, batch: Batch) -> Sums:
         """Compute the gradients of a batch, as if no image of the other processes were unusable."""
         return self._measured(batch, self.retry.gradients(self.inputs(batch, self._expected_images(batch))))
+
+    def sum_gradients(self) -> None:
+        """Replace the gradients by their means over all processes; the device waits for these."""
+        self.retry.sum_gradients(adversarial=self._adversarial_factor() is not None)
 
     def update(
         self, batch: Batch, sums: Sums, total_images: int, learning_rate: float | None = None

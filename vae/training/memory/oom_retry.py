@@ -58,10 +58,13 @@ class OomRetry:
         self._resume_command = resume_command
 
     def gradients(self, inputs: StepInputs) -> Sums:
-        """The gradients of a step of all processes; returns the sums of the losses over its own images."""
-        sums, trained = self._repeated(inputs, backward=True), trained_networks(self.networks)
-        self.gradient_sum.finish(trained if inputs.adversarial_factor is not None else trained[:1])
-        return sums
+        """Compute the gradients of a step; returns the sums of the losses over its images."""
+        return self._repeated(inputs, backward=True)
+
+    def sum_gradients(self, adversarial: bool) -> None:
+        """Replace the gradients by their means over all processes; `adversarial`: those of both networks."""
+        trained = trained_networks(self.networks)
+        self.gradient_sum.finish(trained if adversarial else trained[:1])
 
     def losses(self, inputs: StepInputs) -> Sums:
         """The sums of the losses, without adversarial ones; nothing else is computed."""

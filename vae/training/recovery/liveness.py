@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vae.training.recovery.signals import StopSignals
+from vae.training.recovery.signals import LOADING_SECONDS, StopSignals
 from vae.training.recovery.watchdog import Watchdog
 
 
@@ -17,7 +17,7 @@ class Liveness:
         """Report progress."""
         self.watchdog.beat()
 
-    def check(self) -> None:
-        """End a wait for images with an exception, if the run hangs or a signal has asked to stop."""
+    def check(self, patience: float = LOADING_SECONDS) -> None:
+        """End a wait with an exception, if the run hangs, or `patience` seconds after a signal to stop."""
         self.watchdog.check()
-        self.signals.check_loading()
+        self.signals.check_loading(patience)

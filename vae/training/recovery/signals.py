@@ -30,7 +30,7 @@ _Handler = Callable[[int, FrameType | None], Any]
 
 
 class LoadingStoppedError(Exception):
-    """A signal has asked to stop, and the images of the next step do not arrive."""
+    """A signal has asked to stop, and the images of the next step, or other processes, do not arrive."""
 
 
 class StopSignals:
@@ -71,12 +71,12 @@ class StopSignals:
         finally:
             self.answer = before
 
-    def check_loading(self) -> None:
-        """Raise LoadingStoppedError if a stop signal came LOADING_SECONDS ago; for a wait for images.
+    def check_loading(self, patience: float = LOADING_SECONDS) -> None:
+        """Raise LoadingStoppedError if a stop signal came `patience` seconds ago; for a wait.
 
         An export is finished in any case.
         """
-        if self.stop and self.answer != EXPORT and time.monotonic() - self._stopped_at >= LOADING_SECONDS:
+        if self.stop and self.answer != EXPORT and time.monotonic() - self._stopped_at >= patience:
             raise LoadingStoppedError
 
     def _install(self, number: int, handler: _Handler) -> None:
