@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.short_runs import VALIDATION_SHARE, crop_of, measure, read_photos, train  # noqa: E402
-from vae.config.options import ModelConfig  # noqa: E402
+from vae.config.options import LossConfig, ModelConfig  # noqa: E402
 from vae.evaluation.diffusability import diffusability, normalise  # noqa: E402
 from vae.evaluation.velocity import MAX_CROP, held_out_loss, middle  # noqa: E402
 from vae.evaluation.velocity import train as train_velocity  # noqa: E402
@@ -42,18 +43,27 @@ class Variant(NamedTuple):
 
     init: str = "warm"
     z_channels: int = 16
-    kl_weight: float = 1e-6
     steps: float = 1.0  # times --vae_steps
+    loss: LossConfig = LossConfig(perceptual_weight=0.0)
+
+
+def with_loss(**changes: float) -> Variant:
+    """A VAE with other weights."""
+    return Variant(loss=replace(Variant().loss, **changes))
 
 
 VARIANTS = {
     "linear codec": Variant(steps=0),
     "KL 1e-6": Variant(),
-    "KL 1e-4": Variant(kl_weight=1e-4),
-    "KL 1e-3": Variant(kl_weight=1e-3),
-    "KL 1e-2": Variant(kl_weight=1e-2),
+    "KL 1e-4": with_loss(kl_weight=1e-4),
+    "KL 1e-3": with_loss(kl_weight=1e-3),
+    "KL 1e-2": with_loss(kl_weight=1e-2),
     "random start": Variant(init="default"),
-    "random start, KL 1e-3": Variant(init="default", kl_weight=1e-3),
+    "random start, KL 1e-3": with_loss(kl_weight=1e-3)._replace(init="default"),
+    "variance expansion": with_loss(kl_weight=0.0, variance_weight=1e-2),
+    "scale equivariance": with_loss(equivariance_weight=0.5),
+    "local correlation": with_loss(local_correlation_weight=0.02),
+    "decoder noise": with_loss(decoder_noise=0.5),
     "a quarter of the steps": Variant(steps=0.25),
     "4 channels": Variant(z_channels=4),  # another shape: not in the correlations
 }
@@ -75,7 +85,7 @@ def trained_vae(variant: Variant, photos: list[torch.Tensor], given: argparse.Na
     steps = round(variant.steps * given.vae_steps)
     options = argparse.Namespace(seed=0, size=given.size, batch=BATCH, optimizer="adamw", start=None)
     model = model.to(memory_format=torch.channels_last)
-    return train(model, photos, options, steps, PEAK, variant.kl_weight, torch.float32) if steps else model
+    return train(model, photos, options, steps, PEAK, variant.loss, torch.float32) if steps else model
 
 
 @torch.no_grad()

@@ -26,6 +26,8 @@ from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.evaluation.latents import NoiseMeter, noise_facts
 from vae.images.pixels import to_float
 from vae.images.psnr import psnr
+from vae.losses.adversarial import update_running
+from vae.losses.latent_statistics import needs_statistics, statistics_of
 from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
@@ -80,26 +82,35 @@ def train(
     given: argparse.Namespace,
     steps: int,
     peak: float,
-    kl_weight: float,
+    loss: LossConfig,
     dtype: torch.dtype,
 ) -> AutoencoderKL:
     """The EMA weights after `steps` with a cosine from `peak`."""
     model, ema = copy.deepcopy(start), copy.deepcopy(start).requires_grad_(False)
-    loss = LossConfig(perceptual_weight=0.0, kl_weight=kl_weight)
     networks = Networks(model, None, build_terms(loss, dtype, "cpu"), dtype, channels_last=True)
     optim = OptimConfig(optimizer=given.optimizer, learning_rate=peak)
     (optimizer,) = build_optimizers(model, None, optim, loss)
     update, draw = UpdateState.begin(torch.device("cpu"), fp16=False), random.Random(given.seed)
     generator, latent = torch.Generator().manual_seed(given.seed), given.size // model.downsampling
     shape = (given.batch, model.config.z_channels, latent, latent)
+    running = torch.zeros(3, model.config.z_channels)
     for step in range(steps):
         crops = torch.stack([crop_of(draw.choice(photos), given.size, draw) for _ in range(given.batch)])
         noise = torch.randn(shape, generator=generator)
         inputs = StepInputs(crops, noise, 1 / given.batch, torch.ones(()), None)
+        if needs_statistics(loss):
+            inputs.running_moments = running
+        if loss.decoder_noise:
+            share = torch.rand(given.batch, 1, 1, 1, generator=generator) * statistics_of(running).std
+            inputs.decoder_noise = loss.decoder_noise * share * torch.randn(shape, generator=generator)
+        if loss.equivariance_turns:
+            inputs.turns = torch.randint(4, (given.batch,), generator=generator)
         factor = learning_rate_factor("cosine", step, steps, int(WARMUP_SHARE * steps))
         for group in optimizer.param_groups:
             group["lr"] = peak * factor
-        compute_gradients(networks, inputs, [given.batch])
+        sums = compute_gradients(networks, inputs, [given.batch])
+        if needs_statistics(loss):
+            running = update_running(running, sums["latent_moments"] / given.batch)
         apply_update([optimizer], update, optim, fp16=False, empty=False)
         decay = ema_decay(EMA_DECAY, step, TRAINED if given.start else WARM)
         with torch.no_grad():
@@ -141,7 +152,8 @@ def main() -> None:
         for steps in given.steps:
             for peak in given.peaks:
                 began = time.process_time()
-                ema = train(model, trained, given, steps, peak, kl_weight, dtype)
+                loss = LossConfig(perceptual_weight=0.0, kl_weight=kl_weight)
+                ema = train(model, trained, given, steps, peak, loss, dtype)
                 found = measure(ema, crops, dtype)
                 seconds = time.process_time() - began
                 record = {"steps": steps, "peak": peak, "kl_weight": kl_weight, **found}

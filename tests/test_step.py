@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,20 +55,22 @@ def test_micro_batches_do_not_change_gradients(sizes, pixel_loss):
         torch.testing.assert_close(sums[name], value, rtol=rtol, atol=1e-9)
 
 
-def test_gradients_equal_plain_autograd_of_the_formulas(monkeypatch):
-    inputs = toy_inputs(4)
-    vae, disc, sums = step_gradients([2, 2], inputs=inputs)
+@pytest.mark.parametrize("turns", [False, True])
+def test_gradients_equal_plain_autograd_of_the_formulas(monkeypatch, turns):
+    inputs, loss = toy_inputs(4, 32), replace(ALL_LOSSES, equivariance_turns=turns)
+    vae, disc, sums = step_gradients([2, 2], loss, inputs)
     monkeypatch.setattr("vae.model.layers.attention", attention_reference)
     monkeypatch.setattr("vae.model.layers.upsample_conv", upsample_conv_reference)
-    nets = toy_networks()
-    total, hinge = plain_losses(nets, inputs, ALL_LOSSES)
+    nets = toy_networks(loss=loss)
+    total, disc_loss = plain_losses(nets, inputs, loss)
     names = dict(nets.autoencoder.named_parameters())
     plain_vae = dict(zip(names, torch.autograd.grad(total, list(names.values())), strict=True))
     names = dict(nets.discriminator.named_parameters())
-    plain_disc = dict(zip(names, torch.autograd.grad(hinge, list(names.values())), strict=True))
+    plain_disc = dict(zip(names, torch.autograd.grad(disc_loss, list(names.values())), strict=True))
     assert relative_difference(vae, plain_vae) < 1e-10  # fp64; other kernels, other order of sums
     assert relative_difference(disc, plain_disc) < 1e-10
-    assert float(sums["discriminator"]) / 4 == pytest.approx(float(hinge.detach()), rel=1e-6)
+    found = float(sums["discriminator"] + inputs.lecam_weight * sums["lecam"]) / 4
+    assert found == pytest.approx(float(disc_loss.detach()), rel=1e-6)
 
 
 def test_sums_are_over_images():
@@ -75,7 +78,7 @@ def test_sums_are_over_images():
     nets, inputs = toy_networks(), toy_inputs(4)
     with torch.no_grad():
         images = to_float(inputs.images).double()
-        recon, mean, logvar = nets.autoencoder(images, inputs.noise)
+        recon, mean, logvar = nets.autoencoder(images, inputs.noise, inputs.decoder_noise)
         kl = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum() / images[0, 0].numel()
     assert float(sums["reconstruction"]) == pytest.approx(4 * float((recon - images).abs().mean()), rel=1e-12)
     assert float(sums["mse"]) == pytest.approx(4 * float((recon - images).square().mean()), rel=1e-12)
@@ -83,12 +86,11 @@ def test_sums_are_over_images():
 
 
 def test_losses_without_a_backward_pass_are_the_same_bit_for_bit():
-    nets, inputs = toy_networks(), toy_inputs(4)
+    nets, inputs = toy_networks(), toy_inputs(4, 32)
     found = forward_losses(nets, inputs, [3, 1])
     assert gradients(nets.autoencoder) == {}
     with_backward = compute_gradients(nets, inputs, [3, 1])
-    terms = (*nets.terms.image, *nets.terms.latent)
-    assert set(found) == {"mse", "reconstruction", "perceptual", "kl", *(term.name for term in terms)}
+    assert set(found) == {"mse", "reconstruction", "perceptual", "kl", *(t.name for t in nets.terms.all)}
     for name, value in found.items():
         assert torch.equal(value, with_backward[name]), name
 

@@ -5,17 +5,19 @@ Every loss is a mean over the images of all processes, so micro-batches do not c
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 
 import torch
 from torch import nn
 
 from vae.config.options import OptimConfig
 from vae.images.pixels import to_float
-from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
+from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, lecam_penalty, squared_norm
+from vae.losses.disc_augment import augmented
+from vae.losses.latent_statistics import moments, statistics_of
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
 
@@ -45,6 +47,22 @@ class StepInputs:
     image_share: float  # weight of one image: number of processes / images of all processes, as expected
     loss_scale: torch.Tensor  # () fp32; 1 unless fp16
     adversarial_factor: torch.Tensor | None  # () weight of the adversarial term; None: not started
+    running_moments: torch.Tensor | None = None  # (3, Z) of the latents so far, if a term needs them
+    decoder_noise: torch.Tensor | None = None  # (B, Z, H/f, W/f), added to the latents before the decoder
+    turns: torch.Tensor | None = None  # (B,) quarter turns of the views of a view term
+    augmentation: torch.Tensor | None = None  # (B, DRAWS) of what the discriminator sees; None: unchanged
+    lecam_weight: float = 0.0
+    running_logits: torch.Tensor | None = None  # (3,) see lecam_penalty; None without --lecam_weight
+
+    def split(self, sizes: list[int]) -> "list[StepInputs]":
+        """The inputs of each micro-batch."""
+        names = ("images", "noise", "decoder_noise", "turns", "augmentation")
+        per_image = {name: getattr(self, name) for name in names}
+        parts = {name: value.split(sizes) for name, value in per_image.items() if value is not None}
+        return [
+            replace(self, **{name: values[index] for name, values in parts.items()})
+            for index in range(len(sizes))
+        ]
 
 
 def trained_networks(networks: Networks) -> list[nn.Module]:
@@ -94,21 +112,23 @@ def autoencoder_gradients(
     """Gradients of all losses of the autoencoder; returns sums and detached reconstructions."""
     sums: dict[str, torch.Tensor] = {}
     recons = []
-    image_parts, noise_parts = inputs.images.split(sizes), inputs.noise.split(sizes)
-    for index, (part, noise) in enumerate(zip(image_parts, noise_parts, strict=True)):
+    for index, part in enumerate(inputs.split(sizes)):
         with _pass(networks.autoencoder, index == len(sizes) - 1, last_pass):
-            images = to_float(part)
-            recon, mean, logvar = networks.autoencoder(network_input(images, networks), noise)
-            grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, inputs)
+            images = to_float(part.images)
+            recon, mean, logvar, *views = _forward(networks, images, part)
+            grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part)
             if inputs.adversarial_factor is not None:
                 recons.append(recon.detach())
-            roots, gradients = [recon], [grad_recon]
-            for term in networks.terms.latent:
-                value = term.function(mean, logvar, images[0, 0].numel())  # (b,)
-                root = value.sum() * (term.weight * inputs.image_share) * inputs.loss_scale
+            view_gradients, view_values = _view_gradients(networks, views, images, part)
+            values |= view_values
+            roots, gradients = [recon, *views], [grad_recon, *view_gradients]
+            for name, weight, value in _latent_terms(networks.terms, mean, logvar, images, inputs):
+                root = value.sum() * (weight * inputs.image_share) * inputs.loss_scale
                 if root.requires_grad:  # false if the encoder is frozen
                     roots, gradients = [*roots, root], [*gradients, torch.ones_like(root)]
-                values[term.name] = value.detach()
+                values[name] = value.detach()
+            if inputs.running_moments is not None:
+                values["latent_moments"] = moments(mean)
             torch.autograd.backward(roots, gradients)
         _accumulate(sums, values)
     return sums, recons
@@ -118,14 +138,63 @@ def autoencoder_gradients(
 def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> dict[str, torch.Tensor]:
     """The sums of `compute_gradients`, except adversarial ones, without a backward pass."""
     sums: dict[str, torch.Tensor] = {}
-    image_parts, noise_parts = inputs.images.split(sizes), inputs.noise.split(sizes)
-    for part, noise in zip(image_parts, noise_parts, strict=True):
-        images = to_float(part)
-        recon, mean, logvar = networks.autoencoder(network_input(images, networks), noise)
+    for part in inputs.split(sizes):
+        images = to_float(part.images)
+        recon, mean, logvar, *views = _forward(networks, images, part)
         _, values = _image_terms(networks.terms, recon, images)
-        values |= {t.name: t.function(mean, logvar, images[0, 0].numel()) for t in networks.terms.latent}
+        for name, _, pairs in _view_pairs(networks.terms, views, images, part):
+            totals = [_image_terms(networks.terms, view, target)[0] / len(pairs) for view, target in pairs]
+            values[name] = sum(totals, start=images.new_zeros(len(images)))
+        values |= {
+            name: value for name, _, value in _latent_terms(networks.terms, mean, logvar, images, inputs)
+        }
         _accumulate(sums, values)
     return sums
+
+
+def _forward(networks: Networks, images: torch.Tensor, part: StepInputs) -> tuple[torch.Tensor, ...]:
+    """Reconstruction, mean, log-variance and decoded views of a micro-batch."""
+    x, side = network_input(images, networks), images.shape[3] // part.noise.shape[3]
+    if not networks.terms.view and part.decoder_noise is None:
+        return networks.autoencoder(x, part.noise)
+    views = [partial(t.function, unit=1, side=side, turns=part.turns) for t in networks.terms.view]
+    return networks.autoencoder(x, part.noise, part.decoder_noise, views)
+
+
+def _latent_terms(
+    terms: LossTerms, mean: torch.Tensor, logvar: torch.Tensor, images: torch.Tensor, inputs: StepInputs
+) -> Iterator[tuple[str, float, torch.Tensor]]:
+    """Name, weight and value (b,) of each term of the posterior."""
+    running = inputs.running_moments
+    statistics = None if running is None else statistics_of(running)
+    for term in terms.latent:
+        yield term.name, term.weight, term.function(mean, logvar, images[0, 0].numel(), statistics)
+
+
+def _view_pairs(
+    terms: LossTerms, views: list[torch.Tensor], images: torch.Tensor, part: StepInputs
+) -> Iterator[tuple[str, float, list[tuple[torch.Tensor, torch.Tensor]]]]:
+    """Name and weight of each view term, and its decoded views with the images to compare them with."""
+    side, remaining = images.shape[3] // part.noise.shape[3], iter(views)
+    for term in terms.view:
+        targets = term.function(images, unit=side, side=side, turns=part.turns)
+        yield term.name, term.weight, [(next(remaining), target) for target in targets]
+
+
+def _view_gradients(
+    networks: Networks, views: list[torch.Tensor], images: torch.Tensor, part: StepInputs
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Gradients of the view terms at the decoded views, and their values (b,)."""
+    gradients: list[torch.Tensor] = []
+    values, scale = {}, part.image_share * part.loss_scale
+    for name, weight, pairs in _view_pairs(networks.terms, views, images, part):
+        values[name] = images.new_zeros(len(images))
+        for view, target in pairs:
+            leaf = view.detach().requires_grad_()
+            total = _image_terms(networks.terms, leaf, target)[0] / len(pairs)
+            gradients += torch.autograd.grad((weight * total * scale).sum(), leaf)
+            values[name] = values[name] + total.detach()
+    return gradients, values
 
 
 def reconstruction_gradient(
@@ -152,7 +221,7 @@ def adversarial_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
-    logits = networks.discriminator(recon)  # without gradients of its parameters
+    logits = networks.discriminator(_seen(recon, inputs))  # without gradients of its parameters
     adversarial = generator_loss(logits)
     scale = inputs.image_share * inputs.loss_scale
     (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)
@@ -180,15 +249,25 @@ def discriminator_gradients(
     """Gradients of the discriminator: hinge loss of real images and detached reconstructions."""
     assert networks.discriminator is not None
     sums: dict[str, torch.Tensor] = {}
-    for index, (part, recon) in enumerate(zip(inputs.images.split(sizes), recons, strict=True)):
+    for index, (part, recon) in enumerate(zip(inputs.split(sizes), recons, strict=True)):
         with _pass(networks.discriminator, index == len(sizes) - 1, last_pass):
-            images = network_input(to_float(part), networks)
-            real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
-            hinge = hinge_discriminator_loss(real, fake)  # (b,)
-            ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()
-        terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
-        _accumulate(sums, {k: v.detach().float().reshape(len(part), -1).mean(1) for k, v in terms.items()})
+            images = network_input(to_float(part.images), networks)
+            seen = torch.cat([_seen(images, part), _seen(recon, part)])
+            real, fake = networks.discriminator(seen).chunk(2)
+            hinge = total = hinge_discriminator_loss(real, fake)  # (b,)
+            terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
+            if part.running_logits is not None:
+                terms["lecam"] = lecam_penalty(real, fake, part.running_logits)
+                total = hinge + inputs.lecam_weight * terms["lecam"]
+            ((total * inputs.image_share).sum() * inputs.loss_scale).backward()
+        count = len(recon)
+        _accumulate(sums, {k: v.detach().float().reshape(count, -1).mean(1) for k, v in terms.items()})
     return sums
+
+
+def _seen(images: torch.Tensor, part: StepInputs) -> torch.Tensor:
+    """What the discriminator sees of images or reconstructions."""
+    return images if part.augmentation is None else augmented(images, part.augmentation)
 
 
 def _pass(network: nn.Module, is_last: bool, last_pass: LastPass) -> AbstractContextManager[object]:
@@ -197,7 +276,7 @@ def _pass(network: nn.Module, is_last: bool, last_pass: LastPass) -> AbstractCon
 
 def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
     for name, value in terms.items():
-        sums[name] = sums.get(name, 0) + value.sum()
+        sums[name] = sums.get(name, 0) + (value.sum(0) if value.dim() > 1 else value.sum())
 
 
 @dataclass

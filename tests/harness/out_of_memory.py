@@ -1,6 +1,7 @@
 """Simulate a device that runs out of memory."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,14 +23,12 @@ def run_out_of_memory(
     forward = AutoencoderKL.forward
     sizes: list[int] = []
 
-    def limited(
-        self: AutoencoderKL, images: torch.Tensor, noise: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def limited(self: AutoencoderKL, images: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
         if torch.is_grad_enabled() and images.device.type == "cpu":  # the memory plan runs on the meta device
             sizes.append(len(images))
             if fails(self, sizes):
                 raise RuntimeError(message) if message else torch.OutOfMemoryError("injected")
-        return forward(self, images, noise)
+        return forward(self, images, *others)
 
     monkeypatch.setattr(AutoencoderKL, "forward", limited)
     return sizes

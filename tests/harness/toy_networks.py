@@ -1,11 +1,14 @@
 """Networks and inputs of one step that takes milliseconds, and the plain formulas of its losses."""
 
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
+from torch.nn import functional as F
 
 from vae.config.options import LossConfig, ModelConfig
+from vae.losses.disc_augment import DRAWS, augmented
+from vae.losses.latent_statistics import statistics_of
 from vae.losses.perceptual import PerceptualLoss, build_perceptual, lpips_of
 from vae.losses.terms import LossTerms, build_terms
 from vae.model.autoencoder import AutoencoderKL
@@ -63,12 +66,22 @@ def toy_inputs(
     """Seeded images and noise of one step; `factor` weights the adversarial term; None: not started."""
     generator = torch.Generator().manual_seed(1)
     latent = size // 2 ** (len(model.channels) - 1)
+    shape = (batch, model.z_channels, latent, latent)
+    images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, generator=generator)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+    moments = torch.tensor([0.5, 0.1, 0.8], dtype=torch.float64)[:, None].expand(3, model.z_channels)
     return StepInputs(
-        images=torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, generator=generator),
-        noise=torch.randn(batch, model.z_channels, latent, latent, generator=generator, dtype=torch.float64),
+        images=images,
+        noise=noise,
         image_share=1 / batch,
         loss_scale=torch.tensor(loss_scale),
         adversarial_factor=None if factor is None else torch.tensor(factor, dtype=torch.float64),
+        running_moments=moments.clone(),
+        decoder_noise=0.1 * noise.flip(0),
+        turns=torch.arange(batch) % 4,
+        augmentation=torch.rand(batch, DRAWS, generator=generator, dtype=torch.float64),
+        lecam_weight=0.3,
+        running_logits=torch.tensor([0.5, 0.4, -0.1], dtype=torch.float64),
     )
 
 
@@ -91,7 +104,7 @@ def plain_losses(
     model, trunk = networks.autoencoder, lpips_of(networks.terms)
     images = (inputs.images.float() / 127.5 - 1).double()  # the step converts images to fp32 first
     mean, logvar = model.encoder(images).chunk(2, dim=1)
-    latents = mean + (logvar / 2).exp() * inputs.noise
+    latents = mean + (logvar / 2).exp() * inputs.noise + inputs.decoder_noise
     recon = model.decoder(latents)
     pixel = (recon - images).abs().mean()
 
@@ -104,7 +117,8 @@ def plain_losses(
         lpips = lpips + ((unit_a - unit_b) ** 2 * weight).sum(1).mean()
 
     kl = (0.5 * (mean**2 + logvar.exp() - 1 - logvar)).sum(dim=(1, 2, 3)).mean() / images[0, 0].numel()
-    adversarial = -networks.discriminator(recon).mean()
+    seen = partial(augmented, draws=inputs.augmentation)
+    adversarial = -networks.discriminator(seen(recon)).mean()
     total = (
         loss.reconstruction_weight * pixel
         + loss.perceptual_weight * lpips
@@ -114,6 +128,19 @@ def plain_losses(
     for term in networks.terms.image:
         if term.name not in ("reconstruction", "perceptual"):  # the tests of the others check their formulas
             total = total + term.weight * term.function(recon, images).mean()
-    real, fake = networks.discriminator(images), networks.discriminator(recon.detach())
+    statistics = statistics_of(inputs.running_moments)
+    for term in networks.terms.latent:
+        if term.name != "kl":
+            total = total + term.weight * term.function(mean, logvar, 0, statistics).mean()
+    if loss.equivariance_weight and images.shape[3] == 32:  # a view of half the size; a quarter is too small
+        halves = [F.avg_pool2d(latents, 2), F.avg_pool2d(images.float(), 2).double()]  # fp32, as the step
+        if loss.equivariance_turns:
+            turns = [int(k) for k in inputs.turns]
+            halves = [torch.stack([x[i].rot90(k, (1, 2)) for i, k in enumerate(turns)]) for x in halves]
+        decoded = model.decoder(halves[0])
+        values = [term.weight * term.function(decoded, halves[1]).mean() for term in networks.terms.image]
+        total = total + loss.equivariance_weight * sum(values)
+    real, fake = networks.discriminator(seen(images)), networks.discriminator(seen(recon.detach()))
     hinge = ((1 - real).clamp(min=0).mean() + (1 + fake).clamp(min=0).mean()) / 2
-    return total, hinge
+    lecam = ((real + 0.2).clamp(min=0) ** 2).mean() + ((0.8 - fake).clamp(min=0) ** 2).mean()
+    return total, hinge + inputs.lecam_weight * lecam

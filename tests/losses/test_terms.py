@@ -26,10 +26,10 @@ def pair(batch: int = 3, size: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_every_weight_has_a_term_and_zero_removes_it_unless_it_is_always_recorded():
     terms = build_terms(ALL_TERMS, torch.float32, "meta")
-    names = [term.name for term in (*terms.image, *terms.latent)]
+    names = [term.name for term in terms.all]
     assert sorted(names) == sorted(name.removesuffix("_weight") for name in TERM_WEIGHTS)
     none = build_terms(replace(ALL_TERMS, **dict.fromkeys(TERM_WEIGHTS, 0.0)), torch.float32, "meta")
-    assert [term.name for term in (*none.image, *none.latent)] == ["reconstruction", "kl"]
+    assert [term.name for term in none.all] == ["reconstruction", "kl"]
 
 
 def test_the_loss_is_the_weighted_sum():

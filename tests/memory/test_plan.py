@@ -12,12 +12,20 @@ from tests.harness.toy_networks import ALL_LOSSES
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
 from vae.losses.terms import build_terms
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, largest_count, step_memory
+from vae.memory.plan import (
+    StepMemory,
+    StepSpec,
+    choose_step,
+    fastest_level,
+    largest_count,
+    step_memory,
+    zero_inputs,
+)
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import build_optimizers
-from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
+from vae.step import Networks, UpdateState, apply_update, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError
 
 MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
@@ -57,14 +65,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
             model, networks.discriminator, OptimConfig(optimizer=spec.optimizer), spec.loss
         )
         state = UpdateState.begin(torch.device("cpu"), fp16=False)
-        latent = spec.image_size // model.downsampling
-        inputs = StepInputs(
-            torch.zeros(spec.batch, 3, spec.image_size, spec.image_size, dtype=torch.uint8),
-            torch.zeros(spec.batch, spec.model.z_channels, latent, latent),
-            1 / spec.batch,
-            state.loss_scale,
-            torch.ones(()) if networks.discriminator is not None else None,
-        )
+        inputs = replace(zero_inputs(spec, spec.batch, "cpu"), loss_scale=state.loss_scale)
         sizes = micro_batch_sizes(spec.batch, micro_batch)
         for _ in range(2):
             before = counter.peak = counter.current

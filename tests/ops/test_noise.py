@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from vae.ops.noise import posterior_noise
+from vae.ops.noise import image_noise
 
 SHAPE = (4, 6, 5)
 
 
 def noise(epochs: list[int], indices: list[int], seed: int = 0) -> torch.Tensor:
-    return posterior_noise(torch.tensor(epochs), torch.tensor(indices), SHAPE, seed, torch.device("cpu"))
+    return image_noise(torch.tensor(epochs), torch.tensor(indices), SHAPE, seed, torch.device("cpu"))
 
 
 def test_noise_of_an_image_depends_only_on_its_key():

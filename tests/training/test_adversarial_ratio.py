@@ -12,8 +12,9 @@ from tests.harness.training_runs import assert_same, records, train_short
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss
+from vae.losses.disc_augment import augmented
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import StepSpec, _meta_inputs, _meta_networks, step_memory
+from vae.memory.plan import META, StepSpec, _meta_networks, step_memory, zero_inputs
 from vae.model.recompute import set_recompute
 from vae.step import compute_gradients
 from vae.training.records.adversarial_ratio import last_layer_sq_norms
@@ -37,7 +38,8 @@ def test_norms_equal_those_of_one_graph(level):
     others = pixels.mean()
     for term in nets.terms.image[1:]:
         others = others + term.weight * term.function(recon, images).mean()
-    adversarial = generator_loss(nets.discriminator(recon)).mean()
+    seen = augmented(recon, inputs.augmentation)
+    adversarial = generator_loss(nets.discriminator(seen)).mean()
     norms = [torch.autograd.grad(loss, weight, retain_graph=True)[0].norm() for loss in (others, adversarial)]
     # the pixel loss of the step is fp32
     torch.testing.assert_close(found, torch.stack(norms).square().double(), rtol=1e-5, atol=0)
@@ -67,7 +69,7 @@ def test_measuring_needs_less_memory_than_a_step_of_one_image(level, size):
     spec = StepSpec(
         ModelConfig(), loss, size, 1, torch.bfloat16, channels_last=True, ema=True, recompute=level
     )
-    networks, inputs = _meta_networks(spec), _meta_inputs(spec, 1)
+    networks, inputs = _meta_networks(spec), zero_inputs(spec, 1, META)
     with LiveBytes() as counter:
         last_layer_sq_norms(networks, inputs)
     assert counter.peak < step_memory(spec, 1).working

@@ -88,15 +88,15 @@ def test_plan_of_the_square_is_enough_for_every_shape(monkeypatch, level):
     config = replace(Config(), model=model, loss=LossConfig(perceptual_weight=0.0, adversarial_weight=0.5))
     spec = replace(stage_spec(config, 128, 2, torch.float32, 0), recompute=level)
     plan.count_step.cache_clear()
-    square, meta_inputs = step_memory(spec, 2), plan._meta_inputs
+    square, zero_inputs = step_memory(spec, 2), plan.zero_inputs
     for height, width in bucket_shapes(128, 4, 5):
 
-        def shaped(spec, images, height=height, width=width):
-            noise = torch.empty(images, spec.model.z_channels, height // 4, width // 4, device="meta")
-            pixels = torch.empty(images, 3, height, width, dtype=torch.uint8, device="meta")
-            return replace(meta_inputs(spec, images), images=pixels, noise=noise)
+        def shaped(spec, images, device, height=height, width=width):
+            noise = torch.empty(images, spec.model.z_channels, height // 4, width // 4, device=device)
+            pixels = torch.empty(images, 3, height, width, dtype=torch.uint8, device=device)
+            return replace(zero_inputs(spec, images, device), images=pixels, noise=noise)
 
-        monkeypatch.setattr(plan, "_meta_inputs", shaped)
+        monkeypatch.setattr(plan, "zero_inputs", shaped)
         plan.count_step.cache_clear()
         assert step_memory(spec, 2).total <= square.total
     plan.count_step.cache_clear()

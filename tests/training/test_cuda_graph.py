@@ -246,7 +246,7 @@ def test_a_graph_is_one_launch():
     assert [counts["graph_launches"] for counts in eager] == [0] * WARMUP_STEPS
     assert captured["graph_launches"] == replayed["graph_launches"] == 1
     assert replayed["library_calls"] == replayed["synchronizations"] == 0
-    assert replayed["launches"] < 10 < eager[-1]["launches"]
+    assert replayed["launches"] < 16 < eager[-1]["launches"]
 
 
 @pytest.mark.gpu

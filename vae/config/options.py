@@ -19,6 +19,7 @@ EARLIER_NAMES = {
 }
 NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, saturation and hue
 MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
+MIN_VIEW = 16  # px of a smaller image of --equivariance_weight: LPIPS halves it four times
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
 RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "all")
@@ -45,13 +46,17 @@ def option(
     return field(default=default, metadata={**texts, **limits})
 
 
-def term_weight(default: float, help: str, term: str, *, always: bool = False) -> Any:
+def term_weight(
+    default: float, help: str, term: str, *, always: bool = False, statistics: bool = False
+) -> Any:
     """The weight of a term of the training loss: NAME_weight is that of `vae/losses/NAME.py`.
 
-    `term` is "image" or "latent", as in `LossTerms`. With weight 0 the term is not computed, unless `always`.
+    `term` is "image", "latent" or "view", as in `LossTerms`. With weight 0 the term is not computed, unless
+    `always`. `statistics`: it needs those of the latents (vae/losses/latent_statistics.py).
     """
-    item = option(default, help, at_least=0)
-    return field(default=default, metadata={**item.metadata, "term": term, "always": always})
+    metadata = option(default, help, at_least=0).metadata
+    facts = {"term": term, "always": always, "statistics": statistics}
+    return field(default=default, metadata={**metadata, **facts})
 
 
 def device_option(purpose: str) -> Any:
@@ -271,6 +276,41 @@ class LossConfig:
         "latent",
         always=True,
     )
+    variance_weight: float = term_weight(
+        0.0,
+        "weight of variance expansion, which keeps the posterior's noise at --variance_target; use it with "
+        "--kl_weight 0",
+        "latent",
+        statistics=True,
+    )
+    variance_target: float = option(
+        0.25,
+        "target of --variance_weight: standard deviation of the posterior's noise, as a fraction of the "
+        "latents' standard deviation",
+        at_least=0.001,
+        at_most=1,
+    )
+    local_correlation_weight: float = term_weight(
+        0.0,
+        "weight of max(0, 0.75 - correlation of neighbouring latent vectors)",
+        "latent",
+        statistics=True,
+    )
+    equivariance_weight: float = term_weight(
+        0.0,
+        "weight of the losses of latents that are decoded at 1/2 and 1/4 of their size",
+        "view",
+    )
+    equivariance_turns: bool = option(
+        False, "turn the latents of --equivariance_weight by 0, 90, 180 or 270 degrees, at random"
+    )
+    decoder_noise: float = option(
+        0.0,
+        "largest noise added to the latents before the decoder, as a fraction of their standard deviation; "
+        "each image draws its own from 0 to this; finish without it",
+        at_least=0,
+        at_most=10,
+    )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(
         5000,
@@ -281,6 +321,14 @@ class LossConfig:
         0,
         "optimizer steps by which the adversarial loss starts later than its discriminator",
         at_least=0,
+    )
+    disc_augment: bool = option(
+        False,
+        "change colours, shift and cut out parts of what the discriminator sees (DiffAugment), the same for "
+        "an image and its reconstruction, which is clamped",
+    )
+    lecam_weight: float = option(
+        0.0, "weight of LeCam's penalty on the discriminator; the paper uses 0.001", at_least=0
     )
     disc_ramp: int = option(
         1000, "optimizer steps over which the adversarial loss ramps up to its weight", at_least=0

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vae.config.options import MIN_IMAGE_SIZE, Config, DataConfig, LossConfig, ModelConfig, build
+from vae.config.options import MIN_IMAGE_SIZE, MIN_VIEW, Config, DataConfig, LossConfig, ModelConfig, build
 from vae.config.precision import exclude_precisions
 from vae.system.errors import UserError
 
@@ -115,6 +115,14 @@ def check_together(config: Config) -> None:
         raise UserError(
             "--perceptual_weights has no effect with --perceptual_net random: remove one of these flags"
         )
+    if loss.equivariance_turns and not loss.equivariance_weight:
+        raise UserError("--equivariance_turns has no effect without --equivariance_weight: give both")
+    for name in ("variance_weight", "local_correlation_weight"):
+        if config.optim.train_part == "decoder" and getattr(loss, name):
+            raise UserError(
+                f"--{name} {getattr(loss, name):g} has no effect with --train_part decoder, which keeps the "
+                f"latents: remove --{name}"
+            )
 
 
 def check_augmentations(data: DataConfig) -> None:
@@ -140,6 +148,21 @@ def check_augmentations(data: DataConfig) -> None:
         )
     if data.color_jitter[3] > 0.5:
         raise UserError(f"--color_jitter: the hue {data.color_jitter[3]} is too large: the maximum is 0.5")
+
+
+def check_views(image_size: int, model: ModelConfig, loss: LossConfig) -> None:
+    """Raise UserError if the crop or the latent is too small for a term."""
+    if loss.equivariance_weight and image_size < 2 * MIN_VIEW:
+        raise UserError(
+            f"--equivariance_weight decodes half the crop and needs at least {2 * MIN_VIEW} px, not "
+            f"{image_size}: raise --image_size or remove it"
+        )
+    least = 2 * 2 ** (len(model.channels) - 1)
+    if loss.local_correlation_weight and (image_size < least or model.z_channels < 3):
+        raise UserError(
+            f"--local_correlation_weight needs crops of at least {least} px and --z_channels 3, not "
+            f"{image_size} px and {model.z_channels}: raise them or remove it"
+        )
 
 
 def check_discriminator(image_size: int, loss: LossConfig) -> None:

@@ -66,7 +66,7 @@ def check_content(content: Mapping[str, Any]) -> None:
     _check_progress(content)
     networks = _check_networks(content, config)
     _check_optimizers(content, networks, config.optim.optimizer)
-    _check_running_values(content)
+    _check_running_values(content, config)
 
 
 def _config(values: Mapping[str, Any]) -> Config:
@@ -274,8 +274,11 @@ def _check_optimizer(
             _check_tensor(f"{what}: {name} of parameter {number}", value, wanted)
 
 
-def _check_running_values(content: Mapping[str, Any]) -> None:
+def _check_running_values(content: Mapping[str, Any], config: Config) -> None:
     tensors = _plain_tensors("update", content["update"])
     _check_weights("update", tensors, dict.fromkeys(UPDATE, torch.zeros(())))
-    norms = _plain_tensors("it", {"running_sq_norms": content["running_sq_norms"]})["running_sq_norms"]
-    _check_tensor("running_sq_norms", norms, torch.zeros(2))
+    shapes = {"running_sq_norms": (2,), "running_moments": (3, config.model.z_channels)}
+    shapes |= {"running_logits": (3,)}
+    running = _plain_tensors("it", {name: content[name] for name in shapes if name in content})
+    for name, value in running.items():
+        _check_tensor(name, value, torch.zeros(shapes[name]))

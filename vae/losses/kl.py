@@ -13,11 +13,11 @@ def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> t
     return "KL", kl_per_pixel
 
 
-def kl_per_pixel(mean: Latents, logvar: Latents, pixels: int) -> PerImage:
+def kl_per_pixel(mean: Latents, logvar: Latents, pixels: int, statistics: object = None) -> PerImage:
     """The KL divergence of each image, divided by the `pixels` (height times width) of the image.
 
     The reconstruction loss is a mean over pixels. With this unit, the ratio of both is the same for crops of
-    every size.
+    every size. `statistics` are for other terms.
     """
     return kl_divergence(mean, logvar) / pixels
 

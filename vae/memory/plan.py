@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
+from vae.losses.disc_augment import DRAWS
+from vae.losses.latent_statistics import needs_statistics
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
@@ -105,7 +107,7 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     networks = _meta_networks(spec)
     passes = min(2, -(-spec.batch // micro_batch))  # later passes are like the second: all gradients exist
     images = micro_batch * passes
-    inputs = _meta_inputs(spec, images)
+    inputs = zero_inputs(spec, images, META)
     with LiveBytes() as counter:
         compute_gradients(networks, inputs, [micro_batch] * passes)
     working = counter.peak
@@ -114,7 +116,8 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
         working += pixels * max(0, spec.batch - images)
     working = max(working, counter.current + _update_bytes(networks, spec))
     resident = _resident_bytes(networks, spec)
-    resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch
+    noises = [noise.nbytes for noise in (inputs.noise, inputs.decoder_noise) if noise is not None]
+    resident += (inputs.images.nbytes + sum(noises)) // images * spec.batch
     return resident, working, counter.flops / images
 
 
@@ -141,14 +144,23 @@ def _meta_networks(spec: StepSpec) -> Networks:
     return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last)
 
 
-def _meta_inputs(spec: StepSpec, images: int) -> StepInputs:
-    latent = spec.image_size // downsampling(spec.model)
+def zero_inputs(spec: StepSpec, images: int, device: torch.device | str) -> StepInputs:
+    """The inputs of a step with so many images, all zero."""
+    latent, loss, z_channels = spec.image_size // downsampling(spec.model), spec.loss, spec.model.z_channels
+    zeros = partial(torch.zeros, device=device)
+    noise = zeros(images, z_channels, latent, latent)
     return StepInputs(
-        images=torch.empty(images, 3, spec.image_size, spec.image_size, dtype=torch.uint8, device=META),
-        noise=torch.empty(images, spec.model.z_channels, latent, latent, device=META),
-        image_share=1.0,
-        loss_scale=torch.ones((), device=META),
-        adversarial_factor=torch.ones((), device=META) if spec.loss.adversarial_weight > 0 else None,
+        images=zeros(images, 3, spec.image_size, spec.image_size, dtype=torch.uint8),
+        noise=noise,
+        image_share=1 / images,
+        loss_scale=zeros(()),
+        adversarial_factor=zeros(()) if loss.adversarial_weight > 0 else None,
+        running_moments=zeros(3, z_channels) if needs_statistics(loss) else None,
+        decoder_noise=torch.zeros_like(noise) if loss.decoder_noise > 0 else None,
+        turns=zeros(images) if loss.equivariance_turns else None,
+        augmentation=zeros(images, DRAWS) if loss.disc_augment else None,
+        lecam_weight=loss.lecam_weight,
+        running_logits=zeros(3) if loss.lecam_weight > 0 else None,
     )
 
 

@@ -5,6 +5,7 @@ So its state_dict has the keys of a diffusers file.
 Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent channels.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -255,12 +256,25 @@ class AutoencoderKL(nn.Module):
             latents = self.post_quant_conv(latents)
         return self.decoder(latents)
 
-    def forward(self, images: Images, noise: Latents | None = None) -> tuple[Images, Latents, Latents]:
-        """Reconstruction, posterior mean and log-variance; without `noise`, the mode is decoded."""
+    def forward(
+        self,
+        images: Images,
+        noise: Latents | None = None,
+        decoder_noise: Latents | None = None,
+        views: Sequence[Callable[[torch.Tensor], list[torch.Tensor]]] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """Reconstruction, posterior mean and log-variance; without `noise`, the mode is decoded.
+
+        `decoder_noise` is added to the latents. The images of the latents of each of `views` follow.
+        """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_frozen):
             posterior = self.encode(images)
         latents = posterior.mode() if noise is None else posterior.sample(noise)
-        return self.decode(latents.to(images.dtype)), posterior.mean, posterior.logvar
+        if decoder_noise is not None:
+            latents = latents + decoder_noise
+        dtype = images.dtype
+        others = [self.decode(view.to(dtype)) for function in views for view in function(latents)]
+        return self.decode(latents.to(dtype)), posterior.mean, posterior.logvar, *others
 
 
 def downsampling(config: ModelConfig) -> int:

@@ -14,12 +14,25 @@ def keyed_normal(shape: Sequence[int], *key: int | str, device: torch.device | s
     return torch.randn(shape, generator=generator, device=device)
 
 
-def posterior_noise(
-    epochs: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int, int], seed: int, device: torch.device
+def image_noise(
+    epochs: torch.Tensor,
+    indices: torch.Tensor,
+    shape: tuple[int, ...],
+    seed: int,
+    device: torch.device | str,
+    purpose: str = "noise",  # of the posterior
 ) -> torch.Tensor:
-    """Noise (B, *shape) for the posteriors of a batch; image i has the key (seed, epochs[i], indices[i])."""
+    """Standard normal (B, *shape); image i has the key (purpose, seed, epochs[i], indices[i])."""
     draws = [
-        keyed_normal(shape, "noise", seed, epoch, index, device=device)
+        keyed_normal(shape, purpose, seed, epoch, index, device=device)
         for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True)
     ]
     return torch.stack(draws) if draws else torch.empty(0, *shape, device=device)
+
+
+def image_uniform(
+    epochs: torch.Tensor, indices: torch.Tensor, seed: int, device: torch.device, purpose: str
+) -> torch.Tensor:
+    """Uniform values in [0, 1], one per image (B,), with the keys of `image_noise`; drawn on the CPU."""
+    values = image_noise(epochs, indices, (), seed, "cpu", purpose)
+    return torch.special.ndtr(values).to(device, non_blocking=True)

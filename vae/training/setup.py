@@ -8,7 +8,14 @@ import torch
 
 from vae.config.options import MIN_IMAGE_SIZE, Config
 from vae.config.recipes import recipe_values
-from vae.config.resolve import check_discriminator, check_encoder, check_image_size, check_shape, resolve
+from vae.config.resolve import (
+    check_discriminator,
+    check_encoder,
+    check_image_size,
+    check_shape,
+    check_views,
+    resolve,
+)
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.interop.averaging import hash_of_weights
@@ -289,7 +296,9 @@ def _check_stages(
         if stage.end_epoch <= position.epoch:
             continue
         check_image_size(stage.image_size, config.model)
-        check_discriminator(_shortest_side(config, stage), config.loss)
+        shortest = _shortest_side(config, stage)
+        check_discriminator(shortest, config.loss)
+        check_views(shortest, config.model, config.loss)
         images = stage.batch_size * config.run.accumulation_steps * dist.world_size
         if count < images and not too_few:
             factors = f"{config.run.accumulation_steps} accumulation x {dist.world_size} processes"

@@ -6,7 +6,9 @@ import torch
 
 from vae.data.dataset import Batch
 from vae.losses.adversarial import adaptive_weight, update_running
-from vae.ops.noise import posterior_noise
+from vae.losses.disc_augment import DRAWS
+from vae.losses.latent_statistics import needs_statistics, statistics_of
+from vae.ops.noise import image_noise, image_uniform
 from vae.step import StepInputs, apply_update
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import Sums
@@ -67,9 +69,24 @@ class Stepper:
             measured = self.dist.all_reduce(measured) * scale**2
             state.running_sq_norms = update_running(state.running_sq_norms, measured)
             sums["adversarial_factor"] = factor * len(batch.images)
+        self._update_statistics(batch, sums, total_images)
         if total_images:
             state.update_ema(schedule.ema_decay(state.position.step))
         return Update(sums, norms)
+
+    def _update_statistics(self, batch: Batch, sums: Sums, total_images: int) -> None:
+        """Update the running values of latents and logits, if terms read them; all processes together."""
+        state, count = self.state, max(1, total_images)
+        if "latent_moments" in sums:
+            measured = self.dist.all_reduce(sums.pop("latent_moments")) / count
+            if total_images:
+                state.running_moments = update_running(state.running_moments, measured)
+        if "lecam" in sums:
+            images = torch.full_like(sums["logits_real"], len(batch.images))
+            logits = torch.stack([images, sums["logits_real"], sums["logits_fake"]])
+            measured = self.dist.all_reduce(logits) / count
+            if total_images:
+                state.running_logits = update_running(state.running_logits, measured)
 
     def _expected_images(self, batch: Batch) -> int:
         """The images of all processes in this step, before they have exchanged their numbers."""
@@ -85,13 +102,54 @@ class Stepper:
         height, width = (side // model.downsampling for side in batch.images.shape[2:])
         shape = (model.config.z_channels, height, width)
         pixels = batch.images.to(device, non_blocking=True)
-        noise = posterior_noise(batch.epochs, batch.indices, shape, self._seed, device)
+        noise = image_noise(batch.epochs, batch.indices, shape, self._seed, device)
         share = self.dist.world_size / max(1, total_images)
+        loss, factor = self.schedule.loss, self._adversarial_factor()
+        decoder_noise, turns = self._decoder_noise(batch, shape), self._turns(batch)
+        augmentation = None
+        if loss.disc_augment and factor is not None:
+            keys = batch.epochs, batch.indices
+            draws = image_noise(*keys, (DRAWS,), self._seed, "cpu", "discriminator")
+            augmentation = torch.special.ndtr(draws).to(device, non_blocking=True)
+        has_lecam = loss.lecam_weight > 0 and factor is not None
         if len(pixels) == 0:
             pixels = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device)
             noise = torch.zeros(1, *shape, device=device)
             share = 0.0
-        return StepInputs(pixels, noise, share, self.state.update.loss_scale, self._adversarial_factor())
+            decoder_noise = None if decoder_noise is None else torch.zeros_like(noise)
+            turns = None if turns is None else torch.zeros(1, device=device)
+            augmentation = None if augmentation is None else torch.zeros(1, DRAWS, device=device)
+        return StepInputs(
+            pixels,
+            noise,
+            share,
+            self.state.update.loss_scale,
+            factor,
+            self.state.running_moments if needs_statistics(loss) else None,
+            decoder_noise,
+            turns,
+            augmentation,
+            loss.lecam_weight,
+            self.state.running_logits if has_lecam else None,
+        )
+
+    def _decoder_noise(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
+        """The noise of --decoder_noise (B, *shape), in the units of the latents."""
+        largest, device = self.schedule.loss.decoder_noise, self.dist.device
+        if largest == 0:
+            return None
+        keys = batch.epochs, batch.indices
+        share = image_uniform(*keys, self._seed, device, "decoder noise share")[:, None, None, None]
+        noise = image_noise(*keys, shape, self._seed, device, "decoder noise")
+        return largest * share * noise * statistics_of(self.state.running_moments).std
+
+    def _turns(self, batch: Batch) -> torch.Tensor | None:
+        """Quarter turns of each image (B,), for --equivariance_turns."""
+        loss = self.schedule.loss
+        if not (loss.equivariance_weight and loss.equivariance_turns):
+            return None
+        draws = image_uniform(batch.epochs, batch.indices, self._seed, self.dist.device, "turns")
+        return (4 * draws).floor().clamp(max=3)
 
     def _adversarial_factor(self) -> torch.Tensor | None:
         """The weight of the adversarial term in this step, or None before --disc_start."""

@@ -102,8 +102,10 @@ def _replay(captured: _Captured, inputs: StepInputs) -> Sums:
     captured.replay()
     for parameter, gradient in captured.gradients:
         parameter.grad = gradient
-    values = torch.stack(list(captured.sums.values()))  # copies, as the next step overwrites the graph's
-    return dict(zip(captured.sums, values.unbind(), strict=True))
+    sums = captured.sums
+    values = torch.cat([value.flatten() for value in sums.values()])  # a copy: the next step overwrites them
+    parts = values.split([value.numel() for value in sums.values()])
+    return {name: part.view(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
 
 
 def _names(inputs: StepInputs) -> list[str]:

@@ -63,12 +63,13 @@ def crops_text(crop: str, image_size: int, buckets: Buckets | None) -> str:
 
 def loss_line(terms: LossTerms, loss: LossConfig) -> str:
     """The weighted terms of the loss."""
-    parts = [f"{term.weight:g} {term.label}" for term in (*terms.image, *terms.latent)]
+    parts = [f"{term.weight:g} {term.label}" for term in terms.all]
     if loss.adversarial_weight:
         parts.append(
             f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start + loss.disc_warmup}"
         )
-    return " + ".join(parts)
+    noise = f"; decoder noise up to {loss.decoder_noise:g} std" if loss.decoder_noise else ""
+    return " + ".join(parts) + noise
 
 
 def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compiled: bool) -> str:

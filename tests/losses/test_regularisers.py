@@ -1,0 +1,138 @@
+"""The terms of the latents: their formulas, their minimum, and what they may not depend on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from vae.config.options import LossConfig
+from vae.config.resolve import resolve
+from vae.losses.equivariance import smaller
+from vae.losses.latent_statistics import LatentStatistics, moments, needs_statistics, statistics_of
+from vae.losses.local_correlation import missing_correlation
+from vae.losses.variance import DELTA, variance_expansion
+from vae.system.errors import UserError
+
+ONE = torch.ones((), dtype=torch.float64)
+UNIT = LatentStatistics(0 * ONE, ONE)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_statistics_are_those_of_the_latents_from_the_first_step_on():
+    latents = normal(6, 3, 5, 4) * torch.tensor([0.1, 2.0, 30.0])[:, None, None] + 1
+    mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3), correction=0)
+    for steps in (1, 7):
+        running = torch.zeros(3, 3, dtype=torch.float64)
+        for _ in range(steps):
+            running = running.lerp(moments(latents).mean(0), 0.01)
+        found = statistics_of(running)
+        torch.testing.assert_close(found.mean.flatten(), mean)
+        torch.testing.assert_close(found.std.flatten(), std)
+    unknown = statistics_of(torch.zeros(3, 3))
+    assert unknown.mean.unique().tolist() == [0]
+    assert unknown.std.unique().tolist() == [1]
+
+
+def test_a_dead_channel_is_not_enlarged():
+    latents = normal(2, 2, 4, 4) * torch.tensor([1.0, 0.0])[:, None, None]
+    std = statistics_of(moments(latents).mean(0)).std.flatten()
+    assert float(std[1]) == pytest.approx(1e-3 * float(std[0]))
+
+
+def test_statistics_are_measured_only_if_something_reads_them():
+    assert not needs_statistics(LossConfig())
+    for name in ("variance_weight", "local_correlation_weight", "decoder_noise"):
+        assert needs_statistics(replace(LossConfig(), **{name: 0.1}))
+
+
+def test_variance_expansion_is_zero_at_its_target_and_positive_elsewhere():
+    statistics = LatentStatistics(0 * ONE, torch.tensor([2.0, 0.5])[:, None, None])
+    sigma = 0.3 * statistics.std.expand(1, 2, 3, 3)
+    found = [
+        variance_expansion(sigma, 2 * (factor * sigma).log(), 0, statistics, target=0.3).item()
+        for factor in (0.2, 0.9, 1.0, 1.1, 3.0)
+    ]
+    assert found[2] == pytest.approx(0, abs=1e-9)
+    assert found[0] > found[1] > found[2] < found[3] < found[4]
+
+
+@pytest.mark.parametrize("gain", [0.0, 3.0, 10.0])
+def test_variance_expansion_balances_a_linear_decoder_as_its_formula_says(gain):
+    """λ / (ρ + δ)² = λ / (1 + δ)² + J² target²: without a gain, the target; else about the docstring's."""
+    weight, target = 1e-2, 0.5
+    logvar = torch.full((1, 1, 1, 1), -3.0, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logvar], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimizer.zero_grad()
+        error = gain**2 * logvar.exp().mean()
+        value = error + weight * variance_expansion(logvar, logvar, 0, UNIT, target=target).mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    sigma = float((0.5 * logvar.detach()).exp())
+    ratio = (weight / (weight / (1 + DELTA) ** 2 + gain**2 * target**2)) ** 0.5 - DELTA
+    assert sigma == pytest.approx(target * ratio**0.5, rel=0.02)
+    if gain == 3.0:
+        assert sigma == pytest.approx((weight * target**2 / gain**2) ** 0.25, rel=0.08)
+
+
+def test_local_correlation_is_the_mean_over_pairs_of_the_windows():
+    latents, statistics = normal(2, 5, 4, 3), LatentStatistics(0.3 * ONE, 2 * ONE)
+    tokens = ((latents - 0.3) / 2).permute(0, 2, 3, 1)
+    found = []
+    for image in tokens:
+        values = []
+        for row in range(3):
+            for column in range(2):
+                window = image[row : row + 2, column : column + 2].reshape(4, 5)
+                pairs = torch.corrcoef(window)[torch.triu(torch.ones(4, 4), 1) > 0]
+                values.append(pairs.mean())
+        found.append(0.75 - torch.stack(values).mean())
+    torch.testing.assert_close(missing_correlation(latents, latents, 0, statistics), torch.stack(found))
+
+
+def test_equal_neighbours_cost_nothing():
+    latents = normal(1, 8, 1, 1).expand(1, 8, 4, 4)
+    assert missing_correlation(latents, latents, 0, UNIT).item() == 0
+
+
+@pytest.mark.parametrize("side", [64, 128, 256])  # positions: images of 512 to 2048 px
+def test_no_latent_term_grows_with_the_area_or_the_batch(side):
+    one, many = normal(1, 8, 64, 64), normal(3, 8, side, side, seed=1)
+    for function in (missing_correlation, lambda *args: variance_expansion(*args, target=0.2)):
+        expected = function(one, 0.3 * one - 2, 64 * 64 * 64, UNIT)
+        found = function(many, 0.3 * many - 2, 64 * side * side, UNIT)
+        assert found.shape == (3,)
+        torch.testing.assert_close(found, expected.expand(3), rtol=0.03, atol=0)  # other random values
+
+
+def test_views_are_area_means_turned_per_image():
+    images, turns = normal(4, 3, 72, 72), torch.tensor([0.0, 1.0, 2.0, 3.0])
+    half, quarter = smaller(images, 8, 8, turns, with_turns=True)  # 9 positions: 4 and 2 of them are whole
+    expected = F.avg_pool2d(images[..., :64, :64], 2)
+    for index in range(4):
+        assert torch.equal(half[index], expected[index].rot90(index, (1, 2)))
+    assert quarter.shape == (4, 3, 16, 16)
+    latents = smaller(normal(4, 2, 9, 9), 1, 8, turns, with_turns=True)
+    assert [view.shape[2:] for view in latents] == [(4, 4), (2, 2)]
+    assert len(smaller(normal(1, 2, 6, 6), 1, 8, None, with_turns=False)) == 1  # a quarter has 8 px
+    (wide,) = smaller(normal(2, 3, 32, 48), 8, 8, torch.tensor([1.0, 2.0]), with_turns=True)
+    assert wide.shape == (2, 3, 16, 24)  # a quarter turn would change the shape
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"equivariance_turns": True}, "--equivariance_turns has no effect without"),
+        ({"variance_weight": 0.1, "train_part": "decoder", "init_from": "x"}, "--variance_weight 0.1 has no"),
+    ],
+)
+def test_options_without_an_effect_are_errors(given, message):
+    with pytest.raises(UserError, match=message):
+        resolve(given, None, {}, {})
