@@ -16,7 +16,10 @@ from vae.prepare.perceptual_hash import MIRROR
 # is found.
 MAX_LOW, MAX_ALL = 5, 20
 # Hashes that differ in 5 bits agree in at least 3 of 8 bytes, so every choice of 3 bytes is a bucket key.
-BYTES, KEY_BYTES = 8, 3
+# With 2**27 hashes, and as many mirrored ones, a bucket has 16. For more hashes, a key has 4 bytes.
+# This finds all pairs that differ in at most 4 bits, and 76 % of those that differ in 5: in at most 4 bytes.
+BYTES, KEY_BYTES, LONG_KEY_BYTES = 8, 3, 4
+MAX_SHORT_KEYS = 2**27
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
 MAX_NEIGHBOURS = 64
 MAX_AT_ONCE = 2**22  # hashes that are sorted at once, about 200 MB; more of them are sorted in parts
@@ -28,7 +31,8 @@ def find_clusters(hashes: np.ndarray) -> np.ndarray:
 
     Two hashes form a pair if one of them, or its mirrored hash, differs from the other in at most MAX_LOW of
     the lower 64 signs and MAX_ALL of all 128. Clusters are the connected components of these pairs.
-    All pairs are found, except in buckets with more than 64 similar hashes.
+    All pairs are found, except in buckets with more than 64 similar hashes. Among more than MAX_SHORT_KEYS
+    hashes, 24 % of the pairs that differ in MAX_LOW signs are not found.
     """
     if len(hashes) == 0:
         return np.zeros(0, dtype=np.int64)
@@ -56,7 +60,8 @@ def _near_pairs(unique: np.ndarray, max_at_once: int) -> Iterator[tuple[np.ndarr
     """Positions of near hashes among (U, 2) different ones, in blocks."""
     parts = max(1, min(256, -(-2 * len(unique) // max_at_once)))
     limits = [256 * part // parts for part in range(parts + 1)]
-    for chosen in combinations(range(BYTES), KEY_BYTES):
+    key_bytes = KEY_BYTES if len(unique) <= MAX_SHORT_KEYS else LONG_KEY_BYTES
+    for chosen in combinations(range(BYTES), key_bytes):
         for least, limit in pairwise(limits):  # hashes that agree in the first byte are in the same part
             both, position = _with_byte(unique, chosen[0], least, limit)
             keys = bucket_keys(both, chosen)
