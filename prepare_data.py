@@ -6,6 +6,7 @@ import sys
 from vae.config.prepare_flags import (
     AnalyzeConfig,
     IndexConfig,
+    MergeConfig,
     PreprocessConfig,
     ShardConfig,
     SplitConfig,
@@ -18,6 +19,10 @@ from vae.system.script import run_script
 def main(argv: list[str]) -> int:
     """Flags to one call; returns the exit code."""
     config = parse_prepare_flags(argv)
+    if isinstance(config, PreprocessConfig | ShardConfig) and config.engine == "ray":
+        from vae.prepare.ray_parts import run_on_ray
+
+        return run_on_ray(config)
     if isinstance(config, PreprocessConfig):
         from vae.prepare.preprocess.preprocess_images import run_preprocess
 
@@ -34,6 +39,10 @@ def main(argv: list[str]) -> int:
         from vae.prepare.tars.index_tars import run_index
 
         return run_index(config)
+    if isinstance(config, MergeConfig):
+        from vae.prepare.merge import run_merge
+
+        return run_merge(config)
     if isinstance(config, AnalyzeConfig):
         from vae.prepare.analyze.analyze_images import run_analyze
 
@@ -48,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    resumable = {"preprocess", "shard", "index", "demo"} & set(
+    resumable = {"preprocess", "shard", "merge", "index", "demo"} & set(
         sys.argv
     )  # the other modes write only at their end
     run_script(

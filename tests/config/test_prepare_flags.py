@@ -20,7 +20,7 @@ FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
         (["--mode", "analyze", "--mode", "split"], ("--mode analyze and --mode split", "one mode")),
         (
             ["--mode", "xyz"],
-            ("--mode xyz", "choose one of preprocess, validate, shard, index, analyze, split, demo"),
+            ("--mode xyz", "choose one of preprocess, validate, shard, merge, index, analyze, split, demo"),
         ),
         (["--mod", "preprocess"], ("--mod:", "did you mean --mode?")),
         (["--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -47,21 +48,35 @@ def test_node_that_does_not_see_the_input_is_an_error_and_not_a_folder_of_bad_im
     assert probed == str(tmp_path / "raw" / "a.png")
     (tmp_path / "raw" / "a.png").unlink()  # as an empty mount point
     with pytest.raises(UserError, match=r"--engine ray: node .* does not see .*a\.png"):
-        engine._run_items((print, Limits(), os.getcwd(), [probed]), ["x"])
+        engine._NodeActor(lambda _: print, 1, os.getcwd(), [probed]).run("x")
 
 
-def test_items_of_a_task_are_run_in_a_process_with_limits(tmp_path, monkeypatch):
+def test_items_of_a_batch_are_run_in_processes_that_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = engine._run_items((os.path.abspath, Limits(), str(tmp_path), [str(tmp_path)]), ["a", "b"])
-    assert found == [("a", str(tmp_path / "a")), ("b", str(tmp_path / "b"))]
+    make = partial(engine._item_worker, _absolute_and_process, Limits())
+    actor = engine._NodeActor(make, 1, str(tmp_path), [str(tmp_path)])
+    one, two = actor.run(["a", "b"]), actor.run(["c"])
+    assert [(item, path) for item, (path, _) in [*one, *two]] == [(x, str(tmp_path / x)) for x in "abc"]
+    assert len({process for _, (_, process) in [*one, *two]}) == 1
+    assert os.getpid() not in {process for _, (_, process) in one}
 
 
-@pytest.mark.parametrize(
-    ("cpus", "num_workers", "tasks"), [(8, "auto", 16), (8, "3", 3), (1, "9", 2), (0, "auto", 2)]
-)
-def test_tasks_at_once(cpus, num_workers, tasks):
-    ray = SimpleNamespace(cluster_resources=lambda: {"CPU": float(cpus)} if cpus else {})
-    assert engine._most_tasks(ray, num_workers) == tasks
+def _absolute_and_process(name):
+    return os.path.abspath(name), os.getpid()
+
+
+@pytest.mark.parametrize(("num_workers", "cores"), [("auto", {"a": 8, "b": 2}), ("3", {"a": 3, "b": 2})])
+def test_processes_of_each_node(num_workers, cores):
+    nodes = [
+        {"NodeID": name, "Alive": name != "dead", "Resources": {"CPU": count} if count else {}}
+        for name, count in {"a": 8.0, "b": 2.0, "head": 0.0, "dead": 4.0}.items()
+    ]
+    cluster = object.__new__(engine.Cluster)
+    cluster._ray, cluster._config = (
+        SimpleNamespace(nodes=lambda: nodes),
+        SimpleNamespace(num_workers=num_workers),
+    )
+    assert cluster.cores() == cores
 
 
 def test_items_are_read_as_needed():

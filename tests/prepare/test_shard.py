@@ -83,7 +83,7 @@ def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tm
             monkeypatch.setattr(
                 shard_images,
                 "_write_all",
-                lambda root, plans, *rest: write_all(root, islice(plans, 2), *rest),
+                lambda root, config, plans, *rest: write_all(root, config, islice(plans, 2), *rest),
             )
             pack(source, folder, 20_000, val_split=0.05)
             (folder / "dataset.json").unlink()  # as if it had stopped before its end

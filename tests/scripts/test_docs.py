@@ -27,7 +27,7 @@ FOREIGN = {
     "torchrun": {"--nproc_per_node", "--max_restarts", "--nnodes"}
     | {"--rdzv_backend", "--rdzv_endpoint", "--rdzv_id", "--rdzv_conf"},
     "sbatch": {"--nodes", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node"}
-    | {"--requeue", "--open-mode"},
+    | {"--requeue", "--open-mode", "--array", "--parsable", "--dependency", "--wrap"},
     "ray": {"--head", "--port", "--address"},
     "wsl": {"--install"},
     "py": {"--version"},

@@ -13,6 +13,8 @@ from vae.config.values import most_similar
 from vae.system import console
 from vae.system.errors import EXIT_DATA, UsageError, UserError
 
+MAX_PARTS = 10_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class RulesConfig:
@@ -32,11 +34,11 @@ class RulesConfig:
         False, "use the first frame of animations and multi-page files instead of rejecting them"
     )
     num_workers: str = option(
-        "auto", "processes; auto: one per usable core, of all nodes with --engine ray", metavar="N"
+        "auto", "processes, of each node with --engine ray; auto: one per usable core", metavar="N"
     )
     engine: str = option(
         "processes",
-        "processes: of this machine; ray: tasks on a Ray cluster, whose nodes must all see the input and the "
+        "processes: of this machine; ray: on a Ray cluster, whose nodes must all see the input and the "
         "output folder under the same paths; pip install ray",
         choices=("processes", "ray"),
     )
@@ -70,6 +72,11 @@ class PreprocessConfig(ReadingConfig):
 
     output_dir: str = option(
         MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
+    )
+    part: str | None = option(
+        None,
+        "do this part of the work, 0/N to N-1/N, each with a ledger of its own; --mode merge joins them",
+        metavar="I/N",
     )
     target_size: tuple[int, ...] = option(
         (1024,),
@@ -120,6 +127,11 @@ class ShardConfig(ReadingConfig):
 
     output_dir: str = option(
         MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
+    )
+    part: str | None = option(
+        None,
+        "do this part of the work, 0/N to N-1/N, each with a ledger of its own; --mode merge joins them",
+        metavar="I/N",
     )
     shard_mb: int = option(80, "size of a shard in megabytes", metavar="MB", at_least=1)
     val_split: float = option(
@@ -194,6 +206,14 @@ class AnalyzeConfig(ReadingConfig):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    """Join the parts of --part I/N."""
+
+    output_dir: str = option(MISSING, "output folder of the parts", metavar="DIR")
+    num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
+
+
 PREVIOUS = "as in the previous split; first split: "
 
 
@@ -258,18 +278,26 @@ class DemoConfig:
 
 
 PrepareConfig = (
-    PreprocessConfig | ValidateConfig | ShardConfig | IndexConfig | AnalyzeConfig | SplitConfig | DemoConfig
+    PreprocessConfig
+    | ValidateConfig
+    | ShardConfig
+    | MergeConfig
+    | IndexConfig
+    | AnalyzeConfig
+    | SplitConfig
+    | DemoConfig
 )
 CONFIG_OF: dict[str, type[PrepareConfig]] = {
     "preprocess": PreprocessConfig,
     "validate": ValidateConfig,
     "shard": ShardConfig,
+    "merge": MergeConfig,
     "index": IndexConfig,
     "analyze": AnalyzeConfig,
     "split": SplitConfig,
     "demo": DemoConfig,
 }
-DESCRIPTION = "Prepare a training set from raw image files, in seven modes. Each mode has its own flags."
+DESCRIPTION = "Prepare a training set from raw image files, in eight modes. Each mode has its own flags."
 
 
 def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
@@ -368,6 +396,8 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
         if len(set(config.target_size)) < len(config.target_size):
             sizes = " ".join(map(str, config.target_size))
             raise UsageError(f"--target_size {sizes} names one size twice: give each size once")
+    if isinstance(config, PreprocessConfig | ShardConfig) and config.part is not None:
+        _check_part(config)
     if isinstance(config, ShardConfig | IndexConfig) and not 0 <= config.val_split < 1:
         raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
     if isinstance(config, ShardConfig) and config.drop and config.parent is None:
@@ -384,6 +414,19 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
                 f"--quarantine_dir with --limit {config.limit} would leave the other files unchecked: "
                 "leave one of the two out"
             )
+
+
+def _check_part(config: PreprocessConfig | ShardConfig) -> None:
+    number, _, count = str(config.part).partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count) <= MAX_PARTS):
+        raise UsageError(
+            f"--part {config.part} is no part: give 0/N to N-1/N, for example 0/16 to 15/16; N is at most "
+            f"{MAX_PARTS}"
+        )
+    if config.limit is not None:
+        raise UsageError(f"--limit {config.limit} has no meaning with --part: leave one of the two out")
+    if config.engine == "ray":
+        raise UsageError("--engine ray makes its own parts: leave --part out")
 
 
 def _check_limits(config: ReadingConfig) -> None:

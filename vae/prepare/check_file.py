@@ -22,7 +22,7 @@ from vae.system.host import GIB
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
 BYTES_PER_PIXEL = 16
 NEAR_BLANK = 2.0  # levels: below this standard deviation only sensor noise remains
-FILES_PER_TASK = 32  # of Ray: a task starts a process, which takes as long as decoding a few of them
+FILES_PER_TASK = 32  # for each core of a Ray node: at the end of a batch, cores wait for the slowest file
 SAMPLE_SIDE = 256  # px: enough points to measure blankness
 
 

@@ -1,31 +1,41 @@
 """The tasks of a mode: in worker processes of this machine, or with --engine ray on a Ray cluster.
 
-A Ray task runs some items in a worker process of its node, with the limits of pool.py, so both engines give
-the same results. Ray repeats a task whose node dies on another node. This is safe because every task of this
-package gives the same files again. All nodes must see the folders under the same paths.
+On Ray, an actor on each node runs either whole parts of a mode (parts.py), or items in batches, in worker
+processes with the limits of pool.py. An actor lives as long as its node. If it is lost, another one repeats
+its jobs. This is safe because every job of this package gives the same files again. All nodes must see the
+folders under the same paths.
 """
 
 import os
 import platform
 import signal
 import socket
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vae.config.prepare_flags import RulesConfig
-from vae.prepare.pool import Answer, Failure, Item, Limits, count_workers, run_each
+from vae.prepare.pool import Answer, Failure, Item, Limits, Pool, count_workers, run_each
 from vae.system import console
 from vae.system.addresses import is_remote
 from vae.system.errors import UserError
+from vae.system.files import nearest_existing
 
-TASKS_PER_CPU = 2  # at once: the next one is already on its way
-MAX_RETRIES = 20  # of a task whose node died; then it is the task that ends nodes
+JOBS_PER_NODE = 2  # at once: the next one is already on its way
+MAX_LOST = 20  # actors with which a job was lost; then it is the job that ends them
 CONNECT_SECONDS = 10.0
-PATIENCE_SECONDS = 30.0  # without a result, until the cluster is checked
+POLL_SECONDS = 2.0  # until the driver looks for new nodes
+PATIENCE_SECONDS = 30.0  # without a node, until a warning
+
+Job = Any
+Work = Callable[[Job], Any]  # done in an actor
 
 
 def run_tasks(
@@ -36,42 +46,36 @@ def run_tasks(
     *,
     items_per_task: int = 1,
 ) -> Generator[tuple[Item, Answer | Failure], None, None]:
-    """As pool.run_each, with the engine that `config` names; Ray gets `items_per_task` items at a time."""
+    """As pool.run_each, with the engine of `config`; Ray sends `items_per_task` for each core at a time."""
     if config.engine == "ray":
-        return _run_on_ray(function, items, config, limits, items_per_task)
+        return _run_items_on_ray(function, items, config, limits, items_per_task)
     return run_each(function, items, num_workers=count_workers(config.num_workers), limits=limits)
 
 
-def _run_on_ray(
+def _run_items_on_ray(
     function: Callable[[Item], Answer],
     items: Iterable[Item],
     config: RulesConfig,
     limits: Limits,
     items_per_task: int,
 ) -> Generator[tuple[Item, Answer | Failure], None, None]:
-    ray = _connect(config.ray_address)
-    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_run_items)
-    paths = (getattr(config, name, None) for name in ("input_dir", "output_dir"))
-    folders = [path for path in paths if path and not is_remote(path)]
-    seen = [*map(_probe_path, folders), *([] if all(map(os.path.isabs, folders)) else [os.getcwd()])]
-    shared = ray.put((function, limits, os.getcwd(), seen))
-    batches = _batches(iter(items), items_per_task)
-    pending: list[Any] = []
-    try:
-        while True:
-            for batch in islice(batches, max(0, _most_tasks(ray, config.num_workers) - len(pending))):
-                pending.append(task.remote(shared, batch))
-            if not pending:
-                return
-            done, pending = ray.wait(pending, timeout=PATIENCE_SECONDS)
-            if not done and not ray.cluster_resources().get("CPU"):
-                console.warning("--engine ray: the cluster has no node with a CPU: waiting for one")
-            for reference in done:
-                yield from _result(ray, reference)
-    finally:
-        with suppress(Exception):  # the cluster may have ended: the error that is being raised says so
-            for reference in pending:
-                ray.cancel(reference, force=True)
+    cluster = Cluster(config, partial(_item_worker, function, limits))
+    for results in cluster.run(_batches(iter(items), items_per_task * cluster.cores_per_node())):
+        yield from results
+
+
+def _item_worker(function: Callable[[Item], Answer], limits: Limits, num_workers: int) -> Work:
+    """A function of a batch of items, which gives the result of each."""
+    pool: Pool[Item, Answer] = Pool(function, num_workers, limits)
+
+    def run(items: list[Item]) -> list[tuple[Item, Answer | Failure]]:
+        try:
+            return list(pool.run(iter(items)))
+        except BaseException:
+            pool.kill()
+            raise
+
+    return run
 
 
 def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
@@ -79,46 +83,154 @@ def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def _run_items(
-    shared: tuple[Callable[[Item], Answer], Limits, str, Sequence[str]], items: Sequence[Item]
-) -> list[tuple[Item, Answer | Failure]]:
-    """A Ray task: the results of some items, from one worker process."""
-    function, limits, folder, seen = shared
-    for path in seen:
-        if not os.path.lexists(path):
-            raise UserError(
-                f"--engine ray: node {platform.node()} does not see {path}: every node needs the input and "
-                "the output folder under the same path"
-            )
-    if folder in seen:
-        os.chdir(folder)  # paths are relative to it
-    with closing(run_each(function, items, num_workers=1, limits=limits)) as results:
-        return list(results)
+class _NodeActor:
+    """What runs on a node, as long as it lives."""
+
+    def __init__(self, make: Callable[[int], Work], num_workers: int, folder: str, seen: list[str]):
+        self._make, self._num_workers, self._folder, self._seen = make, num_workers, folder, seen
+        self._work: Work | None = None
+
+    def run(self, job: Job) -> Any:
+        """The result of a job; UserError if the node lacks a path that the driver has seen."""
+        if self._work is None:  # not in the constructor, whose errors Ray reports as a lost actor
+            self._check_paths()
+            self._work = self._make(self._num_workers)
+        return self._work(job)
+
+    def _check_paths(self) -> None:
+        for path in self._seen:
+            if not os.path.lexists(path):
+                raise UserError(
+                    f"--engine ray: node {platform.node()} does not see {path}: every node needs the input "
+                    "and the output folder under the same path"
+                )
+        if self._folder in self._seen:
+            os.chdir(self._folder)  # paths are relative to it
+
+
+def _in_actor(make: Callable[[int], Work], num_workers: int) -> Work:
+    """As `make`; its worker processes do not import the main module, a script of Ray that takes seconds."""
+    with suppress(AttributeError):
+        del sys.modules["__main__"].__file__
+    return make(num_workers)
+
+
+class _Node(NamedTuple):
+    actor: Any
+    jobs: dict[Any, Job]  # by the reference to the result
+
+
+class Cluster:
+    """A Ray cluster, on which jobs are done by one actor for each node."""
+
+    def __init__(self, config: RulesConfig, make: Callable[[int], Work]):
+        """Connect to it. `make` gives, on a node, a function of a job; it gets the number of processes."""
+        self._ray, self._config, self._make = _connect(config.ray_address), config, make
+        paths = (getattr(config, name, None) for name in ("input_dir", "output_dir"))
+        folders = [path for path in paths if path and not is_remote(path)]
+        self._seen = [
+            *map(_probe_path, folders),
+            *([] if all(map(os.path.isabs, folders)) else [os.getcwd()]),
+        ]
+        self._nodes: dict[str, _Node] = {}
+
+    def cores(self) -> dict[str, int]:
+        """Processes of each node that lives, by its identity."""
+        found = {
+            node["NodeID"]: int(node["Resources"].get("CPU", 0))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        }
+        most = sys.maxsize
+        if str(self._config.num_workers).strip() != "auto":
+            most = count_workers(self._config.num_workers)
+        return {node: min(cores, most) for node, cores in found.items() if cores}
+
+    def cores_per_node(self) -> int:
+        """Of the largest node."""
+        return max(self.cores().values(), default=1)
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Any]:
+        """The results of all jobs, in the order of completion; the jobs of a lost actor are done again."""
+        lost: Counter[str] = Counter()
+        again: deque[Job] = deque()
+        waited = 0.0
+        try:
+            while True:
+                self._start_actors()
+                self._give(again, jobs)
+                pending = {reference: name for name, node in self._nodes.items() for reference in node.jobs}
+                if not pending and self._nodes:
+                    return
+                done = self._ray.wait(list(pending), timeout=POLL_SECONDS)[0] if pending else []
+                waited = _wait_for_node(waited) if not self._nodes else 0.0
+                for reference in done:
+                    name = pending[reference]
+                    if name not in self._nodes:
+                        continue  # lost with an earlier result
+                    try:
+                        yield self._ray.get(reference)
+                        del self._nodes[name].jobs[reference]
+                    except self._ray.exceptions.RayTaskError as error:
+                        raise error.cause from None
+                    except self._ray.exceptions.RayError as error:
+                        again += _lost_jobs(self._nodes.pop(name), lost, error)
+                        time.sleep(POLL_SECONDS)  # Ray needs some seconds to notice that a node has died
+        finally:
+            with suppress(Exception):  # the cluster may have ended: the error that is being raised says so
+                for node in self._nodes.values():
+                    self._ray.kill(node.actor)
+
+    def _start_actors(self) -> None:
+        """An actor for each node that has none."""
+        strategies = import_module("ray.util.scheduling_strategies")
+        for name, cores in self.cores().items():
+            if name not in self._nodes:
+                strategy = strategies.NodeAffinitySchedulingStrategy(name, soft=False)
+                actor = self._ray.remote(num_cpus=cores, scheduling_strategy=strategy)(_NodeActor)
+                make = partial(_in_actor, self._make)
+                self._nodes[name] = _Node(actor.remote(make, cores, os.getcwd(), self._seen), {})
+
+    def _give(self, again: deque[Job], jobs: Iterator[Job]) -> None:
+        """Give each node one job after another, first those that were lost."""
+        for _ in range(JOBS_PER_NODE):
+            for node in self._nodes.values():
+                if len(node.jobs) < JOBS_PER_NODE:
+                    try:
+                        job = again.popleft() if again else next(jobs)
+                    except StopIteration:
+                        return
+                    node.jobs[node.actor.run.remote(job)] = job
+
+
+def _lost_jobs(node: _Node, lost: Counter[str], error: Exception) -> list[Job]:
+    """The jobs of a lost actor; UserError if it was working on one that was lost too often."""
+    jobs = list(node.jobs.values())
+    lost[str(jobs[0])] += 1
+    if lost[str(jobs[0])] > MAX_LOST:
+        line = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(f"--engine ray: {line}: the same command continues from here") from error
+    return jobs
+
+
+def _wait_for_node(waited: float) -> float:
+    """Wait, and return for how long in total; a warning says so once."""
+    time.sleep(POLL_SECONDS)
+    if waited < PATIENCE_SECONDS <= waited + POLL_SECONDS:
+        console.warning("--engine ray: the cluster has no node with a CPU: waiting for one")
+    return waited + POLL_SECONDS
 
 
 def _probe_path(path: str) -> str:
-    """The path of something in a folder: an empty mount point lacks it. A file is probed itself."""
+    """The path of something in a folder: an empty mount point lacks it.
+
+    A file is probed itself, and of a missing folder, that in which it will be.
+    """
     path = os.path.abspath(path)
     if not os.path.isdir(path):
-        return path
+        return str(nearest_existing(path))
     with os.scandir(path) as entries:
         return next((entry.path for entry in entries if not entry.name.endswith(".tmp")), path)
-
-
-def _most_tasks(ray: Any, num_workers: str) -> int:
-    """Tasks at once: some for each CPU that the cluster has now, but no more than --num_workers."""
-    most = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 0)))
-    return most if str(num_workers).strip() == "auto" else min(most, count_workers(num_workers))
-
-
-def _result(ray: Any, reference: Any) -> Iterator[Any]:
-    try:
-        yield from ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    except ray.exceptions.RayError as error:
-        line = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(f"--engine ray: {line}: the same command continues from here") from error
 
 
 def _check_address(address: str) -> None:

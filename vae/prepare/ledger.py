@@ -86,10 +86,11 @@ class Skips:
 class Ledger:
     """A listing of files and their results. Every change is on disk at once and survives a killed process."""
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], lock_seconds: float = 2.0):
+        """Open or create it; UserError if another process has it for longer than `lock_seconds`."""
         uri = Path(path).absolute().as_uri()  # so that `inherit` can give options
         self._db = sqlite3.connect(
-            uri, timeout=2, isolation_level=None, uri=True
+            uri, timeout=lock_seconds, isolation_level=None, uri=True
         )  # each statement is a transaction
         self._db.create_function("of", 1, lambda name: f"of {printable(os.fsdecode(name))}")
         try:
@@ -155,6 +156,16 @@ class Ledger:
             "JOIN other.results AS theirs USING (name) WHERE EXISTS "
             "(SELECT 1 FROM main.notes JOIN other.notes USING (key, value) WHERE key = ?)",
             (os.fsencode(INPUT_DIR),),
+        )
+        self._db.execute("DETACH DATABASE other")
+
+    def join(self, path: Path) -> None:
+        """Add the files of another, closed ledger to the listing, with their results."""
+        self._db.execute("ATTACH DATABASE ? AS other", (f"{path.absolute().as_uri()}?immutable=1",))
+        self._db.execute("INSERT OR IGNORE INTO main.files (name) SELECT name FROM other.files")
+        self._db.execute(
+            "INSERT OR REPLACE INTO main.results SELECT theirs.* FROM other.files "
+            "JOIN other.results AS theirs USING (name)"
         )
         self._db.execute("DETACH DATABASE other")
 

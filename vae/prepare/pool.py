@@ -61,7 +61,7 @@ def run_each(
     be picklable. An exception from `function` is raised here and ends the processes. Wrap the generator in
     contextlib.closing, so that the processes end at once if the loop over the results raises.
     """
-    pool = _Pool(function, num_workers, limits)
+    pool = Pool(function, num_workers, limits)
     try:
         yield from pool.run(iter(items))
         pool.finish()
@@ -96,7 +96,9 @@ class _Worker(Generic[Item]):
         self.pipe.close()
 
 
-class _Pool(Generic[Item, Answer]):
+class Pool(Generic[Item, Answer]):
+    """Worker processes, which stay from one `run` to the next."""
+
     def __init__(self, function: Callable[[Item], Answer], num_workers: int, limits: Limits):
         self.function, self.limits = function, limits
         self.num_workers = num_workers
@@ -104,6 +106,7 @@ class _Pool(Generic[Item, Answer]):
         self.returned: deque[Item] = deque()  # items that a dead process had not started
 
     def run(self, items: Iterator[Item]) -> Iterator[tuple[Item, Answer | Failure]]:
+        """As `run_each`. After an exception, only `kill` may be called."""
         while True:
             while self._has_free_slot():
                 try:
@@ -175,6 +178,7 @@ class _Pool(Generic[Item, Answer]):
             worker.process.join(5)
 
     def kill(self) -> None:
+        """End all processes."""
         for worker in self.workers:
             worker.kill()
         self.workers.clear()

@@ -18,6 +18,7 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
 from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result
 from vae.prepare.output_dir import check_new
+from vae.prepare.parts import PARTS, Part, open_part
 from vae.prepare.preprocess.naming import output_key
 from vae.prepare.preprocess.resize import engine
 from vae.system.errors import UserError
@@ -37,10 +38,12 @@ KEPT = "kept "  # key of a note: values that others have written into the row of
 class OutputFolder:
     """An output folder and the settings of its images."""
 
-    def __init__(self, config: PreprocessConfig):
+    def __init__(self, config: PreprocessConfig, part: Part | None = None):
+        """`part`: the one that this process converts."""
+        self.config, self.part = config, part
         self.root = Path(config.output_dir)
         self.hidden = self.root / HIDDEN
-        self.scratch = str(self.hidden / "scratch")
+        self.scratch = str(self.hidden / (f"scratch-{part.stem}" if part else "scratch"))
         self.input_dir = config.input_dir
         self.target_sizes = config.target_size
         self.settings = {**{name: getattr(config, name) for name in SETTINGS}, "engine": engine()}
@@ -50,7 +53,8 @@ class OutputFolder:
         """Write settings and source into a new folder; raises UserError if the folder has other contents."""
         source = os.path.realpath(self.input_dir)
         if not (self.root / SETTINGS_NAME).exists():
-            check_new(self.root)
+            if not self.hidden.exists():  # another part may have begun at this moment
+                check_new(self.root)
             os.makedirs(self.hidden, exist_ok=True)
             write_json(self.hidden / "source.json", {"input_dir": source})
             write_json(self.root / SETTINGS_NAME, self.settings, indent=1)
@@ -73,13 +77,15 @@ class OutputFolder:
     def open_ledger(self) -> Ledger:
         """The ledger with the results of earlier runs; removes the temporary files of a killed run."""
         os.makedirs(self.hidden, exist_ok=True)
-        ledger = Ledger(self.hidden / "ledger.sqlite")
+        ledger = open_part(self.config) if self.part else Ledger(self.hidden / "ledger.sqlite")
         self.clear_scratch()  # no other run uses it, because this run has the ledger
         os.makedirs(self.scratch)
         state = self.hidden / "state.jsonl"
         if ledger.noted("loaded") is None and state.exists():
             ledger.load(_read_state(state))
         ledger.note("loaded", "")
+        if self.part:
+            return ledger  # other parts are running
         for folder, _ in self._folders():
             for leftover in folder.glob(f".{MANIFEST_NAME}.*.tmp"):
                 leftover.unlink()
@@ -88,7 +94,8 @@ class OutputFolder:
         return ledger
 
     def drop_ledger(self) -> None:
-        """Remove the ledger, which is needed only during a run."""
+        """Remove the ledgers, which are needed only during a run."""
+        shutil.rmtree(self.root / PARTS, ignore_errors=True)
         for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"):
             (self.hidden / name).unlink(missing_ok=True)
 

@@ -28,6 +28,7 @@ from vae.prepare.ledger import (
     Skips,
 )
 from vae.prepare.output_dir import check_apart, write_error
+from vae.prepare.parts import Part, complete_part, join_parts, merge_command, part_of
 from vae.prepare.pool import Failure
 from vae.prepare.preprocess.convert import convert_file, record_without_images
 from vae.prepare.preprocess.duplicates import (
@@ -72,50 +73,66 @@ def run_preprocess(config: PreprocessConfig) -> int:
             "pyvips is not installed: Pillow resizes instead, with the same quality, in 7x the time; "
             "python -m pip install pyvips-binary pyvips"
         )
-    outcome = _preprocess(config)
-    _print_summary(outcome, config.output_dir)
-    return 0 if outcome.accepted else EXIT_DATA
+    return _preprocess(config, part_of(config))
 
 
-def _preprocess(config: PreprocessConfig) -> FileCounts:
+def merge_preprocess(config: PreprocessConfig, count: int) -> int:
+    """Join the results of all parts, write the manifest and print a summary; returns the exit code."""
+    return _preprocess(config, None, parts=count)
+
+
+def _preprocess(config: PreprocessConfig, part: Part | None, *, parts: int = 0) -> int:
+    """All images, those of a part, or those that so many parts have converted."""
     began = time.monotonic()
-    folder = OutputFolder(config)
+    folder = OutputFolder(config, part)
     check_apart(config.input_dir, config.output_dir)
     outcome = FileCounts()
+    names = iter(()) if parts else _image_names(config, outcome)
+    try:
+        folder.claim()
+        ledger = folder.open_ledger()
+        try:
+            if parts:
+                join_parts(ledger, folder.root, parts)
+            else:
+                ledger.list_files(filter(part.has, names) if part else names)
+            _update(ledger, folder, config, outcome, is_part=part is not None)
+            if part:
+                complete_part(ledger)
+            else:
+                folder.finish(ledger)
+            _count(ledger, outcome)
+        finally:
+            ledger.close()
+            folder.clear_scratch()
+        if not part:
+            folder.drop_ledger()
+    except (OSError, sqlite3.OperationalError) as error:
+        raise write_error(error, config.output_dir) from error
+    outcome.seconds = time.monotonic() - began
+    _print_summary(outcome, config.output_dir, part)
+    return 0 if part or outcome.accepted else EXIT_DATA
+
+
+def _image_names(config: PreprocessConfig, outcome: FileCounts) -> Iterator[str]:
+    """The names of all image files; DataError if there are none."""
     names = walk_images(
         config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=outcome.skips.add
     )
     first = next(names, None)
     if first is None:
         raise DataError(f"--input_dir {config.input_dir} contains no images: give another folder")
-    try:
-        folder.claim()
-        ledger = folder.open_ledger()
-        try:
-            _update(ledger, folder, config, outcome, chain([first], names))
-            folder.finish(ledger)
-            _count(ledger, outcome)
-        finally:
-            ledger.close()
-            folder.clear_scratch()
-        folder.drop_ledger()
-    except (OSError, sqlite3.OperationalError) as error:
-        raise write_error(error, config.output_dir) from error
-    outcome.seconds = time.monotonic() - began
-    return outcome
+    return chain([first], names)
 
 
 def _update(
-    ledger: Ledger,
-    folder: OutputFolder,
-    config: PreprocessConfig,
-    outcome: FileCounts,
-    names: Iterator[str],
+    ledger: Ledger, folder: OutputFolder, config: PreprocessConfig, outcome: FileCounts, *, is_part: bool
 ) -> None:
-    """Bring the results of all files up to date."""
-    count = ledger.list_files(names)
+    """Bring the results of all listed files up to date."""
+    count = ledger.count_files()
     assign_outputs(ledger, EXTENSIONS[config.format])
-    outcome.orphans = ledger.drop_unlisted()
+    unlisted = ledger.drop_unlisted()
+    outcome.orphans = 0 if is_part else unlisted
     total = min(count, config.limit or count)
     while True:
         find_contents(ledger, config, partial(_is_current, folder, config))
@@ -124,7 +141,7 @@ def _update(
             for firsts in (True, False):
                 _convert_all(ledger, folder, config, outcome, bar, firsts)
         lost = ledger.settle_duplicates()
-        if config.drop_duplicates and not lost:
+        if config.drop_duplicates and not lost and not is_part:
             lost = drop_near_duplicates(ledger, config, folder)
         if not lost:
             break  # else: what a duplicate was a duplicate of no longer exists, so it is converted itself
@@ -188,11 +205,12 @@ def _count(ledger: Ledger, outcome: FileCounts) -> None:
     outcome.rejections = list(rejection_lines(ledger))
 
 
-def _print_summary(outcome: FileCounts, output_dir: str) -> None:
+def _print_summary(outcome: FileCounts, output_dir: str, part: Part | None) -> None:
+    title = f"part {part}: " if part else ""
     rate = (outcome.written + outcome.unchanged + outcome.rejected) / max(outcome.seconds, 1e-9)
     lines = [
-        f"{console.printable(output_dir)}: {outcome.accepted} images, {outcome.written} converted now, "
-        f"{outcome.rejected} rejected, {duplicates_text(outcome.duplicates)} "
+        f"{console.printable(output_dir)}: {title}{outcome.accepted} images, {outcome.written} converted "
+        f"now, {outcome.rejected} rejected, {duplicates_text(outcome.duplicates)} "
         f"({outcome.seconds:.1f} s, {rate:.1f} images/s)",
         *outcome.rejections,
         *skip_lines(outcome.skips),
@@ -203,6 +221,8 @@ def _print_summary(outcome: FileCounts, output_dir: str) -> None:
         lines.append(
             f"  {outcome.orphans} sources no longer exist: their images stay, but are not in the manifest"
         )
-    if not outcome.accepted:
+    if part:
+        lines.append(f"  when all parts are done: {merge_command(output_dir)}")
+    elif not outcome.accepted:
         lines.append("no image was accepted: fix the problems listed above")
     console.info("\n".join(lines))

@@ -4,34 +4,33 @@ The images of a dataset are sorted by the hash of their bytes: a random order th
 validation set has the images with the lowest hashes, so it hardly changes when images are added.
 """
 
-import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vae.config.prepare_flags import ShardConfig
-from vae.data.manifest import MANIFEST_NAME, read_rows
-from vae.images.folder import OTHER_EXTENSIONS, walk_images
-from vae.prepare.check_file import check_file, decode_each, hash_file, is_current, warn_without_simplejpeg
+from vae.prepare.check_file import warn_without_simplejpeg
 from vae.prepare.engine import run_tasks
-from vae.prepare.ledger import DUPLICATE, INPUT_DIR, KNOWN, REJECTED, Ledger, Result, Skips
-from vae.prepare.output_dir import check_apart, check_new, write_error
+from vae.prepare.ledger import DUPLICATE, INPUT_DIR, REJECTED, Ledger, Skips
+from vae.prepare.output_dir import check_new, write_error
+from vae.prepare.parts import complete_part, join_parts, merge_command, open_part, part_of
 from vae.prepare.pool import Failure, Limits
 from vae.prepare.preprocess.output_folder import SETTINGS_NAME
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
+from vae.prepare.shard.check import check_listed, image_names, note_listed
 from vae.prepare.shard.engines import write_energon_metadata
-from vae.prepare.shard.members import ROW, TRAINING, VALIDATION, Members
-from vae.prepare.shard.parent import Kept, Parent, contains
-from vae.prepare.shard.write import HIDDEN, KEY_DIGITS, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
+from vae.prepare.shard.members import TRAINING, VALIDATION, Members
+from vae.prepare.shard.parent import Kept, Parent
+from vae.prepare.shard.planner import ShardPlanner, planned_shards
+from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.progress import Progress
 from vae.shards.hashed_files import removed_content, write_hashed
 from vae.shards.index import Shard, dataset_content, write_dataset
@@ -45,6 +44,9 @@ SUBSETS = (VALIDATION, TRAINING)  # the training set last: it names the other
 REMOVED = "removed.json"
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
+
+
+Write = Callable[[Iterable[Plan], int], list[Shard]]
 
 
 @dataclass
@@ -64,22 +66,62 @@ def run_shard(config: ShardConfig) -> int:
     Raises DataError if there are no images, and UserError for unusable folders or a full disk.
     """
     warn_without_simplejpeg()
-    began, root, skips = time.monotonic(), Path(config.output_dir), Skips()
+    if config.part:
+        return _run_part(config)
+    skips, root = Skips(), Path(config.output_dir)
     parent = Parent(config) if config.parent else None
-    known = parent.known_keys() if parent else np.zeros(0, "S32")
-    names = _names(config, skips)
+    names = image_names(config, skips)
     if not (root / HIDDEN / "ledger.sqlite").exists():
         check_new(root)
+
+    def check(ledger: Ledger) -> None:
+        ledger.list_files(names)
+        check_listed(ledger, config, parent)
+
+    return _check_and_pack(config, parent, check, partial(_write_all, root, config), skips)
+
+
+def merge_shards(config: ShardConfig, count: int) -> int:
+    """Join checked parts and plan the shards; if all are written, write the dataset. Returns the exit code.
+
+    The parts write the planned shards when they are run again.
+    """
+    root = Path(config.output_dir)
+    parent = Parent(config) if config.parent else None
+
+    def join(ledger: Ledger) -> None:
+        join_parts(ledger, root, count)
+        note_listed(ledger, config, parent)
+        if ledger.settle_duplicates():
+            raise DataError(f"--output_dir {root}: some files have changed: run all parts again")
+
+    planner = ShardPlanner(root, count)
+    code = _check_and_pack(config, parent, join, planner, Skips())
+    planner.publish()
+    return code
+
+
+def _check_and_pack(
+    config: ShardConfig,
+    parent: Parent | None,
+    check: Callable[[Ledger], None],
+    write: Write,
+    skips: Skips,
+) -> int:
+    """Fill the ledger, pack the accepted images, and print a summary; returns the exit code.
+
+    `write` gives the shards of some plans, which have so many images.
+    """
+    began, root = time.monotonic(), Path(config.output_dir)
     try:
         (root / HIDDEN).mkdir(parents=True, exist_ok=True)
         ledger = Ledger(root / HIDDEN / "ledger.sqlite")
         try:
             remove_temporary(root)  # of killed processes: no other run uses the folder
-            ledger.list_files(names)
-            _list_all(ledger, config, parent)
-            _find_known(ledger, config, known)
-            _check_all(ledger, config, known)
-            outcome = _pack(ledger, config, root, parent)
+            check(ledger)
+            outcome = _pack(ledger, config, root, parent, write)
+            if outcome is None:
+                return 0
             remove_temporary(root)  # of nodes that died
             _print_summary(ledger, skips, config, outcome, time.monotonic() - began)
         finally:
@@ -89,95 +131,42 @@ def run_shard(config: ShardConfig) -> int:
     return 0 if outcome.shards else EXIT_DATA
 
 
-def _names(config: ShardConfig, skips: Skips) -> Iterator[str]:
-    """The names of all image files; DataError if there are none, although there is a folder."""
-    if not config.input_dir:
-        return iter(())
-    check_apart(config.input_dir, config.output_dir)
-    names = walk_images(config.input_dir, flag="--input_dir", extensions=OTHER_EXTENSIONS, on_skip=skips.add)
-    first = next(names, None)
-    if first is None:
-        raise DataError(f"--input_dir {config.input_dir} contains no images: give another folder")
-    return chain([first], names)
+def _run_part(config: ShardConfig) -> int:
+    """Check the files of a part, and write its share of the planned shards; returns the exit code."""
+    root, part, skips = Path(config.output_dir), part_of(config), Skips()
+    assert part is not None
+    parent = Parent(config) if config.parent else None
+    names = image_names(config, skips)
+    if not (root / HIDDEN).exists():
+        check_new(root)
+    try:
+        ledger = open_part(config)
+        try:
+            ledger.list_files(filter(part.has, names))
+            ledger.note(INPUT_DIR, os.path.realpath(config.input_dir))
+            ledger.inherit(root / HIDDEN / "ledger.sqlite")  # of an earlier merge
+            check_listed(ledger, config, parent)
+            complete_part(ledger)
+            plans = list(planned_shards(root, part))
+            _write_all(root, config, plans, sum(len(plan.members) for plan in plans))
+            lines = [
+                f"{console.printable(config.output_dir)}: part {part}: {ledger.count_files()} files are "
+                f"checked, {len(plans)} shards are written",
+                *rejection_lines(ledger),
+                f"  when all parts are done: {merge_command(config.output_dir)}",
+            ]
+            console.info("\n".join(lines))
+        finally:
+            ledger.close()
+    except (OSError, sqlite3.OperationalError) as error:
+        raise write_error(error, config.output_dir) from error
+    return 0
 
 
-def _list_all(ledger: Ledger, config: ShardConfig, parent: Parent | None) -> None:
-    """Note the rows of the manifest, drop results of files that are gone, and take over those of --parent."""
-    manifest = Path(config.input_dir) / MANIFEST_NAME
-    ledger.forget_notes(ROW)  # of a manifest that has changed, or is gone
-    if manifest.is_file():
-        for row in read_rows(manifest, flag="--input_dir"):
-            ledger.note(ROW + row["path"], json.dumps(row))
-    if config.limit is not None:
-        ledger.list_files([name for name, _ in ledger.files(config.limit)])
-    ledger.drop_unlisted()
-    ledger.note(INPUT_DIR, os.path.realpath(config.input_dir))
-    if parent and parent.is_whole:  # then its rules are the same
-        ledger.inherit(parent.folder / HIDDEN / "ledger.sqlite")
-
-
-def _find_known(ledger: Ledger, config: ShardConfig, known: np.ndarray) -> None:
-    """Record which files are images of the parent, by their hashes: they are not decoded."""
-
-    def unhashed() -> Iterator[str]:
-        for name, _ in ledger.files():
-            result = ledger.result(name)
-            if not (result and is_current(result, os.path.join(config.input_dir, name))):
-                yield name
-            elif _is_known(result, known):
-                ledger.record(result._replace(status=KNOWN, reason="", detail=""))
-
-    if not len(known):
-        return
-    with (
-        Progress("compare", None, "image") as bar,
-        closing(decode_each(partial(hash_file, config), unhashed(), config)) as results,
-    ):
-        for _, result in results:
-            bar.update()
-            if not isinstance(result, Failure) and _is_known(result, known):
-                ledger.record(result)
-
-
-def _is_known(result: Result, known: np.ndarray) -> bool:
-    return result.sha256 is not None and contains(known, result.sha256[:KEY_DIGITS])
-
-
-def _check_all(ledger: Ledger, config: ShardConfig, known: np.ndarray) -> None:
-    """Check the files that have no result, or have changed since."""
-    while True:
-        bad = 0
-        with Progress("check", ledger.count_files(), "image") as bar:
-            check = partial(check_file, config, with_phash=True)
-            results = decode_each(check, _to_check(ledger, config, known, bar), config)
-            with closing(results):
-                for name, result in results:
-                    if isinstance(result, Failure):
-                        result = Result(name, REJECTED, *result)
-                    ledger.record(result)
-                    bad += result.status == REJECTED
-                    bar.update(note=f"{bad} bad")
-        if not ledger.settle_duplicates():
-            return  # else: the first of some duplicates no longer exists
-
-
-def _to_check(ledger: Ledger, config: ShardConfig, known: np.ndarray, bar: Progress) -> Iterator[str]:
-    """Names of the files whose result is missing or old; the others count as done."""
-    for name, _ in ledger.files():
-        result = ledger.result(name)
-        is_complete = result is not None and (
-            _is_known(result, known)
-            if result.status == KNOWN
-            else result.status == REJECTED or "phash" in result.record
-        )
-        if is_complete and is_current(result, os.path.join(config.input_dir, name)):
-            bar.update()
-        else:
-            yield name
-
-
-def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None) -> PackedShards:
-    """Write the missing shards, then the files of the datasets."""
+def _pack(
+    ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None, write: Write
+) -> PackedShards | None:
+    """Write the missing shards, then the files of the datasets; None if parts have to write some."""
     old = parent if parent and parent.is_whole else None
     members = Members(ledger, config, root / HIDDEN / "phashes", old.phashes if old else None)
     digest, samples = members.survey()
@@ -195,7 +184,9 @@ def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None
     _claim(root, {**contents, "parent": version, "transforms": transforms})
     written: dict[str, list[Shard]] = {}
     for subset in SUBSETS:
-        written[subset] = _pack_subset(root, subset, members, parent, samples[subset], config)
+        written[subset] = _pack_subset(root, subset, members, parent, samples[subset], config, write)
+    if isinstance(write, ShardPlanner) and write.missing:
+        return None
     everything = [shard for shards in written.values() for shard in shards]
     removed = parent.removed_from(everything) if parent else {}
     more = {"removed_keys": write_hashed(root / REMOVED, removed_content(removed))} if removed else {}
@@ -219,7 +210,13 @@ def _pack(ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None
 
 
 def _pack_subset(
-    root: Path, subset: str, members: Members, parent: Parent | None, images: int, config: ShardConfig
+    root: Path,
+    subset: str,
+    members: Members,
+    parent: Parent | None,
+    images: int,
+    config: ShardConfig,
+    write: Write,
 ) -> list[Shard]:
     """The shards of a subset: those of the parent that are unchanged, and new ones for the other images."""
     max_bytes = config.shard_mb * MEGABYTE
@@ -232,7 +229,7 @@ def _pack_subset(
             kept = parent.link_unchanged(root, subset, members, max_bytes * MIN_KEPT)
     others = (member for its_subset, member in members if its_subset == subset and not kept.contains(member))
     plans = _split(STEMS[subset], others, max_bytes, number)
-    return sorted([*kept.shards, *_write_all(root, plans, images - len(kept.keys), config)])
+    return sorted([*kept.shards, *write(plans, images - len(kept.keys))])
 
 
 def _transforms(input_dir: str) -> dict[str, Any]:
@@ -275,7 +272,7 @@ def _split(stem: str, members: Iterable[Member], max_bytes: int, number: int) ->
         yield Plan(f"{stem}-{number:06}.tar", batch)
 
 
-def _write_all(root: Path, plans: Iterable[Plan], images: int, config: ShardConfig) -> list[Shard]:
+def _write_all(root: Path, config: ShardConfig, plans: Iterable[Plan], images: int) -> list[Shard]:
     """Write shards in several processes; returns them in the order of their names."""
     shards = {}
     results = run_tasks(partial(write_shard, root), plans, config, Limits(SHARD_SECONDS))
