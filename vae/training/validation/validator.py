@@ -101,10 +101,11 @@ class Validator:
         ratio = metrics.get("sigma_over_std", 0.0)
         if ratio > MAX_SIGMA_OVER_STD and not state.noise_reported:
             state.noise_reported = True
+            flag = "variance_target" if loss.variance_weight > 0 else "kl_weight"
             console.warning(
                 f"the noise of the latents is {ratio:.2f} times as large as their spread (more than "
-                f"{MAX_SIGMA_OVER_STD}), so they lose what the image contains: lower --kl_weight (now "
-                f"{loss.kl_weight:g})"
+                f"{MAX_SIGMA_OVER_STD}), so they lose what the image contains: lower --{flag} (now "
+                f"{getattr(loss, flag):g})"
             )
         last_weight = self._schedule.adversarial_weight(state.position.step - 1)
         if "psnr" in metrics and not last_weight:  # the adversarial term may lower PSNR
