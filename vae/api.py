@@ -38,21 +38,6 @@ from vae.system.files import read_json_lines
 if TYPE_CHECKING:
     from vae.evaluation.results import Results
 
-__all__ = [
-    "LoadedVae",
-    "TrainingResult",
-    "UserError",
-    "decode",
-    "encode",
-    "evaluate",
-    "export",
-    "load_images",
-    "load_vae",
-    "reconstruct",
-    "to_pil",
-    "train",
-]
-
 PathLike = str | os.PathLike[str]
 MAX_VALUE = 4.0  # of float images: a reconstruction may exceed [-1, 1], values of 0 to 255 are a mistake
 ImageLike = PathLike | Image.Image | np.ndarray | torch.Tensor

@@ -40,9 +40,6 @@ RTX_5090 = SmiCard(
     temperature_c=38,
     clock_reasons=0x1,
 )
-GTX_1080 = replace(
-    RTX_5090, index=1, name="NVIDIA GeForce GTX 1080", memory_total_mib=8192, capability=(6, 1)
-)
 
 
 def folder(purpose: str, flag: str, path: str, **changed) -> Folder:

@@ -329,27 +329,3 @@ def test_invalid_background_reports_flag_and_value(tmp_path):
     Image.fromarray(smooth()).save(tmp_path / "a.png")
     with pytest.raises(UserError, match="--background shiny"):
         decode_image(tmp_path / "a.png", background="shiny")
-
-
-def test_random_damage_gives_pixels_or_reason(tmp_path):
-    """Truncation, zeros and flipped bits in every format cause no other exception."""
-    rng = np.random.default_rng(1)
-    path = tmp_path / "damaged"
-    for kind in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "AVIF"):
-        buffer = io.BytesIO()
-        Image.fromarray(smooth()).save(buffer, kind)
-        whole = np.frombuffer(buffer.getvalue(), dtype=np.uint8)
-        for turn in range(40):
-            data = whole.copy()
-            at = int(rng.integers(len(data) if turn % 2 else min(200, len(data))))
-            if turn % 4 == 0:
-                data = data[: at + 1]
-            elif turn % 4 == 1:
-                data[at:] = 0
-            else:
-                data[at] ^= 1 << int(rng.integers(8))
-            path.write_bytes(data.tobytes())
-            try:
-                assert decode_image(path, max_pixels=10**6).shape[2] == 3
-            except BadImageError as error:
-                assert error.reason.isidentifier()  # noqa: PT017

@@ -96,7 +96,6 @@ def test_flux2_latent_norm_matches_its_batch_norm(tmp_path):
     patches = latents.view(batch, z, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
     normalised = theirs.bn(patches.reshape(batch, 4 * z, height // 2, width // 2))  # in evaluation mode
     assert_near(ours.bn.normalize(latents), normalised)
-    assert_near(ours.bn.denormalize(normalised), latents)
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])

@@ -23,6 +23,8 @@ FORMATS = {
     "a.tif": ("TIFF", {}),
     "b.tif": ("TIFF", {"compression": "tiff_lzw"}),
     "c.tif": ("TIFF", {"compression": "jpeg"}),
+    "a.bmp": ("BMP", {}),
+    "a.avif": ("AVIF", {}),
 }
 MUTATIONS = ("cut", "flip", "splice", "zero", "repeat", "header")
 

@@ -216,7 +216,7 @@ def test_labels_from_a_csv_file_and_from_folders(folder, tmp_path, capsys):
         ({"probe_folds": 4}, ("--probe_folds", "no effect", "--probe_profile")),
         ({"probe_profile": None, "probe": "x.csv"}, ("--val_path", "no effect", "without --probe_profile")),
         ({"sizes": (32, 64)}, ("--sizes 32 64", "one size")),
-        ({"probe_heads": "mlp"}, ("--probe_heads mlp", "linear")),
+        ({"probe_heads": "lineal"}, ("--probe_heads lineal", "did you mean linear")),
         ({"probe_widths": 8}, ("--probe_widths has 1", "--probe_depths 2")),
         ({"probe_widths": 8, "probe_depths": 1}, ("--probe_depths 1", "two blocks")),
         (

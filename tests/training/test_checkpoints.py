@@ -205,29 +205,6 @@ def test_run_keeps_the_best_the_last_and_the_newest_checkpoints(tiny, tmp_path):
     assert all(record_path(folder / name).exists() for name in kept)
 
 
-@pytest.mark.slow
-def test_training_continues_on_a_full_disk_until_the_last_save(tiny, tmp_path, capsys):
-    """The size limit for files of this process is above the size of a record and below a checkpoint's."""
-    given, folder = {**tiny, "num_epochs": 3}, tmp_path / "run"
-    assert train({**given, "num_epochs": 1}) == 0
-    before = {path: path.read_bytes() for path in folder.glob("checkpoint_*")}
-    size = (folder / "checkpoint_epoch_1.pt").stat().st_size
-    resource = pytest.importorskip("resource")  # Windows has no such limits
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))
-    try:
-        with pytest.raises(UserError, match=r"--output_dir .*: the last checkpoint could not be written"):
-            train(
-                {**given, "resume_from": "latest", "new_stage": True, "num_epochs": 2, "keep_checkpoints": 2}
-            )
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    printed = capsys.readouterr().out
-    assert printed.count("is not saved:") == 2  # training continues after epoch 2; epoch 3 is the last
-    assert "checkpoint_epoch_2.pt is not saved: [Errno 27] File too large" in printed
-    assert {path: path.read_bytes() for path in folder.glob("checkpoint_*")} == before
-
-
 def test_failure_of_the_last_save_is_an_error(tiny, tmp_path, monkeypatch):
     def disk_full(*_arguments, **_settings):
         raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0\nmore lines")

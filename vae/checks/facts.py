@@ -4,7 +4,7 @@ Sizes are in bytes and times in seconds unless a name contains another unit. Non
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -79,24 +79,30 @@ class LoadedTorch:
     ended: str | None = None  # how it ended in that case
 
 
+def _reported(field_of_smi: str) -> Any:
+    """None unless nvidia-smi reports this field; its names: nvidia-smi --help-query-gpu."""
+    return field(default=None, metadata={"query": field_of_smi})
+
+
 @dataclass(frozen=True)
 class SmiCard:
     """A card as nvidia-smi reports it."""
 
     index: int
     name: str
-    memory_total_mib: int | None = None
-    memory_used_mib: int | None = None
-    capability: tuple[int, int] | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    power_draw_w: float | None = None
-    power_limit_w: float | None = None
-    power_default_w: float | None = None
-    temperature_c: int | None = None
-    clock_reasons: int | None = None  # NVML's bit mask of reasons for reduced clocks
+    memory_total_mib: int | None = _reported("memory.total")
+    memory_used_mib: int | None = _reported("memory.used")
+    capability: tuple[int, int] | None = _reported("compute_cap")
+    pcie_generation: int | None = _reported("pcie.link.gen.current")
+    pcie_generation_max: int | None = _reported("pcie.link.gen.max")
+    pcie_width: int | None = _reported("pcie.link.width.current")
+    pcie_width_max: int | None = _reported("pcie.link.width.max")
+    power_draw_w: float | None = _reported("power.draw")
+    power_limit_w: float | None = _reported("power.limit")
+    power_default_w: float | None = _reported("power.default_limit")
+    temperature_c: int | None = _reported("temperature.gpu")
+    # NVML's bit mask of reasons for reduced clocks
+    clock_reasons: int | None = _reported("clocks_event_reasons.active")
 
 
 @dataclass(frozen=True)

@@ -4,31 +4,16 @@ import csv
 import os
 import re
 import shutil
+from dataclasses import fields
 from typing import Any
 
 from vae.checks.facts import Smi, SmiCard
 from vae.system.child_process import ChildProcess
 
+REQUIRED = {"index": "index", "name": "name", "driver": "driver_version"}  # every driver supports these
 # The field of SmiCard -> the field of `nvidia-smi --help-query-gpu`.
-FIELDS = {
-    "index": "index",
-    "name": "name",
-    "driver": "driver_version",
-    "memory_total_mib": "memory.total",
-    "memory_used_mib": "memory.used",
-    "capability": "compute_cap",
-    "pcie_generation": "pcie.link.gen.current",
-    "pcie_generation_max": "pcie.link.gen.max",
-    "pcie_width": "pcie.link.width.current",
-    "pcie_width_max": "pcie.link.width.max",
-    "power_draw_w": "power.draw",
-    "power_limit_w": "power.limit",
-    "power_default_w": "power.default_limit",
-    "temperature_c": "temperature.gpu",
-    "clock_reasons": "clocks_event_reasons.active",
-}
+FIELDS = REQUIRED | {f.name: f.metadata["query"] for f in fields(SmiCard) if f.metadata}
 PATIENT_SECONDS = 15.0  # a sleeping card takes seconds to wake up
-REQUIRED = ("index", "name", "driver")  # every driver supports these
 
 
 def query(timeout_seconds: float) -> Smi:
@@ -36,9 +21,9 @@ def query(timeout_seconds: float) -> Smi:
     program = find_program()
     if program is None:
         return Smi("missing")
-    fields = dict(FIELDS)
+    asked = FIELDS
     while True:
-        command = [program, f"--query-gpu={','.join(fields.values())}", "--format=csv,noheader,nounits"]
+        command = [program, f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader,nounits"]
         try:
             process = ChildProcess(command).finish(timeout_seconds)
         except OSError as error:
@@ -46,10 +31,10 @@ def query(timeout_seconds: float) -> Smi:
         if process.code is None:
             return Smi("hanging", f"no answer in {timeout_seconds:g} s")
         refused = re.search(r'Field "([^"]+)" is not a valid field', process.out + process.err)
-        kept = {ours: theirs for ours, theirs in fields.items() if not refused or theirs != refused[1]}
-        if kept == fields or not kept.keys() >= set(REQUIRED):
-            return parse(list(fields), process.code, process.out, process.err)
-        fields = kept
+        kept = {ours: theirs for ours, theirs in asked.items() if not refused or theirs != refused[1]}
+        if kept == asked or not kept.keys() >= REQUIRED.keys():
+            return parse(list(asked), process.code, process.out, process.err)
+        asked = kept
 
 
 def find_program() -> str | None:

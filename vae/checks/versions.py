@@ -26,7 +26,7 @@ def _matches(version: str, sign: str, wanted: str) -> bool:
         prefix = release(wanted)
         same = release(version)[: len(prefix)] == prefix
         return same if sign == "==" else not same
-    ours, theirs = _padded(release(version), release(wanted))
+    ours, theirs = ((*release(text), 0, 0, 0, 0)[:5] for text in (version, wanted))
     equal = ours == theirs
     if build(wanted):  # 2.13.0+cpu is one build of 2.13.0
         equal = equal and build(version) == build(wanted)
@@ -41,8 +41,3 @@ def _matches(version: str, sign: str, wanted: str) -> bool:
         ">": ours > theirs,
         "<": ours < theirs,
     }[sign]
-
-
-def _padded(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    width = max(len(a), len(b))
-    return a + (0,) * (width - len(a)), b + (0,) * (width - len(b))

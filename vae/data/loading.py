@@ -113,7 +113,6 @@ def load_validation(
     image_size: int,
     batch_size: int,
     num_workers: int = 0,
-    pin_memory: bool = False,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Batch]:
     """Centre crops of the images at `indices`, each once and in order; the last batch may be smaller.
@@ -130,7 +129,7 @@ def load_validation(
     def start_at(done: int) -> None:
         remaining[:] = batches[done:]
 
-    make_loader = partial(_open_loader, dataset, remaining, pin_memory=pin_memory)
+    make_loader = partial(_open_loader, dataset, remaining, pin_memory=False)
     decoding = DecodingProcesses(make_loader, min(num_workers, len(batches)), while_waiting, persistent=False)
     yield from decoding.batches(start_at)
 

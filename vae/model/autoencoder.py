@@ -199,18 +199,8 @@ class LatentNorm(nn.Module):
 
     def normalize(self, latents: torch.Tensor) -> torch.Tensor:
         """Latents (B, Z, h, w) with even h and w to normalized patches (B, 4Z, h/2, w/2)."""
-        patches = F.pixel_unshuffle(latents, 2)
-        return (patches - self._mean()) / self._std()
-
-    def denormalize(self, patches: torch.Tensor) -> torch.Tensor:
-        """Normalized patches (B, 4Z, h/2, w/2) to latents (B, Z, h, w)."""
-        return F.pixel_shuffle(patches * self._std() + self._mean(), 2)
-
-    def _mean(self) -> torch.Tensor:
-        return self.running_mean[:, None, None]
-
-    def _std(self) -> torch.Tensor:
-        return (self.running_var + self.EPS).sqrt()[:, None, None]
+        mean, std = self.running_mean, (self.running_var + self.EPS).sqrt()
+        return (F.pixel_unshuffle(latents, 2) - mean[:, None, None]) / std[:, None, None]
 
 
 class AutoencoderKL(nn.Module):

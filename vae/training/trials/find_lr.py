@@ -21,7 +21,7 @@ from vae.training.memory.stage_memory import StagePlan
 from vae.training.parts import PreparedRun
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.recovery.liveness import Liveness
-from vae.training.trials.lr_range import Curve, has_diverged, rising_rates, suggest
+from vae.training.trials.lr_range import HIGHEST, LOWEST, Curve, has_diverged, suggest
 from vae.training.trials.trial_steps import Trial
 
 NAME = "find_lr"
@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 def find_learning_rate(run: PreparedRun, plan: StagePlan, alive: Liveness) -> None:
     """Measure a curve per seed, draw and print them; nothing else changes."""
     options, schedule = run.config.run, run.schedule(run.state.stage)
-    rates, curves = rising_rates(options.find_lr_steps), []
+    rates, curves = np.geomspace(LOWEST, HIGHEST, options.find_lr_steps).tolist(), []
     retry = run.retry(plan)
     for seed in range(options.seed, options.seed + options.find_lr_seeds):
         order = TrainingSet.of(run.training_set.images, seed, run.config.data).order

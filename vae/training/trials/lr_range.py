@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LOWEST, HIGHEST = 1e-7, 1.0
+LOWEST, HIGHEST = 1e-7, 1.0  # learning rates
 SMOOTHING = 0.9  # decay of the mean over steps
 DIVERGED = 4.0  # the loss is so many times that of the unchanged weights
 
@@ -37,11 +37,6 @@ class Suggestion(NamedTuple):
 
     steepest: float  # where the smoothed loss falls fastest, at most half of the rate at which it is lowest
     tenth: float  # of the rate at which the smoothed loss is lowest
-
-
-def rising_rates(steps: int, lowest: float = LOWEST) -> list[float]:
-    """The learning rate of each step."""
-    return np.geomspace(lowest, HIGHEST, steps).tolist()
 
 
 def has_diverged(loss: float, unchanged: float) -> bool:
