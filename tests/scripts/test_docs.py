@@ -194,5 +194,5 @@ def test_every_metric_of_a_run_is_documented(tiny):
         written |= {f"{record['kind']}/{name}" for name in numbers}
     text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     kinds = "train|data|trainer|validation|quick_validation|baseline|memory"
-    table = set(re.findall(rf"`((?:{kinds})/\w+)`", text))
+    table = set(re.findall(rf"`((?:{kinds})/\w+(?:\.\d+)?)`", text))
     assert written == table
