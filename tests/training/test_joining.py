@@ -26,7 +26,7 @@ def test_run_continues_after_torchrun_has_started_it_again(tiny, tmp_path):
 
 def test_process_that_loses_another_one_saves_and_names_it(tiny, tmp_path):
     """Rank 1 is killed within a step; nothing ends rank 0 from outside."""
-    fault = Fault("kill", "train_pass", nth=4, rank=1)
+    fault = Fault("kill", "train_pass", nth=2, rank=1)
     log, given = tmp_path / "log", {**tiny, "batch_size": 2, "hang_minutes": 0.5}
     main, other = start_forked(given, fault, processes=2, log=log)
     for process in (main, other):

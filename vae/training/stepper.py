@@ -45,7 +45,8 @@ class Stepper:
 
     def sum_gradients(self) -> None:
         """Replace the gradients by their means over all processes; the device waits for these."""
-        self.retry.sum_gradients(adversarial=self._adversarial_factor() is not None)
+        weight = self.schedule.adversarial_weight(self.state.position.step)
+        self.retry.sum_gradients(adversarial=weight is not None)
 
     def update(
         self, batch: Batch, sums: Sums, total_images: int, learning_rate: float | None = None
