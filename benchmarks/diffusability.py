@@ -61,8 +61,8 @@ VARIANTS = {
     "random start": Variant(init="default"),
     "random start, KL 1e-3": with_loss(kl_weight=1e-3)._replace(init="default"),
     "variance expansion": with_loss(kl_weight=0.0, variance_weight=1e-2),
-    "scale equivariance": with_loss(equivariance_weight=0.5),
-    "local correlation": with_loss(local_correlation_weight=0.02),
+    "scale equivariance": with_loss(equivariance_weight=2.0),
+    "local correlation": with_loss(local_correlation_weight=0.3),
     "decoder noise": with_loss(decoder_noise=0.5),
     "a quarter of the steps": Variant(steps=0.25),
     "4 channels": Variant(z_channels=4),  # another shape: not in the correlations
