@@ -243,6 +243,7 @@ def test_decoder_gradients_do_not_depend_on_the_frozen_encoder(level):
         image_share=0.5,
         loss_scale=torch.ones(()),
         adversarial_factor=None,
+        running_moments=torch.tensor([0.5, 0.1, 0.8])[:, None].expand(3, 4),
     )
     gradients = []
     for _ in range(2):  # all parts, then the decoder alone

@@ -119,7 +119,7 @@ def test_bf16_run_saves_fp32_weights_and_moments(tiny, tmp_path):
 def test_each_loss_weight_changes_the_gradient(name):
     def found(loss):
         nets = toy_networks(torch.float64, loss=loss)
-        compute_gradients(nets, toy_inputs(2), [2])
+        compute_gradients(nets, toy_inputs(2, 32), [2])
         return gradients(nets.autoencoder)
 
     assert relative_difference(found(replace(ALL_LOSSES, **{name: 0.0})), found(ALL_LOSSES)) > 1e-3
@@ -196,6 +196,7 @@ def test_kl_is_averaged_over_images():
             inputs.images.repeat(batch, 1, 1, 1),
             inputs.noise.repeat(batch, 1, 1, 1),
         )
+        inputs.decoder_noise = inputs.turns = inputs.augmentation = None
         inputs.image_share = 1 / (2 * batch)
         compute_gradients(nets, inputs, [2 * batch])
         return {name: g for name, g in gradients(nets.autoencoder).items() if name.startswith("encoder")}

@@ -34,6 +34,7 @@ from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import (
     atomic_path,
+    parse_json,
     read_json,
     remove_temporary,
     replace_text,
@@ -83,7 +84,7 @@ def _check_rules(config: IndexConfig) -> None:
 def _policy(config: IndexConfig) -> dict[str, Any]:
     """The rules; images are compared by their bytes alone, because none has a perceptual hash."""
     values = {name: getattr(config, name) for name in POLICY}
-    return json.loads(json.dumps(values | {"near_duplicates": False}))
+    return parse_json(json.dumps(values | {"near_duplicates": False}))
 
 
 def _claim(root: Path, sources: Sources, config: IndexConfig) -> None:
