@@ -70,7 +70,7 @@ def test_workers_killed_three_times_save_and_exit_with_77(given, undisturbed, tm
     ("workers", "fault"),
     [
         ("2", Fault("stop_workers", "step", nth=5)),
-        ("0", Fault("slow", r"open:val/.*png$", nth=12, value=600)),  # after epoch 1
+        ("0", Fault("slow", r"open:val/.*png$", nth=16, value=600)),  # after epoch 1
     ],
     ids=["stopped_worker", "validation"],
 )
@@ -100,7 +100,7 @@ def steps(folder: Path) -> int:
     ("fault", "stack"),
     [
         (Fault("stop_workers", "step", nth=5), "in take_step|in _next"),
-        (Fault("slow", r"open:val/.*png$", nth=12, value=600), "in validate"),  # the validation of epoch 1
+        (Fault("slow", r"open:val/.*png$", nth=16, value=600), "in validate"),  # the validation of epoch 1
         (Fault("slow", "step", nth=5, value=600), "in watched_step"),
     ],
     ids=["loading", "validation", "without_reaction"],
