@@ -27,10 +27,6 @@ def pixels_of(height: int, width: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def means(metrics: dict) -> dict[str, float | None]:
-    return {name: metrics[name] for name in ("psnr", "ssim")}
-
-
 @pytest.mark.parametrize("sides", SIZES)
 def test_crop_of_sgm_is_that_of_torchvision(sides):
     pixels = pixels_of(*sides)

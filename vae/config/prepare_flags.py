@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from importlib.util import find_spec
+from typing import Any
 
 from vae.config.flags import parse_section
 from vae.config.options import MAX_PIXELS, background_option, cache_dir_option, cache_gib_option, option
@@ -14,6 +15,15 @@ from vae.system import console
 from vae.system.errors import EXIT_DATA, UsageError, UserError
 
 MAX_PARTS = 10_000
+
+
+def _part_option() -> Any:
+    """--part, of the modes whose work is divided."""
+    return option(
+        None,
+        "do this part of the work, 0/N to N-1/N, each with a ledger of its own; --mode merge joins them",
+        metavar="I/N",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +83,7 @@ class PreprocessConfig(ReadingConfig):
     output_dir: str = option(
         MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
     )
-    part: str | None = option(
-        None,
-        "do this part of the work, 0/N to N-1/N, each with a ledger of its own; --mode merge joins them",
-        metavar="I/N",
-    )
+    part: str | None = _part_option()
     target_size: tuple[int, ...] = option(
         (1024,),
         "one or several sizes; several are written to a sub-folder each",
@@ -128,11 +134,7 @@ class ShardConfig(ReadingConfig):
     output_dir: str = option(
         MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
     )
-    part: str | None = option(
-        None,
-        "do this part of the work, 0/N to N-1/N, each with a ledger of its own; --mode merge joins them",
-        metavar="I/N",
-    )
+    part: str | None = _part_option()
     shard_mb: int = option(80, "size of a shard in megabytes", metavar="MB", at_least=1)
     val_split: float = option(
         0.05,

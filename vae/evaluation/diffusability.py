@@ -6,7 +6,7 @@ per channel (`normalise`). Values of VAEs are comparable only for equal shapes a
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -92,10 +92,9 @@ def spectrum(latents: Tensor) -> list[float]:
 
     White noise has 1 everywhere. None of the latents' sides is below 2.
     """
-    height, width = latents.shape[2:]
-    energy = (_dct_matrix(height) @ latents @ _dct_matrix(width).T).square().mean((0, 1))
-    frequency = torch.arange(height)[:, None] + torch.arange(width)
-    band = (frequency * BANDS // (height + width - 1)).flatten()
+    coefficients, frequency = _dct(latents)
+    energy = coefficients.square().mean((0, 1))
+    band = (frequency * BANDS // (frequency.max() + 1)).flatten()
     sums, counts = (torch.zeros(BANDS, dtype=torch.float64) for _ in range(2))
     sums.index_add_(0, band, energy.flatten())
     counts.index_add_(0, band, torch.ones_like(energy.flatten()))
@@ -104,12 +103,16 @@ def spectrum(latents: Tensor) -> list[float]:
 
 def high_frequency_energy(latents: Tensor, rho: float) -> Tensor:
     """The energy of each channel (C,) at these frequencies; latents in fp64 that need not be normalised."""
+    coefficients, frequency = _dct(latents)
+    is_high = (frequency > rho * frequency.max()).to(latents.device, torch.float64)
+    return torch.einsum("nchw,hw->c", coefficients.square(), is_high)
+
+
+def _dct(latents: Tensor) -> tuple[Tensor, Tensor]:
+    """The coefficients of latents (N, C, H, W), and the frequency u + v of each (H, W), on the CPU."""
     height, width = latents.shape[2:]
     rows, columns = (_dct_matrix(side).to(latents.device) for side in (height, width))
-    spectrum = rows @ latents @ columns.T
-    frequency = torch.arange(height)[:, None] + torch.arange(width)
-    is_high = (frequency > rho * (height + width - 2)).to(latents.device)
-    return torch.einsum("nchw,hw->c", spectrum.square(), is_high.double())
+    return rows @ latents @ columns.T, torch.arange(height)[:, None] + torch.arange(width)
 
 
 def _dct_matrix(size: int) -> Tensor:
@@ -153,13 +156,19 @@ def _channel_covariance(latents: Tensor) -> Tensor:
     return tokens @ tokens.T / tokens.shape[1]
 
 
-def noise_curve(decode: Callable[[Tensor], Tensor], latents: Tensor, noise: Tensor, images: Tensor) -> Tensor:
-    """PSNR in dB of decoded latents with each of TAUS times the noise: (T, N) for T values of tau.
+def noise_curve(
+    decode: Callable[[Tensor], Tensor],
+    latents: Tensor,
+    noise: Tensor,
+    images: Tensor,
+    taus: Sequence[float] = TAUS,
+) -> Tensor:
+    """PSNR in dB of decoded latents with each of `taus` times the noise: (T, N) for T values of tau.
 
     `latents` (N, C, H, W) are those of the VAE, not normalised; `noise` has the standard deviation of each of
     their channels. `decode` returns images (N, 3, H f, W f).
     """
-    recons = (decode(latents + tau * noise) for tau in TAUS)
+    recons = (decode(latents + tau * noise) for tau in taus)
     return torch.stack([psnr(recon, images).clamp(max=MAX_PSNR_DB) for recon in recons])
 
 

@@ -25,7 +25,7 @@ from vae.images.psnr import PEAK, psnr
 Cut = Callable[[np.ndarray, int], Tensor]
 
 
-Metric = Callable[[Tensor, Tensor], Tensor]  # reconstructions and images in about [-1, 1] -> (B,)
+ImageMetric = Callable[[Tensor, Tensor], Tensor]  # reconstructions and images in about [-1, 1] -> (B,)
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Rules:
     crop: str  # description of `cut`
     cut: Cut
     rounding: str = "reconstructions clamped and rounded to 8 bit"
-    psnr: Metric = psnr
-    ssim: Metric = ssim
+    psnr: ImageMetric = psnr
+    ssim: ImageMetric = ssim
     lpips_8_bit: bool = True
 
 

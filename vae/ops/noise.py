@@ -31,8 +31,13 @@ def image_noise(
 
 
 def image_uniform(
-    epochs: torch.Tensor, indices: torch.Tensor, seed: int, device: torch.device, purpose: str
+    epochs: torch.Tensor,
+    indices: torch.Tensor,
+    shape: tuple[int, ...],
+    seed: int,
+    device: torch.device,
+    purpose: str,
 ) -> torch.Tensor:
-    """Uniform values in [0, 1], one per image (B,), with the keys of `image_noise`; drawn on the CPU."""
-    values = image_noise(epochs, indices, (), seed, "cpu", purpose)
+    """Uniform values in [0, 1], (B, *shape), with the keys of `image_noise`; drawn on the CPU."""
+    values = image_noise(epochs, indices, shape, seed, "cpu", purpose)
     return torch.special.ndtr(values).to(device, non_blocking=True)

@@ -110,8 +110,7 @@ class Stepper:
         augmentation = None
         if loss.disc_augment and factor is not None:
             keys = batch.epochs, batch.indices
-            draws = image_noise(*keys, (DRAWS,), self._seed, "cpu", "discriminator")
-            augmentation = torch.special.ndtr(draws).to(device, non_blocking=True)
+            augmentation = image_uniform(*keys, (DRAWS,), self._seed, device, "discriminator")
         has_lecam = loss.lecam_weight > 0 and factor is not None
         if len(pixels) == 0:
             pixels = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device)
@@ -140,7 +139,7 @@ class Stepper:
         if largest == 0:
             return None
         keys = batch.epochs, batch.indices
-        share = image_uniform(*keys, self._seed, device, "decoder noise share")[:, None, None, None]
+        share = image_uniform(*keys, (1, 1, 1), self._seed, device, "decoder noise share")
         noise = image_noise(*keys, shape, self._seed, device, "decoder noise")
         return largest * share * noise * statistics_of(self.state.running_moments).std
 
@@ -149,7 +148,7 @@ class Stepper:
         loss = self.schedule.loss
         if not (loss.equivariance_weight and loss.equivariance_turns):
             return None
-        draws = image_uniform(batch.epochs, batch.indices, self._seed, self.dist.device, "turns")
+        draws = image_uniform(batch.epochs, batch.indices, (), self._seed, self.dist.device, "turns")
         return (4 * draws).floor().clamp(max=3)
 
     def _adversarial_factor(self) -> torch.Tensor | None:

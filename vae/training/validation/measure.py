@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ import torch
 from vae.config.options import DataConfig
 from vae.data.dataset import Batch, Images
 from vae.data.loading import load_validation
-from vae.evaluation.diffusability import NOISE_SEED
+from vae.evaluation.diffusability import NOISE_SEED, noise_curve
 from vae.evaluation.latents import LATENTS, NoiseMeter, channel_facts, noise_facts
 from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
 from vae.images.pixels import to_float
-from vae.images.psnr import OFF_BY_ONE_DB, psnr
+from vae.images.psnr import OFF_BY_ONE_DB
 from vae.inference.codec import decode_latents, encode_images
 from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
@@ -24,7 +25,7 @@ from vae.training.distributed import Distributed
 from vae.training.validation.slices import Slices
 
 NOISE_IMAGES = 4  # images that are decoded with noise
-TAUS = (0.1, 0.2, 0.4)  # this noise, in standard deviations of each channel
+NOISES = (0.1, 0.2, 0.4)  # this noise, in standard deviations of each channel
 FEW_IMAGES = 32  # up to this number, starting worker processes takes longer than decoding
 
 Metrics = dict[str, float]
@@ -139,7 +140,7 @@ class NoiseCurveMeter:
 
     def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
         """Sums of PSNR by tau over the images of `batches`; each image has the same noise every time."""
-        totals = {f"psnr_noise_{tau:g}": (0.0, 0) for tau in TAUS}
+        totals = {f"psnr_noise_{tau:g}": (0.0, 0) for tau in NOISES}
         for batch in batches:
             images = to_float(batch.images)
             latents = encode_images(self._model, images, dtype=self._dtype).mode().float()
@@ -148,11 +149,10 @@ class NoiseCurveMeter:
                 for index in batch.indices.tolist()
             ]
             noise = torch.stack(draws) * self._std.to(latents)
-            for tau, name in zip(TAUS, totals, strict=True):
-                size = images.shape[2:]
-                recon = decode_latents(self._model, latents + tau * noise, size, dtype=self._dtype)
-                values = psnr(recon, images).clamp(max=OFF_BY_ONE_DB)
-                totals[name] = (totals[name][0] + values.sum().item(), totals[name][1] + len(values))
+            decode = partial(decode_latents, self._model, size=images.shape[2:], dtype=self._dtype)
+            curve = noise_curve(decode, latents, noise, images, NOISES).clamp(max=OFF_BY_ONE_DB)
+            for name, value in zip(totals, curve.sum(1).tolist(), strict=True):
+                totals[name] = totals[name][0] + value, totals[name][1] + len(images)
         return {"": totals}
 
     def metrics(self, sums: dict[str, Sums], dist: Distributed) -> Metrics:
