@@ -4,37 +4,48 @@
     python benchmarks/diffusability.py --photos FOLDER --output_dir DIR --table    # what is there so far
 
 Small VAEs that differ in one thing are trained on crops of photographs. On their normalised latents, networks
-of a million weights learn the velocity, with several seeds. The table has every measure, the velocity loss on
-crops of other photographs, and the Spearman correlation of the two with a bootstrap interval over the VAEs.
-A VAE or a seed that is done is not done again.
+of a million weights learn the velocity. For every VAE and seed there is a record: its measures, the velocity
+loss on crops that none has seen (the right sixth of each photograph), and the distance of decoded samples
+from those crops. The tables are of the means over seeds, with the Spearman correlation of every measure with
+the loss and the distance, and a bootstrap interval over the VAEs.
+
+A seed decides the weights and the crops of a VAE and its network. Several processes may share DIR: each takes
+what no other has done or is doing. On a card: --device cuda --size 256 --batch 64.
 """
 
 import argparse
 import json
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.short_runs import VALIDATION_SHARE, crop_of, measure, read_photos, train  # noqa: E402
+from benchmarks.short_runs import crop_of, measure, read_photos, train  # noqa: E402
 from vae.config.options import LossConfig, ModelConfig  # noqa: E402
-from vae.evaluation.diffusability import diffusability, normalise  # noqa: E402
-from vae.evaluation.velocity import MAX_CROP, held_out_loss, middle  # noqa: E402
+from vae.evaluation.diffusability import diffusability  # noqa: E402
+from vae.evaluation.velocity import MAX_CROP, Velocity, held_out_loss, middle  # noqa: E402
 from vae.evaluation.velocity import train as train_velocity  # noqa: E402
 from vae.images.pixels import to_float  # noqa: E402
-from vae.inference.codec import encode_images  # noqa: E402
+from vae.inference.codec import decode_latents, encode_images  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.model.initialization import initialize  # noqa: E402
+from vae.system.lock_file import open_locked  # noqa: E402
 
 PEAK, BATCH = 1e-3, 4  # of the VAEs
-CROPS = {"train": 1600, "test": 400}  # for the networks
+CROPS = {"train": 2000, "test": 400}  # for the networks
+HELD_OUT = 6  # the right sixth of each photograph
+SAMPLE_STEPS = 16  # of Heun's method, from noise to a latent
+PATCH, PATCHES, LEVELS, DIRECTIONS = 7, 32, 3, 256  # of the sliced Wasserstein distance
+COMPARABLE_DB = 3.0  # PSNR below the best VAE's
 BOOTSTRAPS = 2000
 
 
@@ -58,15 +69,22 @@ VARIANTS = {
     "KL 1e-4": with_loss(kl_weight=1e-4),
     "KL 1e-3": with_loss(kl_weight=1e-3),
     "KL 1e-2": with_loss(kl_weight=1e-2),
-    "random start": Variant(init="default"),
-    "random start, KL 1e-3": with_loss(kl_weight=1e-3)._replace(init="default"),
+    "random start": Variant(init="default", steps=2.0),
     "variance expansion": with_loss(kl_weight=0.0, variance_weight=1e-2),
     "scale equivariance": with_loss(equivariance_weight=2.0),
     "local correlation": with_loss(local_correlation_weight=0.3),
+    "local correlation, weaker": with_loss(local_correlation_weight=0.03),
     "decoder noise": with_loss(decoder_noise=0.5),
     "a quarter of the steps": Variant(steps=0.25),
     "4 channels": Variant(z_channels=4),  # another shape: not in the correlations
 }
+
+
+def parts_of(photos: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The left of each photograph for training, and the right, which is held out."""
+    widths = [photo.shape[2] * (HELD_OUT - 1) // HELD_OUT for photo in photos]
+    pairs = list(zip(photos, widths, strict=True))
+    return [photo[..., :width] for photo, width in pairs], [photo[..., width:] for photo, width in pairs]
 
 
 def crops_of(photos: list[torch.Tensor], count: int, size: int, seed: int) -> torch.Tensor:
@@ -75,123 +93,157 @@ def crops_of(photos: list[torch.Tensor], count: int, size: int, seed: int) -> to
     return torch.stack([crop_of(draw.choice(photos), size, draw) for _ in range(count)])
 
 
-def trained_vae(variant: Variant, photos: list[torch.Tensor], given: argparse.Namespace) -> AutoencoderKL:
-    """The EMA weights of a variant."""
+def trained_vae(name: str, seed: int, photos: list[torch.Tensor], given: argparse.Namespace) -> AutoencoderKL:
+    """The EMA weights of a variant; they are kept in a file."""
+    variant, path = VARIANTS[name], given.output_dir / f"{name}, seed {seed}.pt"
     shape = ModelConfig(
         channels=(16, 32, 32, 32), layers_per_block=1, norm_groups=8, z_channels=variant.z_channels
     )
     model = AutoencoderKL(shape)
-    initialize(model, variant.init, 0)
+    initialize(model, variant.init, seed)
     steps = round(variant.steps * given.vae_steps)
-    options = argparse.Namespace(seed=0, size=given.size, batch=BATCH, optimizer="adamw", start=None)
-    model = model.to(memory_format=torch.channels_last)
-    return train(model, photos, options, steps, PEAK, variant.loss, torch.float32) if steps else model
+    options = argparse.Namespace(seed=seed, size=given.size, batch=BATCH, optimizer="adamw", start=None)
+    if path.exists():
+        model.load_state_dict(torch.load(path, weights_only=True))
+    elif steps:
+        model = model.to(memory_format=torch.channels_last)
+        model = train(model, photos, options, steps, PEAK, variant.loss, torch.float32)
+    torch.save(model.state_dict(), path)
+    return model.to(given.device)
 
 
 @torch.no_grad()
 def latents_of(model: AutoencoderKL, crops: torch.Tensor) -> torch.Tensor:
     """The posterior's modes (N, C, h, w) of uint8 crops."""
-    parts = [encode_images(model, to_float(part)).mode() for part in crops.split(32)]
+    device = next(model.parameters()).device
+    parts = [encode_images(model, to_float(part.to(device))).mode() for part in crops.split(32)]
     return torch.cat(parts)
 
 
-def measure_vae(name: str, photos: list[torch.Tensor], given: argparse.Namespace) -> dict[str, Any]:
-    """Train a variant, save its weights, and measure it on crops of other photographs."""
-    trained, held_out = split(photos)
-    model = trained_vae(VARIANTS[name], trained, given)
-    torch.save(model.state_dict(), given.output_dir / f"{name}.pt")
-    crops = crops_of(held_out, CROPS["test"], given.size, 2)
-    facts = measure(model, crops[:64], torch.float32)
-    measures, _ = diffusability(model, crops.split(8), torch.float32)
-    return {"vae": name, "psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"], **measures}
+@torch.no_grad()
+def samples_of(velocity: Velocity, noise: torch.Tensor) -> torch.Tensor:
+    """Latents (N, C, h, w) that Heun's method finds from noise."""
+
+    def at(x: torch.Tensor, step: int) -> torch.Tensor:
+        t = torch.full((len(x),), step / SAMPLE_STEPS).to(x)
+        return torch.cat([velocity(*part) for part in zip(x.split(64), t.split(64), strict=True)])
+
+    x = noise
+    for step in range(SAMPLE_STEPS, 0, -1):
+        first = at(x, step)
+        second = at(x - first / SAMPLE_STEPS, step - 1)
+        x = x - (first + second) / (2 * SAMPLE_STEPS)
+    return x
 
 
-def measure_velocity(
+def patches_of(images: torch.Tensor) -> Iterator[torch.Tensor]:
+    """PATCHES random patches of each image, at full, half and quarter size: (N PATCHES, 3 PATCH²)."""
+    draw = random.Random(0)
+    for level in range(LEVELS):
+        small = F.avg_pool2d(images, 2**level)
+        sides = [side - PATCH + 1 for side in small.shape[2:]]
+        places = [tuple(draw.randrange(side) for side in sides) for _ in range(PATCHES)]
+        found = [small[..., top : top + PATCH, left : left + PATCH] for top, left in places]
+        yield torch.stack(found, 1).flatten(0, 1).flatten(1)
+
+
+def patch_distance(images: torch.Tensor, reference: torch.Tensor) -> float:
+    """Sliced Wasserstein distance of patches, the mean of three sizes (Karras et al. 2018, Laplacian levels
+    replaced by box-filtered images, both sides scaled by the deviation of the reference)."""
+    generator, total = torch.Generator().manual_seed(0), 0.0
+    for ours, theirs in zip(patches_of(images), patches_of(reference), strict=True):
+        directions = torch.randn(ours.shape[1], DIRECTIONS, generator=generator)
+        directions = directions / directions.norm(dim=0)
+        ours, theirs = (((part - theirs.mean()) / theirs.std()) @ directions for part in (ours, theirs))
+        total += (ours.sort(dim=0).values - theirs.sort(dim=0).values).abs().mean().item() / LEVELS
+    return total
+
+
+def measure_vae(
     name: str, seed: int, photos: list[torch.Tensor], given: argparse.Namespace
 ) -> dict[str, Any]:
-    """The velocity loss of one network."""
-    variant, (trained, held_out) = VARIANTS[name], split(photos)
-    model = trained_vae(variant._replace(steps=0), trained, given)
-    model.load_state_dict(torch.load(given.output_dir / f"{name}.pt", weights_only=True))
-    parts = [
-        crops_of(trained, CROPS["train"], given.size, 1),
-        crops_of(held_out, CROPS["test"], given.size, 2),
-    ]
-    latents = normalise(torch.cat([latents_of(model, part) for part in parts])).float()
-    train_latents, held_out_latents = latents.split([len(part) for part in parts])
-    network = train_velocity(train_latents, seed, given.steps, lambda: None)
-    loss = held_out_loss(network, middle(held_out_latents, MAX_CROP))
-    return {"vae": name, "seed": seed, "velocity_loss": loss}
+    """Train a VAE and a network, and measure both on crops that they have not seen."""
+    trained, held_out = parts_of(photos)
+    model = trained_vae(name, seed, trained, given)
+    crops = crops_of(held_out, CROPS["test"], given.size, 2)
+    facts = measure(model.cpu(), crops[:64], torch.float32)
+    measures, _ = diffusability(model.to(given.device), crops.split(8), torch.float32)
+    raw = latents_of(model, crops_of(trained, CROPS["train"], given.size, 1)).float()
+    std, mean = torch.std_mean(raw, dim=(0, 2, 3), correction=0, keepdim=True)
+    network = train_velocity((raw - mean) / std, seed, given.steps, lambda: None, given.batch)
+    loss = held_out_loss(network, middle((latents_of(model, crops).float() - mean) / std, MAX_CROP))
+    noise = torch.randn(CROPS["test"], *raw.shape[1:], generator=torch.Generator().manual_seed(seed))
+    samples = samples_of(network, noise.to(raw)) * std + mean
+    with torch.no_grad():
+        size = crops.shape[2:]
+        images = [decode_latents(model, part, size).clamp(-1, 1).cpu() for part in samples.split(32)]
+    distance = patch_distance(torch.cat(images), to_float(crops))
+    facts = {"psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"], **measures}
+    return {"vae": name, "seed": seed, "velocity loss": loss, "sample distance": distance, **facts}
 
 
-def split(photos: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Photographs for training, and the others."""
-    return [p for i, p in enumerate(photos) if i % VALIDATION_SHARE], photos[::VALIDATION_SHARE]
+def ranks(column: np.ndarray) -> np.ndarray:
+    """Ranks of a column; equal values share theirs."""
+    return (column[:, None] > column).sum(1) + (column[:, None] == column).sum(1) / 2
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
     """Rank correlation of two columns."""
-    ranks = [np.argsort(np.argsort(column)) for column in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
 
 
 def print_table(records: list[dict[str, Any]]) -> None:
     """Every VAE with its measures, and the correlations over those of one shape."""
-    rows = {record["vae"]: record for record in records if "psnr" in record}
-    losses: dict[str, list[float]] = {}
-    for record in records:
-        if "velocity_loss" in record:
-            losses.setdefault(record["vae"], []).append(record["velocity_loss"])
-    names = [name for name in rows if name in losses]
-    measures = [key for key in next(iter(rows.values())) if key != "vae"]
-    print("| VAE | velocity loss |", " | ".join(measures), "|")
-    print("|---|---|" + "---|" * len(measures))
+    names = [name for name in VARIANTS if any(record["vae"] == name for record in records)]
+    keys = [key for key in records[0] if key not in ("vae", "seed")]
+    means, spreads = {}, {}
     for name in names:
-        values = [rows[name][key] for key in measures]
-        shown = " | ".join("-" if value is None else f"{value:.4g}" for value in values)
-        print(f"| {name} | {np.mean(losses[name]):.4f} ± {np.std(losses[name]):.4f} | {shown} |")
-    same = [name for name in names if VARIANTS[name].z_channels == 16]
-    target = np.array([np.mean(losses[name]) for name in same])
-    draws = np.random.default_rng(0).integers(0, len(same), (BOOTSTRAPS, len(same)))
-    draws = draws[[len(set(draw)) > 2 for draw in draws.tolist()]]
-    print("\n| measure | Spearman with the velocity loss | 95 % interval |\n|---|---|---|")
-    for key in measures:
-        values = np.array([rows[name][key] for name in same], dtype=float)
-        if np.isfinite(values).all():
-            found = [spearman(values[draw], target[draw]) for draw in draws]
-            low, high = np.percentile(found, [2.5, 97.5])
-            print(f"| {key} | {spearman(values, target):+.2f} | {low:+.2f} to {high:+.2f} |")
+        rows = np.array([[r[key] for key in keys] for r in records if r["vae"] == name], dtype=float)
+        means[name], spreads[name] = rows.mean(0), rows.std(0)
+    print("| VAE | seeds |", " | ".join(keys), "|\n|---|---|" + "---|" * len(keys))
+    for name in names:
+        cells = [f"{a:.4g} ± {b:.2g}" for a, b in zip(means[name], spreads[name], strict=True)]
+        print(f"| {name} | {sum(r['vae'] == name for r in records)} |", " | ".join(cells), "|")
+    same = np.array([means[name] for name in names if VARIANTS[name].z_channels == 16])
+    psnr = same[:, keys.index("psnr")]
+    for title, rows in (("", same), ("PSNR comparable", same[psnr > psnr.max() - COMPARABLE_DB])):
+        print(f"\n| {title or 'all'}, {len(rows)} VAEs | velocity loss | sample distance |\n|---|---|---|")
+        draws = np.random.default_rng(0).integers(0, len(rows), (BOOTSTRAPS, len(rows)))
+        draws = [draw for draw in draws if len(set(draw.tolist())) > 2]
+        for index, key in enumerate(keys):
+            cells = []
+            for target in (keys.index("velocity loss"), keys.index("sample distance")):
+                found = [spearman(rows[draw, index], rows[draw, target]) for draw in draws]
+                low, high = np.nanpercentile(found, [2.5, 97.5])
+                cells.append(f"{spearman(rows[:, index], rows[:, target]):+.2f} ({low:+.2f} to {high:+.2f})")
+            print(f"| {key} |", " | ".join(cells), "|")
 
 
 def main() -> None:
-    """Read the flags, do what is missing, and print the table."""
+    """Read the flags, do what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("--photos", type=Path, help="not needed for --table")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--size", type=int, default=64, help="px of the crops")
-    parser.add_argument("--vae_steps", type=int, default=1000)
+    parser.add_argument("--vae_steps", type=int, default=800)
     parser.add_argument("--steps", type=int, default=5000, help="of each network")
+    parser.add_argument("--batch", type=int, default=8, help="of each network")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     given = parser.parse_args()
     given.output_dir.mkdir(parents=True, exist_ok=True)
-    path = given.output_dir / "records.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def add(record: dict[str, Any]) -> None:
-        records.append(record)
-        with path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-
-    if not given.table:
-        photos = read_photos(given.photos, given.size)
-        for name in VARIANTS:
-            if not any(record["vae"] == name and "psnr" in record for record in records):
-                add(measure_vae(name, photos, given))
-        for seed in range(given.seeds):
-            for name in VARIANTS:
-                if not any(record["vae"] == name and record.get("seed") == seed for record in records):
-                    add(measure_velocity(name, seed, photos, given))
+    photos = [] if given.table else read_photos(given.photos, HELD_OUT * given.size)
+    for seed in range(given.seeds):
+        for name in VARIANTS if photos else ():
+            path = given.output_dir / f"{name}, seed {seed}.json"
+            lock = open_locked(path.with_suffix(".lock"))
+            if lock is None:
+                continue
+            with lock:
+                if not path.exists():
+                    path.write_text(json.dumps(measure_vae(name, seed, photos, given)))
+    records = [json.loads(path.read_text()) for path in sorted(given.output_dir.glob("*.json"))]
     print_table(records)
 
 

@@ -86,7 +86,9 @@ def held_out_loss(velocity: Velocity, latents: Tensor) -> float:
 
 
 @torch.enable_grad()
-def train(latents: Tensor, seed: int, steps: int, progress: Callable[[], object]) -> nn.Module:
+def train(
+    latents: Tensor, seed: int, steps: int, progress: Callable[[], object], size: int = BATCH
+) -> nn.Module:
     """A network trained on the latents, with averaged weights. The seed decides weights and order."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -96,7 +98,7 @@ def train(latents: Tensor, seed: int, steps: int, progress: Callable[[], object]
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     averaged = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
     for _ in range(steps):
-        batch = _random_crops(latents, generator)
+        batch = _random_crops(latents, size, generator)
         noise = torch.randn(batch.shape, generator=generator).to(batch)
         t = torch.rand(len(batch), generator=generator).to(batch)
         velocity_loss(network, batch, noise, t).backward()
@@ -108,9 +110,9 @@ def train(latents: Tensor, seed: int, steps: int, progress: Callable[[], object]
     return averaged.module
 
 
-def _random_crops(latents: Tensor, generator: torch.Generator) -> Tensor:
-    """BATCH random latents at one random place: (BATCH, C, h, w) with h and w at most MAX_CROP."""
-    batch = latents[torch.randint(len(latents), (BATCH,), generator=generator)]
+def _random_crops(latents: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """`size` random latents at one random place: (size, C, h, w) with h and w at most MAX_CROP."""
+    batch = latents[torch.randint(len(latents), (size,), generator=generator)]
     for dim in (2, 3):
         side = min(batch.shape[dim], MAX_CROP)
         start = int(torch.randint(batch.shape[dim] - side + 1, (), generator=generator))
