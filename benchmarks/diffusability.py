@@ -58,7 +58,7 @@ class Variant(NamedTuple):
     loss: LossConfig = LossConfig(perceptual_weight=0.0)
 
 
-def with_loss(**changes: float) -> Variant:
+def with_loss(**changes: float | tuple[float, ...]) -> Variant:
     """A VAE with other weights."""
     return Variant(loss=replace(Variant().loss, **changes))
 
@@ -74,7 +74,7 @@ VARIANTS = {
     "scale equivariance": with_loss(equivariance_weight=2.0),
     "local correlation": with_loss(local_correlation_weight=0.3),
     "local correlation, weaker": with_loss(local_correlation_weight=0.03),
-    "decoder noise": with_loss(decoder_noise=0.5),
+    "decoder noise": with_loss(decoder_noise=(0.5,)),
     "a quarter of the steps": Variant(steps=0.25),
     "4 channels": Variant(z_channels=4),  # another shape: not in the correlations
 }

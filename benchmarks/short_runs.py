@@ -100,9 +100,9 @@ def train(
         inputs = StepInputs(crops, noise, 1 / given.batch, torch.ones(()), None)
         if needs_statistics(loss):
             inputs.running_moments = running
-        if loss.decoder_noise:
+        if largest := max(loss.decoder_noise):
             share = torch.rand(given.batch, 1, 1, 1, generator=generator) * statistics_of(running).std
-            inputs.decoder_noise = loss.decoder_noise * share * torch.randn(shape, generator=generator)
+            inputs.decoder_noise = largest * share * torch.randn(shape, generator=generator)
         if loss.equivariance_turns:
             inputs.turns = torch.randint(4, (given.batch,), generator=generator)
         factor = learning_rate_factor("cosine", step, steps, int(WARMUP_SHARE * steps))

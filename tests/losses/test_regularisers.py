@@ -45,8 +45,9 @@ def test_a_dead_channel_is_not_enlarged():
 
 def test_statistics_are_measured_only_if_something_reads_them():
     assert not needs_statistics(LossConfig())
-    for name in ("variance_weight", "local_correlation_weight", "decoder_noise"):
-        assert needs_statistics(replace(LossConfig(), **{name: 0.1}))
+    weights = dict.fromkeys(("variance_weight", "local_correlation_weight"), 0.1)
+    for name, value in {**weights, "decoder_noise": (0.0, 0.1)}.items():
+        assert needs_statistics(replace(LossConfig(), **{name: value}))
 
 
 def test_variance_expansion_is_zero_at_its_target_and_positive_elsewhere():

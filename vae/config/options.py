@@ -304,10 +304,11 @@ class LossConfig:
     equivariance_turns: bool = option(
         False, "turn the latents of --equivariance_weight by 0, 90, 180 or 270 degrees, at random"
     )
-    decoder_noise: float = option(
-        0.0,
+    decoder_noise: tuple[float, ...] = option(
+        (0.0,),
         "largest noise added to the latents before the decoder, as a fraction of their standard deviation; "
-        "each image draws its own from 0 to this; finish without it",
+        "each image draws its own from 0 to this; of several values, each is for one stage, and the last one "
+        "also for later stages: 0.5 0 finishes without it",
         at_least=0,
         at_most=10,
     )

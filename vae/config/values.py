@@ -76,6 +76,8 @@ def from_json(item: Field[Any], value: Any) -> Any:
     if value is None and item.default is None:
         return None
     if is_list(item):
+        if isinstance(item.default, tuple) and len(item.default) == 1 and not isinstance(value, list):
+            value = [value]
         if not isinstance(value, list) or not value:
             raise UserError(
                 f'"{item.name}" in the JSON file must be a list of numbers, not {json.dumps(value)}'

@@ -28,7 +28,7 @@ class LatentStatistics(NamedTuple):
 def needs_statistics(loss: LossConfig) -> bool:
     """Whether a term with a weight, or the noise of the decoder, reads the running values."""
     weights = [getattr(loss, item.name) for item in fields(loss) if item.metadata.get("statistics")]
-    return max(*weights, loss.decoder_noise) > 0
+    return max(*weights, *loss.decoder_noise) > 0
 
 
 def moments(mean: Latents) -> Tensor:

@@ -156,7 +156,7 @@ def zero_inputs(spec: StepSpec, images: int, device: torch.device | str) -> Step
         loss_scale=zeros(()),
         adversarial_factor=zeros(()) if loss.adversarial_weight > 0 else None,
         running_moments=zeros(3, z_channels) if needs_statistics(loss) else None,
-        decoder_noise=torch.zeros_like(noise) if loss.decoder_noise > 0 else None,
+        decoder_noise=torch.zeros_like(noise) if max(loss.decoder_noise) > 0 else None,
         turns=zeros(images) if loss.equivariance_turns else None,
         augmentation=zeros(images, DRAWS) if loss.disc_augment else None,
         lecam_weight=loss.lecam_weight,

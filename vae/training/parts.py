@@ -23,7 +23,7 @@ from vae.training.records.profiling import StepProfiler
 from vae.training.records.recorder import Recorder
 from vae.training.recovery.liveness import Liveness
 from vae.training.schedule import StageSchedule
-from vae.training.stages import Stage, StageSteps
+from vae.training.stages import Stage, StageSteps, config_of
 from vae.training.state import TrainingState
 from vae.training.stepper import Stepper
 from vae.training.validation.measure import ValidationSet
@@ -68,11 +68,13 @@ class PreparedRun:
     def schedule(self, stage: Stage) -> StageSchedule:
         """The steps and learning rates of `stage`."""
         width, begun_from = max(self.config.model.channels), self.provenance.begun_from
-        return StageSchedule(self.steps(stage), begun_from, width, self.config.optim, self.config.loss)
+        loss = config_of(stage, self.state.stages, self.config).loss
+        return StageSchedule(self.steps(stage), begun_from, width, self.config.optim, loss)
 
     def plan(self, stage: Stage) -> StagePlan:
         """How the steps of `stage` run; UserError if not even one image fits."""
-        return plan_stage(self.config, stage, self.networks.dtype, self.dist)
+        config = config_of(stage, self.state.stages, self.config)
+        return plan_stage(config, stage, self.networks.dtype, self.dist)
 
     def retry(self, plan: StagePlan | None = None) -> OomRetry:
         """What computes the steps of a stage; without a plan, no step is computed."""

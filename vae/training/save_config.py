@@ -9,7 +9,7 @@ from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.training.setup import resolve_options
-from vae.training.stages import first_stages
+from vae.training.stages import planned_stages
 
 
 def save_config(given: dict[str, Any], path: str) -> None:
@@ -22,7 +22,7 @@ def save_config(given: dict[str, Any], path: str) -> None:
         raise UserError(f"--save_config {file} exists: use another name, or delete it first")
     options = resolve_options(given, pick_device(given.get("device", "auto")))
     if options.content is None:
-        first_stages(options.config)  # checks --progressive
+        planned_stages(options.config)  # checks --progressive
     values = flatten(options.config)
     del values["config"], values["profile"]  # their options are in the file
     if values["train_minutes"] is not None:  # chosen by the run; in the file it would contradict

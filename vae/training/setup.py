@@ -56,8 +56,8 @@ from vae.training.stages import (
     Position,
     Stage,
     current_stage,
-    first_stages,
     is_started,
+    planned_stages,
     resumed_stages,
 )
 from vae.training.state import TrainingState, begin_state, restore
@@ -202,7 +202,7 @@ def _existing_vae(config: Config, given: Given) -> tuple[Config, VaeFile | None]
 def _stages(config: Config, given: Given, content: dict[str, Any] | None) -> tuple[list[Stage], Position]:
     """The stages of the run and the position at which it begins or resumes."""
     if content is None:
-        return first_stages(config), Position()
+        return planned_stages(config), Position()
     if given.get("profile"):
         console.info(f"note: --profile {given['profile']} does not change a resumed run: use flags instead")
     saved = [Stage(**stage) for stage in content["stages"]]

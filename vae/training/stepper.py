@@ -135,7 +135,7 @@ class Stepper:
 
     def _decoder_noise(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
         """The noise of --decoder_noise (B, *shape), in the units of the latents."""
-        largest, device = self.schedule.loss.decoder_noise, self.dist.device
+        largest, device = max(self.schedule.loss.decoder_noise), self.dist.device  # of the stage: one value
         if largest == 0:
             return None
         keys = batch.epochs, batch.indices

@@ -58,7 +58,7 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
         f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
         f"{crops_text(config.data.crop, size, buckets)}, {console.counted(run.num_workers, 'worker')}",
         cache_line(config.data),
-        f"loss    {loss_line(run.networks.terms, config.loss)}",
+        f"loss    {loss_line(run.networks.terms, schedule.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan_line(plan, size, steps.local_images, config.speed.micro_batch_size)}",
         f"steps   {steps_line(steps, config.optim, schedule.peak)}",

@@ -68,7 +68,8 @@ def loss_line(terms: LossTerms, loss: LossConfig) -> str:
         parts.append(
             f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start + loss.disc_warmup}"
         )
-    noise = f"; decoder noise up to {loss.decoder_noise:g} std" if loss.decoder_noise else ""
+    largest = max(loss.decoder_noise)  # of the stage: one value
+    noise = f"; decoder noise up to {largest:g} std" if largest else ""
     return " + ".join(parts) + noise
 
 
