@@ -26,6 +26,16 @@ def _part_option() -> Any:
     )
 
 
+def _remove_option(source: str) -> Any:
+    """--remove, of the modes that make versions of a dataset."""
+    return option(
+        None,
+        "text file with keys of images of --parent, one per line: the new version never reads them, although "
+        f"its tar files still have them; without {source}, nothing else changes",
+        metavar="FILE",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RulesConfig:
     """Options of every mode that accepts or rejects images: its rules, and what runs its tasks."""
@@ -150,12 +160,7 @@ class ShardConfig(ReadingConfig):
     drop: bool = option(
         False, "leave out the images of --parent that --input_dir does not have; all files are decoded again"
     )
-    remove: str | None = option(
-        None,
-        "text file with keys of images of --parent, one per line: the new version never reads them, although "
-        "its shards still have them; without --input_dir, nothing else changes",
-        metavar="FILE",
-    )
+    remove: str | None = _remove_option("--input_dir")
     near_duplicates: bool = option(
         True,
         "keep images that look alike in one subset, and refuse a manifest whose split separates them",
@@ -194,6 +199,13 @@ class IndexConfig(RulesConfig):
     val_split: float = option(
         0.0, "share of the images for a validation dataset, by the hash of their bytes", metavar="SHARE"
     )
+    parent: str | None = option(
+        None,
+        "dataset.json of --mode index: the new version has all its images too, and only tar files of --input "
+        "that it lacks are read; the indexes of the others are links to its files",
+        metavar="FILE",
+    )
+    remove: str | None = _remove_option("--input")
     skip_broken_tars: bool = option(
         False, "leave out tar files that are broken or missing, instead of ending with an error"
     )
@@ -319,9 +331,12 @@ def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
         sys.exit(0)
     if "--undo_quarantine" in given:  # its own message about a missing folder names the folder in the record
         words = ["--input_dir", os.devnull, *words]
-    has_no_input = "--remove" in given and "--input_dir" not in given
-    config = _parse_mode(mode, ["--input_dir", os.devnull, *words] if has_no_input else words)
-    if has_no_input and isinstance(config, ShardConfig):
+    source = "input" if mode == "index" else "input_dir"
+    has_no_input = "--remove" in given and f"--{source}" not in given
+    config = _parse_mode(mode, [f"--{source}", os.devnull, *words] if has_no_input else words)
+    if has_no_input and isinstance(config, IndexConfig):
+        config = replace(config, input="")
+    elif has_no_input and isinstance(config, ShardConfig):
         config = replace(config, input_dir="")
     _check_together(config, given)
     return config
@@ -404,7 +419,7 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
         raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
     if isinstance(config, ShardConfig) and config.drop and config.parent is None:
         raise UsageError("--drop has no effect without --parent: leave it out")
-    if isinstance(config, ShardConfig) and config.remove and config.parent is None:
+    if isinstance(config, ShardConfig | IndexConfig) and config.remove and config.parent is None:
         raise UsageError("--remove has no effect without --parent: add it")
     if isinstance(config, ShardConfig) and config.drop and not config.input_dir:
         raise UsageError("--drop would leave out all images without --input_dir: add it, or leave --drop out")

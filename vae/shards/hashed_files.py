@@ -49,7 +49,12 @@ def parse_removed(text: str) -> Removed:
     """The keys in the text of that file; ValueError if it is not valid."""
     content = parse_json(text)
     lists = list(content.values()) if isinstance(content, dict) else [None]
-    keys = [key for one in lists for key in (one if isinstance(one, list) else [None])]
-    if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in keys) or len(set(keys)) < len(keys):
+    if not all(map(_are_keys, lists)):
         raise ValueError("its list of removed keys is not valid")
     return {shard: tuple(map(str.encode, keys)) for shard, keys in content.items()}
+
+
+def _are_keys(keys: Any) -> bool:
+    """Whether it is a list of different keys."""
+    is_list = isinstance(keys, list) and all(isinstance(key, str) and _KEY.fullmatch(key) for key in keys)
+    return is_list and len(set(keys)) == len(keys)

@@ -18,13 +18,13 @@ from vae.prepare.ledger import INPUT_DIR, KNOWN, REJECTED, Ledger, Result, Skips
 from vae.prepare.output_dir import check_apart
 from vae.prepare.pool import Failure
 from vae.prepare.shard.members import ROW
-from vae.prepare.shard.parent import Parent, contains
+from vae.prepare.shard.parent import ShardParent, contains
 from vae.prepare.shard.write import HIDDEN, KEY_DIGITS
 from vae.progress import Progress
 from vae.system.errors import DataError
 
 
-def check_listed(ledger: Ledger, config: ShardConfig, parent: Parent | None) -> None:
+def check_listed(ledger: Ledger, config: ShardConfig, parent: ShardParent | None) -> None:
     """Bring the results of all listed files up to date."""
     note_listed(ledger, config, parent)
     known = parent.known_keys() if parent else np.zeros(0, "S32")
@@ -44,7 +44,7 @@ def image_names(config: ShardConfig, skips: Skips) -> Iterator[str]:
     return chain([first], names)
 
 
-def note_listed(ledger: Ledger, config: ShardConfig, parent: Parent | None) -> None:
+def note_listed(ledger: Ledger, config: ShardConfig, parent: ShardParent | None) -> None:
     """Note the rows of the manifest, drop results of files that are gone, and take over those of --parent."""
     manifest = Path(config.input_dir) / MANIFEST_NAME
     ledger.forget_notes(ROW)  # of a manifest that has changed, or is gone

@@ -28,11 +28,12 @@ from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
 from vae.prepare.shard.check import check_listed, image_names, note_listed
 from vae.prepare.shard.engines import write_energon_metadata
 from vae.prepare.shard.members import TRAINING, VALIDATION, Members
-from vae.prepare.shard.parent import Kept, Parent
+from vae.prepare.shard.parent import Kept, ShardParent
 from vae.prepare.shard.planner import ShardPlanner, planned_shards
 from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
+from vae.prepare.versions import removed_line, write_removed
 from vae.progress import Progress
-from vae.shards.hashed_files import removed_content, write_hashed
+from vae.shards.hashed_files import removed_content
 from vae.shards.index import Shard, dataset_content, write_dataset
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
@@ -69,7 +70,7 @@ def run_shard(config: ShardConfig) -> int:
     if config.part:
         return _run_part(config)
     skips, root = Skips(), Path(config.output_dir)
-    parent = Parent(config) if config.parent else None
+    parent = ShardParent(config) if config.parent else None
     names = image_names(config, skips)
     if not (root / HIDDEN / "ledger.sqlite").exists():
         check_new(root)
@@ -87,7 +88,7 @@ def merge_shards(config: ShardConfig, count: int) -> int:
     The parts write the planned shards when they are run again.
     """
     root = Path(config.output_dir)
-    parent = Parent(config) if config.parent else None
+    parent = ShardParent(config) if config.parent else None
 
     def join(ledger: Ledger) -> None:
         join_parts(ledger, root, count)
@@ -103,7 +104,7 @@ def merge_shards(config: ShardConfig, count: int) -> int:
 
 def _check_and_pack(
     config: ShardConfig,
-    parent: Parent | None,
+    parent: ShardParent | None,
     check: Callable[[Ledger], None],
     write: Write,
     skips: Skips,
@@ -135,7 +136,7 @@ def _run_part(config: ShardConfig) -> int:
     """Check the files of a part, and write its share of the planned shards; returns the exit code."""
     root, part, skips = Path(config.output_dir), part_of(config), Skips()
     assert part is not None
-    parent = Parent(config) if config.parent else None
+    parent = ShardParent(config) if config.parent else None
     names = image_names(config, skips)
     if not (root / HIDDEN).exists():
         check_new(root)
@@ -164,7 +165,7 @@ def _run_part(config: ShardConfig) -> int:
 
 
 def _pack(
-    ledger: Ledger, config: ShardConfig, root: Path, parent: Parent | None, write: Write
+    ledger: Ledger, config: ShardConfig, root: Path, parent: ShardParent | None, write: Write
 ) -> PackedShards | None:
     """Write the missing shards, then the files of the datasets; None if parts have to write some."""
     old = parent if parent and parent.is_whole else None
@@ -189,7 +190,7 @@ def _pack(
         return None
     everything = [shard for shards in written.values() for shard in shards]
     removed = parent.removed_from(everything) if parent else {}
-    more = {"removed_keys": write_hashed(root / REMOVED, removed_content(removed))} if removed else {}
+    more = write_removed(root / REMOVED, removed)
     for subset in SUBSETS:
         if written[subset]:
             other = VALIDATION if subset == TRAINING and written[VALIDATION] else None
@@ -213,7 +214,7 @@ def _pack_subset(
     root: Path,
     subset: str,
     members: Members,
-    parent: Parent | None,
+    parent: ShardParent | None,
     images: int,
     config: ShardConfig,
     write: Write,
@@ -302,7 +303,7 @@ def _print_summary(
         f"{rejected} rejected, {duplicates_text(duplicates)}",
         *rejection_lines(ledger),
         *skip_lines(skips),
-        *([f"  removed  {outcome.removed:>7}  images, which are not read"] if outcome.removed else []),
+        *([removed_line(outcome.removed)] if outcome.removed else []),
         f"  train: python train_vae.py --data_path {Path(config.output_dir, TRAINING)}",
     ]
     console.info("\n".join(lines))

@@ -23,9 +23,11 @@ from vae.prepare.pool import Failure, Limits
 from vae.prepare.rejections import remedy
 from vae.prepare.shard.members import TRAINING, VALIDATION
 from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS
+from vae.prepare.tars.parent import CLAIM, FOLDERS, MAX_CLAIM_BYTES, TarsParent
 from vae.prepare.tars.read_tar import BrokenTarError, read_tar
 from vae.prepare.tars.sources import Sources, find_sources
 from vae.prepare.tars.where import parse_where
+from vae.prepare.versions import removed_line, write_removed
 from vae.progress import Progress
 from vae.shards.index import Shard, dataset_content, index_path, read_dataset, shard_content, write_dataset
 from vae.shards.store import StoreFile, stamp
@@ -43,11 +45,13 @@ from vae.system.files import (
 )
 
 MEMORY_GIB = 6.0  # for one tar file: the largest image file has 2 GiB
-FOLDERS = {TRAINING: "training", VALIDATION: "validation"}  # of the indexes
 POLICY = ("min_size", "max_aspect", "max_pixels", "first_frame", "where", "formats", "image_key", "val_split")
+SUBSETS = (VALIDATION, TRAINING)  # the training set last: it names the other
 REJECTED_NAME = "rejected.jsonl"
 BROKEN = "broken_tar"
 MAX_LINES = 20  # of broken tar files that are printed
+
+Written = dict[str, list[Shard]]  # the shards of each subset
 
 
 def run_index(config: IndexConfig) -> int:
@@ -57,19 +61,21 @@ def run_index(config: IndexConfig) -> int:
     """
     began, root = time.monotonic(), Path(config.output_dir)
     _check_rules(config)
-    sources = find_sources(config.input)
+    parent = TarsParent(config, _policy(config)) if config.parent else None
+    sources = parent.sources if parent else find_sources(config.input)
+    new = sources._replace(names=parent.new_names()) if parent else sources
     if not (root / HIDDEN).is_dir():
         check_new(root)
     try:
         for folder, _, _ in os.walk(root):
             remove_temporary(Path(folder))  # of killed processes: no other run uses the folder
-        _claim(root, sources, config)
-        notes = list(_index_all(root, sources, config))
-        code = _write(root, sources, notes, config)
+        _claim(root, sources, config, parent)
+        notes = list(_index_all(root, new, config))
+        written = _write(root, new, notes, config, parent)
     except OSError as error:
         raise write_error(error, config.output_dir) from error
-    _print_summary(notes, code, config, time.monotonic() - began)
-    return code
+    _print_summary(notes, written, config, parent, time.monotonic() - began)
+    return 0 if written else EXIT_DATA
 
 
 def _check_rules(config: IndexConfig) -> None:
@@ -87,10 +93,11 @@ def _policy(config: IndexConfig) -> dict[str, Any]:
     return parse_json(json.dumps(values | {"near_duplicates": False}))
 
 
-def _claim(root: Path, sources: Sources, config: IndexConfig) -> None:
+def _claim(root: Path, sources: Sources, config: IndexConfig, parent: TarsParent | None) -> None:
     """Note what the folder will contain; UserError if it is complete and has other contents."""
-    noted, contents = root / HIDDEN / "index.json", {"tars": sources.names, "policy": _policy(config)}
-    if (root / TRAINING).exists() and read_json(noted, max_bytes=2**30) != contents:
+    contents = {"tars": sources.names, "policy": _policy(config), **(parent.claim() if parent else {})}
+    noted = root / HIDDEN / CLAIM
+    if (root / TRAINING).exists() and read_json(noted, max_bytes=MAX_CLAIM_BYTES) != contents:
         raise UserError(
             f"--output_dir {root} has a dataset of other tar files or rules, and a dataset never changes: "
             "give a new folder"
@@ -173,27 +180,43 @@ def _subsets(rows: np.ndarray, share: float) -> dict[str, np.ndarray]:
     return {TRAINING: rows[~held_out], VALIDATION: rows[held_out]}
 
 
-def _write(root: Path, sources: Sources, notes: list[dict[str, Any]], config: IndexConfig) -> int:
+def _write(
+    root: Path, new: Sources, notes: list[dict[str, Any]], config: IndexConfig, parent: TarsParent | None
+) -> Written | None:
     """Write what was left out, and the files of the datasets, unless tar files are broken."""
-    places = {name: number for number, name in enumerate(sources.names)}
+    places = {name: number for number, name in enumerate(new.names)}
     notes.sort(key=lambda note: places[note["name"]])
     replace_text(root / REJECTED_NAME, _rejected(notes))
     if any("error" in note for note in notes) and not config.skip_broken_tars:
-        return EXIT_DATA
-    shards = {
-        subset: [Shard(**note["shards"][subset]) for note in notes if subset in note.get("shards", {})]
-        for subset in (VALIDATION, TRAINING)
-    }
+        return None
+    shards: Written = {}
+    for subset in SUBSETS:
+        shards[subset] = [
+            Shard(**note["shards"][subset]) for note in notes if subset in note.get("shards", {})
+        ]
+        if parent:
+            others = parent.without_removed(root, subset, shards[subset])
+            shards[subset] = [*parent.link_all(root, subset), *others]
     if not shards[TRAINING]:
-        return EXIT_DATA
-    for subset in (VALIDATION, TRAINING):  # the training set last: it names the other
+        return None
+    for subset in SUBSETS:
         if shards[subset]:
             other = VALIDATION if subset == TRAINING and shards[VALIDATION] else None
-            place = {"tars": sources.base, "indexes": FOLDERS[subset]}
-            content = dataset_content(shards[subset], _policy(config), other, more=place)
+            more: dict[str, Any] = {"tars": new.base, "indexes": FOLDERS[subset]}
+            if parent:
+                path = root / f"removed-{FOLDERS[subset]}.json"  # both subsets have images of a tar file
+                more |= write_removed(path, parent.removed_from(shards[subset]))
+                more["changes"] = parent.changes(subset, shards[subset])
+            content = dataset_content(
+                shards[subset],
+                parent.dataset.policy if parent else _policy(config),
+                other,
+                parent=parent.dataset.version if parent else None,
+                more=more,
+            )
             _check_same(root, subset, content["version"])
             write_dataset(root / subset, content)
-    return 0
+    return shards
 
 
 def _check_same(root: Path, subset: str, version: str) -> None:
@@ -213,22 +236,29 @@ def _rejected(notes: list[dict[str, Any]]) -> Iterator[str]:
             yield json.dumps({"tar": note["name"], "name": name, "reason": reason, "detail": detail}) + "\n"
 
 
-def _print_summary(notes: list[dict[str, Any]], code: int, config: IndexConfig, seconds: float) -> None:
+def _print_summary(
+    notes: list[dict[str, Any]],
+    written: Written | None,
+    config: IndexConfig,
+    parent: TarsParent | None,
+    seconds: float,
+) -> None:
     counts: Counter[str] = Counter()
-    samples: Counter[str] = Counter()
     for note in notes:
         counts.update(note.get("counts", {}))
-        samples.update({subset: shard["samples"] for subset, shard in note.get("shards", {}).items()})
     broken, root = [note for note in notes if "error" in note], Path(config.output_dir)
+    train, val = (_counted(notes, written, subset, parent) for subset in (TRAINING, VALIDATION))
+    tars = f"{len(notes) - len(broken)}{' new' if parent else ''} tar files"
     lines = [
-        f"{printable(str(root))}: {samples[TRAINING]} images for training and {samples[VALIDATION]} for "
-        f"validation in {len(notes) - len(broken)} tar files ({seconds:.1f} s), {counts.total()} left out",
+        f"{printable(str(root))}: {train} images for training and {val} for validation, {tars} read "
+        f"({seconds:.1f} s), {counts.total()} left out",
         *(f"  left out {count:>7}  {reason}: {remedy(reason)}" for reason, count in counts.most_common()),
+        *([removed_line(len(parent.removed_keys()))] if parent and parent.removed else []),
         *(f"  broken  {printable(note['name'])}: {printable(note['error'])}" for note in broken[:MAX_LINES]),
     ]
     if broken or any(note["listed"] for note in notes if "listed" in note):
         lines.append(f"  all of them: {printable(str(root / REJECTED_NAME))}")
-    if code == 0:
+    if written:
         lines.append(f"  train: python train_vae.py --data_path {root / TRAINING}")
     elif broken and not config.skip_broken_tars:
         lines.append(
@@ -238,3 +268,16 @@ def _print_summary(notes: list[dict[str, Any]], code: int, config: IndexConfig, 
     else:
         lines.append("  no image is left: change the rules")
     console.info("\n".join(lines))
+
+
+def _counted(
+    notes: list[dict[str, Any]], written: Written | None, subset: str, parent: TarsParent | None
+) -> str:
+    """The images of a subset: those of the parent, and new ones."""
+    if written is None:
+        return str(
+            sum(note["shards"][subset]["samples"] for note in notes if subset in note.get("shards", ()))
+        )
+    images = sum(shard.samples - len(shard.removed) for shard in written[subset])
+    old = parent.samples(subset) if parent else 0
+    return f"{images} ({old} of --parent and {images - old} new)" if parent else str(images)

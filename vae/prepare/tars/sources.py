@@ -31,11 +31,14 @@ class Sources(NamedTuple):
         return StoreFile(f"{self.base}/{name}", FLAG) if is_remote(self.base) else Path(self.base, name)
 
 
-def find_sources(text: str) -> Sources:
-    """The tar files of a folder, a pattern, a list or an address; one-line errors if there are none."""
+def find_sources(text: str, before: Sources | None = None) -> Sources:
+    """The tar files of a folder, a pattern, a list or an address; one-line errors if there are none.
+
+    `before`: tar files that are listed first, without those of `text` if that is empty.
+    """
     _refuse_secrets(text)
-    paths = list(dict.fromkeys(_paths(text)))
-    if not paths:
+    paths = [path.replace(os.sep, "/") for path in _paths(text)] if text else []
+    if not paths and text:
         raise DataError(f"{FLAG} {text} has no tar files: give a folder, a pattern or a list of them")
     for path in paths:
         _refuse_secrets(path)
@@ -43,7 +46,8 @@ def find_sources(text: str) -> Sources:
             raise DataError(
                 f"{FLAG} {path} is compressed, and images are read by their offset: unpack it to a .tar"
             )
-    return _with_base(paths)
+    old = [f"{before.base}/{name}" for name in before.names] if before else []
+    return _with_base(list(dict.fromkeys([*old, *paths])), before.base if before else None)
 
 
 def _refuse_secrets(path: str) -> None:
@@ -128,26 +132,26 @@ def _choices(inner: str) -> Sequence[str]:
     return [f"{number:0{width}}" for number in range(first, last + step, step)]
 
 
-def _with_base(paths: Sequence[str]) -> Sources:
-    """The paths as names below the folder that they have in common."""
+def _with_base(paths: Sequence[str], base: str | None) -> Sources:
+    """The paths as names below the folder that they have in common, also with this one."""
     remote = [is_remote(path) for path in paths]
     if any(remote) != all(remote) or len({path.partition("://")[0] for path in paths if is_remote(path)}) > 1:
         raise UserError(
             f"{FLAG}: {paths[0]} and {paths[-1]} have no folder in common: make a dataset of each store"
         )
-    parts = [path.replace(os.sep, "/").split("/") for path in paths]
-    folders = [part[:-1] for part in parts]
+    parts = [path.split("/") for path in paths]
+    folders = [part[:-1] for part in parts] + ([base.split("/")] if base is not None else [])
     pairs = zip(min(folders), max(folders), strict=False)  # all others are between these two
     count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     if count < (3 if remote[0] else 1):  # of an address: protocol, nothing, and host or bucket
         raise UserError(
             f"{FLAG}: {paths[0]} and {paths[-1]} have no folder in common: make a dataset of each store"
         )
-    base, names = "/".join(parts[0][:count]), ["/".join(part[count:]) for part in parts]
+    names = ["/".join(part[count:]) for part in parts]
     strange = next((name for name in names if not is_tar_name(name)), None)
     if strange is not None:
         raise DataError(
             f"{FLAG} {strange}: the name of a tar file must end in .tar and have only letters, digits and "
             "._=+@,- below the folder that all have in common: rename it"
         )
-    return Sources(base or "/", names)
+    return Sources("/".join(parts[0][:count]) or "/", names)
