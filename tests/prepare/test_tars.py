@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import tarfile
 
 import pytest
@@ -16,6 +17,7 @@ from tests.harness.tars import (
     write_tar,
     write_webdataset,
 )
+from tests.prepare.test_preprocess import kill_when, posix
 from vae.prepare.tars import index_tars
 from vae.prepare.tars.sources import find_sources
 from vae.prepare.tars.where import parse_where
@@ -157,6 +159,44 @@ def test_broken_tar_is_one_line_and_the_others_are_kept(reason, tmp_path, monkey
     done = index(folder, tmp_path / "less", "--skip_broken_tars")
     assert (done.returncode, "never changes" in done.stderr) == (78, True)
     assert len(read_all(tmp_path / "less" / "dataset.json")) == 10
+
+
+@posix
+@pytest.mark.slow
+def test_output_after_three_kills_equals_an_undisturbed_run(tmp_path, monkeypatch):
+    """And no tar file that was complete is read again."""
+    folder = write_webdataset(tmp_path / "tars", tars=2, images=20)
+    (folder / "kodak-000001.tar").write_bytes(
+        write_tar(tmp_path / "odd.tar", [*webdataset_sample(50), ("bad.png", b"no image")]).read_bytes()
+    )
+    for number in range(2, 80):
+        shutil.copy(folder / "kodak-000000.tar", folder / f"kodak-{number:06}.tar")
+    flags, output = ("--val_split", "0.2", "--num_workers", "2"), tmp_path / "set"
+    line = ["prepare_data.py", "--mode", "index", "--input", str(folder), "--output_dir", str(output), *flags]
+
+    def notes():
+        return {path.stem: path.stat().st_mtime_ns for path in (output / ".prepare").glob("*.tar.json")}
+
+    finished = {}
+    for least in (3, 20, 40):
+        code, _ = kill_when(lambda least=least: len(notes()) >= least, line)
+        assert code == -signal.SIGKILL  # it was still running
+        assert not (output / "dataset.json").exists()
+        assert finished.items() <= notes().items()  # these were not written again
+        finished = notes()
+    read, names = index_tars.read_tar, []
+    monkeypatch.setattr(
+        index_tars, "read_tar", lambda file, config: names.append(file.name) or read(file, config)
+    )
+    assert index(folder, output, *flags).returncode == 0
+    assert not finished.keys() & set(names)
+    assert len(finished) + len(names) == 80
+    assert index(folder, tmp_path / "undisturbed", *flags).returncode == 0
+
+    def files(root):
+        return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    assert files(output) == files(tmp_path / "undisturbed")
 
 
 def test_missing_tar_of_a_pattern_is_named(tmp_path):
