@@ -103,7 +103,7 @@ class RemoteShards:
         BadImageError if the store's bytes are not those of dataset.json, UserError if there is no room.
         """
         entry = _entry(shard)
-        self._cache.forget_quarantine({shard.sha256})
+        self._cache.retry_bad([shard])
         self._cache.remove_if_free(entry)
         self._cache.pin(entry)
         try:
@@ -214,7 +214,8 @@ def open_images(dataset: ShardedDataset, num_streams: int, cache: ShardCache | N
     if dataset.store is None:
         return ShardImages(dataset, num_streams)
     assert cache is not None
-    cache.forget_quarantine({shard.sha256 for shard in dataset.shards})
+    if line := cache.retry_bad(dataset.shards):
+        console.info(line)
     return ShardImages(dataset, num_streams, RemoteShards(dataset, cache))
 
 

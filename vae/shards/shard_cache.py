@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.images.formats import BadImageError
-from vae.shards.index import is_dataset, read_dataset
+from vae.shards.index import Shard, is_dataset, read_dataset
 from vae.shards.store import DISK_ERRORS, TooLargeError
 from vae.system import console
 from vae.system.addresses import is_remote
@@ -36,6 +36,7 @@ FOLDER_NAME = "vae-trainer-shards"
 LOCK_NAME = ".lock"
 POLL_SECONDS = 0.1  # until another process has downloaded a shard
 FULL_SECONDS = 10.0  # until a full cache or disk is looked at again
+BAD_NAMES = 3  # of bad shards that are printed
 FREE_SHARE, FREE_BYTES = 0.05, GIB  # of the disk that stay free: the smaller one
 _SPACE = "space"  # the lock for counting and removing files
 _OWN_NAME = re.compile(r"([0-9a-f]{64})\.(?:tar|npy|([0-9]{1,15})\.[0-9a-f]{8}\.part)")
@@ -126,6 +127,7 @@ class ShardCache:
         self._full_until = 0.0  # monotonic
         self._warned: set[str] = set()
         self._verified: set[str] = set()  # shards that others may have written, by SHA-256
+        self._bad_before: dict[str, int] = {}  # shards to try once more: time of their mark, by SHA-256
         problem = why_not_writable(folder)
         if problem:
             raise UserError(f"--cache_dir {folder} {problem}")
@@ -238,12 +240,26 @@ class ShardCache:
         """Forget that the cache was full."""
         self._full_until = 0.0
 
-    def forget_quarantine(self, entries: set[str]) -> None:
-        """Let bad shards with these SHA-256 be downloaded again: the store may have been repaired."""
-        for path in self.folder.glob("*.bad"):
-            if path.stem in entries:
-                with suppress(OSError):  # another process has removed it, or it is a folder
-                    path.unlink()
+    def retry_bad(self, shards: Iterable[Shard]) -> str | None:
+        """Let the shards of these that an earlier run found bad be tried once: the store may be repaired.
+
+        Returns a line about them, if there are any. The mark of a shard stays until it is good.
+        """
+        marks = {path.stem: path for path in self.folder.glob("*.bad")}
+        kept = [shard for shard in shards if shard.sha256 in marks] if marks else []
+        times = []
+        for shard in kept:
+            with suppress(OSError):  # another process has removed it
+                times.append(marks[shard.sha256].lstat().st_mtime_ns)
+                self._bad_before.setdefault(shard.sha256, times[-1])
+        if not times:
+            return None
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(times) / 1e9))
+        names = ", ".join(shard.name for shard in kept[:BAD_NAMES]) + ", ..." * (len(kept) > BAD_NAMES)
+        return (
+            f"bad shards that earlier runs found in the store: {len(kept)}, since {when} ({names}): each is "
+            "downloaded once more"
+        )
 
     @contextmanager
     def one_reporter(self) -> Iterator[Callable[[str], None]]:
@@ -272,30 +288,40 @@ class ShardCache:
             console.warning(text)
 
     def _check_quarantine(self, entry: Entry) -> None:
-        if os.path.lexists(self.folder / f"{entry.sha256}.bad"):
+        """BadImageError for a shard that was found bad, unless it may be tried once more."""
+        try:
+            marked = (self.folder / f"{entry.sha256}.bad").lstat().st_mtime_ns
+        except OSError:
+            return
+        if marked != self._bad_before.get(entry.sha256):  # it is another one if a process has tried since
             raise BadImageError("bad_shard", f"the store's {entry.name} is not the one of dataset.json")
 
     def _fill(self, entry: Entry, download: Callable[[Path], None]) -> Path | None:
-        """Download a shard, a second time if it is bad; then put it into quarantine."""
+        """Download a shard, a second time if it is bad and was not before; then mark it as bad."""
         name = f"{entry.sha256}.{entry.bytes}.{secrets.token_hex(4)}.part"
         part, path = self.folder / name, self.folder / f"{entry.sha256}.tar"
+        mark = self.folder / f"{entry.sha256}.bad"
         for left in self.folder.glob(f"{entry.sha256}.*.part"):  # by a process that was killed
             if _OWN_NAME.fullmatch(left.name):
                 left.unlink(missing_ok=True)
         if not self._reserve(entry, part):
             return None
         try:
-            for _ in range(2):
+            for _ in range(1 if entry.sha256 in self._bad_before else 2):
                 with suppress(TooLargeError):
                     download(part)
                 if part.stat().st_size == entry.bytes and sha256_of_file(part) == entry.sha256:
                     os.replace(part, path)
+                    with suppress(OSError):  # there is none, or it is a folder
+                        mark.unlink()
                     self._verified.add(entry.sha256)
                     return path
         finally:
             part.unlink(missing_ok=True)
-        with suppress(FileExistsError):  # by another machine, or a link
-            (self.folder / f"{entry.sha256}.bad").touch(exist_ok=False)
+        self._bad_before.pop(entry.sha256, None)
+        with suppress(OSError):  # it is a folder, or another machine has written it
+            mark.unlink(missing_ok=True)
+            mark.touch(exist_ok=False)
         self._check_quarantine(entry)
         return None
 
