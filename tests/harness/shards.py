@@ -36,9 +36,9 @@ def make_older(path: Path) -> Path:
     return path
 
 
-def write_shards(folder: Path, count: int, shard_bytes: int) -> Path:
-    """A dataset of `count` images of 64 px, in shards of at most `shard_bytes`."""
+def write_shards(folder: Path, count: int, shard_bytes: int, width: int = 64) -> Path:
+    """A dataset of `count` images, 64 px high, in shards of at most `shard_bytes`."""
     (folder / "raw").mkdir(parents=True)
     for number in range(count):
-        (folder / "raw" / f"{number:04}.png").write_bytes(encoded(detailed(seed=number), "PNG"))
+        (folder / "raw" / f"{number:04}.png").write_bytes(encoded(detailed(number, width=width), "PNG"))
     return pack(folder / "raw", folder / "set", shard_bytes)

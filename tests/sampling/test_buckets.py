@@ -13,6 +13,7 @@ from vae.data.image_sizes import image_sizes, load_aspects, save_aspects
 from vae.data.loading import TrainLoader
 from vae.images.decoding import decode_image
 from vae.sampling.buckets import BucketOrder, aspects, assign, bucket_shapes
+from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import ShuffledOrder, StepSampler
 from vae.sampling.stream_buckets import StreamBuckets
 from vae.sampling.streams import StreamOrder
@@ -74,6 +75,12 @@ def of_streams(drawn, buckets, batch=BATCH, images_of_a_shard=50, num_streams=8)
     return StreamBuckets(base, lambda images: drawn[images], buckets, batch)
 
 
+def of_mixture(drawn, buckets, batch=BATCH) -> StreamBuckets:
+    """Of 3000 and 2000 images, of which half of each batch is expected."""
+    orders = [StreamOrder([50] * shards, 8, seed=3, shuffle_shards=32) for shards in (60, 40)]
+    return StreamBuckets(MixtureOrder(orders, (0.5, 0.5), 3), lambda images: drawn[images], buckets, batch)
+
+
 def keys_of(order, processes: int, rank: int, epoch: int, step: int = 0) -> list:
     """The keys of each further step of a process."""
     sampler = StepSampler(order, BATCH // processes, rank, processes)
@@ -81,7 +88,7 @@ def keys_of(order, processes: int, rank: int, epoch: int, step: int = 0) -> list
     return list(sampler)
 
 
-@pytest.mark.parametrize("make", [of_folder, of_streams])
+@pytest.mark.parametrize("make", [of_folder, of_streams, of_mixture])
 def test_any_number_of_processes_sees_the_same_batches_of_one_shape(drawn, buckets, make):
     """Also from the middle of an epoch on; each process computes them itself."""
     whole = keys_of(make(drawn, buckets), 1, 0, 1)
@@ -97,7 +104,7 @@ def test_any_number_of_processes_sees_the_same_batches_of_one_shape(drawn, bucke
     assert np.mean(changes) > 0.5  # shapes alternate
 
 
-@pytest.mark.parametrize(("make", "least"), [(of_folder, 1), (of_streams, 0.998)])
+@pytest.mark.parametrize(("make", "least"), [(of_folder, 1), (of_streams, 0.998), (of_mixture, 0.998)])
 def test_batches_have_the_nearest_shape_of_their_images(drawn, buckets, make, least):
     """The last windows of streams are short, and some lack a shape."""
     keys = chain(*keys_of(make(drawn, buckets), 1, 0, 0))
@@ -123,6 +130,15 @@ def test_streams_repeat_few_images(drawn, buckets, images_of_a_shard, least):
     found = order.samples(2, 0, len(order))
     assert len(set(found)) > least * COUNT
     assert set(found) != set(order.samples(3, 0, len(order)))
+
+
+def test_every_shape_of_a_mixture_has_images_by_the_weights(drawn, buckets):
+    keys = chain(*chain(*(keys_of(of_mixture(drawn, buckets), 1, 0, epoch) for epoch in range(4))))
+    of_first: dict = {}
+    for _, index, shape in keys:
+        of_first.setdefault(shape, []).append(index < 3000)
+    assert set(of_first) == set(buckets.shapes)
+    assert [np.mean(found) for found in of_first.values()] == pytest.approx([0.5] * len(of_first), abs=0.06)
 
 
 def test_a_process_reads_its_own_streams_and_open_windows_only(drawn, buckets):

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import chain
 
+import numpy as np
 import pytest
 
 from vae.sampling.mixture import BLOCK, MixtureOrder, block_counts
@@ -63,3 +64,12 @@ def test_next_place_of_each_dataset_is_where_its_next_sample_is():
     for position in (0, 1, 250, 598):
         number, epoch, own = order.place(2, position)
         assert order.next_places(2, position)[number] == (epoch, own)
+
+
+def test_windows_are_the_samples_of_a_stream_in_their_order():
+    order, fresh = mixture(), mixture()
+    assert 1 < order.window_length <= order.length
+    for stream in range(STREAMS):
+        windows = range(-(-order.length // order.window_length))
+        found = np.concatenate([order.window_samples(3, stream, window) for window in windows])
+        assert found.tolist() == fresh.samples(3, stream, order.length, STREAMS)

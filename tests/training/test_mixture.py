@@ -73,7 +73,6 @@ def test_flag_takes_several_words_and_one_with_spaces():
 def test_mistakes_are_refused(given, one, other, tmp_path):
     for change, words in (
         ({"data_path": f"{one}:1 {tmp_path / 'none.json'}:1"}, "none.json does not exist"),
-        ({"buckets": 4}, "--buckets"),
         (
             {"data_path": f"{one}:1 {other.with_name('validation.json')}:1", "val_path": str(one)},
             "training im",
@@ -87,10 +86,11 @@ def test_mistakes_are_refused(given, one, other, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="processes are forks")
-def test_any_number_of_processes_continues_with_the_same_samples(given, one, tmp_path):
+@pytest.mark.parametrize("buckets", [0, 3])
+def test_any_number_of_processes_continues_with_the_same_samples(given, one, tmp_path, capsys, buckets):
     """4 processes, then 2, then 1 share an epoch, beside an undisturbed process."""
-    second = write_shards(tmp_path / "second", count=66, shard_bytes=30_000)  # four streams, as the other
-    given["data_path"] = f"{one}:0.7 {second}:0.3"
+    second = write_shards(tmp_path / "second", count=66, shard_bytes=60_000, width=128)  # four streams too
+    given |= {"data_path": f"{one}:0.7 {second}:0.3", "buckets": buckets}
     with record_samples(tmp_path / "whole.jsonl"):
         assert train({**given, "output_dir": str(tmp_path / "whole")}) == 0
     given |= {"resume_from": "latest", "output_dir": str(tmp_path / "parts")}
@@ -100,6 +100,8 @@ def test_any_number_of_processes_continues_with_the_same_samples(given, one, tmp
             assert run_forked(given, processes=processes, log=tmp_path / "log") == processes * [0]
     whole, parts = (samples_of_steps(tmp_path / f"{name}.jsonl", None) for name in ("whole", "parts"))
     assert parts == whole
+    if buckets:
+        assert "crops of 2 shapes (32x32 70%, 40x24 30%)" in capsys.readouterr().out
     assert len(whole) == (72 + 64) // 8  # streams of 18 and 16 samples
     first = [number for numbers in whole.values() for number in numbers if number < 75]
     assert 0.5 < len(first) / sum(map(len, whole.values())) < 0.9

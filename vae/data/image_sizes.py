@@ -13,6 +13,7 @@ from vae.data.manifest import read_rows
 from vae.images.decoding import upright_size
 from vae.images.formats import BadImageError
 from vae.progress import track
+from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
 from vae.system.files import atomic_path, check_regular
 
@@ -25,7 +26,7 @@ Size = tuple[int, int]  # width, height; (0, 0) if unknown
 
 def image_sizes(images: Images, indices: np.ndarray, known: Mapping[str, Size] | None = None) -> np.ndarray:
     """Width and height of the images at `indices`: int64 (n, 2). `known`: of files by their name."""
-    if isinstance(images, ShardImages):
+    if isinstance(images, ShardImages | MixtureImages):
         return images.sizes(indices)
     assert isinstance(images, FolderImages)
     return _of_files(images, indices.tolist(), known or {})
@@ -33,7 +34,7 @@ def image_sizes(images: Images, indices: np.ndarray, known: Mapping[str, Size] |
 
 def sampled(images: Images) -> np.ndarray:
     """The images whose aspects stand for all: all of a folder or of a small dataset, else whole shards."""
-    if isinstance(images, ShardImages):
+    if isinstance(images, ShardImages | MixtureImages):
         return images.spread(SAMPLE)
     return np.arange(len(images))
 

@@ -32,22 +32,28 @@ class MixtureOrder:
         """`orders`: with the same number of streams."""
         assert len({order.num_streams for order in orders}) == 1
         self.orders, self.num_streams = list(orders), orders[0].num_streams
-        self._weights, self._seed = weights, seed
+        self._weights, self.seed = weights, seed
         self.firsts = np.cumsum([0, *(order.num_images for order in orders)])  # of the images of each
         self.length = sum(order.length for order in orders)  # of a stream
         self._counts = block_counts(weights)
+        # As StreamOrder.window_length: a dataset has at most about one window of its own in it.
+        windows = np.array([order.window_length for order in orders]) * BLOCK // self._counts
+        self.window_length = max(1, min(self.length, int(windows.min())))
         self._blocks: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}  # the last one of each stream
 
     def mixing(self, shuffle_shards: int | None) -> "MixtureOrder":
         """The order with windows of so many shards of each dataset; None: the default."""
-        return MixtureOrder(
-            [order.mixing(shuffle_shards) for order in self.orders], self._weights, self._seed
-        )
+        return MixtureOrder([order.mixing(shuffle_shards) for order in self.orders], self._weights, self.seed)
 
     @property
     def shuffle_shards(self) -> int:
         """Shards of the windows of all streams, of each dataset."""
         return self.orders[0].shuffle_shards
+
+    @property
+    def num_images(self) -> int:
+        """Samples of all datasets."""
+        return int(self.firsts[-1])
 
     def __len__(self) -> int:
         return self.length * self.num_streams
@@ -86,11 +92,26 @@ class MixtureOrder:
             places.append((its_epoch, its_place * self.num_streams + stream))
         return places
 
+    def window_samples(self, epoch: int, stream: int, window: int) -> np.ndarray:
+        """The samples of a window of a stream in their order, int64."""
+        first = window * self.window_length
+        places = epoch * self.length + first + np.arange(min(self.window_length, self.length - first))
+        blocks = range(int(places[0]) // BLOCK, int(places[-1]) // BLOCK + 1)
+        numbers = np.concatenate([self._block(stream, block)[0] for block in blocks])
+        numbers = numbers[places - blocks[0] * BLOCK]
+        samples = np.empty(len(places), np.int64)
+        starts = self.next_places(epoch, first * self.num_streams + stream)
+        for number, (order, (its_epoch, its_position)) in enumerate(zip(self.orders, starts, strict=True)):
+            own = np.flatnonzero(numbers == number)
+            place = its_epoch * order.length + its_position // self.num_streams
+            samples[own] = self.firsts[number] + order.run(stream, place, len(own))
+        return samples
+
     def _block(self, stream: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         """The dataset of each sample of a block, and how many of it the block has before."""
         found = self._blocks.get(stream)
         if found is None or found[0] != block:
-            shuffled = permutation(BLOCK, [self._seed, len(self.orders), stream, block])
+            shuffled = permutation(BLOCK, [self.seed, len(self.orders), stream, block])
             numbers = np.repeat(np.arange(len(self.orders)), self._counts)[shuffled]
             ranks = np.empty(BLOCK, np.int64)
             order = np.argsort(numbers, kind="stable")

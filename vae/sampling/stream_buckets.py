@@ -1,4 +1,4 @@
-"""Batches of one shape from the streams of a sharded dataset, as a function of (seed, epoch, step).
+"""Batches of one shape from the streams of shards or of a mixture, as a function of (seed, epoch, step).
 
 The windows of one number, of all streams, are a block. How many batches of each shape a block has, and in
 which order, follows from the share of the shape in the whole dataset, so every process knows the shape of
@@ -13,12 +13,13 @@ from functools import lru_cache
 import numpy as np
 
 from vae.sampling.buckets import Buckets, Shape
+from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import permutation
 from vae.sampling.streams import StreamOrder
 
 
 class StreamBuckets:
-    """Another order of a sharded dataset, in global batches of one shape.
+    """Another order of a sharded dataset or a mixture, in global batches of one shape.
 
     A class of streams that has too few images of a shape in a block repeats some of them, and one that has
     too many leaves some out. One that has none takes its images of the nearest shape.
@@ -26,7 +27,7 @@ class StreamBuckets:
 
     def __init__(
         self,
-        base: StreamOrder,
+        base: StreamOrder | MixtureOrder,
         sizes: Callable[[np.ndarray], np.ndarray],
         buckets: Buckets,
         global_batch: int,

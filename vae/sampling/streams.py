@@ -100,6 +100,16 @@ class StreamOrder:
             self._windows[stream] = (epoch, window), samples
         return samples
 
+    def run(self, stream: int, first: int, count: int) -> np.ndarray:
+        """`count` samples of a stream from place `first` on, which counts from the first epoch: int64."""
+        parts = [np.empty(0, np.int64)]
+        while count:
+            epoch, place = divmod(first, self.length)
+            window, within = divmod(place, self.window_length)
+            parts.append(self.window_samples(epoch, stream, window)[within : within + count])
+            first, count = first + len(parts[-1]), count - len(parts[-1])
+        return np.concatenate(parts)
+
     def _window_shards(self, epoch: int, window: int, stream: int) -> np.ndarray:
         order, ends = self._shards(epoch)
         first = stream * self.length + window * self.window_length

@@ -90,6 +90,26 @@ class MixtureImages:
         part, own = self.locate(index)
         return part.decode(own, max_pixels=max_pixels, background=background)
 
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        """As ShardImages.sizes."""
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        sizes = np.empty((len(indices), 2), np.int64)
+        for number, part in enumerate(self.parts):
+            own = numbers == number
+            sizes[own] = part.sizes(indices[own] - (self._ends[number] - self._used[number]))
+        return sizes
+
+    def spread(self, least: int) -> np.ndarray:
+        """Images of all datasets by their weights, at least so many or all; those of a small one repeat."""
+        shares = np.array(self.weights) / sum(self.weights)
+        total = min(least, int(max(self._used / shares)))
+        found = []
+        for part, used, end, share in zip(self.parts, self._used, self._ends, shares, strict=True):
+            count = -int(-total * share // 1)
+            images = part.spread(count)
+            found.append(end - used + images[np.arange(count) * len(images) // count])
+        return np.concatenate(found)
+
     def order(self, seed: int) -> MixtureOrder:
         """Samples of each dataset by its weight; all datasets have the streams that the smallest can have."""
         streams = min(count_streams(len(part), part.num_streams) for part in self.parts)

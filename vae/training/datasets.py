@@ -79,7 +79,7 @@ class TrainingSet:
         buckets = self.buckets(config, image_size, global_batch)
         if buckets is None:
             return self.order
-        if isinstance(self.order, StreamOrder):
+        if isinstance(self.order, Mixable):
             return StreamBuckets(self.order, partial(image_sizes, self.images), buckets, global_batch)
         assert isinstance(self.order, ShuffledOrder)
         return BucketOrder(self.order, buckets, global_batch)
@@ -211,10 +211,6 @@ def _images_of_mixture(
     DataError if one of them trains with an image that another validates with.
     """
     data = config.data
-    if data.buckets:
-        raise UserError(
-            f"--buckets does not fit several datasets (--data_path {data.data_path}): leave it out"
-        )
     train: list[ShardImages] = []
     held_out: dict[int, ShardImages] = {}
     for number, (path, _) in enumerate(mixture):
