@@ -35,6 +35,10 @@ def main(argv: list[str]) -> int:
         from vae.prepare.shard.shard_images import run_shard
 
         return run_shard(config)
+    if isinstance(config, IndexConfig) and config.input.lower().endswith(".json"):
+        from vae.prepare.tars.filter_index import run_filter
+
+        return run_filter(config)
     if isinstance(config, IndexConfig):
         from vae.prepare.tars.index_tars import run_index
 

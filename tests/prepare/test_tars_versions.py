@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import shutil
 import sys
 
 import pytest
 
+from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare
 from tests.harness.sharded_runs import record_samples, samples_of_steps
 from tests.harness.tars import images_of, webdataset_sample, write_tar, write_webdataset
@@ -158,6 +160,84 @@ def test_training_never_draws_a_removed_image(removal, tiny, tmp_path):
     drawn = [k for keys in samples_of_steps(tmp_path / "samples", path).values() for k in keys]
     assert len(set(drawn)) > 250
     assert not set(drawn) & gone
+
+
+# ---- --input dataset.json ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory):
+    """Images of 40 to 100 px, with names of different lengths, and their dataset."""
+    root = tmp_path_factory.mktemp("sizes")
+    for tar in range(3):
+        members = []
+        for number in range(12):
+            image = detailed(seed=100 * tar + number, height=40 + 5 * number, width=100 - 5 * number)
+            key = f"{tar}{'x' * number}"
+            members += [
+                (f"{key}.png", encoded(image, "PNG")),
+                (f"{key}.json", json.dumps({"n": number}).encode()),
+            ]
+        write_tar(root / "tars" / f"{tar}.tar", members)
+    assert index(root / "tars", root / "one", "--val_split", "0.3", "--where", "n<11")[0].returncode == 0
+    return root
+
+
+def datasets(folder):
+    """The files of both datasets, without what a command notes for itself."""
+    names = [*SUBSETS, *(path.relative_to(folder) for path in folder.rglob("*.npy"))]
+    return {str(name): (folder / name).read_bytes() for name in names}
+
+
+def test_filter_equals_indexing_with_all_rules_and_opens_no_tar(sizes, tmp_path):
+    rules = ("--min_size", "50", "--max_aspect", "1.6", "--max_pixels", "5500")
+    done, opens = index(sizes / "one" / "dataset.json", tmp_path / "two", *rules, "--where", "width>=55")
+    assert (done.returncode, opens) == (0, set()), done.stderr
+    done, opens = index(
+        sizes / "tars", tmp_path / "direct", *rules, "--val_split", "0.3", "--where", "n<11 and width>=55"
+    )
+    assert len(opens) == 3
+    assert datasets(tmp_path / "two") == datasets(tmp_path / "direct")
+    assert (
+        0 < len(read_all(tmp_path / "two" / "dataset.json")) < len(read_all(sizes / "one" / "dataset.json"))
+    )
+    before = datasets(tmp_path / "two")
+    assert index(sizes / "one" / "dataset.json", tmp_path / "two", *rules)[0].returncode == 78
+    assert datasets(tmp_path / "two") == before
+
+
+def test_filter_keeps_removed_images_out(sizes, tmp_path):
+    gone = key(next(iter(read_all(sizes / "one" / "dataset.json").values())))
+    (tmp_path / "keys.txt").write_text(gone)
+    flags = ("--parent", sizes / "one" / "dataset.json", "--remove", tmp_path / "keys.txt")
+    assert index(None, tmp_path / "two", *flags)[0].returncode == 0
+    done, _ = index(tmp_path / "two" / "dataset.json", tmp_path / "three", "--min_size", "45")
+    assert done.returncode == 0, done.stderr
+    shutil.copy(sizes / "tars" / "0.tar", tmp_path / "again.tar")
+    flags = ("--min_size", "45", "--val_split", "0.3", "--where", "n<11")
+    done, _ = index(tmp_path, tmp_path / "four", *flags, "--parent", tmp_path / "three" / "dataset.json")
+    assert done.returncode == 0, done.stderr
+    for folder in ("three", "four"):
+        assert gone not in {key(data) for data in read_all(tmp_path / folder / "dataset.json").values()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"),
+    [
+        (("--where", "n>3"), ("--where", "width and height", "not n")),
+        (("--formats", "png"), ("--formats", "leave it out")),
+        (("--min_size", "500"), ("no image is left",)),
+    ],
+)
+def test_filter_names_what_an_index_cannot_answer(sizes, tmp_path, flags, tokens):
+    done, opens = index(sizes / "one" / "dataset.json", tmp_path / "set", *flags)
+    assert done.returncode in (77, 78)
+    assert all(token in done.stdout + done.stderr for token in tokens)
+    assert opens == set()
+    assert not (tmp_path / "set" / "dataset.json").exists()
+
+
+# ---- mistakes ----------------------------------------------------------------------------------------------
 
 
 def test_mistakes_are_one_line(grown, tmp_path):

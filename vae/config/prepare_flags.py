@@ -174,7 +174,8 @@ class IndexConfig(RulesConfig):
     input: str = option(
         MISSING,
         "folder or address/ with tar files, a pattern such as 's3://bucket/{00000..00099}.tar', or a .txt "
-        "file with a path or address in each line",
+        "file with a path or address in each line; or the dataset.json of this mode, whose images are chosen "
+        "by their sizes without reading tar files",
         metavar="TARS",
     )
     output_dir: str = option(

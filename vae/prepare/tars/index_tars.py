@@ -23,20 +23,19 @@ from vae.prepare.pool import Failure, Limits
 from vae.prepare.rejections import remedy
 from vae.prepare.shard.members import TRAINING, VALIDATION
 from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS
-from vae.prepare.tars.parent import CLAIM, FOLDERS, MAX_CLAIM_BYTES, TarsParent
+from vae.prepare.tars.parent import TarsParent
 from vae.prepare.tars.read_tar import BrokenTarError, read_tar
 from vae.prepare.tars.sources import Sources, find_sources
 from vae.prepare.tars.where import parse_where
-from vae.prepare.versions import removed_line, write_removed
+from vae.prepare.tars.write import FOLDERS, SUBSETS, Written, claim, rules_of, write_datasets, write_index
+from vae.prepare.versions import removed_line
 from vae.progress import Progress
-from vae.shards.index import Shard, dataset_content, index_path, read_dataset, shard_content, write_dataset
+from vae.shards.index import Shard, index_path, shard_content
 from vae.shards.store import StoreFile, stamp
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import (
-    atomic_path,
-    parse_json,
     read_json,
     remove_temporary,
     replace_text,
@@ -45,13 +44,9 @@ from vae.system.files import (
 )
 
 MEMORY_GIB = 6.0  # for one tar file: the largest image file has 2 GiB
-POLICY = ("min_size", "max_aspect", "max_pixels", "first_frame", "where", "formats", "image_key", "val_split")
-SUBSETS = (VALIDATION, TRAINING)  # the training set last: it names the other
 REJECTED_NAME = "rejected.jsonl"
 BROKEN = "broken_tar"
 MAX_LINES = 20  # of broken tar files that are printed
-
-Written = dict[str, list[Shard]]  # the shards of each subset
 
 
 def run_index(config: IndexConfig) -> int:
@@ -61,7 +56,7 @@ def run_index(config: IndexConfig) -> int:
     """
     began, root = time.monotonic(), Path(config.output_dir)
     _check_rules(config)
-    parent = TarsParent(config, _policy(config)) if config.parent else None
+    parent = TarsParent(config, rules_of(config)) if config.parent else None
     sources = parent.sources if parent else find_sources(config.input)
     new = sources._replace(names=parent.new_names()) if parent else sources
     if not (root / HIDDEN).is_dir():
@@ -69,7 +64,8 @@ def run_index(config: IndexConfig) -> int:
     try:
         for folder, _, _ in os.walk(root):
             remove_temporary(Path(folder))  # of killed processes: no other run uses the folder
-        _claim(root, sources, config, parent)
+        more = parent.claim() if parent else {}
+        claim(root, {"tars": sources.names, "policy": rules_of(config), **more})
         notes = list(_index_all(root, new, config))
         written = _write(root, new, notes, config, parent)
     except OSError as error:
@@ -85,24 +81,6 @@ def _check_rules(config: IndexConfig) -> None:
     for name in config.formats or ():
         if name not in known:
             raise UserError(f"--formats {name} is no format: give some of {' '.join(known)}")
-
-
-def _policy(config: IndexConfig) -> dict[str, Any]:
-    """The rules; images are compared by their bytes alone, because none has a perceptual hash."""
-    values = {name: getattr(config, name) for name in POLICY}
-    return parse_json(json.dumps(values | {"near_duplicates": False}))
-
-
-def _claim(root: Path, sources: Sources, config: IndexConfig, parent: TarsParent | None) -> None:
-    """Note what the folder will contain; UserError if it is complete and has other contents."""
-    contents = {"tars": sources.names, "policy": _policy(config), **(parent.claim() if parent else {})}
-    noted = root / HIDDEN / CLAIM
-    if (root / TRAINING).exists() and read_json(noted, max_bytes=MAX_CLAIM_BYTES) != contents:
-        raise UserError(
-            f"--output_dir {root} has a dataset of other tar files or rules, and a dataset never changes: "
-            "give a new folder"
-        )
-    write_json(noted, contents)
 
 
 def _index_all(root: Path, sources: Sources, config: IndexConfig) -> Iterator[dict[str, Any]]:
@@ -122,7 +100,7 @@ def index_tar(root: Path, base: str, config: IndexConfig, name: str) -> dict[str
 
     OSError if they cannot be written. A tar file that cannot be read has an `error`.
     """
-    file, policy = Sources(base, []).file(name), _policy(config)
+    file, policy = Sources(base, []).file(name), rules_of(config)
     noted = root / HIDDEN / f"{name}.json"
     try:
         now = _stamp(file)
@@ -135,18 +113,13 @@ def index_tar(root: Path, base: str, config: IndexConfig, name: str) -> dict[str
         return {"name": name, "error": error.strerror or str(error)}
     except DataError as error:  # of the store
         return {"name": name, "error": str(error)}
-    shards = {}
-    for subset, rows in _subsets(content.rows, config.val_split).items():
-        if len(rows):
-            path = index_path(root / FOLDERS[subset], Shard(name, 0, 0, ""))
-            with atomic_path(path) as temporary, temporary.open("wb") as opened:
-                np.save(opened, rows, allow_pickle=False)
-            shards[subset] = Shard(name, len(rows), content.bytes, content.sha256, sha256_of_file(path))
+    tar, subsets = Shard(name, 0, content.bytes, content.sha256), _subsets(content.rows, config.val_split)
+    shards = {subset: write_index(root, subset, tar, rows) for subset, rows in subsets.items()}
     note = {
         "name": name,
         "stamp": now,
         "policy": policy,
-        "shards": {subset: shard_content(shard) for subset, shard in shards.items()},
+        "shards": {subset: shard_content(shard) for subset, shard in shards.items() if shard},
         "counts": dict(content.counts),
         "listed": [list(one) for one in content.listed],
     }
@@ -199,33 +172,9 @@ def _write(
             shards[subset] = [*parent.link_all(root, subset), *others]
     if not shards[TRAINING]:
         return None
-    for subset in SUBSETS:
-        if shards[subset]:
-            other = VALIDATION if subset == TRAINING and shards[VALIDATION] else None
-            more: dict[str, Any] = {"tars": new.base, "indexes": FOLDERS[subset]}
-            if parent:
-                path = root / f"removed-{FOLDERS[subset]}.json"  # both subsets have images of a tar file
-                more |= write_removed(path, parent.removed_from(shards[subset]))
-                more["changes"] = parent.changes(subset, shards[subset])
-            content = dataset_content(
-                shards[subset],
-                parent.dataset.policy if parent else _policy(config),
-                other,
-                parent=parent.dataset.version if parent else None,
-                more=more,
-            )
-            _check_same(root, subset, content["version"])
-            write_dataset(root / subset, content)
+    policy = parent.dataset.policy if parent else rules_of(config)
+    write_datasets(root, new.base, shards, policy, parent, is_version=parent is not None)
     return shards
-
-
-def _check_same(root: Path, subset: str, version: str) -> None:
-    """UserError if the folder has another dataset."""
-    if (root / subset).exists() and read_dataset(root / subset).version != version:
-        raise UserError(
-            f"--output_dir {root} has a dataset, which never changes, and the tar files have changed: give a "
-            "new folder"
-        )
 
 
 def _rejected(notes: list[dict[str, Any]]) -> Iterator[str]:

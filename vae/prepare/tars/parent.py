@@ -9,18 +9,14 @@ import numpy as np
 
 from vae.config.flags import command_words
 from vae.config.prepare_flags import IndexConfig
-from vae.prepare.shard.members import TRAINING, VALIDATION
 from vae.prepare.shard.write import HIDDEN
 from vae.prepare.tars.sources import Sources, find_sources
+from vae.prepare.tars.write import CLAIM, FOLDERS, MAX_CLAIM_BYTES
 from vae.prepare.versions import FLAG, Parent, link_or_copy
 from vae.shards.hashed_files import removed_content
 from vae.shards.index import Shard, ShardedDataset, index_path, read_dataset, read_index
 from vae.system.errors import DataError, UserError
 from vae.system.files import read_json
-
-FOLDERS = {TRAINING: "training", VALIDATION: "validation"}  # of the indexes
-CLAIM = "index.json"  # in HIDDEN: what a folder will contain
-MAX_CLAIM_BYTES = 2**30
 
 
 class TarsParent(Parent):
@@ -35,7 +31,7 @@ class TarsParent(Parent):
         if not isinstance(dataset.path, Path):
             raise UserError(f"{FLAG} {config.parent}: copy the folder of dataset.json, without the tar files")
         _check_rules(dataset, config, own_rules)
-        known = _names_read(dataset)
+        known = names_read(dataset)
         self.sources = find_sources(config.input, Sources(dataset.tars.rstrip("/"), known))
         self.known = self.sources.names[: len(known)]
         super().__init__(dataset, config.remove, self.known[0].removesuffix(known[0]))
@@ -102,7 +98,7 @@ def _check_rules(dataset: ShardedDataset, config: IndexConfig, own: dict[str, An
         )
 
 
-def _names_read(dataset: ShardedDataset) -> list[str]:
+def names_read(dataset: ShardedDataset) -> list[str]:
     """The tar files that were read for a dataset, also those without an allowed image."""
     assert isinstance(dataset.path, Path)
     folder = dataset.path.parent
