@@ -329,7 +329,24 @@ def test_unknown_key_is_one_line(removal, tmp_path, capsys):
     assert f"1 of 1 keys are in no shard of --parent, for example {'1' * 32}" in line
 
 
-@pytest.mark.parametrize(("text", "message"), [("", "has no key"), ("abc", "line 1 is no key")])
+def test_files_are_named_as_training_and_metadata_name_them(versions, tmp_path, capsys):
+    _, first, _ = versions
+    images = ShardImages(first, 1)
+    printed, source = images.name(0), images.metadata(5)["source"]
+    (tmp_path / "names.txt").write_text(f"{printed}\n{source}\nmisspelled.png\n")
+    words = ["--mode", "shard", "--output_dir", str(tmp_path / "set"), "--parent", str(first.path)]
+    assert run_shard(parse_prepare_flags([*words, "--remove", str(tmp_path / "names.txt")])) == 0
+    before, after = (set(keys_of(path)) for path in (first.path, tmp_path / "set" / "dataset.json"))
+    assert before - after == {images.key(0), images.key(5)}
+    assert (
+        "1 of 3 names are of no image of --parent, for example line 3 (misspelled.png)"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "has no line.*sha256sum"), ("a.png", r"line 1 \(a\.png\): give the SHA-256")]
+)
 def test_list_without_keys_is_refused(removal, tmp_path, text, message):
     root, _, _ = removal
     (tmp_path / "keys.txt").write_text(text)

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare
 from tests.harness.sharded_runs import record_samples, samples_of_steps
-from tests.harness.tars import images_of, webdataset_sample, write_tar, write_webdataset
+from tests.harness.tars import images_of, picture, webdataset_sample, write_tar, write_webdataset
 from vae.shards.index import index_path, read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.training.run import train
@@ -148,6 +148,28 @@ def test_equal_images_in_several_tars_are_all_removed(tmp_path):
     left = list(read_all(tmp_path / "two" / "dataset.json").values())
     assert gone not in left
     assert len(left) == 13
+
+
+def test_images_are_named_as_training_and_the_url_column_name_them(tmp_path):
+    """Two tar files have members of the same name; only the metadata need the tar files."""
+    for tar in "ab":
+        for_tar = [(f"{n}.png", f"{n}.json", picture(n + 10 * ord(tar))) for n in range(3)]
+        members = [
+            member
+            for image, text, data in for_tar
+            for member in ((image, data), (text, json.dumps({"url": f"http://{tar}/{image}"}).encode()))
+        ]
+        write_tar(tmp_path / "tars" / f"{tar}.tar", members)
+    assert index(tmp_path / "tars", tmp_path / "one")[0].returncode == 0
+    flags = ("--parent", tmp_path / "one" / "dataset.json", "--remove", tmp_path / "names.txt")
+    (tmp_path / "names.txt").write_text("a.tar/1.png\n")
+    done, opens = index(None, tmp_path / "two", *flags)
+    assert (done.returncode, opens) == (0, set()), done.stderr
+    (tmp_path / "names.txt").write_text("a.tar/1.png\nhttp://b/2.png\n")
+    assert index(None, tmp_path / "three", *flags)[0].returncode == 0
+    names = {f"{tar}.tar/{n}.png" for tar in "ab" for n in range(3)}
+    assert read_all(tmp_path / "two" / "dataset.json").keys() == names - {"a.tar/1.png"}
+    assert read_all(tmp_path / "three" / "dataset.json").keys() == names - {"a.tar/1.png", "b.tar/2.png"}
 
 
 @pytest.mark.slow

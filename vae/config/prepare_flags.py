@@ -30,8 +30,9 @@ def _remove_option(source: str) -> Any:
     """--remove, of the modes that make versions of a dataset."""
     return option(
         None,
-        "text file with keys of images of --parent, one per line: the new version never reads them, although "
-        f"its tar files still have them; without {source}, nothing else changes",
+        "text file with an image of --parent on each line: the SHA-256 of its file, its name as training "
+        "prints it, or its url; the new version never reads these images, although its tar files still have "
+        f"them; without {source}, nothing else changes",
         metavar="FILE",
     )
 

@@ -4,7 +4,6 @@ No tar file is written again for that: the new version lists removed images by t
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,16 +12,15 @@ from typing import Any
 import numpy as np
 
 from vae.images.formats import BadImageError
+from vae.prepare.removal_list import keys_to_remove
 from vae.prepare.shard.members import TRAINING, VALIDATION
-from vae.prepare.shard.write import KEY_DIGITS
 from vae.shards.hashed_files import Keys, Removed, removed_content, write_hashed
 from vae.shards.index import Shard, ShardedDataset, index_path, read_dataset, read_index
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.system.files import atomic_path, bounded_lines
+from vae.system.files import atomic_path
 
 FLAG = "--parent"
-_KEY = re.compile(r"[0-9a-f]{32}([0-9a-f]{32})?")
 
 
 class Parent:
@@ -117,8 +115,9 @@ class Parent:
             yield shard._replace(name=self.prefix + shard.name)
 
     def _remove(self, file: str) -> None:
-        """Add the keys in a file to the removed ones, by the names of their shards."""
-        wanted = missing = np.setdiff1d(_read_keys(file), self.removed_keys())
+        """Add the images in a file to the removed ones, by the names of their shards."""
+        subsets = [subset for subset in map(self.subset, (TRAINING, VALIDATION)) if subset]
+        wanted = missing = np.setdiff1d(keys_to_remove(file, subsets), self.removed_keys())
         for subset in (TRAINING, VALIDATION):
             for shard, rows in zip(self.shards(subset), self.rows(subset), strict=True):
                 found = np.intersect1d(rows["key"], wanted, assume_unique=True)
@@ -163,28 +162,3 @@ def _list_of(shards: Mapping[str, Shard], names: Iterable[str], more_images: int
     chosen = [shards[name] for name in sorted(names)]
     images = sum(shard.samples - len(shard.removed) for shard in chosen)
     return {"images": images + more_images, "shards": [shard.name for shard in chosen]}
-
-
-def _read_keys(file: str) -> np.ndarray:
-    """The keys, or whole SHA-256 hashes, in the lines of a file, sorted and different: S32."""
-    keys = set()
-    try:
-        with open(file, encoding="utf-8-sig") as lines:
-            for number, line in enumerate(bounded_lines(lines), 1):
-                if not (word := line.strip().lower()):
-                    continue
-                if not _KEY.fullmatch(word):
-                    raise UserError(
-                        f"--remove {file}: line {number} is no key: give the key of an image, or the SHA-256 "
-                        "of its file, on each line"
-                    )
-                keys.add(word[:KEY_DIGITS].encode())
-    except OSError as error:
-        raise UserError(f"--remove {file} cannot be read: {error.strerror}") from None
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"--remove {file} is no list of keys ({error}): give a text file") from None
-    if not keys:
-        raise UserError(f"--remove {file} has no key: give the key of an image on each line")
-    return np.array(sorted(keys), "S32")

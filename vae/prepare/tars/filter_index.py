@@ -139,7 +139,7 @@ def _filter_all(
             tasks.append(Task(subset, source.index_file(dataset, shard), shard))
     done: dict[tuple[str, str], Any] = {}
     results = run_tasks(partial(filter_index, root, conditions, config), tasks, config, Limits(SHARD_SECONDS))
-    with Progress("filter", len(tasks), "index") as bar, closing(results):
+    with Progress("filter", len(tasks), "shard") as bar, closing(results):
         for task, answer in results:
             if isinstance(answer, Failure):
                 raise DataError(f"{FLAG} {config.input}: {task.path}: {answer.reason} ({answer.detail})")

@@ -197,7 +197,8 @@ def _print_summary(
         counts.update(note.get("counts", {}))
     broken, root = [note for note in notes if "error" in note], Path(config.output_dir)
     train, val = (_counted(notes, written, subset, parent) for subset in (TRAINING, VALIDATION))
-    tars = f"{len(notes) - len(broken)}{' new' if parent else ''} tar files"
+    num_read = len(notes) - len(broken)
+    tars = f"{num_read}{' new' if parent else ''} tar file{'s' * (num_read != 1)}"
     lines = [
         f"{printable(str(root))}: {train} images for training and {val} for validation, {tars} read "
         f"({seconds:.1f} s), {counts.total()} left out",

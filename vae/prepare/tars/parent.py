@@ -1,5 +1,6 @@
 """--parent of --mode index: a new version shares the indexes of its parent, and reads only new tar files."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -90,10 +91,10 @@ def _check_rules(dataset: ShardedDataset, config: IndexConfig, own: dict[str, An
             )
     different = {name: theirs.get(name) for name in own if theirs.get(name) != own[name]}
     if different and config.input:
-        words = [f"no --{name}" for name, value in different.items() if value is None]
+        words = [word for name, value in different.items() if value is None for word in ("no", f"--{name}")]
         words += command_words({name: value for name, value in different.items() if value is not None})
         raise UserError(
-            f"{FLAG} {config.parent} has images by other rules ({' '.join(words)}): use those for all tar "
+            f"{FLAG} {config.parent} has images by other rules ({shlex.join(words)}): use those for all tar "
             "files, or give all of them as --input in a new folder, without --parent"
         )
 
