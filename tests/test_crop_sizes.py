@@ -21,8 +21,10 @@ def step_sums(tiles: int) -> dict[str, float]:
     smooth = torch.nn.functional.avg_pool2d(inputs.images.float(), 5, 1, 2)
     inputs.images = smooth.to(torch.uint8).tile(1, 1, tiles, tiles)
     assert inputs.decoder_noise is not None
+    assert inputs.kept is not None
     inputs.noise = inputs.noise.tile(1, 1, tiles, tiles).float()
     inputs.decoder_noise = inputs.decoder_noise.tile(1, 1, tiles, tiles).float()
+    inputs.kept = inputs.kept.tile(1, 1, tiles, tiles)
     inputs.augmentation = None  # it moves the image by a share of its side
     sums = compute_gradients(networks, inputs, [1])
     return {name: float(value) for name, value in sums.items() if value.numel() == 1}

@@ -25,6 +25,7 @@ from vae.step import (
     LOSS_SCALE_START,
     UpdateState,
     apply_update,
+    change_of,
     compute_gradients,
     forward_losses,
     micro_batch_sizes,
@@ -78,7 +79,7 @@ def test_sums_are_over_images():
     nets, inputs = toy_networks(), toy_inputs(4)
     with torch.no_grad():
         images = to_float(inputs.images).double()
-        recon, mean, logvar = nets.autoencoder(images, inputs.noise, inputs.decoder_noise)
+        recon, mean, logvar = nets.autoencoder(images, inputs.noise, change_of(inputs))
         kl = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).sum() / images[0, 0].numel()
     assert float(sums["reconstruction"]) == pytest.approx(4 * float((recon - images).abs().mean()), rel=1e-12)
     assert float(sums["mse"]) == pytest.approx(4 * float((recon - images).square().mean()), rel=1e-12)

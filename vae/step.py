@@ -49,6 +49,7 @@ class StepInputs:
     adversarial_factor: torch.Tensor | None  # () weight of the adversarial term; None: not started
     running_moments: torch.Tensor | None = None  # (3, Z) of the latents so far, if a term needs them
     decoder_noise: torch.Tensor | None = None  # (B, Z, H/f, W/f), added to the latents before the decoder
+    kept: torch.Tensor | None = None  # (B, 1, h, w) bool: elsewhere, the decoder gets the channels' means
     turns: torch.Tensor | None = None  # (B,) quarter turns of the views of a view term
     augmentation: torch.Tensor | None = None  # (B, DRAWS) of what the discriminator sees; None: unchanged
     lecam_weight: float = 0.0
@@ -56,7 +57,7 @@ class StepInputs:
 
     def split(self, sizes: list[int]) -> "list[StepInputs]":
         """The inputs of each micro-batch."""
-        names = ("images", "noise", "decoder_noise", "turns", "augmentation")
+        names = ("images", "noise", "decoder_noise", "kept", "turns", "augmentation")
         per_image = {name: getattr(self, name) for name in names}
         parts = {name: value.split(sizes) for name, value in per_image.items() if value is not None}
         return [
@@ -155,10 +156,28 @@ def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> 
 def _forward(networks: Networks, images: torch.Tensor, part: StepInputs) -> tuple[torch.Tensor, ...]:
     """Reconstruction, mean, log-variance and decoded views of a micro-batch."""
     x, side = network_input(images, networks), images.shape[3] // part.noise.shape[3]
-    if not networks.terms.view and part.decoder_noise is None:
+    change = change_of(part)
+    if not networks.terms.view and change is None:
         return networks.autoencoder(x, part.noise)
     views = [partial(t.function, unit=1, side=side, turns=part.turns) for t in networks.terms.view]
-    return networks.autoencoder(x, part.noise, part.decoder_noise, views)
+    return networks.autoencoder(x, part.noise, change, views)
+
+
+def change_of(part: StepInputs) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What turns latents into those that the decoder gets in training; None: they are the same."""
+    if part.decoder_noise is None and part.kept is None:
+        return None
+    assert part.running_moments is not None
+    mean = statistics_of(part.running_moments).mean
+    return partial(_changed, noise=part.decoder_noise, kept=part.kept, mean=mean)
+
+
+def _changed(
+    latents: torch.Tensor, noise: torch.Tensor | None, kept: torch.Tensor | None, mean: torch.Tensor
+) -> torch.Tensor:
+    """Latents with noise, and with the channels' means (Z, 1, 1) at the positions that are not kept."""
+    latents = latents if noise is None else latents + noise
+    return latents if kept is None else torch.where(kept, latents, mean.to(latents))
 
 
 def _latent_terms(

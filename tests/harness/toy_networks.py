@@ -78,6 +78,7 @@ def toy_inputs(
         adversarial_factor=None if factor is None else torch.tensor(factor, dtype=torch.float64),
         running_moments=moments.clone(),
         decoder_noise=0.1 * noise.flip(0),
+        kept=noise[:, :1] < 1,
         turns=torch.arange(batch) % 4,
         augmentation=torch.rand(batch, DRAWS, generator=generator, dtype=torch.float64),
         lecam_weight=0.3,
@@ -105,6 +106,8 @@ def plain_losses(
     images = (inputs.images.float() / 127.5 - 1).double()  # the step converts images to fp32 first
     mean, logvar = model.encoder(images).chunk(2, dim=1)
     latents = mean + (logvar / 2).exp() * inputs.noise + inputs.decoder_noise
+    of_channels = inputs.running_moments[1] / inputs.running_moments[0]
+    latents = inputs.kept * latents + ~inputs.kept * of_channels[:, None, None]
     recon = model.decoder(latents)
     pixel = (recon - images).abs().mean()
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from vae.config.options import LossConfig
 from vae.config.resolve import resolve
 from vae.losses.equivariance import smaller
+from vae.losses.latent_mask import kept_positions
 from vae.losses.latent_statistics import LatentStatistics, moments, needs_statistics, statistics_of
 from vae.losses.local_correlation import missing_correlation
 from vae.losses.variance import DELTA, variance_expansion
@@ -46,7 +47,7 @@ def test_a_dead_channel_is_not_enlarged():
 def test_statistics_are_measured_only_if_something_reads_them():
     assert not needs_statistics(LossConfig())
     weights = dict.fromkeys(("variance_weight", "local_correlation_weight"), 0.1)
-    for name, value in {**weights, "decoder_noise": (0.0, 0.1)}.items():
+    for name, value in {**weights, "decoder_noise": (0.0, 0.1), "latent_mask": (0.1,)}.items():
         assert needs_statistics(replace(LossConfig(), **{name: value}))
 
 
@@ -113,6 +114,18 @@ def test_no_latent_term_grows_with_the_area_or_the_batch(side):
         torch.testing.assert_close(found, expected.expand(3), rtol=0.03, atol=0)  # other random values
 
 
+def test_three_tenths_of_the_images_lose_a_quarter_to_three_quarters_of_their_positions():
+    generator = torch.Generator().manual_seed(0)
+    draws = [torch.rand(3000, 1, *shape, generator=generator) for shape in ((1, 1), (8, 8))]
+    hidden = 1 - kept_positions(*draws, 0.3).float().mean((1, 2, 3))
+    assert float((hidden == 0).float().mean()) == pytest.approx(0.7, abs=0.03)
+    for share in (0.25, 0.5, 0.75):
+        found = hidden[(hidden - share).abs() < 0.125]  # two standard deviations of 64 draws
+        assert len(found) / 3000 == pytest.approx(0.1, abs=0.03)
+        assert float(found.mean()) == pytest.approx(share, abs=0.01)
+    assert kept_positions(*draws, 0.0).all()
+
+
 def test_views_are_area_means_turned_per_image():
     images, turns = normal(4, 3, 72, 72), torch.tensor([0.0, 1.0, 2.0, 3.0])
     half, quarter = smaller(images, 8, 8, turns, with_turns=True)  # 9 positions: 4 and 2 of them are whole
@@ -132,6 +145,10 @@ def test_views_are_area_means_turned_per_image():
     [
         ({"equivariance_turns": True}, "--equivariance_turns has no effect without"),
         ({"variance_weight": 0.1, "train_part": "decoder", "init_from": "x"}, "--variance_weight 0.1 has no"),
+        (
+            {"latent_mask": (0.0, 0.3), "train_part": "decoder", "init_from": "x"},
+            "--latent_mask 0.0 0.3 has no",
+        ),
     ],
 )
 def test_options_without_an_effect_are_errors(given, message):

@@ -32,6 +32,7 @@ def norms(size: int, loss: LossConfig) -> float:
     tiles = size // 32
     inputs.images = inputs.images.tile(1, 1, tiles, tiles)
     inputs.noise, inputs.decoder_noise = inputs.noise.tile(1, 1, tiles, tiles), None
+    inputs.kept = None
     compute_gradients(networks, inputs, [1])
     parts = [g for name, g in gradients(networks.autoencoder).items() if name.startswith("encoder")]
     return torch.cat([part.flatten() for part in parts]).norm().item()

@@ -21,6 +21,7 @@ REGULARISERS = {
     "equivariance_weight": 0.25,
     "equivariance_turns": True,
     "decoder_noise": [0.3],
+    "latent_mask": [0.9],
     "adversarial_weight": 0.5,
     "disc_start": 1,
     "disc_ramp": 2,

@@ -312,6 +312,13 @@ class LossConfig:
         at_least=0,
         at_most=10,
     )
+    latent_mask: tuple[float, ...] = option(
+        (0.0,),
+        "fraction of the images of which 25, 50 or 75 percent of the latent positions are hidden from the "
+        "decoder; the paper uses 0.3; several values as for --decoder_noise",
+        at_least=0,
+        at_most=1,
+    )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(
         5000,

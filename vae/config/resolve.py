@@ -117,11 +117,12 @@ def check_together(config: Config) -> None:
         )
     if loss.equivariance_turns and not loss.equivariance_weight:
         raise UserError("--equivariance_turns has no effect without --equivariance_weight: give both")
-    for name in ("variance_weight", "local_correlation_weight"):
-        if config.optim.train_part == "decoder" and getattr(loss, name):
+    for name in ("variance_weight", "local_correlation_weight", "latent_mask"):
+        value = _typed(getattr(loss, name))
+        if config.optim.train_part == "decoder" and set(value.split()) != {"0.0"}:
             raise UserError(
-                f"--{name} {getattr(loss, name):g} has no effect with --train_part decoder, which keeps the "
-                f"latents: remove --{name}"
+                f"--{name} {value} has no effect with --train_part decoder, which keeps the latents: remove "
+                f"--{name}"
             )
 
 

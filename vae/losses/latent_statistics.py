@@ -26,9 +26,9 @@ class LatentStatistics(NamedTuple):
 
 
 def needs_statistics(loss: LossConfig) -> bool:
-    """Whether a term with a weight, or the noise of the decoder, reads the running values."""
+    """Whether a term with a weight, or a change of what the decoder gets, reads the running values."""
     weights = [getattr(loss, item.name) for item in fields(loss) if item.metadata.get("statistics")]
-    return max(*weights, *loss.decoder_noise) > 0
+    return max(*weights, *loss.decoder_noise, *loss.latent_mask) > 0
 
 
 def moments(mean: Latents) -> Tensor:

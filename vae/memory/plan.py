@@ -116,8 +116,8 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
         working += pixels * max(0, spec.batch - images)
     working = max(working, counter.current + _update_bytes(networks, spec))
     resident = _resident_bytes(networks, spec)
-    noises = [noise.nbytes for noise in (inputs.noise, inputs.decoder_noise) if noise is not None]
-    resident += (inputs.images.nbytes + sum(noises)) // images * spec.batch
+    per_image = (inputs.images, inputs.noise, inputs.decoder_noise, inputs.kept)
+    resident += sum(tensor.nbytes for tensor in per_image if tensor is not None) // images * spec.batch
     return resident, working, counter.flops / images
 
 
@@ -157,6 +157,7 @@ def zero_inputs(spec: StepSpec, images: int, device: torch.device | str) -> Step
         adversarial_factor=zeros(()) if loss.adversarial_weight > 0 else None,
         running_moments=zeros(3, z_channels) if needs_statistics(loss) else None,
         decoder_noise=torch.zeros_like(noise) if max(loss.decoder_noise) > 0 else None,
+        kept=noise[:, :1] > 0 if max(loss.latent_mask) > 0 else None,
         turns=zeros(images) if loss.equivariance_turns else None,
         augmentation=zeros(images, DRAWS) if loss.disc_augment else None,
         lecam_weight=loss.lecam_weight,

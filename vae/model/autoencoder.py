@@ -250,18 +250,19 @@ class AutoencoderKL(nn.Module):
         self,
         images: Images,
         noise: Latents | None = None,
-        decoder_noise: Latents | None = None,
+        change: Callable[[Latents], Latents] | None = None,
         views: Sequence[Callable[[torch.Tensor], list[torch.Tensor]]] = (),
     ) -> tuple[torch.Tensor, ...]:
         """Reconstruction, posterior mean and log-variance; without `noise`, the mode is decoded.
 
-        `decoder_noise` is added to the latents. The images of the latents of each of `views` follow.
+        `change` is applied to the latents before they are decoded. The images of the latents of each of
+        `views` follow.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_frozen):
             posterior = self.encode(images)
         latents = posterior.mode() if noise is None else posterior.sample(noise)
-        if decoder_noise is not None:
-            latents = latents + decoder_noise
+        if change is not None:
+            latents = change(latents)
         dtype = images.dtype
         others = [self.decode(view.to(dtype)) for function in views for view in function(latents)]
         return self.decode(latents.to(dtype)), posterior.mean, posterior.logvar, *others

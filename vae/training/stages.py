@@ -13,6 +13,8 @@ from vae.sampling.order import steps_per_epoch
 from vae.system.console import counted
 from vae.system.errors import UserError
 
+PER_STAGE = ("decoder_noise", "latent_mask")  # options of the loss with one value for each stage
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -71,13 +73,15 @@ class StageSteps:
 
 def planned_stages(config: Config) -> list[Stage]:
     """The stages of a new run; UserError if an option has values for more stages than these."""
-    stages, values = first_stages(config), config.loss.decoder_noise
-    if len(values) > len(stages):
-        shown = " ".join(f"{value:g}" for value in values)
-        raise UserError(
-            f"--decoder_noise {shown} has {len(values)} values, and the run {counted(len(stages), 'stage')}: "
-            "give at most one for each stage of --progressive"
-        )
+    stages = first_stages(config)
+    for name in PER_STAGE:
+        values = getattr(config.loss, name)
+        if len(values) > len(stages):
+            shown = " ".join(f"{value:g}" for value in values)
+            raise UserError(
+                f"--{name} {shown} has {len(values)} values, and the run {counted(len(stages), 'stage')}: "
+                "give at most one for each stage of --progressive"
+            )
     return stages
 
 
@@ -90,10 +94,12 @@ def first_stages(config: Config) -> list[Stage]:
 
 
 def config_of(stage: Stage, stages: list[Stage], config: Config) -> Config:
-    """The options of one of the `stages`: with a single --decoder_noise, its own."""
-    values = config.loss.decoder_noise
-    own = values[min(stages.index(stage), len(values) - 1)]
-    return replace(config, loss=replace(config.loss, decoder_noise=(own,)))
+    """The options of one of the `stages`: with a single value, its own, of each of PER_STAGE."""
+    own: dict[str, Any] = {}
+    for name in PER_STAGE:
+        values = getattr(config.loss, name)
+        own[name] = (values[min(stages.index(stage), len(values) - 1)],)
+    return replace(config, loss=replace(config.loss, **own))
 
 
 def _consecutive(first_epoch: int, parts: list[tuple[int, int, int]]) -> list[Stage]:

@@ -7,6 +7,7 @@ import torch
 from vae.data.dataset import Batch
 from vae.losses.adversarial import adaptive_weight, update_running
 from vae.losses.disc_augment import DRAWS
+from vae.losses.latent_mask import kept_positions
 from vae.losses.latent_statistics import needs_statistics, statistics_of
 from vae.ops.noise import image_noise, image_uniform
 from vae.step import StepInputs, apply_update
@@ -107,6 +108,7 @@ class Stepper:
         share = self.dist.world_size / max(1, total_images)
         loss, factor = self.schedule.loss, self._adversarial_factor()
         decoder_noise, turns = self._decoder_noise(batch, shape), self._turns(batch)
+        kept = self._kept(batch, shape)
         augmentation = None
         if loss.disc_augment and factor is not None:
             keys = batch.epochs, batch.indices
@@ -117,6 +119,7 @@ class Stepper:
             noise = torch.zeros(1, *shape, device=device)
             share = 0.0
             decoder_noise = None if decoder_noise is None else torch.zeros_like(noise)
+            kept = None if kept is None else torch.ones_like(noise[:, :1], dtype=torch.bool)
             turns = None if turns is None else torch.zeros(1, device=device)
             augmentation = None if augmentation is None else torch.zeros(1, DRAWS, device=device)
         return StepInputs(
@@ -127,6 +130,7 @@ class Stepper:
             factor,
             self.state.running_moments if needs_statistics(loss) else None,
             decoder_noise,
+            kept,
             turns,
             augmentation,
             loss.lecam_weight,
@@ -135,13 +139,23 @@ class Stepper:
 
     def _decoder_noise(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
         """The noise of --decoder_noise (B, *shape), in the units of the latents."""
-        largest, device = max(self.schedule.loss.decoder_noise), self.dist.device  # of the stage: one value
+        (largest,), device = self.schedule.loss.decoder_noise, self.dist.device  # that of the stage
         if largest == 0:
             return None
         keys = batch.epochs, batch.indices
         share = image_uniform(*keys, (1, 1, 1), self._seed, device, "decoder noise share")
         noise = image_noise(*keys, shape, self._seed, device, "decoder noise")
         return largest * share * noise * statistics_of(self.state.running_moments).std
+
+    def _kept(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
+        """The positions (B, 1, h, w) that --latent_mask does not hide."""
+        (probability,), device = self.schedule.loss.latent_mask, self.dist.device
+        if probability == 0:
+            return None
+        keys = batch.epochs, batch.indices
+        of_images = image_uniform(*keys, (1, 1, 1), self._seed, device, "latent mask share")
+        of_positions = image_uniform(*keys, (1, *shape[1:]), self._seed, device, "latent mask")
+        return kept_positions(of_images, of_positions, probability)
 
     def _turns(self, batch: Batch) -> torch.Tensor | None:
         """Quarter turns of each image (B,), for --equivariance_turns."""

@@ -68,9 +68,9 @@ def loss_line(terms: LossTerms, loss: LossConfig) -> str:
         parts.append(
             f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start + loss.disc_warmup}"
         )
-    largest = max(loss.decoder_noise)  # of the stage: one value
-    noise = f"; decoder noise up to {largest:g} std" if largest else ""
-    return " + ".join(parts) + noise
+    (noise,), (mask,) = loss.decoder_noise, loss.latent_mask  # those of the stage
+    changes = [f"decoder noise up to {noise:g} std"] * (noise > 0) + [f"{mask:.0%} masked"] * (mask > 0)
+    return "; ".join([" + ".join(parts), *changes])
 
 
 def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compiled: bool) -> str:
