@@ -20,6 +20,7 @@ from vae.evaluation.diffusability import (
     normalise,
     spectrum,
     viv,
+    viv_of_classes,
 )
 from vae.interop.vae_files import load_vae
 
@@ -54,6 +55,24 @@ def test_viv_of_white_noise_is_the_largest():
 
 def test_viv_of_few_latents_is_not_a_number_of_theirs():
     assert viv(torch.randn(10, 4, 8, 8)) is None
+
+
+def test_viv_is_the_mean_over_classes_with_enough_latents():
+    """The classes lie far apart, so that one class of all has another value."""
+    channel = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    classes = [
+        kronecker_latents(torch.exp(-decay * torch.arange(24).double()), channel, 1000, 4) + 3 * decay
+        for decay in (0.2, 0.5)
+    ]
+    latents, labels = torch.cat(classes), ["a"] * 1000 + ["b"] * 1000
+    expected = sum(map(viv, classes)) / 2
+    assert viv_of_classes(latents, labels) == (pytest.approx(expected), 2)
+    few = ["a"] * 999 + ["c"] + ["b"] * 999 + [None]
+    assert viv_of_classes(latents, few) == (pytest.approx(expected, rel=1e-3), 2)
+    whole = viv(latents)
+    assert abs(whole - expected) > 0.1
+    for unknown in ([], [None] * 2000, ["a"] * 1000 + [str(number) for number in range(1000)]):
+        assert viv_of_classes(latents, unknown) == (whole, 1)
 
 
 @pytest.mark.parametrize(("u", "v", "above"), [(0, 0, 0), (1, 2, 0), (2, 3, 1), (7, 11, 1)])

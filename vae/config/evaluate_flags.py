@@ -104,7 +104,9 @@ class EvaluateConfig:
         None, "file with ImageNet weights of --perceptual_net, instead of the download", metavar="FILE"
     )
     rfid: bool = option(
-        False, "also measure rFID; needs torchmetrics, torch-fidelity and 91 MB of Inception weights"
+        False,
+        "also measure rFID, and with --diffusability iFID; needs torchmetrics, torch-fidelity and 91 MB of "
+        "Inception weights",
     )
     inception_weights: str | None = option(
         None, "file with torch-fidelity's Inception weights, instead of the download", metavar="FILE"
@@ -112,7 +114,7 @@ class EvaluateConfig:
     diffusability: bool = option(
         False,
         "also measure how easily a diffusion model may learn the latents, at the smallest square size: VIV, "
-        "SEC, LDS, rank and noise curve (docs/evaluate.md)",
+        "SEC, LDS, rank, noise curve and, with labels, LNC (docs/evaluate.md)",
     )
     diffusion_probe: bool = option(
         False,
@@ -148,7 +150,10 @@ class EvaluateConfig:
         unset="the validation.json of the dataset of shards",
     )
     probe_column: str = option(
-        "label", "column with the labels; folder: the name of the folder of each image", metavar="NAME"
+        "label",
+        "column with the labels, of --diffusability in the shards; folder: the name of the folder of each "
+        "image",
+        metavar="NAME",
     )
     probe_heads: tuple[str, ...] = option(
         PROBE_HEADS, "classifiers: linear, convnext (a network); a profile: convnext", metavar="HEAD"
@@ -224,6 +229,11 @@ class EvaluateConfig:
     kernels: str = kernels_option()
     background: str = background_option()
     max_pixels: int = max_pixels_option("exclude")
+
+    @property
+    def measures_diffusability(self) -> bool:
+        """Whether the latents are measured for diffusion models: --diffusion_probe includes that."""
+        return self.diffusability or self.diffusion_probe
 
 
 EPILOG = """examples:
@@ -317,7 +327,7 @@ def _check_together(config: EvaluateConfig) -> None:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise UserError(f"--{name} contains {twice} twice: give it once")
-    if (config.diffusability or config.diffusion_probe) and config.sizes == (WHOLE,):
+    if config.measures_diffusability and config.sizes == (WHOLE,):
         name = "diffusion_probe" if config.diffusion_probe else "diffusability"
         raise UserError(f"--{name} needs squares, because latents of one shape are compared: add --sizes 256")
     if config.ensemble and len(config.vae) < 2:

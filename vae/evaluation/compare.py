@@ -78,8 +78,9 @@ def compare(config: EvaluateConfig) -> Results:
             f"{config.data_path} can be used: give more, or use --diffusability"
         )
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
+    labels = image_set.labels(config.probe_column) if config.measures_diffusability else []
     for row in rows:
-        _measure_row(config, row, image_set, sizes, metrics)
+        _measure_row(config, row, image_set, sizes, metrics, labels)
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / UNFINISHED).touch()  # if this run is cancelled, the next one may write here
     _write_sample_files(config, rows, image_set, device, output_dir / "samples")
@@ -185,7 +186,12 @@ def _codec_rows(latent_shapes: list[tuple[int, int]]) -> list[Row]:
 
 
 def _measure_row(
-    config: EvaluateConfig, row: Row, image_set: ImageSet, sizes: tuple[int, ...], metrics: Metrics
+    config: EvaluateConfig,
+    row: Row,
+    image_set: ImageSet,
+    sizes: tuple[int, ...],
+    metrics: Metrics,
+    labels: list[str | None],
 ) -> None:
     result = row.result
     with _on_device(config, row, metrics.device) as codec:
@@ -200,11 +206,12 @@ def _measure_row(
         if isinstance(codec, VaeCodec):
             result.latents = codec.latents.facts(codec.model)
             result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
-            if config.diffusability or config.diffusion_probe:
+            if config.measures_diffusability:
                 square = next(size for size in sizes if size != WHOLE)
                 batches = (as_uint8(images) for _, images in image_set.batches(square, 1))
                 steps = config.diffusion_probe_steps if config.diffusion_probe else 0
-                found = diffusability(codec.model, batches, codec.dtype, steps)
+                features = metrics.rfid.features if metrics.rfid is not None else None
+                found = diffusability(codec.model, batches, codec.dtype, steps, labels, features)
                 result.diffusability, result.spectrum = found
             if config.equivariance_images:
                 chosen = islice(image_set.batches(sizes[0], 1), config.equivariance_images)

@@ -12,8 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vae.evaluation.neighbours import feature_distance, interpolated, same_label_share
 from vae.evaluation.velocity import middle, velocity_losses
-from vae.images.pixels import to_float
+from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.inference.codec import decode_latents, encode_images
 from vae.model.autoencoder import AutoencoderKL
@@ -42,7 +43,7 @@ def viv(latents: Tensor) -> float | None:
     """Mean over eigenvalues of (π/2) sqrt(λ) (arXiv 2606.03578): π/2 for white noise, else less.
 
     λ are the eigenvalues of Σ_s ⊗ Σ_c, the Kronecker covariance over positions and channels that the
-    flip-flop algorithm estimates (Dutilleul 1999). The paper averages over classes; here all images are one.
+    flip-flop algorithm estimates (Dutilleul 1999). The latents are one class: see `viv_of_classes`.
     None if there are too few latents for the covariance of their S positions.
     """
     tokens = latents.flatten(2).mT  # (N, S, C)
@@ -51,6 +52,19 @@ def viv(latents: Tensor) -> float | None:
         return None
     space, channel = (eigenvalues.clamp(min=0).sqrt().mean() for eigenvalues in _kronecker_spectrum(tokens))
     return math.pi / 2 * (space * channel).item()
+
+
+def viv_of_classes(latents: Tensor, labels: Sequence[str | None]) -> tuple[float | None, int]:
+    """The mean VIV of the classes that have enough latents, as in the paper, and their number.
+
+    If fewer than two have enough, all latents are one class.
+    """
+    positions: dict[str, list[int]] = {}
+    for position, label in enumerate(labels):
+        if label is not None:
+            positions.setdefault(label, []).append(position)
+    found = [value for rows in positions.values() if (value := viv(latents[rows])) is not None]
+    return (statistics.fmean(found), len(found)) if len(found) > 1 else (viv(latents), 1)
 
 
 def _kronecker_spectrum(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,41 +188,74 @@ def noise_curve(
 
 @torch.no_grad()
 def diffusability(
-    model: AutoencoderKL, batches: Iterable[Tensor], dtype: torch.dtype, velocity_steps: int = 0
+    model: AutoencoderKL,
+    batches: Iterable[Tensor],
+    dtype: torch.dtype,
+    velocity_steps: int = 0,
+    labels: Sequence[str | None] = (),
+    features: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[dict[str, float | None], list[float]]:
     """Every measure for uint8 images (B, 3, H, W) of one size, by its title, and the spectrum.
 
-    VIV, SEC and LDS see the middle of large latents. The noise curve decodes the first images only. With
-    `velocity_steps`, networks are trained for so many steps, for the velocity loss and its spread over seeds.
-    Latents are the posterior's mode.
+    All but the noise curve see the middle of large latents. The noise curve decodes the first images only.
+    With `velocity_steps`, networks are trained for so many steps, for the velocity loss and its spread over
+    seeds. `labels` of the images give LNC, and VIV as a mean over classes. `features` (B, D) of uint8 images
+    give iFID or iKID. Latents are the posterior's mode.
     """
     device = next(model.parameters()).device
     middles: list[Tensor] = []
     decoded: list[tuple[Tensor, Tensor]] = []  # on the CPU: at 2048 px, 64 images would fill GiB of a card
+    real: list[Tensor] = []
     for images in batches:
         latents = encode_images(model, to_float(images.to(device)), dtype=dtype).mode().cpu()
         middles.append(middle(latents, MAX_SIDE))
+        shown = middle(images, MAX_SIDE * model.downsampling)
+        if features is not None:
+            real.append(features(shown.to(device)).cpu())
         if sum(len(kept) for kept, _ in decoded) < MAX_DECODED:
             decoded.append((latents, images))
     raw = torch.cat(middles)
     normalised = normalise(raw)
-    measures: dict[str, float | None] = {"VIV": viv(normalised)}
-    measures |= {f"SEC {rho:g}": high_frequency_share(normalised, rho) for rho in RHOS}
-    measures["LDS"] = local_similarity(normalised)
-    measures["effective rank"] = effective_rank(normalised)
-    measures["channel correlation"] = channel_correlation(normalised)
-    std = raw.double().std((0, 2, 3), correction=0, keepdim=True).to(device, raw.dtype)
+    measures = _measures_of_latents(normalised, labels, device)
     curves = []
+    std, mean = torch.std_mean(raw.double(), (0, 2, 3), correction=0, keepdim=True)
+    std, mean = (values.to(device, raw.dtype) for values in (std, mean))
     for number, (latents, images) in enumerate(decoded):
         noise = keyed_normal(latents.shape, NOISE_SEED, number).to(std) * std
         decode = partial(decode_latents, model, size=images.shape[2:], dtype=dtype)
         curves.append(noise_curve(decode, latents.to(device), noise, to_float(images.to(device))))
     means = torch.cat(curves, dim=1).mean(1).tolist()
-    measures |= {f"noise {tau:g} dB": mean for tau, mean in zip(TAUS, means, strict=True)}
+    measures |= {f"noise {tau:g} dB": value for tau, value in zip(TAUS, means, strict=True)}
+    if features is not None and len(raw) > 1:
+        paths = interpolated(normalised.to(device, torch.float32), NOISE_SEED) * std + mean
+        decode = partial(decode_latents, model, size=shown.shape[2:], dtype=dtype)
+        parts = paths.split(len(middles[0]))
+        between = torch.cat([features(to_uint8(decode(part))).cpu() for part in parts])
+        measures |= [feature_distance(torch.cat(real), between)]
     if velocity_steps:
         losses = velocity_losses(normalised.to(device, torch.float32), VELOCITY_SEEDS, velocity_steps)
         measures |= {VELOCITY: statistics.fmean(losses), VELOCITY_SPREAD: statistics.stdev(losses)}
     return measures, spectrum(normalised)
+
+
+def _measures_of_latents(
+    normalised: Tensor, labels: Sequence[str | None], device: torch.device
+) -> dict[str, float | None]:
+    """The measures that decode nothing; LNC and the number of classes only with several labels."""
+    labelled = [position for position, label in enumerate(labels) if label is not None]
+    known = [label for label in labels if label is not None]
+    is_labelled = len(set(known)) > 1
+    value, classes = viv_of_classes(normalised, labels)
+    measures: dict[str, float | None] = {"VIV": value}
+    if is_labelled:
+        measures["VIV classes"] = classes
+    measures |= {f"SEC {rho:g}": high_frequency_share(normalised, rho) for rho in RHOS}
+    measures["LDS"] = local_similarity(normalised)
+    if is_labelled:
+        measures["LNC"] = same_label_share(normalised[labelled].to(device, torch.float32), known)
+    measures["effective rank"] = effective_rank(normalised)
+    measures["channel correlation"] = channel_correlation(normalised)
+    return measures
 
 
 def compared(

@@ -7,7 +7,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.dataset import Images
 from vae.data.manifest import group_key, is_manifest, read_rows
-from vae.evaluation.image_set import open_source
+from vae.evaluation.image_set import label_text, open_source
 from vae.evaluation.precheck import validation_path
 from vae.images.formats import BadImageError
 from vae.prepare.split.metadata_csv import read_table
@@ -28,7 +27,6 @@ from vae.system.console import printable
 from vae.system.errors import DataError, UserError
 
 NAME_COLUMNS = ("path", "image", "filepath", "filename", "id")
-FOLDER = "folder"  # as --probe_column: the name of the folder of each image, as in ImageNet
 
 
 class Label(NamedTuple):
@@ -181,11 +179,8 @@ def _label_of(images: Images, index: int, column: str, listed: dict[str, Label] 
     """The label of an image: from --probe, the JSON files of shards, or the folders."""
     if listed is not None:
         return listed.get(images.name(index))
-    content = images.metadata(index) if isinstance(images, ShardImages) else {"source": images.name(index)}
-    text = content.get(column)
-    if column == FOLDER and column not in content:
-        text = PurePosixPath(str(content.get("source", ""))).parent.name
-    return None if text in (None, "") else Label(str(text))
+    text = label_text(images, index, column)
+    return None if text is None else Label(text)
 
 
 def _classes(labels: dict[str, set[str]]) -> list[str]:
