@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vae.evaluation.diffusability import TAUS
+from vae.evaluation.report.charts import line_styles
 from vae.evaluation.report.images import MAX_SIDE
 from vae.evaluation.report.page import write_report
 from vae.evaluation.report.tables import number_column
@@ -322,3 +324,43 @@ def test_values_that_look_the_same_win_together():
     assert [cell.kind for cell in cells] == ["best", "best", "number"]
     assert [cell.kind for cell in number_column([1.0, None], best=max)] == ["number", "missing"]
     assert number_column([None])[0].text == "missing"
+
+
+def section(page, name) -> str:
+    """The HTML of a section."""
+    found = page.html[page.html.index(f'<section id="{name}">') :]
+    return found[: found.index("</section>")]
+
+
+def test_legend_of_curves_lists_only_vaes_with_curves(results, tmp_path):
+    results.vaes[1].curves = []
+    legend = section(write_and_parse(results, tmp_path), "curves").split("</ul>")[0]
+    assert legend.count("<li>") == 1
+    assert "second" not in legend
+
+
+def test_lines_of_many_vaes_differ():
+    vaes = [VaeResult(str(number), "", "checkpoint") for number in range(36)]
+    assert len(set(line_styles(vaes).values())) == 36
+
+
+def test_missing_metric_at_a_size_has_its_title(results, tmp_path):
+    results.missing["ms_ssim at 512"] = "the images are too small for it"
+    assert "MS-SSIM at 512 : the images are too small" in write_and_parse(results, tmp_path).shown
+
+
+@pytest.mark.parametrize("is_labelled", [True, False])
+def test_each_measure_for_diffusion_is_explained(results, tmp_path, is_labelled):
+    """Whether VIV is of classes is said, and that equivariance does not take the place of these measures."""
+    curve = {f"noise {tau:g} dB": 20.0 for tau in TAUS}
+    measures = {"VIV": 0.9, "SEC 0.25": 0.5, "LDS": 0.4, **curve}
+    labelled = {"VIV": 0.8, "VIV classes": 4, "LNC": 0.7, **measures, "iKID": 0.01}
+    for network in results.vaes[:2]:
+        network.diffusability, network.spectrum = labelled if is_labelled else measures, [2.0, 1.0]
+    page = write_and_parse(results, tmp_path)
+    latents, columns = section(page, "latents"), cells(page, "Latents for diffusion")[0]
+    explained = re.findall(r"<dt>(.*?)</dt>", latents)
+    assert {"VIV", "SEC", "LDS", "noise"} <= set(explained)
+    assert ("LNC" in columns, "LNC" in explained, "iFID, iKID" in explained) == (is_labelled,) * 3
+    assert ("without labels, as here, all images are one class" in latents) == (not is_labelled)
+    assert "equivariance predicted it worst" in section(page, "probes")

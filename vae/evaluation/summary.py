@@ -6,7 +6,7 @@ from vae.evaluation.diffusability import VELOCITY, compared
 from vae.evaluation.report.tables import (
     Cell,
     Table,
-    diffusability_table,
+    diffusability_tables,
     equivariance_table,
     grid_table,
     latent_table,
@@ -30,8 +30,9 @@ def terminal_text(results: Results) -> str:
         f"{protocol.posterior}; {protocol.rounding}; {protocol.dtype} on {protocol.device}, "
         f"batch size {protocol.batch_size}",
     ]
-    others = (latent_table, diffusability_table, equivariance_table, grid_table)
-    for table in (*quality_tables(results), *speed_tables(results), *(make(results) for make in others)):
+    tables = [*quality_tables(results), *speed_tables(results), latent_table(results)]
+    tables += [*diffusability_tables(results), equivariance_table(results), grid_table(results)]
+    for table in tables:
         if table is not None:
             lines += ["", *_aligned(table)]
     lines += velocity_lines(results)

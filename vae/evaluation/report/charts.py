@@ -1,6 +1,6 @@
 """The report's charts: training curves and latent channels, as images with a text for screen readers."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from vae.charts import PAGE_SCALE, Line, Points, draw_lines, new_figure, png
 from vae.evaluation.diffusability import TAUS
@@ -12,15 +12,24 @@ LOG_FROM = 50  # ratio of the largest to the smallest value above which the axis
 KINDS = {"validation": "Validation images", "train": "Training"}
 NOT_DRAWN = {"kind", "step", "epoch", "image_size", "images"}  # keys of a record that are not measurements
 MAX_VALUE = 1e300  # above it, sums of two values could overflow
-# Colours that differ in brightness, too, and dashes, for each VAE; the classes s0 to s5 of report.css draw
-# the same in the legend of the page.
+# Colours that differ in brightness, too, and dashes, for each VAE; the classes s0 to s5 and d0 to d5 of
+# report.css draw the same in the legend of the page.
 COLOURS = ("#2b62ad", "#c2571a", "#15805a", "#8a4b9c", "#8d7100", "#5b636a")
 DASHES = (None, (6, 2), (2, 2), (8, 2, 2, 2), (10, 4), (4, 4))
 
 
-def line_styles(vaes: list[VaeResult]) -> dict[str, int]:
-    """Name -> number of the colour and dashes of each VAE."""
-    return {vae.name: i % len(COLOURS) for i, vae in enumerate(vae for vae in vaes if vae.is_network)}
+class Style(NamedTuple):
+    """The numbers of a line's colour and dashes."""
+
+    colour: int
+    dashes: int
+
+
+def line_styles(vaes: list[VaeResult]) -> dict[str, Style]:
+    """The style of each VAE by its name; 36 differ, and the first six differ in both."""
+    count = len(COLOURS)
+    names = [vae.name for vae in vaes if vae.is_network]
+    return {name: Style(i % count, (i + i // count) % count) for i, name in enumerate(names)}
 
 
 def diffusability_charts(vaes: list[VaeResult]) -> list[PageChart]:
@@ -74,7 +83,7 @@ def _is_number(value: object) -> bool:
 
 
 def _line_chart(
-    title: str, series: dict[str, list[tuple[float, float]]], styles: dict[str, int], x: str = ""
+    title: str, series: dict[str, list[tuple[float, float]]], styles: dict[str, Style], x: str = ""
 ) -> PageChart:
     """One metric by step, or by `x`, one line per VAE; every series has at least one point."""
     values = [value for points in series.values() for _, value in points]
@@ -91,8 +100,8 @@ def _line_chart(
     return page_chart(png(figure, PAGE_SCALE), title, remark, f"{title} by {x or 'step'}: {ranges}")
 
 
-def _line(points: Points, style: int) -> Line:
-    return Line(COLOURS[style], points, dashes=DASHES[style])
+def _line(points: Points, style: Style) -> Line:
+    return Line(COLOURS[style.colour], points, dashes=DASHES[style.dashes])
 
 
 def channel_chart(name: str, facts: LatentFacts) -> PageChart:
@@ -106,4 +115,4 @@ def channel_chart(name: str, facts: LatentFacts) -> PageChart:
     axes.use_sticky_edges = False  # a margin below the lowest bar
     axes.xaxis.get_major_locator().set_params(integer=True)
     label = f"mean and standard deviation of {facts.channels} latent channels of {name}"
-    return page_chart(png(figure, PAGE_SCALE), name, "mean ± standard deviation per channel", label)
+    return page_chart(png(figure, PAGE_SCALE), name, "mean ± std of each channel", label)

@@ -6,7 +6,7 @@ from vae.evaluation.report.charts import channel_chart, curve_charts, diffusabil
 from vae.evaluation.report.images import articles
 from vae.evaluation.report.tables import (
     configuration_tables,
-    diffusability_table,
+    diffusability_tables,
     equivariance_table,
     grid_table,
     hardest_table,
@@ -15,11 +15,13 @@ from vae.evaluation.report.tables import (
     speed_tables,
 )
 from vae.evaluation.results import ERROR_GAIN, METRICS, Results
+from vae.evaluation.summary import velocity_lines
 from vae.html import write_page
 
 
 def write_report(results: Results, path: Path) -> None:
     """Write the report to `path` atomically; the image files of its samples are read and embedded."""
+    styles = line_styles(results.vaes)
     write_page(
         path,
         "report.html.jinja",
@@ -35,16 +37,19 @@ def write_report(results: Results, path: Path) -> None:
         speed=speed_tables(results),
         latents=latent_table(results),
         channel_charts=[channel_chart(vae.name, vae.latents) for vae in results.vaes if vae.latents],
-        diffusability=diffusability_table(results),
+        diffusability=diffusability_tables(results),
+        velocity=velocity_lines(results),
         diffusability_charts=diffusability_charts(results.vaes),
         equivariance=equivariance_table(results),
         grid_artefacts=grid_table(results),
-        line_styles=line_styles(results.vaes),
+        line_styles=styles,
+        curve_styles={vae.name: styles[vae.name] for vae in results.vaes if vae.curves},
         curves=curve_charts(results.vaes),
         configuration=configuration_tables(results),
     )
 
 
 def _title(missing: str) -> str:
-    """The title of a missing metric; other missing things are named as they are."""
-    return METRICS[missing].title if missing in METRICS else missing
+    """The title of a missing metric, with its size; other missing things are named as they are."""
+    name, at, size = missing.partition(" at ")
+    return METRICS[name].title + at + size if name in METRICS else missing

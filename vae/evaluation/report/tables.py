@@ -210,11 +210,11 @@ def equivariance_table(results: Results) -> Table | None:
     return Table("Equivariance, dB", [vae.name for vae in vaes], columns)
 
 
-def diffusability_table(results: Results) -> Table | None:
-    """A column per measure of what a diffusion model has to learn."""
+def diffusability_tables(results: Results) -> list[Table]:
+    """A column per measure of what a diffusion model has to learn: of the latents, then of what uses them."""
     vaes = [vae for vae in results.vaes if vae.diffusability]
     if not vaes:
-        return None
+        return []
     columns = {
         name: number_column(
             [vae.diffusability[name] for vae in vaes], reasons=[results.missing.get(name, "")] * len(vaes)
@@ -222,7 +222,13 @@ def diffusability_table(results: Results) -> Table | None:
         for name in vaes[0].diffusability
     }
     size = next(size for size in results.protocol.sizes if size != WHOLE)
-    return Table(f"Latents for diffusion, {size_name(size)}", [vae.name for vae in vaes], columns)
+    names = [vae.name for vae in vaes]
+    first = next(position for position, name in enumerate(columns) if name.startswith("noise"))
+    parts = {"Latents for diffusion": slice(first), "Decoding and modelling them": slice(first, None)}
+    return [
+        Table(f"{title}, {size_name(size)}", names, dict([*columns.items()][part]))
+        for title, part in parts.items()
+    ]
 
 
 def grid_table(results: Results) -> Table | None:
