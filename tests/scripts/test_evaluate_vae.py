@@ -17,7 +17,8 @@ from tests.harness.runs import run_here
 from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation import compare
 from vae.evaluation.baselines import bicubic_baseline
-from vae.evaluation.compare import read_curves, short_names
+from vae.evaluation.compare import short_names
+from vae.evaluation.curves import read_curves
 from vae.evaluation.metrics import ssim
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import psnr

@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.evaluation.artefacts import equivariance, grid_artefacts
 from vae.evaluation.codecs import CODECS, bits_per_pixel
+from vae.evaluation.curves import CURVES_NAME, branches, read_curves
 from vae.evaluation.diffusability import diffusability
 from vae.evaluation.ensemble import ensemble
 from vae.evaluation.image_set import ImageSet, find_images
@@ -43,11 +43,7 @@ from vae.progress import track
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import UserError
-from vae.system.files import read_json_lines, write_json
-
-CURVES_NAME = "metrics.jsonl"
-OTHER_DATA = "other data"  # how a run continued: see vae/training/provenance.py
-MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
+from vae.system.files import write_json
 
 
 @dataclass
@@ -254,23 +250,6 @@ def _write_sample_files(
             result.samples = write_samples(
                 codec, position, chosen, image_set, result.sizes[-1], result.latents, folder
             )
-
-
-def read_curves(path: Path) -> list[dict[str, Any]]:
-    """Records of a run's metrics.jsonl, training records thinned evenly; none if the file does not exist."""
-    if not path.is_file():
-        return []
-    records = list(read_json_lines(path))
-    train = [record for record in records if record.get("kind") == "train"]
-    every = -(-len(train) // MAX_CURVE_RECORDS) or 1
-    kept = {id(record) for record in train[::every]}
-    return [record for record in records if record.get("kind") != "train" or id(record) in kept]
-
-
-def branches(curves: list[dict[str, Any]]) -> str | None:
-    """The steps from which a run used other images or transforms than before, and what changed."""
-    runs = [record for record in curves if record.get("kind") == "run" and record.get("resume") == OTHER_DATA]
-    return "; ".join(f"from step {run.get('step')}: {run.get('changed')}" for run in runs) or None
 
 
 def _explain_missing(results: Results, device: torch.device) -> None:

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 from vae.evaluation.diffusability import VELOCITY, compared
-from vae.evaluation.report.tables import (
-    Cell,
-    Table,
+from vae.evaluation.report.latent_tables import (
     diffusability_tables,
     equivariance_table,
     grid_table,
     latent_table,
+)
+from vae.evaluation.report.tables import (
+    Cell,
+    Table,
     quality_tables,
     speed_tables,
 )

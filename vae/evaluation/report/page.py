@@ -4,13 +4,15 @@ from pathlib import Path
 
 from vae.evaluation.report.charts import channel_chart, curve_charts, diffusability_charts, line_styles
 from vae.evaluation.report.images import articles
-from vae.evaluation.report.tables import (
-    configuration_tables,
+from vae.evaluation.report.latent_tables import (
     diffusability_tables,
     equivariance_table,
     grid_table,
-    hardest_table,
     latent_table,
+)
+from vae.evaluation.report.tables import (
+    configuration_tables,
+    hardest_table,
     quality_tables,
     speed_tables,
 )

@@ -1,4 +1,4 @@
-"""The tables of the report as data: quality, speed, latents, probes, the hardest images, configuration."""
+"""The tables of the report as data: quality, speed, the hardest images, configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +86,8 @@ def _pairs(caption: str, pairs: Mapping[str, object]) -> Table:
     return Table(caption, list(pairs), {"": text_column(list(pairs.values()))})
 
 
-def _fixed(decimals: int) -> Callable[[float], str]:
+def fixed(decimals: int) -> Callable[[float], str]:
+    """Shows numbers with so many decimals."""
     return lambda value: f"{value:.{decimals}f}"
 
 
@@ -120,7 +121,7 @@ def metric_columns(
         best, arrow = (max, "↑") if metric.better == "higher" else (min, "↓")
         columns[f"{metric.title} {arrow}"] = number_column(
             [row.get(name) for row in values],
-            _fixed(metric.decimals),
+            fixed(metric.decimals),
             [_reason_for(results, vae, size, name) for vae in vaes],
             best,
             networks,
@@ -152,7 +153,7 @@ def speed_tables(results: Results) -> list[Table]:
             peaks = [getattr(result, f"{part}_peak_bytes") for _, result in rows]
             columns[f"{part}r memory, peak GiB ↓"] = number_column(
                 [None if peak is None else peak / GIB for peak in peaks],
-                _fixed(2),
+                fixed(2),
                 [_reason_for(results, vae, size, "peak memory") for vae, _ in rows],
                 min,
             )
@@ -161,94 +162,6 @@ def speed_tables(results: Results) -> list[Table]:
                 Table(f"Speed and memory, {size_name(size)}", [vae.name for vae, _ in rows], columns)
             )
     return tables
-
-
-def latent_table(results: Results) -> Table | None:
-    """One row of latent facts per network."""
-    rows = [(vae.name, vae.latents) for vae in results.vaes if vae.latents]
-    if not rows:
-        return None
-    facts = [latents for _, latents in rows]
-    return Table(
-        f"Latents, {size_name(results.protocol.sizes[-1])}",
-        [name for name, _ in rows],
-        {
-            "channels": number_column([fact.channels for fact in facts]),
-            "downsampling": number_column([fact.downsampling for fact in facts]),
-            "KL, nats/px": number_column([fact.kl_nats_per_pixel for fact in facts]),
-            "σ / std(μ)": number_column([fact.sigma_over_std for fact in facts]),
-            "means": text_column([_range(fact.mean) for fact in facts]),
-            "standard deviations": text_column([_range(fact.std) for fact in facts]),
-            "dead channels": text_column([_dead(fact.dead_channels, fact.channels) for fact in facts]),
-        },
-    )
-
-
-def _range(values: list[float]) -> str:
-    return f"{shown_number(min(values))} to {shown_number(max(values))}"
-
-
-def _dead(dead: list[int], channels: int) -> str:
-    named = f" ({', '.join(map(str, dead[:MAX_LISTED]))}{', ...' if len(dead) > MAX_LISTED else ''})"
-    return f"{len(dead)} of {channels}{named if dead else ''}"
-
-
-def equivariance_table(results: Results) -> Table | None:
-    """A column per transform."""
-    vaes = [vae for vae in results.vaes if vae.equivariance]
-    if not vaes:
-        return None
-    columns = {}
-    for name in vaes[0].equivariance:
-        transformed = [vae.equivariance.get(name) for vae in vaes]
-        columns[f"{name.replace('_', ' ')} ↑"] = number_column(
-            [None if values is None else values.latents for values in transformed],
-            _fixed(2),
-            best=max,
-            notes=["" if values is None else f"{values.images:.2f}" for values in transformed],
-        )
-    return Table("Equivariance, dB", [vae.name for vae in vaes], columns)
-
-
-def diffusability_tables(results: Results) -> list[Table]:
-    """A column per measure of what a diffusion model has to learn: of the latents, then of what uses them."""
-    vaes = [vae for vae in results.vaes if vae.diffusability]
-    if not vaes:
-        return []
-    columns = {
-        name: number_column(
-            [vae.diffusability[name] for vae in vaes], reasons=[results.missing.get(name, "")] * len(vaes)
-        )
-        for name in vaes[0].diffusability
-    }
-    size = next(size for size in results.protocol.sizes if size != WHOLE)
-    names = [vae.name for vae in vaes]
-    first = next(position for position, name in enumerate(columns) if name.startswith("noise"))
-    parts = {"Latents for diffusion": slice(first), "Decoding and modelling them": slice(first, None)}
-    return [
-        Table(f"{title}, {size_name(size)}", names, dict([*columns.items()][part]))
-        for title, part in parts.items()
-    ]
-
-
-def grid_table(results: Results) -> Table | None:
-    """Grid artefacts, a column per colour."""
-    vaes = [vae for vae in results.vaes if vae.grid_artefacts]
-    if not vaes:
-        return None
-    columns = {}
-    for colour in vaes[0].grid_artefacts:
-        patterns = [vae.grid_artefacts.get(colour) for vae in vaes]
-        columns[f"{colour} ↓"] = number_column(
-            [None if pattern is None else pattern.levels for pattern in patterns],
-            _fixed(3),
-            best=min,
-            notes=[
-                "" if pattern is None or pattern.share is None else f"{100 * pattern.share:.1f} %"
-                for pattern in patterns
-            ],
-        )
-    return Table("Grid artefacts, levels", [vae.name for vae in vaes], columns)
 
 
 def hardest_table(results: Results) -> Table | None:
@@ -265,7 +178,7 @@ def hardest_table(results: Results) -> Table | None:
     }
     order = sorted(scores, key=lambda name: mean_psnr(scores[name]))[:MAX_LISTED]
     columns = {
-        f"{vae}, dB": number_column([scores[name][position] for name in order], _fixed(2))
+        f"{vae}, dB": number_column([scores[name][position] for name in order], fixed(2))
         for position, (vae, _) in enumerate(rows)
     }
     count = f"{len(order)} of {len(scores)}" if len(scores) > len(order) else "all"
