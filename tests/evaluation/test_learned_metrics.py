@@ -104,6 +104,7 @@ def test_rfid_equals_numpy(tmp_path):
             rfid.add(one[None], other[None])
         found = rfid.take()
     assert rfid.take() is None
+    torch.testing.assert_close(rfid.features(images).float(), network(images)[0], rtol=1e-3, atol=1e-4)
     real, fake = (network(values)[0].double().numpy() for values in (images, recon))
     covariances = np.cov(real, rowvar=False), np.cov(fake, rowvar=False)
     traces = sum(np.trace(one) for one in covariances)
