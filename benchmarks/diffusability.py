@@ -17,14 +17,12 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -32,7 +30,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.short_runs import crop_of, measure, read_photos, train  # noqa: E402
 from vae.config.options import LossConfig, ModelConfig  # noqa: E402
 from vae.evaluation.diffusability import diffusability  # noqa: E402
-from vae.evaluation.velocity import MAX_CROP, Velocity, held_out_loss, middle  # noqa: E402
+from vae.evaluation.sample_distance import patch_distance, samples_of  # noqa: E402
+from vae.evaluation.velocity import MAX_CROP, held_out_loss, middle  # noqa: E402
 from vae.evaluation.velocity import train as train_velocity  # noqa: E402
 from vae.images.pixels import to_float  # noqa: E402
 from vae.inference.codec import decode_latents, encode_images  # noqa: E402
@@ -43,8 +42,6 @@ from vae.system.lock_file import open_locked  # noqa: E402
 PEAK, BATCH = 1e-3, 4  # of the VAEs
 CROPS = {"train": 2000, "test": 400}  # for the networks
 HELD_OUT = 6  # the right sixth of each photograph
-SAMPLE_STEPS = 16  # of Heun's method, from noise to a latent
-PATCH, PATCHES, LEVELS, DIRECTIONS = 7, 32, 3, 256  # of the sliced Wasserstein distance
 COMPARABLE_DB = 3.0  # PSNR below the best VAE's
 BOOTSTRAPS = 2000
 
@@ -118,45 +115,6 @@ def latents_of(model: AutoencoderKL, crops: torch.Tensor) -> torch.Tensor:
     device = next(model.parameters()).device
     parts = [encode_images(model, to_float(part.to(device))).mode() for part in crops.split(32)]
     return torch.cat(parts)
-
-
-@torch.no_grad()
-def samples_of(velocity: Velocity, noise: torch.Tensor) -> torch.Tensor:
-    """Latents (N, C, h, w) that Heun's method finds from noise."""
-
-    def at(x: torch.Tensor, step: int) -> torch.Tensor:
-        t = torch.full((len(x),), step / SAMPLE_STEPS).to(x)
-        return torch.cat([velocity(*part) for part in zip(x.split(64), t.split(64), strict=True)])
-
-    x = noise
-    for step in range(SAMPLE_STEPS, 0, -1):
-        first = at(x, step)
-        second = at(x - first / SAMPLE_STEPS, step - 1)
-        x = x - (first + second) / (2 * SAMPLE_STEPS)
-    return x
-
-
-def patches_of(images: torch.Tensor) -> Iterator[torch.Tensor]:
-    """PATCHES random patches of each image, at full, half and quarter size: (N PATCHES, 3 PATCH²)."""
-    draw = random.Random(0)
-    for level in range(LEVELS):
-        small = F.avg_pool2d(images, 2**level)
-        sides = [side - PATCH + 1 for side in small.shape[2:]]
-        places = [tuple(draw.randrange(side) for side in sides) for _ in range(PATCHES)]
-        found = [small[..., top : top + PATCH, left : left + PATCH] for top, left in places]
-        yield torch.stack(found, 1).flatten(0, 1).flatten(1)
-
-
-def patch_distance(images: torch.Tensor, reference: torch.Tensor) -> float:
-    """Sliced Wasserstein distance of patches, the mean of three sizes (Karras et al. 2018, Laplacian levels
-    replaced by box-filtered images, both sides scaled by the deviation of the reference)."""
-    generator, total = torch.Generator().manual_seed(0), 0.0
-    for ours, theirs in zip(patches_of(images), patches_of(reference), strict=True):
-        directions = torch.randn(ours.shape[1], DIRECTIONS, generator=generator)
-        directions = directions / directions.norm(dim=0)
-        ours, theirs = (((part - theirs.mean()) / theirs.std()) @ directions for part in (ours, theirs))
-        total += (ours.sort(dim=0).values - theirs.sort(dim=0).values).abs().mean().item() / LEVELS
-    return total
 
 
 def measure_vae(

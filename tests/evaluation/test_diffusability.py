@@ -7,6 +7,8 @@ import torch
 
 from tests.harness.small_vae import write_vae
 from vae.evaluation.diffusability import (
+    DISTANCE,
+    DISTANCE_SPREAD,
     TAUS,
     VELOCITY,
     VELOCITY_SPREAD,
@@ -150,8 +152,11 @@ def test_noise_curve_of_a_linear_decoder():
     ],
 )
 def test_the_spread_of_the_seeds_decides_whether_vaes_differ(first, second, expected):
-    sides = [{VELOCITY: loss, VELOCITY_SPREAD: spread} for loss, spread in (first, second)]
-    assert compared("a", sides[0], "b", sides[1]).startswith(f"latents of {expected}")
+    keys = VELOCITY, VELOCITY_SPREAD, DISTANCE, DISTANCE_SPREAD
+    sides = [dict(zip(keys, (*of_loss, 0.1, 0.01), strict=True)) for of_loss in (first, second)]
+    of_loss, of_distance = compared("a", sides[0], "b", sides[1])
+    assert of_loss.startswith(f"latents of {expected}")
+    assert of_distance == "latents of a and b: no difference in sample distance beyond that of the seeds"
 
 
 def test_spectrum_of_noise_is_flat_and_that_of_smooth_latents_falls():
@@ -177,3 +182,12 @@ def test_every_measure_of_a_vae(tmp_path):
     other, _ = diffusability(model, images.split(6), torch.float32)  # batches change only the noise
     assert other["VIV"] == pytest.approx(measures["VIV"], rel=1e-3)
     assert diffusability(model, images[:4].split(4), torch.float32)[0]["VIV"] is None
+
+
+def test_networks_are_compared_by_their_samples_too(tmp_path):
+    model = load_vae(write_vae(tmp_path / "vae")).autoencoder
+    images = torch.randint(0, 256, (12, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
+    measures, _ = diffusability(model, images.split(4), torch.float32, velocity_steps=2)
+    assert measures[VELOCITY] > 1
+    assert measures[DISTANCE] > 0
+    assert measures[DISTANCE_SPREAD] > 0

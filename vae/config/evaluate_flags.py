@@ -119,7 +119,7 @@ class EvaluateConfig:
     diffusion_probe: bool = option(
         False,
         "--diffusability, and train small flow-matching networks on the latents, with three seeds: their "
-        "velocity loss on held-out images",
+        "velocity loss on held-out images, and how far decoded samples are from these",
     )
     diffusion_probe_steps: int = option(
         5000, "optimizer steps of each network of --diffusion_probe", metavar="N", at_least=1

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vae.evaluation.neighbours import feature_distance, interpolated, same_label_share
-from vae.evaluation.velocity import middle, velocity_losses
+from vae.evaluation.sample_distance import patch_distance, samples_of
+from vae.evaluation.velocity import MAX_CROP, held_out_loss, is_held_out, middle, trained_networks
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.inference.codec import decode_latents, encode_images
@@ -26,8 +27,11 @@ RHOS = (0.25, 0.5)
 BANDS = 16
 MAX_SIDE = 32  # positions: the covariance of more takes minutes
 MAX_DECODED = 64  # images of the noise curve
+DECODED_AT_ONCE = 32  # samples, of at most 16 x 16 positions
 NOISE_SEED = 0
-VELOCITY, VELOCITY_SPREAD = "velocity loss", "± of seeds"  # of the networks of vae/evaluation/velocity.py
+# of the networks of vae/evaluation/velocity.py, and the standard deviations over their seeds
+VELOCITY, VELOCITY_SPREAD = "velocity loss", "± of losses"
+DISTANCE, DISTANCE_SPREAD = "sample distance", "± of distances"
 VELOCITY_SEEDS = 3
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of a latent's standard deviation
 
@@ -206,12 +210,15 @@ def diffusability(
     middles: list[Tensor] = []
     decoded: list[tuple[Tensor, Tensor]] = []  # on the CPU: at 2048 px, 64 images would fill GiB of a card
     real: list[Tensor] = []
+    crops: list[Tensor] = []
     for images in batches:
         latents = encode_images(model, to_float(images.to(device)), dtype=dtype).mode().cpu()
         middles.append(middle(latents, MAX_SIDE))
         shown = middle(images, MAX_SIDE * model.downsampling)
         if features is not None:
             real.append(features(shown.to(device)).cpu())
+        if velocity_steps:
+            crops.append(middle(images, MAX_CROP * model.downsampling))
         if sum(len(kept) for kept, _ in decoded) < MAX_DECODED:
             decoded.append((latents, images))
     raw = torch.cat(middles)
@@ -233,8 +240,11 @@ def diffusability(
         between = torch.cat([features(to_uint8(decode(part))).cpu() for part in parts])
         measures |= [feature_distance(torch.cat(real), between)]
     if velocity_steps:
-        losses = velocity_losses(normalised.to(device, torch.float32), VELOCITY_SEEDS, velocity_steps)
-        measures |= {VELOCITY: statistics.fmean(losses), VELOCITY_SPREAD: statistics.stdev(losses)}
+        images = torch.cat(crops)
+        decode = partial(decode_latents, model, size=images.shape[2:], dtype=dtype)
+        measures |= _measures_of_networks(
+            normalised.to(device, torch.float32), images, lambda z: decode(z * std + mean), velocity_steps
+        )
     return measures, spectrum(normalised)
 
 
@@ -258,18 +268,46 @@ def _measures_of_latents(
     return measures
 
 
+def _measures_of_networks(
+    normalised: Tensor, images: Tensor, decode: Callable[[Tensor], Tensor], steps: int
+) -> dict[str, float | None]:
+    """Velocity loss and sample distance of networks on the latents, whose middles are those of `images`."""
+    networks = trained_networks(normalised, VELOCITY_SEEDS, steps)
+    unseen = is_held_out(len(images))
+    latents, images = middle(normalised[unseen], MAX_CROP), to_float(images[unseen])
+    distances = []
+    for seed, network in enumerate(networks):
+        samples = samples_of(network, keyed_normal(latents.shape, NOISE_SEED, seed).to(latents))
+        decoded = [decode(part).clamp(-1, 1).cpu() for part in samples.split(DECODED_AT_ONCE)]
+        distances.append(patch_distance(torch.cat(decoded), images))
+    losses = [held_out_loss(network, latents) for network in networks]
+    return {
+        VELOCITY: statistics.fmean(losses),
+        VELOCITY_SPREAD: statistics.stdev(losses),
+        DISTANCE: statistics.fmean(distances),
+        DISTANCE_SPREAD: statistics.stdev(distances),
+    }
+
+
 def compared(
     name: str, measures: Mapping[str, float | None], other: str, others: Mapping[str, float | None]
-) -> str:
-    """Which of two VAEs has latents whose velocity is easier to predict, in words."""
-    (loss, spread), (loss2, spread2) = (
-        (float(values[VELOCITY] or 0), float(values[VELOCITY_SPREAD] or 0)) for values in (measures, others)
-    )
-    if abs(loss - loss2) <= 2 * math.hypot(spread, spread2):
-        return f"latents of {name} and {other}: no difference in velocity loss beyond that of the seeds"
-    if loss > loss2:
-        name, other, loss, loss2, spread, spread2 = other, name, loss2, loss, spread2, spread
+) -> list[str]:
+    """Which of two VAEs has latents whose velocity is easier to predict, and which the better samples."""
+    return [
+        _ordered(key, spread, ends, {name: measures, other: others})
+        for key, spread, ends in (
+            (VELOCITY, VELOCITY_SPREAD, "easier to model"),
+            (DISTANCE, DISTANCE_SPREAD, "decoded from samples to images nearer to the real ones"),
+        )
+    ]
+
+
+def _ordered(key: str, spread: str, ends: str, vaes: Mapping[str, Mapping[str, float | None]]) -> str:
+    values = {name: (float(found[key] or 0), float(found[spread] or 0)) for name, found in vaes.items()}
+    (best, (low, low_spread)), (other, (high, high_spread)) = sorted(values.items(), key=lambda item: item[1])
+    if high - low <= 2 * math.hypot(low_spread, high_spread):
+        return f"latents of {' and '.join(vaes)}: no difference in {key} beyond that of the seeds"
     return (
-        f"latents of {name} are easier to model: velocity loss {loss:.3f} ± {spread:.3f} against "
-        f"{loss2:.3f} ± {spread2:.3f} of {other}"
+        f"latents of {best} are {ends}: {key} {low:.3f} ± {low_spread:.3f} against "
+        f"{high:.3f} ± {high_spread:.3f} of {other}"
     )

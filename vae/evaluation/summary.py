@@ -50,13 +50,16 @@ def terminal_text(results: Results) -> str:
 
 
 def velocity_lines(results: Results) -> list[str]:
-    """Each further VAE whose latents have the same shape, compared with the first by the velocity loss."""
+    """Each further VAE whose latents have the same shape, compared with the first by the networks."""
     vaes = [vae for vae in results.vaes if VELOCITY in vae.diffusability and vae.latents]
     shapes = [(vae.latents.channels, vae.latents.downsampling) for vae in vaes if vae.latents]
     return [
-        compared(printable(vaes[0].name), vaes[0].diffusability, printable(vae.name), vae.diffusability)
+        line
         for vae, shape in zip(vaes[1:], shapes[1:], strict=True)
         if shape == shapes[0]
+        for line in compared(
+            printable(vaes[0].name), vaes[0].diffusability, printable(vae.name), vae.diffusability
+        )
     ]
 
 

@@ -128,10 +128,12 @@ def middle(latents: Tensor, side: int) -> Tensor:
     return latents
 
 
-def velocity_losses(latents: Tensor, seeds: int, steps: int) -> list[float]:
-    """The loss of one network for each seed, on the middle of every fifth latent; the others train it."""
-    is_held_out = torch.arange(len(latents)) % HELD_OUT == HELD_OUT - 1
-    held_out = middle(latents[is_held_out], MAX_CROP)
+def is_held_out(count: int) -> Tensor:
+    """Which of so many latents no network sees in training."""
+    return torch.arange(count) % HELD_OUT == HELD_OUT - 1
+
+
+def trained_networks(latents: Tensor, seeds: int, steps: int) -> list[nn.Module]:
+    """One network for each seed, trained on the latents that are not held out."""
     with Progress("velocity", seeds * steps, "step", keep=False) as bar:
-        networks = (train(latents[~is_held_out], seed, steps, bar.update) for seed in range(seeds))
-        return [held_out_loss(network, held_out) for network in networks]
+        return [train(latents[~is_held_out(len(latents))], seed, steps, bar.update) for seed in range(seeds)]
