@@ -4,6 +4,8 @@ import csv
 import html
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from PIL import Image, ImageFilter
 from tests.harness.preparing import without_workers, write_manifest
 from tests.harness.runs import ROOT, run_script
 from vae.config.prepare_flags import AnalyzeConfig, ReadingConfig
-from vae.prepare.analyze.analyze_images import analyze
+from vae.prepare.analyze.analyze_images import run_analyze
 from vae.prepare.analyze.dataset_stats import histogram
-from vae.prepare.analyze.measure_file import colorfulness, estimate_jpeg_quality, measure_file, sharpness
+from vae.prepare.analyze.measure_file import colorfulness, estimate_jpeg_quality, measure_image, sharpness
+from vae.prepare.check_file import check_file
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.fingerprints import FILE_NAME
 from vae.system.errors import DataError, UserError
@@ -25,6 +28,11 @@ EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 
 def config(folder, output, num_workers="1"):
     return AnalyzeConfig(input_dir=str(folder), output_file=str(output), num_workers=num_workers)
+
+
+def analyze(config):
+    assert run_analyze(config) == 0
+    return json.loads(Path(config.output_file).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +57,7 @@ def folder(tmp_path_factory):
 def analysis(folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("out") / "dataset_stats.json"
     with without_workers():
-        stats, _ = analyze(config(folder, output))
-    assert json.loads(output.read_text()) == stats
+        stats = analyze(config(folder, output))
     return stats, output.with_suffix(".html").read_text(encoding="utf-8")
 
 
@@ -118,7 +125,7 @@ def test_page_is_complete_and_safe(analysis):
 @pytest.mark.slow
 def test_two_workers_write_the_same_files(folder, analysis, tmp_path):
     stats, page = analysis
-    again, _ = analyze(config(folder, tmp_path / "s.json", num_workers="2"))
+    again = analyze(config(folder, tmp_path / "s.json", num_workers="2"))
     for found in (stats, again):
         found["space"]["free_bytes"] = 0
     assert again == stats
@@ -140,13 +147,14 @@ def test_measurements_equal_values_by_hand(tmp_path):
     pixels = np.zeros((64, 64, 3), np.uint8)
     pixels[:32] = (200, 100, 50)
     Image.fromarray(pixels).save(tmp_path / "half.png")
-    found = measure_file(ReadingConfig(input_dir=str(tmp_path)), "half.png")
-    assert found.pixel_stats.channel_means == pytest.approx((100, 50, 25))
+    done = check_file(ReadingConfig(input_dir=str(tmp_path)), "half.png", measure=measure_image)
+    found = SimpleNamespace(**done.record)
+    assert found.channel_means == pytest.approx((100, 50, 25))
     luma = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
-    assert found.pixel_stats.brightness == pytest.approx(luma / 2, rel=1e-5)
-    assert found.pixel_stats.contrast == pytest.approx(luma / 2, rel=1e-5)
-    assert found.pixel_stats.clipped == 0.5
-    assert (found.width, found.height, found.sha256) == (64, 64, sha256_of_file(tmp_path / "half.png"))
+    assert found.brightness == pytest.approx(luma / 2, rel=1e-5)
+    assert found.contrast == pytest.approx(luma / 2, rel=1e-5)
+    assert found.clipped == 0.5
+    assert (found.width, found.height, done.sha256) == (64, 64, sha256_of_file(tmp_path / "half.png"))
 
 
 @pytest.mark.parametrize("quality", [1, 10, 35, 50, 75, 90, 95, 100])

@@ -2,6 +2,8 @@
 
 import io
 from math import comb
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -12,6 +14,11 @@ from vae.prepare.demo.draw import draw_image
 from vae.prepare.fingerprints import fingerprint_file
 from vae.prepare.near_duplicates import find_clusters
 from vae.prepare.perceptual_hash import MIRROR, hash_pixels
+
+
+def clusters_of(hashes):
+    with TemporaryDirectory() as folder:
+        return find_clusters(hashes, Path(folder))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_copies_are_clustered_and_others_are_not(drawn, change):
     hashes = np.array([hash_pixels(p) for p in drawn] + [hash_pixels(CHANGES[change](p)) for p in drawn])
-    clusters = find_clusters(hashes)
+    clusters = clusters_of(hashes)
     count = len(drawn)
     assert (clusters[:count] == np.arange(count)).all()  # no two different images are joined
     assert (clusters[count:] == np.arange(count)).mean() >= 0.95
@@ -71,7 +78,7 @@ def test_clusters_equal_those_from_all_pairs():
         if (spread == expected).all():
             break
         expected = spread
-    assert find_clusters(hashes).tolist() == expected.tolist()
+    assert clusters_of(hashes).tolist() == expected.tolist()
     assert len(set(expected)) > 100
 
 
@@ -86,14 +93,14 @@ def test_recall_of_long_keys_is_the_documented_one(signs, monkeypatch):
         hashes[2000 + row] = hashes[row] ^ np.array(
             [np.bitwise_or.reduce(np.uint64(1) << flips), 0], np.uint64
         )
-    found = (find_clusters(hashes)[2000:] == np.arange(2000)).mean()
+    found = (clusters_of(hashes)[2000:] == np.arange(2000)).mean()
     in_five_bytes = comb(8, 5) * 8**5 / comb(64, 5) if signs == 5 else 0.0
     assert found == pytest.approx(1 - in_five_bytes, abs=0.04 if signs == 5 else 0.0)
 
 
 def test_no_hashes_and_thousands_of_equal_hashes():
-    assert find_clusters(np.zeros((0, 2), np.uint64)).tolist() == []
-    assert set(find_clusters(np.zeros((50_000, 2), np.uint64)).tolist()) == {0}
+    assert clusters_of(np.zeros((0, 2), np.uint64)).tolist() == []
+    assert set(clusters_of(np.zeros((50_000, 2), np.uint64)).tolist()) == {0}
 
 
 def test_file_hash_is_near_the_hash_of_its_pixels_after_exif_rotation(drawn, tmp_path):
@@ -105,4 +112,4 @@ def test_file_hash_is_near_the_hash_of_its_pixels_after_exif_rotation(drawn, tmp
     found = [fingerprint_file(tmp_path / name).words for name in ("turned.jpg", "plain.png")]
     assert hash_pixels(large).tolist() == list(found[1])
     hashes = np.array(found, dtype=np.uint64)
-    assert set(find_clusters(hashes).tolist()) == {0}  # the reduced JPEG has a near hash
+    assert set(clusters_of(hashes).tolist()) == {0}  # the reduced JPEG has a near hash

@@ -1,11 +1,14 @@
 """Crops that overlap are joined, other images are not; stored fingerprints survive an interrupted write."""
 
 import io
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
+from vae.prepare import disk_blocks, near_duplicates, overlaps
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.fingerprints import (
     FILE_NAME,
@@ -17,6 +20,7 @@ from vae.prepare.fingerprints import (
     to_text,
 )
 from vae.prepare.keypoints import HEADER, STORED, find_keypoints, is_complete, unpack
+from vae.prepare.near_duplicate_groups import near_duplicate_groups
 from vae.prepare.near_duplicates import find_clusters
 from vae.prepare.overlaps import join_overlapping, overlap_share
 
@@ -39,10 +43,16 @@ def as_jpeg(image):
     return Image.open(buffer).convert("RGB")
 
 
+def with_folder(function, *values):
+    with TemporaryDirectory() as folder:
+        return function(*values, Path(folder)).tolist()
+
+
 def clusters_of(images):
     fingerprints = [fingerprint_pixels(image) for image in images]
     hashes = np.array([one.words for one in fingerprints], dtype=np.uint64)
-    return join_overlapping(find_clusters(hashes), hashes, [one.keypoints for one in fingerprints]).tolist()
+    clusters = np.array(with_folder(find_clusters, hashes))
+    return with_folder(join_overlapping, clusters, hashes, [one.keypoints for one in fingerprints])
 
 
 PAIRS = {
@@ -61,10 +71,24 @@ PAIRS = {
 def test_overlapping_crops_are_joined_and_different_images_are_not(drawn, change):
     images = [one for image in drawn for one in PAIRS[change](image)]
     hashes = np.array([fingerprint_pixels(image).words for image in images], dtype=np.uint64)
-    assert find_clusters(hashes).tolist() == list(range(16))  # the perceptual hash alone finds none
+    assert with_folder(find_clusters, hashes) == list(range(16))  # the perceptual hash alone finds none
     clusters = clusters_of(images)
     assert {clusters[at] for at in range(0, 16, 2)} == set(range(0, 16, 2))  # no different images are joined
     assert sum(clusters[at] == clusters[at + 1] for at in range(0, 16, 2)) >= 7
+
+
+def test_groups_are_the_same_if_hashes_and_keypoints_do_not_fit_into_memory(drawn, tmp_path, monkeypatch):
+    """Of many blocks on disk as of one; and no file stays."""
+    images = [one for change in PAIRS.values() for image in drawn for one in change(image)]
+    found = sorted((f"{number:016}", fingerprint_pixels(image)) for number, image in enumerate(images))
+    expected = near_duplicate_groups(found, tmp_path)
+    assert 8 <= len(set(expected.values())) < len(expected) / 8
+    monkeypatch.setattr(disk_blocks, "MAX_AT_ONCE", 50)
+    for module in (overlaps, near_duplicates):
+        monkeypatch.setattr(module, "CHUNK", 30)
+    monkeypatch.setattr(overlaps, "IMAGES_AT_ONCE", 20)
+    assert near_duplicate_groups(found, tmp_path) == expected
+    assert not list(tmp_path.iterdir())
 
 
 def test_disjoint_parts_of_an_image_are_different_images(drawn):
@@ -78,9 +102,9 @@ def test_clusters_are_the_connected_components_of_overlaps(drawn):
     images = [drawn[1], *chain, drawn[2]]
     keypoints = [find_keypoints(image) for image in images]
     hashes = np.arange(12, dtype=np.uint64).reshape(6, 2)
-    assert join_overlapping(np.arange(6), hashes, keypoints).tolist() == [0, 1, 1, 1, 1, 5]
+    assert with_folder(join_overlapping, np.arange(6), hashes, keypoints) == [0, 1, 1, 1, 1, 5]
     before = np.array([0, 1, 2, 3, 0, 5])  # the last crop was already with the first image
-    assert join_overlapping(before, hashes, keypoints).tolist() == [0, 0, 0, 0, 0, 5]
+    assert with_folder(join_overlapping, before, hashes, keypoints) == [0, 0, 0, 0, 0, 5]
 
 
 def test_share_of_an_overlap_is_measured(drawn):
@@ -104,7 +128,7 @@ def test_images_without_keypoints_and_empty_sets():
         0,
         0,
     ]  # equal hashes: no detail at all
-    assert join_overlapping(np.zeros(0, np.int64), np.zeros((0, 2), np.uint64), []).tolist() == []
+    assert with_folder(join_overlapping, np.zeros(0, np.int64), np.zeros((0, 2), np.uint64), []) == []
 
 
 def test_many_equal_images_take_no_time():
@@ -113,8 +137,8 @@ def test_many_equal_images_take_no_time():
     hashes[-1] = 1
     clusters = np.zeros(20_000, np.int64)
     clusters[-1] = 19_999
-    joined = join_overlapping(clusters, hashes, [*[keypoints[0]] * 19_999, keypoints[1]])
-    assert joined.tolist() == clusters.tolist()
+    joined = with_folder(join_overlapping, clusters, hashes, [*[keypoints[0]] * 19_999, keypoints[1]])
+    assert joined == clusters.tolist()
 
 
 def test_keypoints_are_stored_in_a_few_hundred_bytes(drawn):
@@ -142,4 +166,4 @@ def test_stored_fingerprints_are_read_back_without_incomplete_lines(drawn, tmp_p
         add("2" * 64, other)
     with open(tmp_path / FILE_NAME, "a") as file:
         file.write("3" * 64 + "," + to_text(other)[:32] + "\n")  # a hash without keypoints
-    assert read_fingerprints(tmp_path) == {"0" * 64: one, "2" * 64: other}
+    assert dict(read_fingerprints(tmp_path)) == {"0" * 64: one, "2" * 64: other}

@@ -1,15 +1,23 @@
 """--part I/N and --mode merge: the bytes of one command, in any order, and after a part was killed."""
 
+import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
-from tests.harness.preparing import prepare
+from tests.harness.preparing import prepare, write_manifest
 from tests.harness.runs import ROOT
 from tests.harness.waiting import wait_until
+from vae.prepare.demo.draw import draw_image
+from vae.prepare.fingerprints import FILE_NAME
+from vae.prepare.ledger import Ledger
 from vae.prepare.parts import Part
 from vae.system.errors import EXIT_DATA
 
@@ -97,6 +105,7 @@ def test_images_of_four_parts_are_those_of_one_command(root):
     done = merge(root, "preprocess_parts")
     assert done.returncode == 0, done.stderr
     assert "0 converted now" in done.stdout
+    assert "near duplicates:" not in done.stderr  # no image is read again: the parts have found fingerprints
     assert contents(root / "preprocess_parts") == contents(root / "preprocess")
 
 
@@ -131,6 +140,96 @@ def test_parts_of_different_commands_are_refused(root):
     assert "parts of 2" in done.stderr
     run(root, "mixed", SHARD, "--part", "1/2", "--min_size", "8")
     assert "different flags" in merge(root, "mixed").stderr
+
+
+# ---- reports ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def looking_alike(root):
+    """Near duplicates, exact copies, damaged files and a manifest that differs; and the reports on them."""
+    folder = root / "alike"
+    folder.mkdir()
+    for number in range(9):
+        image = Image.fromarray(draw_image(160, 5, number))
+        image.save(folder / f"{number}.png")
+        image.crop((0, 0, 128, 128)).save(folder / f"part{number}.png")
+        image.resize((300, 300)).save(folder / f"large{number}.jpg")
+        if number % 3 == 0:
+            (folder / f"copy{number}.png").write_bytes((folder / f"{number}.png").read_bytes())
+            (folder / f"cut{number}.png").write_bytes((folder / f"{number}.png").read_bytes()[:500])
+    (folder / "note.txt").write_text("no image")
+    rows = [{"path": "1.png", "sha256": "0" * 64}, {"path": "gone.png", "sha256": "0" * 64}]
+    write_manifest(folder / "manifest.jsonl", rows)
+    for mode in ("validate", "analyze"):
+        done = report(root, mode, "one")
+        assert done.returncode == 0, done.stderr
+        assert {path.suffix for path in (root / mode).iterdir()} <= {".json", ".csv", ".html"}
+    os.replace(folder / FILE_NAME, root / "hashes.csv")
+    return folder
+
+
+def report(root, mode, name, *more):
+    (root / mode).mkdir(exist_ok=True)
+    output = ("--output_file", root / mode / f"{name}.json")
+    return prepare("--mode", mode, "--input_dir", root / "alike", *output, "--num_workers", "1", *more)
+
+
+def report_contents(root, mode, name):
+    """The files of a report, without times, rates and free disk space."""
+    changing = rb'"(seconds|files_per_minute|free_bytes)": [\d.]+|<b>[^<]*</b><span>free on that disk'
+    files = (root / mode).glob(f"{name}*.*")
+    return {path.name.removeprefix(name): re.sub(changing, b"", path.read_bytes()) for path in files}
+
+
+@pytest.mark.parametrize("mode", ["analyze", "validate"])
+@pytest.mark.parametrize("count", [1, 4, 13])
+def test_report_of_parts_is_that_of_one_command(root, looking_alike, mode, count):
+    name = f"of{count}"
+    for number in reversed(range(count)):
+        done = report(root, mode, name, "--part", f"{number}/{count}")
+        assert done.returncode == 0, done.stderr
+    done = prepare("--mode", "merge", "--output_file", root / mode / f"{name}.json")
+    assert done.returncode == 0, done.stderr
+    found = report_contents(root, mode, name)
+    assert found == report_contents(root, mode, "one")
+    assert len(found) == {"analyze": 3, "validate": 2}[mode]
+    if mode == "analyze":
+        os.replace(looking_alike / FILE_NAME, root / f"{count}.csv")
+        assert (root / f"{count}.csv").read_bytes() == (root / "hashes.csv").read_bytes()
+        near = json.loads((root / mode / "one.json").read_text())["near_duplicates"]
+        assert near["clusters"] == 9
+        assert near["images"] == 9 * 3 + 3
+
+
+@pytest.mark.parametrize("mode", ["analyze", "validate"])
+def test_killed_part_of_a_report_continues(root, looking_alike, mode):
+    (root / mode).mkdir(exist_ok=True)
+    output = root / mode / "killed.json"
+    words = ["--mode", mode, "--input_dir", root / "alike", "--output_file", output, "--num_workers", "1"]
+    command = [sys.executable, "prepare_data.py", *map(str, words), "--part", "0/1"]
+    path = Path(f"{output}.parts", "00000-of-00001.sqlite")
+    journal = Path(f"{path}-wal")
+    process = subprocess.Popen(command, cwd=ROOT)
+    wait_until(lambda: journal.exists() and journal.stat().st_size > 150_000, process)
+    process.kill()
+    process.wait()
+    done = prepare("--mode", "merge", "--output_file", output)
+    assert done.returncode == EXIT_DATA
+    assert "1 parts are not complete (0/1)" in done.stderr
+    with closing(Ledger(path)) as ledger:
+        results = list(ledger.results())
+        assert 0 < len(results) < 33
+        marked = results[0]._replace(detail="of the killed run")
+        ledger.record(marked)
+    done = report(root, mode, "killed", "--part", "0/1")
+    assert done.returncode == 0, done.stderr
+    with closing(Ledger(path)) as ledger:
+        assert ledger.result(marked.name) == marked  # it was not checked again
+        ledger.record(results[0])
+    assert prepare("--mode", "merge", "--output_file", output).returncode == 0
+    assert report_contents(root, mode, "killed") == report_contents(root, mode, "one")
+    (looking_alike / FILE_NAME).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("part", ["4/4", "x/4", "1", "-1/4", "1/0"])

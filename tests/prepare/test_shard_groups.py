@@ -11,6 +11,7 @@ from tests.harness.image_kinds import encoded
 from tests.harness.preparing import prepare
 from tests.harness.runs import TINY
 from tests.prepare.test_shard import shard
+from vae.prepare import disk_blocks
 from vae.prepare.demo.draw import draw_image
 from vae.prepare.ledger import ACCEPTED, Ledger, Result
 from vae.prepare.near_duplicates import are_near, cluster_sorted, near_between
@@ -132,14 +133,15 @@ def test_smallest_group_validates_if_all_are_larger_than_the_share(tmp_path):
     assert held(groups, results, 0.05) == [False] * 9 + [True] * 8 + [False] * 9
 
 
-def test_clusters_are_the_same_if_hashes_are_sorted_in_parts():
+def test_clusters_are_the_same_if_hashes_are_sorted_in_blocks(tmp_path, monkeypatch):
     random = np.random.default_rng(3)
     hashes = random.integers(0, 2**63, (3000, 2), dtype=np.uint64)
     hashes[2000:] = hashes[:1000] ^ (np.uint64(1) << random.integers(0, 63, (1000, 2)).astype(np.uint64))
     unique = np.unique(hashes, axis=0)
-    found = cluster_sorted(unique)
+    found = cluster_sorted(unique, tmp_path)
     assert len(np.unique(found)) < len(unique) - 900
-    assert np.array_equal(cluster_sorted(unique, max_at_once=500), found)
+    monkeypatch.setattr(disk_blocks, "MAX_AT_ONCE", 500)
+    assert np.array_equal(cluster_sorted(unique, tmp_path), found)
 
 
 # ---- two datasets ----------------------------------------------------------------------------------------

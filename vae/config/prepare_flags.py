@@ -122,6 +122,7 @@ class ValidateConfig(ReadingConfig):
     """Decode every image file as the trainer does, and report the files that cannot be used."""
 
     output_file: str = option("validation_report.json", "report as JSON", metavar="FILE")
+    part: str | None = _part_option()
     csv: bool = option(True, "also write a table of all files beside the report")
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
     val_path: str | None = option(
@@ -220,13 +221,19 @@ class AnalyzeConfig(ReadingConfig):
     output_file: str = option(
         "dataset_stats.json", "statistics as JSON; the HTML page is written beside it", metavar="FILE"
     )
+    part: str | None = _part_option()
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
     """Join the parts of --part I/N."""
 
-    output_dir: str = option(MISSING, "output folder of the parts", metavar="DIR")
+    output_dir: str | None = option(
+        None, "output folder of the parts of shard or preprocess", metavar="DIR", unset="see --output_file"
+    )
+    output_file: str | None = option(
+        None, "report whose parts validate or analyze has made", metavar="FILE", unset="see --output_dir"
+    )
     num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
 
 
@@ -415,8 +422,16 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
         if len(set(config.target_size)) < len(config.target_size):
             sizes = " ".join(map(str, config.target_size))
             raise UsageError(f"--target_size {sizes} names one size twice: give each size once")
-    if isinstance(config, PreprocessConfig | ShardConfig) and config.part is not None:
+    if (
+        isinstance(config, PreprocessConfig | ShardConfig | ValidateConfig | AnalyzeConfig)
+        and config.part is not None
+    ):
         _check_part(config)
+    if isinstance(config, MergeConfig) and (config.output_dir is None) == (config.output_file is None):
+        raise UsageError(
+            "--mode merge needs either --output_dir, the folder of the parts of shard or preprocess, or "
+            "--output_file, the report whose parts validate or analyze has made"
+        )
     if isinstance(config, ShardConfig | IndexConfig) and not 0 <= config.val_split < 1:
         raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
     if isinstance(config, ShardConfig) and config.drop and config.parent is None:
@@ -426,6 +441,8 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
     if isinstance(config, ShardConfig) and config.drop and not config.input_dir:
         raise UsageError("--drop would leave out all images without --input_dir: add it, or leave --drop out")
     if isinstance(config, ValidateConfig):
+        if config.undo_quarantine and config.part:
+            raise UsageError(f"--undo_quarantine is no work of a part: leave --part {config.part} out")
         if config.undo_quarantine and not config.quarantine_dir:
             raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")
         if config.quarantine_dir and config.limit is not None and not config.undo_quarantine:
@@ -435,7 +452,7 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
             )
 
 
-def _check_part(config: PreprocessConfig | ShardConfig) -> None:
+def _check_part(config: PreprocessConfig | ShardConfig | ValidateConfig | AnalyzeConfig) -> None:
     number, _, count = str(config.part).partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count) <= MAX_PARTS):
         raise UsageError(

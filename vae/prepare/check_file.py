@@ -25,6 +25,8 @@ NEAR_BLANK = 2.0  # levels: below this standard deviation only sensor noise rema
 FILES_PER_TASK = 32  # for each core of a Ray node: at the end of a batch, cores wait for the slowest file
 SAMPLE_SIDE = 256  # px: enough points to measure blankness
 
+Measure = Callable[[ReadingConfig, str, DecodedImage], dict[str, Any]]  # values of the image in a file
+
 
 def decode_each(
     function: Callable[[Item], Answer], items: Iterable[Item], config: ReadingConfig
@@ -53,11 +55,22 @@ def check_size(width: int, height: int, config: RulesConfig) -> None:
         raise BadImageError("aspect", f"{width}x{height} exceeds --max_aspect {config.max_aspect:g}")
 
 
-def check_file(config: ReadingConfig, name: str, *, with_phash: bool = False) -> Result:
-    """Decode one file and return its result, `with_phash` with the perceptual hash of the image."""
+def no_measures(_config: ReadingConfig, _path: str, _image: DecodedImage) -> dict[str, Any]:
+    """No values of an image besides those of every result."""
+    return {}
+
+
+def phash_of(_config: ReadingConfig, _path: str, image: DecodedImage) -> dict[str, Any]:
+    """The perceptual hash of an image."""
+    return {"phash": hash_pixels(image.pixels).astype(">u8").tobytes().hex()}
+
+
+def check_file(config: ReadingConfig, name: str, *, measure: Measure = no_measures) -> Result:
+    """Decode one file and return its result, with the values that `measure` finds."""
     path = os.path.join(config.input_dir, name)
     try:
         image = check_image(path, config)
+        measured = measure(config, path, image)
         status, digest = os.stat(path), sha256_of_file(path)
     except BadImageError as error:
         return Result(name, REJECTED, error.reason, error.detail, *_size_and_time(path))
@@ -69,9 +82,8 @@ def check_file(config: ReadingConfig, name: str, *, with_phash: bool = False) ->
         "width": width,
         "height": height,
         "flags": list(image.flags),
+        **measured,
     }
-    if with_phash:
-        record["phash"] = hash_pixels(image.pixels).astype(">u8").tobytes().hex()
     return Result(name, ACCEPTED, "", "", status.st_size, status.st_mtime_ns, digest, record)
 
 

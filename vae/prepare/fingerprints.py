@@ -2,8 +2,10 @@
 
 import base64
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +15,13 @@ from PIL import Image, ImageOps
 from vae.config.options import MAX_PIXELS
 from vae.images.decoding import DECODER_ERRORS, read_image
 from vae.images.formats import sniff_format
+from vae.prepare.disk_blocks import map_file
 from vae.prepare.keypoints import SIDE, find_keypoints, is_complete
 from vae.prepare.perceptual_hash import hash_pixels
 
 FILE_NAME = "perceptual_hashes.csv"  # one line per image: SHA-256 of its file, hash, keypoints
+
+FILES = ("hashes", "keypoints", "contents")  # of FingerprintFiles
 
 
 class Fingerprint(NamedTuple):
@@ -54,6 +59,34 @@ def fingerprint_file(
     return fingerprint_pixels(image.pixels)
 
 
+class FingerprintFiles(Sequence[bytes]):
+    """Fingerprints of N images on disk; as a sequence, the packed keypoints of each."""
+
+    def __init__(self, fingerprints: Iterable[tuple[str, Fingerprint]], folder: Path):
+        """Write (SHA-256 of the file, fingerprint) to files in `folder`; 16 bytes of each stay in memory."""
+        self._keypoint_ends, self._content_ends = array("q", [0]), array("q", [0])
+        with ExitStack() as stack:
+            words, keypoints, contents = (stack.enter_context(open(folder / name, "wb")) for name in FILES)
+            for content, fingerprint in fingerprints:
+                words.write(struct.pack("<2Q", *fingerprint.words))
+                keypoints.write(fingerprint.keypoints)
+                contents.write(content.encode())
+                self._keypoint_ends.append(keypoints.tell())
+                self._content_ends.append(contents.tell())
+        self.words = map_file(folder / FILES[0], "<u8", 2)  # (N, 2)
+        self._keypoints, self._contents = (map_file(folder / name, "u1", 1) for name in FILES[1:])
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, at: int) -> bytes:  # type: ignore[override]  # no slices
+        return self._keypoints[self._keypoint_ends[at] : self._keypoint_ends[at + 1]].tobytes()
+
+    def content(self, at: int) -> str:
+        """The SHA-256 of an image's file."""
+        return self._contents[self._content_ends[at] : self._content_ends[at + 1]].tobytes().decode()
+
+
 def to_text(fingerprint: Fingerprint) -> str:
     """A fingerprint as hex digits of the hash, a comma, and base64 of the keypoints."""
     low, high = fingerprint.words
@@ -72,17 +105,15 @@ def from_text(text: str) -> Fingerprint | None:
     return None
 
 
-def read_fingerprints(folder: Path) -> dict[str, Fingerprint]:
-    """The fingerprints stored in `folder`, by SHA-256 of the image file; incomplete lines are skipped."""
-    known = {}
+def read_fingerprints(folder: Path) -> Iterator[tuple[str, Fingerprint]]:
+    """The fingerprints stored in `folder`, each after the SHA-256 of its file; skips incomplete lines."""
     if (folder / FILE_NAME).exists():
         with open(folder / FILE_NAME, encoding="utf-8") as file:
             for line in file:
                 content, _, text = line.rstrip("\n").partition(",")
                 fingerprint = from_text(text) if len(content) == 64 else None
                 if fingerprint is not None:
-                    known[content] = fingerprint
-    return known
+                    yield content, fingerprint
 
 
 @contextmanager

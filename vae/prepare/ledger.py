@@ -21,6 +21,7 @@ ACCEPTED, REJECTED, DUPLICATE = "accepted", "rejected", "duplicate"
 EXACT_DUPLICATE, NEAR_DUPLICATE = "exact_duplicate", "near_duplicate"  # reasons of DUPLICATE
 KNOWN = "known"  # an image of the parent of a dataset of shards
 INPUT_DIR = "input_dir"  # key of a note: the folder of the files
+OF_PART = "of part "  # the beginning of keys of notes that a merge needs
 PAGE = 1000  # rows read at a time, so that the caller can write in between
 EXAMPLES = 5
 
@@ -35,7 +36,6 @@ CREATE TABLE IF NOT EXISTS contents (
     name BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, sha256 TEXT, pending INTEGER) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS contents_by_size ON contents (size, pending);
 CREATE INDEX IF NOT EXISTS contents_by_hash ON contents (sha256, name) WHERE sha256 IS NOT NULL;
-CREATE TABLE IF NOT EXISTS phashes (phash BLOB, number BLOB, PRIMARY KEY (phash, number)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (key BLOB PRIMARY KEY, value TEXT) WITHOUT ROWID;
 """
 
@@ -160,12 +160,16 @@ class Ledger:
         self._db.execute("DETACH DATABASE other")
 
     def join(self, path: Path) -> None:
-        """Add the files of another, closed ledger to the listing, with their results."""
+        """Add the files of another, closed ledger to the listing, their results, and its notes OF_PART."""
         self._db.execute("ATTACH DATABASE ? AS other", (f"{path.absolute().as_uri()}?immutable=1",))
         self._db.execute("INSERT OR IGNORE INTO main.files (name) SELECT name FROM other.files")
         self._db.execute(
             "INSERT OR REPLACE INTO main.results SELECT theirs.* FROM other.files "
             "JOIN other.results AS theirs USING (name)"
+        )
+        self._db.execute(
+            "INSERT OR REPLACE INTO main.notes SELECT * FROM other.notes WHERE key >= ? AND key < ?",
+            _keys(OF_PART),
         )
         self._db.execute("DETACH DATABASE other")
 
@@ -305,26 +309,6 @@ class Ledger:
         ).fetchone()
         return os.fsdecode(output)
 
-    def list_phashes(self, phashes: Iterable[tuple[bytes, int]]) -> None:
-        """Replace the list of perceptual hashes, each with a number of its image, by a sorted one."""
-        with self.transaction():
-            self._db.execute("DELETE FROM phashes")
-            rows = ((phash, number.to_bytes(8, "big")) for phash, number in phashes)
-            self._db.executemany("INSERT OR IGNORE INTO phashes VALUES (?, ?)", rows)
-
-    def phashes(self) -> Iterator[bytes]:
-        """The different perceptual hashes, sorted."""
-        for (phash,) in self._db.execute("SELECT DISTINCT phash FROM phashes ORDER BY phash"):
-            yield phash
-
-    def numbers_by_phash(self) -> Iterator[tuple[int, int]]:
-        """For each listed image, the position of its hash in `phashes`, and its number."""
-        position, last = -1, None
-        for phash, number in self._db.execute("SELECT phash, number FROM phashes ORDER BY phash, number"):
-            position += phash != last
-            last = phash
-            yield position, int.from_bytes(number, "big")
-
     def note(self, key: str, value: str) -> None:
         """Store a text under a key."""
         self._db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (os.fsencode(key), value))
@@ -334,10 +318,16 @@ class Ledger:
         row = self._db.execute("SELECT value FROM notes WHERE key = ?", (os.fsencode(key),)).fetchone()
         return None if row is None else row[0]
 
+    def notes(self, prefix: str) -> list[str]:
+        """All texts whose key begins like this."""
+        rows = self._db.execute(
+            "SELECT value FROM notes WHERE key >= ? AND key < ? ORDER BY key", _keys(prefix)
+        )
+        return [value for (value,) in rows]
+
     def forget_notes(self, prefix: str) -> None:
         """Remove all texts whose key begins like this."""
-        first = os.fsencode(prefix)
-        self._db.execute("DELETE FROM notes WHERE key >= ? AND key < ?", (first, first + b"\xff"))
+        self._db.execute("DELETE FROM notes WHERE key >= ? AND key < ?", _keys(prefix))
 
     def load(self, results: Iterable[Result]) -> None:
         """Store many results, all of them or none."""
@@ -356,6 +346,11 @@ class Ledger:
         """A context manager: changes within it are committed at its end, or discarded if it raises."""
         self._db.execute("BEGIN")
         return self._db
+
+
+def _keys(prefix: str) -> tuple[bytes, bytes]:
+    """The first key that begins like this, and one that is after all of them."""
+    return os.fsencode(prefix), os.fsencode(prefix) + b"\xff"
 
 
 def _to_row(result: Result) -> tuple[Any, ...]:

@@ -14,7 +14,14 @@ import numpy as np
 from vae.config.prepare_flags import ReadingConfig
 from vae.images.formats import BadImageError
 from vae.prepare.check_file import decode_each
-from vae.prepare.fingerprints import Fingerprint, fingerprint_file, fingerprints_to_add, read_fingerprints
+from vae.prepare.disk_blocks import scratch_folder
+from vae.prepare.fingerprints import (
+    Fingerprint,
+    FingerprintFiles,
+    fingerprint_file,
+    fingerprints_to_add,
+    read_fingerprints,
+)
 from vae.prepare.near_duplicates import find_clusters
 from vae.prepare.overlaps import join_overlapping
 from vae.prepare.pool import Failure
@@ -25,18 +32,22 @@ from vae.system.errors import DataError
 EXAMPLES, MAX_NAMES = 3, 4  # groups that a summary names, and images of each
 
 
-def near_duplicate_groups(fingerprints: Mapping[str, Fingerprint]) -> dict[str, str]:
+def near_duplicate_groups(fingerprints: Iterable[tuple[str, Fingerprint]], folder: Path) -> dict[str, str]:
     """The name of each image's group, by the SHA-256 of its file; an image in no group is left out.
 
-    Exact copies are one image here. The order of the images does not matter.
+    `fingerprints` are sorted by these. Exact copies are one image here. Besides the result, memory is needed
+    for 80 bytes per image, and `folder` for 3 KB per image meanwhile.
     """
-    contents = sorted(fingerprints)
-    hashes = np.array([fingerprints[content].words for content in contents], np.uint64).reshape(-1, 2)
-    keypoints = [fingerprints[content].keypoints for content in contents]
-    clusters = join_overlapping(find_clusters(hashes), hashes, keypoints)
-    sizes = np.bincount(clusters, minlength=len(contents))
+    with scratch_folder(folder / ".near_duplicates") as scratch:
+        return _groups(fingerprints, scratch)
+
+
+def _groups(fingerprints: Iterable[tuple[str, Fingerprint]], scratch: Path) -> dict[str, str]:
+    files = FingerprintFiles(fingerprints, scratch)
+    clusters = join_overlapping(find_clusters(files.words, scratch), files.words, files, scratch)
+    sizes = np.bincount(clusters, minlength=len(files))
     in_group = np.flatnonzero(sizes[clusters] > 1).tolist()
-    return {contents[at]: f"near-{contents[clusters[at]][:16]}" for at in in_group}
+    return {files.content(at): f"near-{files.content(clusters[at])[:16]}" for at in in_group}
 
 
 def largest_first(name: str, width: int, height: int, num_bytes: int) -> tuple[int, int, bytes]:
@@ -52,7 +63,7 @@ def fingerprint_all(folder: Path, paths: Mapping[str, str], config: ReadingConfi
 
     Raises DataError for an image that cannot be read.
     """
-    known = read_fingerprints(folder)
+    known = dict(read_fingerprints(folder))
     missing = [(content, path) for content, path in paths.items() if content not in known]
     if missing:
         results = decode_each(partial(_fingerprint, config), missing, config)

@@ -4,10 +4,13 @@ Shapes: N images; U different hashes. A hash is uint64 (2,), as perceptual_hash.
 """
 
 from collections.abc import Iterator
-from itertools import combinations, pairwise
+from functools import partial
+from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 
+from vae.prepare.disk_blocks import CHUNK, differ_from_last, in_blocks, map_file, scratch_folder
 from vae.prepare.perceptual_hash import MIRROR
 
 # Measured on 60 drawn images and 11 changed copies of each (JPEG 30, reduced, other brightness and contrast,
@@ -20,60 +23,75 @@ MAX_LOW, MAX_ALL = 5, 20
 # This finds all pairs that differ in at most 4 bits, and 76 % of those that differ in 5: in at most 4 bytes.
 BYTES, KEY_BYTES, LONG_KEY_BYTES = 8, 3, 4
 MAX_SHORT_KEYS = 2**27
+_PAIRS, _FOURS, _OCTETS, _SUM = (np.uint64(2**64 // n) for n in (3, 5, 17, 255))  # 0x55.., 33.., 0f.., 01..
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
 MAX_NEIGHBOURS = 64
-MAX_AT_ONCE = 2**22  # hashes that are sorted at once, about 200 MB; more of them are sorted in parts
-CHUNK = 2**20  # hashes that are read at once
 
 
-def find_clusters(hashes: np.ndarray) -> np.ndarray:
+def find_clusters(hashes: np.ndarray, folder: Path) -> np.ndarray:
     """The cluster of each of (N, 2) hashes, as the position of its first member: int64 (N,).
 
     Two hashes form a pair if one of them, or its mirrored hash, differs from the other in at most MAX_LOW of
     the lower 64 signs and MAX_ALL of all 128. Clusters are the connected components of these pairs.
     All pairs are found, except in buckets with more than 64 similar hashes. Among more than MAX_SHORT_KEYS
     hashes, 24 % of the pairs that differ in MAX_LOW signs are not found.
+
+    Hashes are sorted in `folder`; memory is needed for 48 bytes per image.
     """
-    if len(hashes) == 0:
-        return np.zeros(0, dtype=np.int64)
-    unique, first, inverse = np.unique(hashes, axis=0, return_index=True, return_inverse=True)
-    roots = cluster_sorted(unique)  # (U,): the cluster of each different hash
-    earliest = np.full(len(unique), len(hashes))
-    np.minimum.at(earliest, roots, first)
-    return earliest[roots[inverse.reshape(-1)]]
+    with scratch_folder(folder / "clusters") as scratch:
+        numbers = sort_different(hashes, scratch / "sorted")
+        roots = cluster_sorted(map_file(scratch / "sorted", ">u8", 2), scratch)[numbers]  # (N,)
+    earliest = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+    earliest[roots[::-1]] = np.arange(len(hashes))[::-1]  # the last one that is assigned is the first image
+    return earliest[roots]
 
 
-def cluster_sorted(unique: np.ndarray, max_at_once: int = MAX_AT_ONCE) -> np.ndarray:
+def sort_different(hashes: np.ndarray, path: Path) -> np.ndarray:
+    """Write the different ones of (N, 2) hashes, sorted, as big-endian words; returns the position of each
+    there: int64 (N,)."""
+    numbers, count = np.zeros(len(hashes), np.int64), 0
+    with path.open("wb") as file:
+        octets = partial(bucket_keys, chosen=(BYTES - 1,))  # the highest ones
+        for block in in_blocks(partial(_numbered, hashes), octets, path.parent):
+            block = block[np.lexsort((block[:, 1], block[:, 0]))]
+            is_new = differ_from_last(block[:, :2])
+            numbers[block[:, 2].astype(np.int64)] = count - 1 + np.cumsum(is_new)
+            count += int(is_new.sum())
+            file.write(np.ascontiguousarray(block[is_new, :2], ">u8").data)
+    return numbers
+
+
+def cluster_sorted(unique: np.ndarray, folder: Path) -> np.ndarray:
     """The cluster of each of (U, 2) different hashes in sorted order, as the position of its first: (U,).
 
-    `unique` may be a memory map: memory is needed for `max_at_once` hashes, and 16 bytes for each.
+    `unique` may be a memory map. Hashes are sorted in `folder`; memory is needed for 24 bytes per hash.
     """
     parents = np.arange(len(unique))
-    if not len(unique):
-        return parents
-    for left, right in _near_pairs(unique, max_at_once):
+    for left, right in _near_pairs(unique, folder):
         _join(parents, left, right)
     return find_roots(parents)
 
 
-def _near_pairs(unique: np.ndarray, max_at_once: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _near_pairs(unique: np.ndarray, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Positions of near hashes among (U, 2) different ones, in blocks."""
-    parts = max(1, min(256, -(-2 * len(unique) // max_at_once)))
-    limits = [256 * part // parts for part in range(parts + 1)]
     key_bytes = KEY_BYTES if len(unique) <= MAX_SHORT_KEYS else LONG_KEY_BYTES
-    for chosen in combinations(range(BYTES), key_bytes):
-        for least, limit in pairwise(limits):  # hashes that agree in the first byte are in the same part
-            both, position = _with_byte(unique, chosen[0], least, limit)
-            keys = bucket_keys(both, chosen)
-            order = np.argsort(keys, kind="stable")  # `unique` is sorted: similar hashes become adjacent
-            keys = keys[order]
-            for step in range(1, MAX_NEIGHBOURS + 1):
-                same = np.flatnonzero(keys[step:] == keys[:-step])
-                if len(same) == 0:
-                    break
-                left, right = order[same], order[same + step]
-                near = are_near(both[left], both[right])
-                yield position[left[near]], position[right[near]]
+    for byte in range(
+        BYTES - key_bytes + 1
+    ):  # the first one of a key: hashes that agree in it are in a block
+        octets = partial(bucket_keys, chosen=(byte,))
+        for block in in_blocks(partial(_numbered, unique, with_mirrored=True), octets, folder):
+            hashes, position = block[:, :2], block[:, 2].astype(np.int64)
+            for others in combinations(range(byte + 1, BYTES), key_bytes - 1):
+                keys = bucket_keys(hashes, (byte, *others))
+                order = np.argsort(keys, kind="stable")  # `unique` is sorted: similar hashes become adjacent
+                keys = keys[order]
+                for step in range(1, MAX_NEIGHBOURS + 1):
+                    same = np.flatnonzero(keys[step:] == keys[:-step])
+                    if len(same) == 0:
+                        break
+                    left, right = order[same], order[same + step]
+                    near = are_near(hashes[left], hashes[right])
+                    yield position[left[near]], position[right[near]]
 
 
 def near_between(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -94,17 +112,12 @@ def near_between(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarra
             yield same[near], neighbours[near] % len(other)
 
 
-def _with_byte(unique: np.ndarray, byte: int, least: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes and mirrored hashes with a byte of [least, limit): (M, 2), and their positions (M,)."""
-    hashes, positions = [], []
-    for mirror in (np.zeros_like(MIRROR), MIRROR):
-        for first in range(0, len(unique), CHUNK):
-            rows = unique[first : first + CHUNK].astype(np.uint64) ^ mirror
-            octets = rows[:, 0] >> np.uint64(8 * byte) & np.uint64(0xFF)
-            chosen = np.flatnonzero((octets >= least) & (octets < limit))
-            hashes.append(rows[chosen])
-            positions.append(first + chosen)
-    return np.concatenate(hashes), np.concatenate(positions)
+def _numbered(hashes: np.ndarray, with_mirrored: bool = False) -> Iterator[np.ndarray]:
+    """The (M, 2) hashes, and then the mirrored hashes, with their positions: (m, 3), some at a time."""
+    for mirror in (np.zeros_like(MIRROR), MIRROR)[: 1 + with_mirrored]:
+        for first in range(0, len(hashes), CHUNK):
+            words = hashes[first : first + CHUNK].astype(np.uint64) ^ mirror
+            yield np.column_stack([words, np.arange(first, first + len(words), dtype=np.uint64)])
 
 
 def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
@@ -123,9 +136,11 @@ def are_near(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def count_ones(words: np.ndarray) -> np.ndarray:
-    """Number of ones in each uint64."""
-    octets = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8)
-    return np.unpackbits(octets, axis=1).sum(axis=1, dtype=np.int64)
+    """Number of ones in each uint64 (Warren, Hacker's Delight, section 5-1): uint64."""
+    pairs = words - (words >> np.uint64(1) & _PAIRS)
+    fours = (pairs & _FOURS) + (pairs >> np.uint64(2) & _FOURS)
+    octets = fours + (fours >> np.uint64(4)) & _OCTETS
+    return octets * _SUM >> np.uint64(56)
 
 
 def _join(parents: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:

@@ -41,13 +41,10 @@ def check_output_file(output_file: str) -> None:
         raise UserError(f"--output_file {output_file}: {folder} {problem}")
 
 
-def write_error(error: Exception, output_dir: str) -> UserError:
-    """The error for the user after writing into the folder has failed; a full disk loses nothing."""
+def write_error(error: Exception, output: str, flag: str = "--output_dir") -> UserError:
+    """The error for the user after writing to an output has failed; a full disk loses nothing."""
     if getattr(error, "errno", None) in FULL_DISK or "full" in str(error):
         return UserError(
-            f"--output_dir {output_dir}: the disk is full: free some space, then the same command continues "
-            "from here"
+            f"{flag} {output}: the disk is full: free some space, then the same command continues from here"
         )
-    return UserError(
-        f"--output_dir {output_dir} cannot be written: {getattr(error, 'strerror', None) or error}"
-    )
+    return UserError(f"{flag} {output} cannot be written: {getattr(error, 'strerror', None) or error}")

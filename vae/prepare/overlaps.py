@@ -1,19 +1,31 @@
 """Images that show overlapping parts of a photograph: pairs with keypoints in the same arrangement.
 
 Keypoints with near hashes are matches. Two images overlap if four matches agree on one zoom and shift that
-maps one image onto the other. Matches are found by sorting, so time and memory grow linearly with the images.
+maps one image onto the other. Matches are found by sorting on disk, so time grows linearly with the images.
 
-Shapes: N images; M keypoints of all images; m matches of a pair.
+Shapes: N images; M keypoints of all images; m matches.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 
+from vae.prepare.disk_blocks import (
+    CHUNK,
+    append_rows,
+    differ_from_last,
+    in_blocks,
+    map_file,
+    scratch_folder,
+    split_rows,
+    take_rows,
+)
 from vae.prepare.keypoints import MIRROR, Keypoints, unpack
-from vae.prepare.near_duplicates import count_ones, find_root, find_roots
+from vae.prepare.near_duplicates import bucket_keys, count_ones, find_root, find_roots, sort_different
 
 # Measured on crops of 24 photographs (docs/splits.md): two thirds of the matches differ in at most 7 signs.
 MAX_SIGNS = 12  # different signs of a match
@@ -24,108 +36,159 @@ SHIFT_TOLERANCE, ZOOM_TOLERANCE = 0.06, 0.5  # in units of the square root of th
 MIN_OVERLAP = 0.3  # of the smaller image
 MAX_MATCHES = 64  # of a pair that are compared with each other
 MAX_CHECKS = 16  # pairs of an image that are checked per table of keys
+# Images whose matches are in memory: about 40 matches of each are by chance among a million images, 16 bytes.
+IMAGES_AT_ONCE = 2**17
 
 
-def join_overlapping(clusters: np.ndarray, hashes: np.ndarray, keypoints: Sequence[bytes]) -> np.ndarray:
+def join_overlapping(
+    clusters: np.ndarray, hashes: np.ndarray, keypoints: Sequence[bytes], folder: Path
+) -> np.ndarray:
     """Clusters (N,) joined by overlapping images, as the position of each cluster's first member.
 
     `clusters` has the same form: that of find_clusters for `hashes` (N, 2). `keypoints` are those of each
-    image, packed. Of images with equal hashes, only the first is searched.
+    image, packed. Of images with equal hashes, only the first is searched. Keypoints and matches are sorted
+    in `folder`; memory is needed for 48 bytes per image.
     """
     parents = clusters.copy()
-    _, firsts = np.unique(hashes, axis=0, return_index=True)
-    search = _Search(keypoints, np.sort(firsts))
-    pending = np.zeros(0, np.uint64)
-    for matches in search.tables():
-        pending = np.unique(np.concatenate([pending, matches]))
-        pending = pending[search.are_apart(pending, find_roots(parents))]
-        for one, other, pair_matches in search.pairs(pending):
-            first, second = find_root(parents, one), find_root(parents, other)
-            if first != second and search.overlap(one, other, pair_matches):
-                parents[max(first, second)] = min(first, second)
+    with scratch_folder(folder / "overlaps") as scratch:
+        numbers = sort_different(hashes, scratch / "sorted")
+        firsts = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+        firsts[numbers[::-1]] = np.arange(len(hashes))[::-1]  # the last one that is assigned is the first
+        _Search(keypoints, np.sort(firsts), scratch).join_all(parents)
     return find_roots(parents)
 
 
 class _Search:
-    """The keypoints of all images, and those of the mirrored images.
+    """The keypoints of some images, and those of the mirrored images, on disk.
 
-    A match is one uint64: the positions of two keypoints, and a bit that is set if one of them is mirrored.
+    A match is two words: the position of a keypoint, and that of another one, doubled; plus 1 if one of them
+    is mirrored.
     """
 
-    def __init__(self, packed: Sequence[bytes], images: np.ndarray):
-        self.packed = packed
-        hashes_of = [unpack(packed[image]).hashes for image in images]
-        counts = [len(hashes) for hashes in hashes_of]
-        self.hashes = np.concatenate([np.zeros(0, np.uint64), *hashes_of])  # (M,)
-        self.image_of = np.repeat(images.astype(np.uint32), counts)  # (M,)
-        self.first = dict(zip(images.tolist(), np.cumsum([0, *counts]).tolist(), strict=False))  # by image
+    def __init__(self, packed: Sequence[bytes], images: np.ndarray, scratch: Path):
+        self.packed, self.images, self.scratch = packed, images, scratch
+        self.starts = np.zeros(len(images) + 1, np.int64)  # of the keypoints of each image, and the end
+        with (scratch / "hashes").open("wb") as file:
+            for number, image in enumerate(images.tolist()):
+                hashes = unpack(packed[image]).hashes
+                self.starts[number + 1] = self.starts[number] + len(hashes)
+                file.write(hashes.data)
+        self.hashes = map_file(scratch / "hashes", "u8", 1)  # (M, 1)
 
-    def tables(self) -> Iterator[np.ndarray]:
-        """For each choice of key bytes: the matches among neighbours with equal keys, uint64 (m,)."""
-        both = np.concatenate([self.hashes, self.hashes ^ MIRROR]).astype(">u8")  # (2 M,)
-        octets = both.view(np.uint8).reshape(-1, 8)  # the lowest frequencies first
-        for chosen in combinations(range(BYTES), KEY_BYTES):
-            rest = [byte for byte in range(8) if byte not in chosen]
-            words = np.ascontiguousarray(octets[:, [*chosen, *rest]]).view(">u8")[:, 0].astype(np.uint64)
-            order = np.argsort(words).astype(np.uint32)
-            words = words[order]
-            matches = [np.zeros(0, np.uint64)]
-            for step in range(1, MAX_NEIGHBOURS + 1):
-                same = np.flatnonzero((words[step:] ^ words[:-step]) >> np.uint64(64 - 8 * KEY_BYTES) == 0)
-                matches.append(self._matches(order[same], order[same + step]))
-            yield np.concatenate(matches)
+    def join_all(self, parents: np.ndarray) -> None:
+        """Join the clusters of images that overlap: their positions in `parents` (N,)."""
+        for table in self.tables():
+            self.join(parents, table)
 
-    def _matches(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """The matches among pairs of positions in the hashes and mirrored hashes."""
+    def tables(self) -> Iterator[str]:
+        """For each choice of key bytes: its name, when its matches are on disk, by the blocks of images."""
+        for first in range(BYTES - KEY_BYTES + 1):
+            tables = [(first, *others) for others in combinations(range(first + 1, BYTES), KEY_BYTES - 1)]
+            octets = partial(bucket_keys, chosen=(7 - first,))  # the highest byte has the lowest frequencies
+            for block in in_blocks(self._both, octets, self.scratch):
+                for chosen in tables:
+                    for matches in self._matches(block[:, 0], block[:, 1].astype(np.int64), chosen):
+                        self._store(f"matches{chosen}", matches)
+            yield from (f"matches{chosen}" for chosen in tables)
+
+    def _both(self) -> Iterator[np.ndarray]:
+        """The hashes, and then the mirrored hashes, with the numbers 0 to 2 M: (m, 2), some at a time."""
+        for at, mirror in ((0, np.uint64(0)), (len(self.hashes), MIRROR)):
+            for first in range(0, len(self.hashes), CHUNK):
+                words = self.hashes[first : first + CHUNK] ^ mirror
+                numbers = np.arange(at + first, at + first + len(words), dtype=np.uint64)
+                yield np.column_stack([words, numbers])
+
+    def _matches(
+        self, words: np.ndarray, numbers: np.ndarray, chosen: tuple[int, ...]
+    ) -> Iterator[np.ndarray]:
+        """The matches (m, 2) of hashes with neighbours that have the same key, by these bytes of them."""
+        octets = words.astype(">u8").view(np.uint8).reshape(-1, 8)
+        rest = [byte for byte in range(8) if byte not in chosen]
+        words = np.ascontiguousarray(octets[:, [*chosen, *rest]]).view(">u8")[:, 0].astype(np.uint64)
+        order = np.argsort(words, kind="stable")
+        words, numbers = words[order], numbers[order]
+        for step in range(1, MAX_NEIGHBOURS + 1):
+            different = words[step:] ^ words[:-step]
+            near = np.flatnonzero(different >> np.uint64(64 - 8 * KEY_BYTES) == 0)
+            near = near[count_ones(different[near]) <= MAX_SIGNS]
+            yield self._as_matches(numbers[near], numbers[near + step])
+
+    def _as_matches(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """The matches (m, 2) among pairs of numbers, those of different images."""
         count = len(self.hashes)
         is_plain = np.minimum(left, right) < count  # two mirrored keypoints match if the plain ones do
         left, right = left[is_plain], right[is_plain]
         mirrored = np.maximum(left, right) >= count
         left, right = left % count, right % count
         left, right = np.minimum(left, right), np.maximum(left, right)
-        different = self.hashes[left] ^ self.hashes[right] ^ np.where(mirrored, MIRROR, np.uint64(0))
-        good = (self.image_of[left] != self.image_of[right]) & (count_ones(different) <= MAX_SIGNS)
-        left, right, mirrored = left[good].astype(np.uint64), right[good].astype(np.uint64), mirrored[good]
-        return left << np.uint64(32) | right << np.uint64(1) | mirrored
+        matches = np.column_stack([left, 2 * right + mirrored]).astype(np.uint64)
+        one, other = self._numbers(matches)
+        return matches[one != other]
 
-    def _images(self, matches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The two images of each match, the earlier one first."""
+    def _numbers(self, matches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the two images of each match among those that are searched, the lower one first."""
         left, right, _ = _split_matches(matches)
-        return self.image_of[left], self.image_of[right]
+        one, other = (np.searchsorted(self.starts, at, "right") - 1 for at in (left, right))
+        return one, other
 
-    def are_apart(self, matches: np.ndarray, roots: np.ndarray) -> np.ndarray:
-        """Whether the two images of each match are in different clusters: bool (m,)."""
-        one, other = self._images(matches)
-        return roots[one] != roots[other]
+    def _store(self, name: str, matches: np.ndarray) -> None:
+        """Add matches to the files of a table, one for each block of images."""
+        one, _ = self._numbers(matches)
+        for block, some in split_rows(matches, one // IMAGES_AT_ONCE):
+            append_rows(self.scratch / f"{name}{block}", some)
 
-    def pairs(self, matches: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Pairs of images with enough matches, and their matches; pairs with most matches first."""
-        one, other = self._images(matches)
-        keys = one.astype(np.uint64) << np.uint64(32) | other
-        order = np.argsort(keys, kind="stable")
-        _, first, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    def join(self, parents: np.ndarray, table: str) -> None:
+        """Join the clusters of images that overlap, by the matches of this table and of those before it."""
+        roots = find_roots(parents).copy()
+        parents[:] = roots
         checks: Counter[int] = Counter()
+        for block in range(-(-len(self.images) // IMAGES_AT_ONCE)):
+            pending = self.scratch / f"pending{block}"
+            matches = np.concatenate(
+                [take_rows(path, 2) for path in (pending, self.scratch / f"{table}{block}")]
+            )
+            one, other = self._numbers(matches)
+            matches = _unique_rows(matches[roots[self.images[one]] != roots[self.images[other]]])
+            append_rows(pending, matches)
+            for first, second, pair_matches in self._pairs(matches, checks):
+                roots_of = [find_root(parents, int(self.images[number])) for number in (first, second)]
+                if roots_of[0] != roots_of[1] and self._overlap(first, second, pair_matches):
+                    parents[max(roots_of)] = min(roots_of)
+
+    def _pairs(self, matches: np.ndarray, checks: Counter[int]) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Pairs of images with enough matches, and their matches; pairs with most matches first."""
+        one, other = self._numbers(matches)
+        order = np.lexsort((other, one))
+        one, other = one[order], other[order]
+        first = np.flatnonzero(differ_from_last(np.column_stack([one, other])))
+        counts = np.diff(np.append(first, len(order)))
         for at in np.argsort(-counts, kind="stable"):
             if counts[at] < MIN_MATCHES:
                 return
-            chosen = order[first[at] : first[at] + min(counts[at], MAX_MATCHES)]
-            pair = int(one[chosen[0]]), int(other[chosen[0]])
+            pair = int(one[first[at]]), int(other[first[at]])
             if max(checks[image] for image in pair) < MAX_CHECKS:
                 checks.update(pair)
-                yield *pair, matches[chosen]
+                yield *pair, matches[order[first[at] : first[at] + min(counts[at], MAX_MATCHES)]]
 
-    def overlap(self, one: int, other: int, matches: np.ndarray) -> bool:
+    def _overlap(self, one: int, other: int, matches: np.ndarray) -> bool:
         """Whether two images overlap, by their matches."""
         left, right, mirrored = _split_matches(matches)
-        left, right = left - self.first[one], right - self.first[other]
-        images = unpack(self.packed[one]), unpack(self.packed[other])
-        return overlap_share(*images, left, right, mirrored) >= MIN_OVERLAP
+        left, right = left - self.starts[one], right - self.starts[other]
+        first, second = (unpack(self.packed[int(self.images[number])]) for number in (one, other))
+        return overlap_share(first, second, left, right, mirrored) >= MIN_OVERLAP
 
 
 def _split_matches(matches: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The two positions of each match, int64, and whether one is mirrored: (m,) each."""
-    left, right = matches >> np.uint64(32), (matches & np.uint64(0xFFFFFFFF)) >> np.uint64(1)
-    return left.astype(np.int64), right.astype(np.int64), matches & np.uint64(1) == 1
+    left, right = matches.astype(np.int64).T
+    return left, right >> 1, right & 1 == 1
+
+
+def _unique_rows(matches: np.ndarray) -> np.ndarray:
+    """The different ones of (m, 2), sorted."""
+    matches = matches[np.lexsort((matches[:, 1], matches[:, 0]))]
+    return matches[differ_from_last(matches)]
 
 
 def overlap_share(

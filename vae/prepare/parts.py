@@ -12,21 +12,29 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae.config.prepare_flags import CONFIG_OF, MergeConfig, PreprocessConfig, ShardConfig
+from vae.config.prepare_flags import (
+    CONFIG_OF,
+    AnalyzeConfig,
+    MergeConfig,
+    PreprocessConfig,
+    ShardConfig,
+    ValidateConfig,
+)
 from vae.prepare.ledger import Ledger
 from vae.prepare.preprocess.naming import output_key, output_name
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
 from vae.system.files import parse_json
 
-PARTS = Path(".prepare", "parts")  # in the output folder
+PARTS = Path(".prepare", "parts")  # in the output folder; beside an output file, with its name and .parts
 CONFIG, COMPLETE = "config", "complete"  # keys of notes
 # They decide how the work is done, not its result.
 _FREE = ("num_workers", "engine", "ray_address", "time_limit", "memory_gib", "part")
 EXAMPLES = 6
 LOCK_SECONDS = 30.0  # until a killed run of the same part has ended on another node
 
-PartConfig = PreprocessConfig | ShardConfig
+ReportConfig = ValidateConfig | AnalyzeConfig  # their result is a file
+PartConfig = PreprocessConfig | ShardConfig | ReportConfig
 
 
 class Part(NamedTuple):
@@ -54,26 +62,37 @@ def part_of(config: PartConfig) -> Part | None:
     return Part(*map(int, config.part.split("/"))) if config.part else None
 
 
-def ledger_path(root: Path, part: Part) -> Path:
+def parts_folder(config: PartConfig | MergeConfig) -> Path:
+    """The folder with the ledgers of the parts."""
+    if isinstance(config, ReportConfig):
+        return Path(f"{config.output_file}.parts")
+    if isinstance(config, MergeConfig) and config.output_file:
+        return Path(f"{config.output_file}.parts")
+    assert config.output_dir is not None, "the flags were checked together"
+    return Path(config.output_dir) / PARTS
+
+
+def ledger_path(folder: Path, part: Part) -> Path:
     """The ledger of a part."""
-    return root / PARTS / f"{part.stem}.sqlite"
+    return folder / f"{part.stem}.sqlite"
 
 
-def merge_command(output_dir: str) -> str:
-    """The command that joins all parts."""
-    return f"prepare_data.py --mode merge --output_dir {printable(output_dir)}"
+def merge_line(config: PartConfig) -> str:
+    """The line of a summary with the command that joins all parts."""
+    return f"  when all parts are done: prepare_data.py --mode merge {_output(config)}"
 
 
 def open_part(config: PartConfig) -> Ledger:
     """The ledger of a part, which is not complete until `complete_part`; UserError for other parts."""
-    root, part = Path(config.output_dir), part_of(config)
+    folder, part = parts_folder(config), part_of(config)
     assert part is not None
-    if others := {one.total for one in _ledgers(root)} - {part.total}:
+    if others := {one.total for one in _ledgers(folder)} - {part.total}:
         raise UserError(
-            f"--part {part}: {root} has parts of {max(others)}: use that number, or delete {root / PARTS}"
+            f"--part {part}: {_output(config)} has parts of {max(others)}: use that number, or delete "
+            f"{folder}"
         )
-    ledger_path(root, part).parent.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(ledger_path(root, part), LOCK_SECONDS)
+    folder.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(ledger_path(folder, part), LOCK_SECONDS)
     ledger.forget_notes(COMPLETE)
     ledger.note(CONFIG, json.dumps(_settings(config), sort_keys=True))
     return ledger
@@ -85,47 +104,56 @@ def complete_part(ledger: Ledger) -> None:
 
 
 def read_parts(config: MergeConfig) -> tuple[PartConfig, int]:
-    """The settings of all parts in a folder, and their number; DataError unless all are complete."""
-    root = Path(config.output_dir)
-    count = count_parts(root)
+    """The settings of all parts of an output, and their number; DataError unless all are complete."""
+    folder, output = parts_folder(config), _output(config)
+    count = count_parts(folder)
     if not count:
-        raise DataError(f"--output_dir {root} has no parts: run --mode shard or preprocess with --part first")
+        modes = "validate or analyze" if config.output_file else "shard or preprocess"
+        raise DataError(f"{output} has no parts: run --mode {modes} with --part first")
     settings, missing = set(), []
     for part in (Part(number, count) for number in range(count)):
-        if (text := _complete_settings(ledger_path(root, part))) is None:
+        if (text := _complete_settings(ledger_path(folder, part))) is None:
             missing.append(str(part))
         else:
             settings.add(text)
     if missing:
         names = ", ".join(missing[:EXAMPLES]) + (", ..." if len(missing) > EXAMPLES else "")
-        raise DataError(
-            f"--output_dir {root}: {len(missing)} parts are not complete ({names}): run them again"
-        )
+        raise DataError(f"{output}: {len(missing)} parts are not complete ({names}): run them again")
     if len(settings) > 1:
-        raise UserError(f"--output_dir {root} has parts with different flags: run all of them with the same")
+        raise UserError(f"{output} has parts with different flags: run all of them with the same")
     values = parse_json(settings.pop())
     section = CONFIG_OF[values.pop("mode")]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     merged = section(**values, num_workers=config.num_workers)
     assert isinstance(merged, PartConfig)
-    return replace(merged, output_dir=config.output_dir), count
+    if isinstance(merged, ReportConfig):
+        return replace(merged, output_file=str(config.output_file)), count
+    return replace(merged, output_dir=str(config.output_dir)), count
 
 
-def count_parts(root: Path) -> int:
-    """The number of parts that a folder was divided into; 0 if it was not."""
-    return max((part.total for part in _ledgers(root)), default=0)
+def count_parts(folder: Path) -> int:
+    """The number of parts that the work was divided into; 0 if it was not."""
+    return max((part.total for part in _ledgers(folder)), default=0)
 
 
-def join_parts(ledger: Ledger, root: Path, count: int) -> int:
+def join_parts(ledger: Ledger, folder: Path, count: int) -> int:
     """List the files of all parts, with their results; returns the number of files."""
     ledger.list_files(())
     for number in range(count):
-        ledger.join(ledger_path(root, Part(number, count)))
+        ledger.join(ledger_path(folder, Part(number, count)))
     return ledger.count_files()
 
 
-def _ledgers(root: Path) -> Iterator[Part]:
-    for path in (root / PARTS).glob("*-of-*.sqlite"):
+def _output(config: PartConfig | MergeConfig) -> str:
+    """The flag that names where the result goes, with its value."""
+    for name in ("output_file", "output_dir"):
+        if value := getattr(config, name, None):
+            return f"--{name} {printable(value)}"
+    raise AssertionError("every mode with parts has one of the two")
+
+
+def _ledgers(folder: Path) -> Iterator[Part]:
+    for path in folder.glob("*-of-*.sqlite"):
         number, _, count = path.stem.partition("-of-")
         yield Part(int(number), int(count))
 
@@ -143,7 +171,7 @@ def _complete_settings(path: Path) -> str | None:
 def _settings(config: PartConfig) -> dict[str, Any]:
     """The options that all parts must share, with absolute paths."""
     values = {name: value for name, value in asdict(config).items() if name not in _FREE}
-    for name in ("input_dir", "output_dir", "parent", "remove"):
+    for name in ("input_dir", "output_dir", "output_file", "quarantine_dir", "parent", "remove"):
         if values.get(name):
             values[name] = os.path.abspath(values[name])
     (mode,) = (mode for mode, section in CONFIG_OF.items() if section is type(config))

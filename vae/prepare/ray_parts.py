@@ -2,37 +2,37 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from vae.config.prepare_flags import MergeConfig, PreprocessConfig
+from vae.config.prepare_flags import MergeConfig, PreprocessConfig, ShardConfig
 from vae.prepare.engine import Cluster, Work
 from vae.prepare.merge import run_merge
-from vae.prepare.parts import PARTS, Part, PartConfig, count_parts
+from vae.prepare.parts import Part, count_parts, parts_folder
 from vae.prepare.preprocess.preprocess_images import run_preprocess
 from vae.prepare.shard.shard_images import run_shard
 from vae.progress import Progress
 from vae.system.errors import DataError
 
+FolderConfig = PreprocessConfig | ShardConfig
 PARTS_PER_NODE = 4  # so that a node that is slow, or lost, keeps few files waiting
 MAX_ROUNDS = 3  # check, write, and write again what has changed
 
 
-def run_on_ray(config: PartConfig) -> int:
+def run_on_ray(config: FolderConfig) -> int:
     """Run all parts of a mode and merge them; returns the exit code."""
     for _ in range(MAX_ROUNDS):
         cluster = Cluster(config, partial(_part_worker, config))
-        total = count_parts(Path(config.output_dir)) or PARTS_PER_NODE * max(1, len(cluster.cores()))
+        total = count_parts(parts_folder(config)) or PARTS_PER_NODE * max(1, len(cluster.cores()))
         parts = (str(Part(number, total)) for number in range(total))
         with Progress("parts", total, "part") as bar:
             for _ in cluster.run(parts):
                 bar.update()
         code = run_merge(MergeConfig(output_dir=config.output_dir, num_workers="auto"))
-        if not (Path(config.output_dir) / PARTS).exists():
+        if not parts_folder(config).exists():
             return code
     raise DataError(f"--input_dir {config.input_dir} changes while it is read: run the command again")
 
 
-def _part_worker(config: PartConfig, num_workers: int) -> Work:
+def _part_worker(config: FolderConfig, num_workers: int) -> Work:
     """A function of a part, which does it in so many processes."""
 
     def run(part: str) -> None:

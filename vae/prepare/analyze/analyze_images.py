@@ -1,76 +1,88 @@
 """`--mode analyze`: measure a folder of images; write the statistics as JSON and as an HTML page."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.data.manifest import MANIFEST_NAME
 from vae.images.decoding import parse_background
 from vae.images.folder import list_images
-from vae.prepare.analyze.dataset_stats import Measured, near_groups, summarize
-from vae.prepare.analyze.measure_file import Measurement, measure_file, thumbnail_file
+from vae.prepare.analyze.dataset_stats import Groups, fingerprints_of, near_groups, summarize
+from vae.prepare.analyze.measure_file import measure_image, thumbnail_file
 from vae.prepare.analyze.page import write_analysis_page
 from vae.prepare.check_file import decode_each
 from vae.prepare.fingerprints import fingerprints_to_add, read_fingerprints
+from vae.prepare.ledger import ACCEPTED, REJECTED, Ledger
 from vae.prepare.near_duplicate_groups import group_lines
 from vae.prepare.output_dir import check_output_file
-from vae.prepare.pool import Failure
+from vae.prepare.parts import Part
+from vae.prepare.report_parts import check_listed, merge_report, run_report
 from vae.progress import Progress
 from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.system.files import write_csv_rows, write_json
 
-Answer = TypeVar("Answer")
-
 
 def run_analyze(config: AnalyzeConfig) -> int:
-    """Analyze a folder and print a summary; returns the exit code."""
-    stats, near = analyze(config)
-    console.info("\n".join(_summary_lines(stats, near, Path(config.output_file))))
-    return 0
-
-
-def analyze(config: AnalyzeConfig) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Measure every image; write the JSON file, and the page and the list of near duplicates beside it.
-
-    Returns the contents of the JSON file, and the near duplicates by group, the largest image first.
+    """Analyze a folder, or a part of it, and print a summary; returns the exit code.
 
     Raises DataError if no image can be read, and UserError for unusable flags.
     """
+    _check_config(config, Path(config.output_file))
+    return run_report(config, partial(_check, config), partial(_report, config))
+
+
+def merge_analyze(config: AnalyzeConfig, count: int) -> int:
+    """Report on the files that so many parts have measured; returns the exit code."""
+    return merge_report(config, count, partial(_report, config))
+
+
+def _check(config: AnalyzeConfig, ledger: Ledger, part: Part | None) -> None:
+    names = list_images(config.input_dir, flag="--input_dir")
+    ledger.list_files(filter(part.has, names) if part else names)
+    check_listed(ledger, config, "analyze", measure_image)
+
+
+def _report(config: AnalyzeConfig, ledger: Ledger, folder: Path) -> int:
+    """Write the JSON file, and the page and the list of near duplicates beside it."""
     output = Path(config.output_file)
-    _check_config(config, output)
-    names = list(islice(list_images(config.input_dir, flag="--input_dir"), config.limit))
-    measured, rejected = _measure(config, names)
-    if not measured:
-        reason, examples = max(rejected.items(), key=lambda item: len(item[1]))
+    if not ledger.counts(ACCEPTED):
+        (reason, _), *_ = ledger.counts(REJECTED)
+        count = sum(count for _, count in ledger.counts(REJECTED))
         raise DataError(
-            f"--input_dir {config.input_dir}: none of {len(names)} images can be read, for example "
-            f"{examples[0]} ({reason}): --mode validate reports every file"
+            f"--input_dir {config.input_dir}: none of {count} images can be read, for example "
+            f"{ledger.rejected_examples(reason)[0].name} ({reason}): --mode validate reports every file"
         )
-    near = near_groups(measured)
-    stats, sections = summarize(measured, rejected, near, config.input_dir)
+    ledger.settle_duplicates()
+    _keep_fingerprints(ledger, Path(config.input_dir))
+    near = near_groups(ledger, folder)
+    stats, sections = summarize(ledger, near, config.input_dir)
     shown = sorted({name for rows in sections.values() for row in rows for name, _ in row})
-    thumbnails = dict(_run(partial(thumbnail_file, config), shown, config, "thumbnails"))
+    results = decode_each(partial(thumbnail_file, config), shown, config)
+    with Progress("thumbnails", len(shown), "image") as bar, closing(results):
+        thumbnails = {}
+        for name, thumbnail in results:
+            thumbnails[name] = thumbnail
+            bar.update()
     write_json(output, stats, indent=1)
-    write_csv_rows(_list_path(output), _near_duplicate_rows(measured, near))
+    write_csv_rows(_list_path(output), _near_duplicate_rows(near))
     write_analysis_page(_page_path(output), stats, sections, thumbnails)
-    return stats, near
+    console.info("\n".join(_summary_lines(stats, near, output)))
+    return 0
 
 
-def _near_duplicate_rows(measured: Measured, near: dict[str, list[str]]) -> Iterator[tuple[Any, ...]]:
+def _near_duplicate_rows(near: Groups) -> Iterator[tuple[Any, ...]]:
     """The rows of the list of near duplicates; --drop_duplicates keeps the first image of each group."""
     yield "group", "path", "width", "height", "keep"
-    for group, names in near.items():
-        for name in names:
-            yield group, name, measured[name].width, measured[name].height, int(name == names[0])
+    for group, images in near.items():
+        for image in images:
+            yield group, image.name, image.width, image.height, int(image == images[0])
 
 
-def _summary_lines(stats: dict[str, Any], near: dict[str, list[str]], output: Path) -> list[str]:
+def _summary_lines(stats: dict[str, Any], near: Groups, output: Path) -> list[str]:
     rejected = sum(one["count"] for one in stats["rejected"].values())
     sizes = [
         f"{one['image_size']}: {one['images']} ({100 * one['share']:.0f} %)" for one in stats["resolutions"]
@@ -79,7 +91,10 @@ def _summary_lines(stats: dict[str, Any], near: dict[str, list[str]], output: Pa
         f"{stats['input_dir']}: {stats['images']} images, {rejected} rejected",
         f"  at least as large as --image_size  {', '.join(sizes)}",
         f"  exact copies: {stats['exact_duplicates']['superfluous']}",
-        *group_lines(near, f"all listed in {_list_path(output)}"),
+        *group_lines(
+            {group: [image.name for image in images] for group, images in near.items()},
+            f"all listed in {_list_path(output)}",
+        ),
         f"  statistics: {output}, page: {_page_path(output)}",
     ]
 
@@ -101,46 +116,12 @@ def _check_config(config: AnalyzeConfig, output: Path) -> None:
         )
 
 
-def _run(
-    function: Callable[[str], Answer], names: list[str], config: AnalyzeConfig, title: str
-) -> Iterator[tuple[str, Answer | Failure]]:
-    """Yield (name, result) of `function` in the order of completion, with a progress bar."""
-    bad = 0
-    results = decode_each(function, names, config)
-    with Progress(title, len(names), "image") as bar, closing(results):
-        for name, result in results:
-            bad += isinstance(result, Failure)
-            bar.update(note=f"{bad} bad")
-            yield name, result
-
-
-def _measure(config: AnalyzeConfig, names: list[str]) -> tuple[Measured, dict[str, list[str]]]:
-    """The measurements of the named images, and the rejected ones by reason, each sorted by name."""
-    measured: Measured = {}
-    rejected: dict[str, list[str]] = defaultdict(list)
-    with _fingerprint_keeper(config.input_dir) as keep:
-        for name, result in _run(partial(measure_file, config), names, config, "analyze"):
-            if isinstance(result, Failure):
-                rejected[result.reason].append(name)
-            else:
-                measured[name] = result
-                keep(result)
-    return dict(sorted(measured.items())), {reason: sorted(some) for reason, some in rejected.items()}
-
-
-@contextmanager
-def _fingerprint_keeper(input_dir: str) -> Iterator[Callable[[Measurement], None]]:
-    """A function that stores a fingerprint for `--mode split`, in folders with a manifest only."""
-    folder = Path(input_dir)
+def _keep_fingerprints(ledger: Ledger, folder: Path) -> None:
+    """Store the fingerprints for `--mode split`, in folders with a manifest only."""
     if not (folder / MANIFEST_NAME).is_file():
-        yield lambda _: None
         return
-    known = set(read_fingerprints(folder))
+    known = {content for content, _ in read_fingerprints(folder)}
     with fingerprints_to_add(folder) as add:
-
-        def keep(result: Measurement) -> None:
-            if result.sha256 not in known:
-                known.add(result.sha256)
-                add(result.sha256, result.fingerprint)
-
-        yield keep
+        for content, fingerprint in fingerprints_of(ledger):
+            if content not in known:
+                add(content, fingerprint)

@@ -3,15 +3,19 @@
 Shapes: N images that could be read.
 """
 
+import math
 import shutil
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.prepare.analyze.measure_file import Measurement
+from vae.prepare.fingerprints import Fingerprint, from_text
+from vae.prepare.ledger import ACCEPTED, DUPLICATE, REJECTED, Ledger, Result
 from vae.prepare.near_duplicate_groups import largest_first, near_duplicate_groups
 from vae.system.console import printable
 
@@ -30,60 +34,101 @@ HISTOGRAMS = {
     "brightness": False, "contrast": False, "colorfulness": False, "sharpness": True, "jpeg_quality": False,
     "clipped": False,
 }  # fmt: skip
-Measured = dict[str, Measurement]  # by name, sorted: about 2 KB per image
+COLUMNS = (*SCALARS, "jpeg_quality", "width", "height")  # of a record, 8 bytes per image each
+CHANNELS = ("channel_means", "channel_squares")  # 24 bytes per image each
+BLANK = frozenset(("constant", "near_blank"))
+Columns = dict[str, np.ndarray]
 Rows = list[list[tuple[str, str]]]  # of example images: (name, caption)
 Sections = dict[str, Rows]  # by heading
 
 
-def near_groups(measured: Measured) -> dict[str, list[str]]:
-    """Names of near duplicates by group, the largest image first; largest group first."""
-    groups = near_duplicate_groups({image.sha256: image.fingerprint for image in measured.values()})
-    members: dict[str, list[str]] = defaultdict(list)
-    for name, image in measured.items():
-        if group := groups.get(image.sha256):
-            members[group].append(name)
+class Image(NamedTuple):
+    """An image of a group."""
 
-    def key(name: str) -> tuple[int, int, bytes]:
-        image = measured[name]
-        return largest_first(name, image.width, image.height, image.file_bytes)
-
-    ordered = sorted(members.items(), key=lambda item: (-len(item[1]), item[0]))
-    return {group: sorted(names, key=key) for group, names in ordered}
+    name: str
+    width: int
+    height: int
+    bytes: int
 
 
-def summarize(
-    measured: Measured, rejected: dict[str, list[str]], near: dict[str, list[str]], input_dir: str
-) -> tuple[dict[str, Any], Sections]:
-    """The contents of the JSON file, and the example images of the page; `rejected`: names by reason."""
-    columns, exact, clusters = _columns(measured), _exact_copies(measured), list(near.values())
+Groups = dict[str, list[Image]]  # near duplicates by group, the largest image first; largest group first
+
+
+def fingerprints_of(ledger: Ledger) -> Iterator[tuple[str, Fingerprint]]:
+    """The fingerprints of all images with different bytes, sorted by the SHA-256 of the file."""
+    for result in ledger.accepted_by_hash():
+        fingerprint = from_text(result.record["fingerprint"])
+        assert fingerprint is not None, "measure_image has written it"
+        yield str(result.sha256), fingerprint
+
+
+def near_groups(ledger: Ledger, folder: Path) -> Groups:
+    """The groups of near duplicates; `folder` is for large files meanwhile."""
+    group_of = near_duplicate_groups(fingerprints_of(ledger), folder)
+    groups: Groups = defaultdict(list)
+    for result in _images(ledger):
+        if group := group_of.get(str(result.sha256)):
+            groups[group].append(_image(result))
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    return {group: sorted(images, key=lambda image: largest_first(*image)) for group, images in ordered}
+
+
+def summarize(ledger: Ledger, near: Groups, input_dir: str) -> tuple[dict[str, Any], Sections]:
+    """The contents of the JSON file, and the example images of the page; exact duplicates are settled."""
+    formats, flags = Counter[str](), Counter[str]()
+    columns, exact, clusters = _columns(ledger, formats, flags), _exact_copies(ledger), list(near.values())
     stats = {
         "input_dir": printable(str(input_dir)),
-        "images": len(measured),
+        "images": len(columns["bytes"]),
         "rejected": {
-            reason: {"count": len(names), "examples": [printable(name) for name in names[:5]]}
-            for reason, names in sorted(rejected.items())
+            reason: {
+                "count": count,
+                "examples": [printable(result.name) for result in ledger.rejected_examples(reason)],
+            }
+            for reason, count in sorted(ledger.counts(REJECTED))
         },
-        "formats": _by_count(Counter(image.format for image in measured.values())),
-        "flags": _by_count(Counter(flag for image in measured.values() for flag in image.flags)),
+        "formats": _by_count(formats),
+        "flags": _by_count(flags),
         "resolutions": _resolutions(columns),
         "space": _space(columns, input_dir),
-        "channels": _channels(measured),
+        "channels": _channels(columns),
         "shapes": _shapes(columns["aspect"]),
         "quantiles": {name: _quantiles(columns[name]) for name in HISTOGRAMS},
         "histograms": {name: histogram(columns[name], log) for name, log in HISTOGRAMS.items()},
         "exact_duplicates": _describe_clusters(exact),
         "near_duplicates": {**_describe_clusters(clusters), "groups": list(near)[:MAX_CLUSTERS]},
     }
-    return stats, _sections(measured, columns, exact, clusters)
+    return stats, _sections(ledger, columns, exact, clusters)
 
 
-def _columns(measured: Measured) -> dict[str, np.ndarray]:
-    """The numbers of each image, and those that follow from width, height and bytes: float64 (N,)."""
-    images = measured.values()
-    columns = {name: np.array([getattr(image.pixel_stats, name) for image in images]) for name in SCALARS}
-    columns["jpeg_quality"] = np.array([image.jpeg_quality for image in images])
-    columns["bytes"] = np.array([image.file_bytes for image in images], np.float64)
-    width, height = np.array([(image.width, image.height) for image in images], np.float64).T
+def _images(ledger: Ledger) -> Iterator[Result]:
+    """The results of all images that could be read, in the order of names."""
+    return ledger.results(ACCEPTED, DUPLICATE)
+
+
+def _image(result: Result) -> Image:
+    return Image(result.name, result.record["width"], result.record["height"], result.size)
+
+
+def _columns(ledger: Ledger, formats: Counter[str], flags: Counter[str]) -> Columns:
+    """The numbers of each image, and those that follow from width, height and bytes: float64 (N,) or (N, 3).
+
+    Counts formats and flags.
+    """
+    values = array("d")
+    for result in _images(ledger):
+        record = result.record
+        formats[record["format"]] += 1
+        flags.update(record["flags"])
+        values.extend(math.nan if record[name] is None else record[name] for name in COLUMNS)
+        values.extend(value for name in CHANNELS for value in record[name])
+        values.extend((result.size, not BLANK.isdisjoint(record["flags"])))
+    table = np.frombuffer(values).reshape(-1, len(COLUMNS) + 3 * len(CHANNELS) + 2)
+    columns: Columns = {name: table[:, at] for at, name in enumerate(COLUMNS)}
+    for number, name in enumerate(CHANNELS):
+        columns[name] = table[:, len(COLUMNS) + 3 * number :][:, :3]
+    columns["bytes"], columns["is_blank"] = table[:, -2], table[:, -1] == 1
+    width, height = columns["width"], columns["height"]
     columns["pixels"] = pixels = width * height
     columns["short_side"], columns["long_side"] = np.minimum(width, height), np.maximum(width, height)
     columns["aspect"], columns["megapixels"] = width / height, pixels / 1e6
@@ -91,13 +136,17 @@ def _columns(measured: Measured) -> dict[str, np.ndarray]:
     return columns
 
 
-def _exact_copies(measured: Measured) -> list[list[str]]:
-    """Names of images with the same bytes, for each cluster; largest cluster first."""
-    names_of: dict[str, list[str]] = defaultdict(list)
-    for name, image in measured.items():
-        names_of[image.sha256].append(name)
-    clusters = [names for names in names_of.values() if len(names) > 1]
-    return sorted(clusters, key=lambda names: (-len(names), names[0]))
+def _exact_copies(ledger: Ledger) -> list[list[Image]]:
+    """Images with the same bytes, for each cluster; largest cluster first."""
+    clusters: dict[str, list[Image]] = {}
+    for result in ledger.results(DUPLICATE):
+        content = str(result.sha256)
+        if content not in clusters:
+            first = ledger.accepted_with_hash(content)
+            assert first is not None, "it is a duplicate of an accepted file"
+            clusters[content] = [_image(first)]
+        clusters[content].append(_image(result))
+    return sorted(clusters.values(), key=lambda images: (-len(images), images[0].name))
 
 
 def _by_count(counts: Counter[str]) -> dict[str, int]:
@@ -140,7 +189,7 @@ def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
     }
 
 
-def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+def _resolutions(columns: Columns) -> list[dict[str, Any]]:
     """Images that can be cropped at each image size without enlarging, and the space they would need."""
     resolutions = []
     bits = float(np.median(columns["bits_per_pixel"]))
@@ -158,7 +207,7 @@ def _resolutions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     return resolutions
 
 
-def _space(columns: dict[str, np.ndarray], input_dir: str) -> dict[str, Any]:
+def _space(columns: Columns, input_dir: str) -> dict[str, Any]:
     total = int(columns["bytes"].sum())
     return {
         "bytes": total,
@@ -168,11 +217,9 @@ def _space(columns: dict[str, np.ndarray], input_dir: str) -> dict[str, Any]:
     }
 
 
-def _channels(measured: Measured) -> dict[str, list[float]]:
+def _channels(columns: Columns) -> dict[str, list[float]]:
     """Mean and standard deviation of red, green and blue, with equal weight for each image; levels."""
-    stats = [image.pixel_stats for image in measured.values()]
-    mean = np.mean([image.channel_means for image in stats], axis=0)  # (3,)
-    squares = np.mean([image.channel_squares for image in stats], axis=0)
+    mean, squares = (columns[name].mean(axis=0) for name in CHANNELS)  # (3,)
     spread = np.sqrt(np.maximum(squares - mean**2, 0))
     return {"mean": mean.round(3).tolist(), "std": spread.round(3).tolist()}
 
@@ -186,49 +233,52 @@ def _shapes(aspect: np.ndarray) -> dict[str, int]:
     }
 
 
-def _describe_clusters(clusters: list[list[str]]) -> dict[str, Any]:
+def _describe_clusters(clusters: list[list[Image]]) -> dict[str, Any]:
     return {
         "clusters": len(clusters),
         "images": sum(map(len, clusters)),
-        "superfluous": sum(len(names) - 1 for names in clusters),
-        "names": [[printable(name) for name in names[:MAX_NAMES]] for names in clusters[:MAX_CLUSTERS]],
+        "superfluous": sum(len(images) - 1 for images in clusters),
+        "names": [
+            [printable(image.name) for image in images[:MAX_NAMES]] for images in clusters[:MAX_CLUSTERS]
+        ],
     }
 
 
 def _sections(
-    measured: Measured, columns: dict[str, np.ndarray], exact: list[list[str]], near: list[list[str]]
+    ledger: Ledger, columns: Columns, exact: list[list[Image]], near: list[list[Image]]
 ) -> Sections:
-    names = list(measured)
-    everything = np.arange(len(names))
+    count = len(columns["bytes"])
+    everything = np.arange(count)
     sharp, contrast, quality = columns["sharpness"], columns["contrast"], columns["jpeg_quality"]
     elongation = np.abs(np.log(columns["aspect"]))
 
-    def sized(name: str) -> tuple[str, str]:
-        return name, f"{measured[name].width} x {measured[name].height}"
-
     def size(at: int) -> str:
-        return sized(names[at])[1]
+        return f"{columns['width'][at]:.0f} x {columns['height'][at]:.0f}"
 
-    def lowest(values: np.ndarray, among: np.ndarray, caption: Callable[[int], str]) -> Rows:
+    def lowest(values: np.ndarray, among: np.ndarray) -> np.ndarray:
         among = among[np.isfinite(values[among])]
-        chosen = among[np.argsort(values[among], kind="stable")[:EXAMPLES]]
-        return [[(names[at], caption(at)) for at in chosen.tolist()]] if len(chosen) else []
+        return among[np.argsort(values[among], kind="stable")[:EXAMPLES]]
 
-    def twins(clusters: list[list[str]]) -> Rows:
-        return [[sized(name) for name in cluster[:TWINS]] for cluster in clusters[:TWINS]]
+    def twins(clusters: list[list[Image]]) -> Rows:
+        return [
+            [(one.name, f"{one.width} x {one.height}") for one in some[:TWINS]] for some in clusters[:TWINS]
+        ]
 
-    is_blank = np.array([bool({"constant", "near_blank"} & set(image.flags)) for image in measured.values()])
-    step = max(1, len(names) // EXAMPLES)
     long, low_quality = np.flatnonzero(elongation > np.log(2)), np.flatnonzero(quality < 75)
-    blank, detailed = np.flatnonzero(is_blank), np.flatnonzero(~is_blank)
-    return {
-        "A cross-section": [[sized(name) for name in names[::step][:EXAMPLES]]],
-        "Largest": lowest(-columns["megapixels"], everything, size),
-        "Smallest": lowest(columns["short_side"], everything, size),
-        "Most elongated": lowest(-elongation, long, size),
-        "Most blurred": lowest(sharp, detailed, lambda at: f"sharpness {sharp[at]:.2g}"),
-        "Blank or nearly so": lowest(contrast, blank, lambda at: f"contrast {contrast[at]:.2g}"),
-        "Most compressed": lowest(quality, low_quality, lambda at: f"JPEG quality {quality[at]:.0f}"),
-        "Exact duplicates": twins(exact),
-        "Near duplicates": twins(near),
+    blank, detailed = np.flatnonzero(columns["is_blank"]), np.flatnonzero(~columns["is_blank"])
+    chosen: dict[str, tuple[np.ndarray, Callable[[int], str]]] = {
+        "A cross-section": (everything[:: max(1, count // EXAMPLES)][:EXAMPLES], size),
+        "Largest": (lowest(-columns["megapixels"], everything), size),
+        "Smallest": (lowest(columns["short_side"], everything), size),
+        "Most elongated": (lowest(-elongation, long), size),
+        "Most blurred": (lowest(sharp, detailed), lambda at: f"sharpness {sharp[at]:.2g}"),
+        "Blank or nearly so": (lowest(contrast, blank), lambda at: f"contrast {contrast[at]:.2g}"),
+        "Most compressed": (lowest(quality, low_quality), lambda at: f"JPEG quality {quality[at]:.0f}"),
     }
+    wanted = {at for positions, _ in chosen.values() for at in positions.tolist()}
+    names = {at: result.name for at, result in enumerate(_images(ledger)) if at in wanted}
+    sections = {
+        heading: [[(names[at], caption(at)) for at in positions.tolist()]] if len(positions) else []
+        for heading, (positions, caption) in chosen.items()
+    }
+    return sections | {"Exact duplicates": twins(exact), "Near duplicates": twins(near)}

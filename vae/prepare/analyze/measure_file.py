@@ -5,18 +5,17 @@ Shapes: H, W are the image's sides; h, w are those of a sample of its pixels.
 
 import os
 from io import BytesIO
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vae.config.prepare_flags import ReadingConfig
-from vae.images.decoding import DECODER_ERRORS
+from vae.images.decoding import DECODER_ERRORS, DecodedImage
 from vae.images.formats import BadImageError
 from vae.prepare.check_file import check_image
-from vae.prepare.fingerprints import Fingerprint, fingerprint_file, fingerprint_pixels
+from vae.prepare.fingerprints import fingerprint_file, fingerprint_pixels, to_text
 from vae.prepare.pool import Failure
-from vae.system.files import sha256_of_file
 
 SAMPLE_SIDE = 256  # px: every n-th pixel is used, so that colours are exact and not averaged
 TILE, TILES_A_SIDE = 128, 4  # px; sharpness is measured in 4 x 4 tiles at full resolution
@@ -44,45 +43,17 @@ class PixelStats(NamedTuple):
     clipped: float  # share of pixels with a channel at 0 or 255
 
 
-class Measurement(NamedTuple):
-    """The measurements of one image."""
-
-    sha256: str
-    fingerprint: Fingerprint
-    format: str
-    flags: tuple[str, ...]
-    file_bytes: int
-    width: int
-    height: int
-    pixel_stats: PixelStats
-    jpeg_quality: float  # 1 to 100; NaN for other formats
-
-
-def measure_file(config: ReadingConfig, name: str) -> Measurement | Failure:
-    """Measure one image, or return the reason why it is rejected."""
-    path = os.path.join(config.input_dir, name)
-    try:
-        image = check_image(path, config)
-        is_jpeg = image.format == "JPEG"
-        fingerprint = (  # always from the reduced JPEG, so that it has the same fingerprint everywhere
-            fingerprint_file(path, config.max_pixels) if is_jpeg else fingerprint_pixels(image.pixels)
-        )
-        height, width = image.pixels.shape[:2]
-        return Measurement(
-            sha256=sha256_of_file(path),
-            fingerprint=fingerprint,
-            format=image.format,
-            flags=image.flags,
-            file_bytes=os.path.getsize(path),
-            width=width,
-            height=height,
-            pixel_stats=measure_pixels(image.pixels),
-            jpeg_quality=estimate_jpeg_quality(path) if is_jpeg else float("nan"),
-        )
-    except BadImageError as error:
-        return Failure(error.reason, error.detail)
-    except OSError as error:  # it disappeared after it was decoded
-        return Failure("unreadable", error.strerror or str(error))
+def measure_image(config: ReadingConfig, path: str, image: DecodedImage) -> dict[str, Any]:
+    """The values of an image: PixelStats, `jpeg_quality`, which is None for other formats, `fingerprint`."""
+    is_jpeg = image.format == "JPEG"
+    fingerprint = (  # always from the reduced JPEG, so that it has the same fingerprint everywhere
+        fingerprint_file(path, config.max_pixels) if is_jpeg else fingerprint_pixels(image.pixels)
+    )
+    return {
+        **measure_pixels(image.pixels)._asdict(),
+        "jpeg_quality": estimate_jpeg_quality(path) if is_jpeg else None,
+        "fingerprint": to_text(fingerprint),
+    }
 
 
 def measure_pixels(pixels: np.ndarray) -> PixelStats:
@@ -130,15 +101,15 @@ def sharpness(pixels: np.ndarray) -> float:
     return best[1]
 
 
-def estimate_jpeg_quality(path: str | os.PathLike) -> float:
-    """The libjpeg quality, 1 to 100, with the luminance table nearest to a JPEG's; NaN without a table."""
+def estimate_jpeg_quality(path: str | os.PathLike) -> float | None:
+    """The libjpeg quality, 1 to 100, with the luminance table nearest to a JPEG's; None without a table."""
     try:
         with Image.open(path, formats=("JPEG", "MPO")) as image:
             table = np.array(image.quantization.get(0, ()), dtype=np.float64)
     except DECODER_ERRORS:
-        return float("nan")
+        return None
     if table.shape != (64,):
-        return float("nan")
+        return None
     scales = np.array([5000 / q if q < 50 else 200 - 2 * q for q in range(1, 101)])
     tables = np.clip((LUMA_TABLE * scales[:, None] + 50) // 100, 1, 255)  # (100, 64)
     # compare sums, because the order of the entries may differ

@@ -12,7 +12,13 @@ from itertools import islice
 from vae.config.prepare_flags import PreprocessConfig
 from vae.images.decoding import upright_size
 from vae.images.formats import BadImageError
-from vae.prepare.fingerprints import FILE_NAME, fingerprint_line
+from vae.prepare.fingerprints import (
+    FILE_NAME,
+    Fingerprint,
+    fingerprint_line,
+    fingerprints_to_add,
+    read_fingerprints,
+)
 from vae.prepare.ledger import (
     ACCEPTED,
     DUPLICATE,
@@ -24,6 +30,7 @@ from vae.prepare.ledger import (
     Result,
 )
 from vae.prepare.near_duplicate_groups import fingerprint_all, largest_first, near_duplicate_groups
+from vae.prepare.parts import Part
 from vae.prepare.pool import count_workers
 from vae.prepare.preprocess.convert import record_without_images
 from vae.prepare.preprocess.output_folder import OutputFolder, replace_if_new
@@ -94,23 +101,39 @@ def drop_near_duplicates(ledger: Ledger, config: PreprocessConfig, folder: Outpu
     Returns the number of deleted results.
     """
 
-    def candidates() -> Iterator[Result]:
-        for result in ledger.results(ACCEPTED, DUPLICATE):
-            if result.reason != EXACT_DUPLICATE:
-                yield result
-
-    paths = {str(result.sha256): os.path.join(config.input_dir, result.name) for result in candidates()}
-    fingerprints = fingerprint_all(folder.hidden, paths, config)
+    fingerprints = find_fingerprints(ledger, config, folder)
     lines = [fingerprint_line(content, fingerprints[content]) for content in sorted(fingerprints)]
     replace_if_new(folder.hidden / FILE_NAME, lambda: iter(lines))  # whatever order they were added in
-    groups = near_duplicate_groups(fingerprints)
+    groups = near_duplicate_groups(sorted(fingerprints.items()), folder.hidden)
     members: dict[str, list[Result]] = {}
-    for result in candidates():
+    for result in _candidates(ledger):
         if group := groups.get(str(result.sha256)):
             members.setdefault(group, []).append(result)
         elif result.reason == NEAR_DUPLICATE:  # the other images of its group no longer exist
             members[str(result.sha256)] = [result]
     return sum(_keep_largest(ledger, config, group) for group in members.values())
+
+
+def find_fingerprints(
+    ledger: Ledger, config: PreprocessConfig, folder: OutputFolder
+) -> dict[str, Fingerprint]:
+    """The fingerprints of all images that may be near duplicates, by SHA-256; missing ones are stored."""
+    paths = {str(one.sha256): os.path.join(config.input_dir, one.name) for one in _candidates(ledger)}
+    return fingerprint_all(folder.fingerprints, paths, config)
+
+
+def join_fingerprints(folder: OutputFolder, count: int) -> None:
+    """Add the fingerprints that so many parts have stored."""
+    with fingerprints_to_add(folder.fingerprints) as add:
+        for number in range(count):
+            for content, fingerprint in read_fingerprints(folder.fingerprints_of(Part(number, count))):
+                add(content, fingerprint)
+
+
+def _candidates(ledger: Ledger) -> Iterator[Result]:
+    for result in ledger.results(ACCEPTED, DUPLICATE):
+        if result.reason != EXACT_DUPLICATE:
+            yield result
 
 
 def _keep_largest(ledger: Ledger, config: PreprocessConfig, group: list[Result]) -> int:

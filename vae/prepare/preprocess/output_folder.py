@@ -74,6 +74,15 @@ class OutputFolder:
                 f"or, if that folder has moved, write its new path into {self.hidden / 'source.json'}"
             )
 
+    @property
+    def fingerprints(self) -> Path:
+        """The folder of the fingerprints that this process finds."""
+        return self.fingerprints_of(self.part) if self.part else self.hidden
+
+    def fingerprints_of(self, part: Part) -> Path:
+        """The folder of the fingerprints that a part has found."""
+        return self.root / PARTS / part.stem
+
     def open_ledger(self) -> Ledger:
         """The ledger with the results of earlier runs; removes the temporary files of a killed run."""
         os.makedirs(self.hidden, exist_ok=True)

@@ -28,13 +28,15 @@ from vae.prepare.ledger import (
     Skips,
 )
 from vae.prepare.output_dir import check_apart, write_error
-from vae.prepare.parts import Part, complete_part, join_parts, merge_command, part_of
+from vae.prepare.parts import Part, complete_part, join_parts, merge_line, part_of, parts_folder
 from vae.prepare.pool import Failure
 from vae.prepare.preprocess.convert import convert_file, record_without_images
 from vae.prepare.preprocess.duplicates import (
     drop_near_duplicates,
     find_contents,
+    find_fingerprints,
     is_first,
+    join_fingerprints,
     result_of_first,
 )
 from vae.prepare.preprocess.naming import assign_outputs
@@ -93,7 +95,9 @@ def _preprocess(config: PreprocessConfig, part: Part | None, *, parts: int = 0) 
         ledger = folder.open_ledger()
         try:
             if parts:
-                join_parts(ledger, folder.root, parts)
+                join_parts(ledger, parts_folder(config), parts)
+                if config.drop_duplicates:
+                    join_fingerprints(folder, parts)
             else:
                 ledger.list_files(filter(part.has, names) if part else names)
             _update(ledger, folder, config, outcome, is_part=part is not None)
@@ -110,7 +114,7 @@ def _preprocess(config: PreprocessConfig, part: Part | None, *, parts: int = 0) 
     except (OSError, sqlite3.OperationalError) as error:
         raise write_error(error, config.output_dir) from error
     outcome.seconds = time.monotonic() - began
-    _print_summary(outcome, config.output_dir, part)
+    _print_summary(outcome, config, part)
     return 0 if part or outcome.accepted else EXIT_DATA
 
 
@@ -141,8 +145,12 @@ def _update(
             for firsts in (True, False):
                 _convert_all(ledger, folder, config, outcome, bar, firsts)
         lost = ledger.settle_duplicates()
-        if config.drop_duplicates and not lost and not is_part:
-            lost = drop_near_duplicates(ledger, config, folder)
+        if config.drop_duplicates and not lost:
+            folder.fingerprints.mkdir(exist_ok=True)
+            if is_part:  # the groups are known when all parts are
+                find_fingerprints(ledger, config, folder)
+            else:
+                lost = drop_near_duplicates(ledger, config, folder)
         if not lost:
             break  # else: what a duplicate was a duplicate of no longer exists, so it is converted itself
     for duplicate in ledger.results(DUPLICATE):
@@ -205,12 +213,12 @@ def _count(ledger: Ledger, outcome: FileCounts) -> None:
     outcome.rejections = list(rejection_lines(ledger))
 
 
-def _print_summary(outcome: FileCounts, output_dir: str, part: Part | None) -> None:
+def _print_summary(outcome: FileCounts, config: PreprocessConfig, part: Part | None) -> None:
     title = f"part {part}: " if part else ""
     rate = (outcome.written + outcome.unchanged + outcome.rejected) / max(outcome.seconds, 1e-9)
     lines = [
-        f"{console.printable(output_dir)}: {title}{outcome.accepted} images, {outcome.written} converted "
-        f"now, {outcome.rejected} rejected, {duplicates_text(outcome.duplicates)} "
+        f"{console.printable(config.output_dir)}: {title}{outcome.accepted} images, {outcome.written} "
+        f"converted now, {outcome.rejected} rejected, {duplicates_text(outcome.duplicates)} "
         f"({outcome.seconds:.1f} s, {rate:.1f} images/s)",
         *outcome.rejections,
         *skip_lines(outcome.skips),
@@ -222,7 +230,7 @@ def _print_summary(outcome: FileCounts, output_dir: str, part: Part | None) -> N
             f"  {outcome.orphans} sources no longer exist: their images stay, but are not in the manifest"
         )
     if part:
-        lines.append(f"  when all parts are done: {merge_command(output_dir)}")
+        lines.append(merge_line(config))
     elif not outcome.accepted:
         lines.append("no image was accepted: fix the problems listed above")
     console.info("\n".join(lines))

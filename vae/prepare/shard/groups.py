@@ -1,9 +1,10 @@
 """Groups of images that look alike: a group is in one subset, so validation has no twin of a training image.
 
-Perceptual hashes are sorted on disk, by the ledger. Memory is needed for at most 40 bytes per image.
+Perceptual hashes are sorted on disk. Memory is needed for at most 64 bytes per image.
 """
 
 import hashlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import cast
 import numpy as np
 
 from vae.images.folder import count_lowest
+from vae.prepare.disk_blocks import map_file, scratch_folder
 from vae.prepare.ledger import Ledger, Result
-from vae.prepare.near_duplicates import cluster_sorted, near_between
+from vae.prepare.near_duplicates import cluster_sorted, near_between, sort_different
 
 PHASH_BYTES = 16  # two big-endian words
 EXAMPLES, MAX_NAMES = 2, 6  # groups and images that a message names
@@ -28,22 +30,20 @@ class Groups:
 
     def __init__(self, ledger: Ledger, scratch: Path):
         """Sort the hashes in the ledger, and find groups; `scratch` is a file."""
-        results = ledger.accepted_by_hash()
-        ledger.list_phashes((bytes.fromhex(one.record["phash"]), hash_number(one)) for one in results)
-        with open(scratch, "wb") as file:
-            for phash in ledger.phashes():
-                file.write(phash)
-        self._phashes: np.ndarray = np.zeros(0, f"S{PHASH_BYTES}")
-        if scratch.stat().st_size:  # numpy cannot map an empty file
-            self._phashes = np.memmap(scratch, dtype=f"S{PHASH_BYTES}", mode="r")
-        words = self._phashes.view(">u8").reshape(-1, 2)
-        self._group_of = cluster_sorted(words)  # (U,): by the position of a hash
-        self.sizes = np.zeros(len(words), np.int64)  # images by group
+        firsts = array("Q")  # by image
+        with scratch_folder(scratch.with_suffix(".tmp")) as folder:
+            with (folder / "phashes").open("wb") as file:
+                for result in ledger.accepted_by_hash():
+                    file.write(bytes.fromhex(result.record["phash"]))
+                    firsts.append(hash_number(result))
+            numbers = sort_different(map_file(folder / "phashes", ">u8", 2), scratch)
+            self._phashes = map_file(scratch, f"S{PHASH_BYTES}", 1)[:, 0]
+            words = self._phashes.view(">u8").reshape(-1, 2)
+            self._group_of = cluster_sorted(words, folder)  # (U,): by the position of a hash
+        groups = self._group_of[numbers]  # by image
+        self.sizes = np.bincount(groups, minlength=len(words))  # images by group
         self._keys = np.full(len(words), 2**64 - 1, np.uint64)  # by group
-        for position, first in ledger.numbers_by_phash():
-            group = self._group_of[position]
-            self.sizes[group] += 1
-            self._keys[group] = min(self._keys[group], np.uint64(first))
+        self._keys[groups[::-1]] = np.frombuffer(firsts, np.uint64)[::-1]  # the lowest is assigned last
         for group in np.flatnonzero(self.sizes > 1):
             digest = hashlib.sha256(int(self._keys[group]).to_bytes(8, "big")).digest()
             self._keys[group] = int.from_bytes(digest[:8], "big")

@@ -21,7 +21,7 @@ from vae.prepare.check_file import warn_without_simplejpeg
 from vae.prepare.engine import run_tasks
 from vae.prepare.ledger import DUPLICATE, INPUT_DIR, REJECTED, Ledger, Skips
 from vae.prepare.output_dir import check_new, write_error
-from vae.prepare.parts import complete_part, join_parts, merge_command, open_part, part_of
+from vae.prepare.parts import complete_part, join_parts, merge_line, open_part, part_of, parts_folder
 from vae.prepare.pool import Failure, Limits
 from vae.prepare.preprocess.output_folder import SETTINGS_NAME
 from vae.prepare.rejections import duplicates_text, rejection_lines, skip_lines
@@ -91,7 +91,7 @@ def merge_shards(config: ShardConfig, count: int) -> int:
     parent = ShardParent(config) if config.parent else None
 
     def join(ledger: Ledger) -> None:
-        join_parts(ledger, root, count)
+        join_parts(ledger, parts_folder(config), count)
         note_listed(ledger, config, parent)
         if ledger.settle_duplicates():
             raise DataError(f"--output_dir {root}: some files have changed: run all parts again")
@@ -154,7 +154,7 @@ def _run_part(config: ShardConfig) -> int:
                 f"{console.printable(config.output_dir)}: part {part}: {ledger.count_files()} files are "
                 f"checked, {len(plans)} shards are written",
                 *rejection_lines(ledger),
-                f"  when all parts are done: {merge_command(config.output_dir)}",
+                merge_line(config),
             ]
             console.info("\n".join(lines))
         finally:

@@ -76,7 +76,7 @@ def near_duplicate_rule(manifest: Path, num_workers: str) -> tuple[Rule, dict[st
     contents = {row["path"]: row["sha256"] for row in read_rows(manifest, flag="--input_dir")}
     paths = {content: os.path.join(folder, path) for path, content in contents.items()}
     config = ReadingConfig(input_dir=str(folder), num_workers=num_workers)
-    groups = near_duplicate_groups(fingerprint_all(folder, paths, config))
+    groups = near_duplicate_groups(sorted(fingerprint_all(folder, paths, config).items()), folder)
     members: dict[str, list[str]] = {}
     for path, content in contents.items():
         if content in groups:
