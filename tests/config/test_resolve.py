@@ -106,6 +106,10 @@ def test_build_inverts_flatten():
 # --- profiles -------------------------------------------------------------------------------------------
 
 
+def test_an_option_that_was_one_value_in_an_older_checkpoint_is_a_list_now():
+    assert resolve({}, {**flatten(Config()), "decoder_noise": 0.3}).loss.decoder_noise == (0.3,)
+
+
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {"demo", "demo-gpu", "decoder"}))
 def test_profile_changes_neither_losses_nor_the_optimizer(name):
     config = resolve({}, profile=recipe_values(name, has_gpu=True))

@@ -618,10 +618,15 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def build(values: dict[str, Any]) -> Config:
-    """A Config from option values by name; missing options get their defaults."""
+    """A Config from option values by name; missing options get their defaults.
+
+    An option that was one value in an earlier version, as in its checkpoints, is a list of one.
+    """
     options = all_options()
     parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
     for name, value in values.items():
         section, item = options[name]
-        parts[section][name] = tuple(value) if isinstance(item.default, tuple) else value
+        if isinstance(item.default, tuple):
+            value = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        parts[section][name] = value
     return Config(**{name: section(**parts[name]) for name, section in sections().items()})
