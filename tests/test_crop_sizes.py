@@ -8,16 +8,17 @@ import functools
 import pytest
 import torch
 
-from tests.harness.toy_networks import TERM_WEIGHTS, toy_inputs, toy_networks
+from tests.harness.toy_networks import ALL_LOSSES, TERM_WEIGHTS, toy_inputs, toy_networks
+from vae.config.options import LossConfig
 from vae.step import compute_gradients
 
 SIDE = 32  # px of the tile
 
 
 @functools.cache
-def step_sums(tiles: int) -> dict[str, float]:
+def step_sums(tiles: int, loss: LossConfig = ALL_LOSSES) -> dict[str, float]:
     """The sums of a step on one image of `tiles` x `tiles` equal tiles."""
-    networks, inputs = toy_networks(torch.float32), toy_inputs(1, SIDE)
+    networks, inputs = toy_networks(torch.float32, loss=loss), toy_inputs(1, SIDE)
     smooth = torch.nn.functional.avg_pool2d(inputs.images.float(), 5, 1, 2)
     inputs.images = smooth.to(torch.uint8).tile(1, 1, tiles, tiles)
     assert inputs.decoder_noise is not None
@@ -36,6 +37,12 @@ def step_sums(tiles: int) -> dict[str, float]:
 def test_terms_do_not_change_with_the_size(name):
     small, large = step_sums(2)[name], step_sums(4)[name]
     assert large == pytest.approx(small, rel=0.15)  # a sum over pixels would be 4 times as large
+
+
+def test_the_distance_of_dinov2_does_not_change_with_the_size():
+    loss = LossConfig(perceptual_net="dinov2-s")
+    small, large = (step_sums(tiles, loss)["perceptual"] for tiles in (4, 8))
+    assert large == pytest.approx(small, rel=0.15)
 
 
 def test_the_adaptive_adversarial_weight_does_not_change_with_the_size():

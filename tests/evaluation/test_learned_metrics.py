@@ -37,7 +37,7 @@ def test_unavailable_lpips_is_reported_as_missing(no_weights):
 
 
 def test_unavailable_lpips_is_an_error_if_requested(no_weights):
-    with pytest.raises(UserError, match=r"vgg weights of LPIPS .*--perceptual_weights FILE"):
+    with pytest.raises(UserError, match=r"weights of --perceptual_net vgg .*--perceptual_weights FILE"):
         find_perceptual(config(perceptual_net="vgg"), CPU, {})
     with pytest.raises(UserError, match=r"--perceptual_weights gone\.pth is not a file"):
         find_perceptual(config(perceptual_weights="gone.pth"), CPU, {})

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from vae.config.options import LossConfig, ModelConfig
+from vae.losses.dino import DinoDistance, VisionTransformer
 from vae.losses.disc_augment import DRAWS, augmented
 from vae.losses.latent_statistics import statistics_of
 from vae.losses.perceptual import PerceptualLoss, build_perceptual, lpips_of
@@ -43,9 +44,10 @@ def toy_networks(
 
 
 def toy_terms(loss: LossConfig, dtype: torch.dtype) -> LossTerms:
-    """The terms of `loss` on the CPU, with `random_lpips`."""
+    """The terms of `loss` on the CPU, with `random_lpips` or `random_dino`."""
     terms = build_terms(loss, dtype, "meta")
-    on_cpu = [t._replace(function=random_lpips(dtype)) if t.name == "perceptual" else t for t in terms.image]
+    perceptual = random_dino if loss.perceptual_net == "dinov2-s" else random_lpips
+    on_cpu = [t._replace(function=perceptual(dtype)) if t.name == "perceptual" else t for t in terms.image]
     return terms._replace(image=tuple(on_cpu))
 
 
@@ -53,6 +55,17 @@ def toy_terms(loss: LossConfig, dtype: torch.dtype) -> LossTerms:
 def random_lpips(dtype: torch.dtype) -> PerceptualLoss:
     """LPIPS with its random trunk; all tests share it, because it is frozen."""
     return build_perceptual("random", None, dtype, "cpu")
+
+
+@cache
+def random_dino(dtype: torch.dtype) -> DinoDistance:
+    """DINOv2's distance with seeded random weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = VisionTransformer()
+        for weight in network.parameters():
+            weight.data += 0.05 * torch.randn_like(weight)  # also those that begin with zeros or ones
+    return DinoDistance(network, dtype)
 
 
 def toy_inputs(

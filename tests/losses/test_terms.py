@@ -12,7 +12,9 @@ IMAGE_TERMS = [term.name for term in build_terms(ALL_TERMS, torch.float32, "meta
 
 
 def image_term(name: str, dtype: torch.dtype = torch.float32) -> Term:
-    return next(term for term in toy_terms(ALL_TERMS, dtype).image if term.name == name)
+    loss = replace(ALL_TERMS, perceptual_net="dinov2-s") if name == "dinov2-s" else ALL_TERMS
+    name = "perceptual" if name == "dinov2-s" else name
+    return next(term for term in toy_terms(loss, dtype).image if term.name == name)
 
 
 def pair(batch: int = 3, size: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +39,7 @@ def test_the_loss_is_the_weighted_sum():
     assert terms.weighted_sum({"a": 3.0, "b": 4.0, "unrelated": 9.0}) == 8.0
 
 
-@pytest.mark.parametrize("name", IMAGE_TERMS)
+@pytest.mark.parametrize("name", [*IMAGE_TERMS, "dinov2-s"])
 def test_an_image_term_couples_no_images_and_is_zero_for_equal_ones(name):
     recon, images = pair()
     whole = image_term(name).function(recon, images)
@@ -57,7 +59,7 @@ def test_an_image_term_does_not_depend_on_the_size_of_the_crop(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("name", IMAGE_TERMS)
+@pytest.mark.parametrize("name", [*IMAGE_TERMS, "dinov2-s"])
 def test_an_image_term_is_fp32_and_its_gradient_finite(name, dtype):
     recon, images = pair()
     flat = torch.zeros_like(images[:1])  # no contrast, and in its half equal to the reconstruction

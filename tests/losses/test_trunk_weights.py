@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vae.config.options import LossConfig
 from vae.losses import trunk_weights
-from vae.losses.perceptual import build_perceptual
+from vae.losses.perceptual import build, build_perceptual
 from vae.losses.trunk_weights import URLS, download, find_trunk_weights, matches_name
 from vae.system.errors import UserError
 
@@ -54,11 +55,11 @@ def name_with_hash(content: bytes) -> str:
     return f"tiny-{hashlib.sha256(content).hexdigest()[:8]}.pth"
 
 
-@pytest.mark.parametrize("net", ["vgg", "alex", "squeeze"])
+@pytest.mark.parametrize("net", list(URLS))
 def test_no_network_is_one_clear_error_without_delay(net, cache):
     started = time.monotonic()
     with pytest.raises(UserError) as caught:
-        build_perceptual(net, None, torch.float32, "cpu")
+        build(LossConfig(perceptual_net=net), torch.float32, "cpu")
     assert time.monotonic() - started < 30
     message = str(caught.value)
     name = URLS[net].rsplit("/", 1)[-1]
@@ -115,9 +116,15 @@ def test_error_names_a_damaged_file_in_the_cache(cache):
     assert str(path) in str(caught.value)
 
 
-def test_only_files_with_a_hash_in_their_name_are_verified(tmp_path):
+def test_only_files_with_a_known_hash_are_verified(tmp_path):
     content = b"1234"
-    for name, expected in [(name_with_hash(content), True), ("a-00000000.pth", False), ("mine.pth", True)]:
+    damaged = Path(URLS["dinov2-s"]).name
+    for name, expected in [
+        (name_with_hash(content), True),
+        ("a-00000000.pth", False),
+        ("mine.pth", True),
+        (damaged, False),
+    ]:
         (tmp_path / name).write_bytes(content)
         assert matches_name(tmp_path / name, name) is expected
 

@@ -78,16 +78,17 @@ def test_defaults_must_be_inside():
 
 
 @pytest.mark.parametrize(
-    ("weight", "space"),
+    ("given", "space"),
     [
-        (0.0, {}),
-        (1.0, {"perceptual_weight": Range(0.0, 1.0)}),
-        (1.0, {"perceptual_weight": Choices((0.0, 1.0))}),
+        ({"perceptual_weight": 0.0}, {}),
+        ({"perceptual_net": "dinov2-s"}, {}),
+        ({}, {"perceptual_weight": Range(0.0, 1.0)}),
+        ({}, {"perceptual_weight": Choices((0.0, 1.0))}),
     ],
 )
-def test_lpips_as_objective_needs_lpips_in_the_loss(weight, space):
+def test_lpips_as_objective_needs_lpips_in_the_loss(given, space):
     with pytest.raises(UserError, match=r"--objective lpips.*perceptual_weight"):
-        check_space(space, build({"perceptual_weight": weight}), ("lpips",), "space.json")
+        check_space(space, build({"perceptual_weight": 1.0} | given), ("lpips",), "space.json")
 
 
 def test_what_belongs_to_the_machine_is_never_searched():

@@ -255,14 +255,17 @@ class LossConfig:
 
     reconstruction_loss: str = option("l1", "per-pixel loss of values in [-1, 1]", choices=("l1", "mse"))
     reconstruction_weight: float = term_weight(1.0, "weight of the per-pixel loss", "image", always=True)
-    perceptual_weight: float = term_weight(1.0, "weight of LPIPS; with 0 no network is downloaded", "image")
+    perceptual_weight: float = term_weight(
+        1.0, "weight of LPIPS, or of DINOv2's distance; with 0 no network is downloaded", "image"
+    )
     perceptual_net: str = option(
         "vgg",
-        "LPIPS network; random: vgg with random weights, without a download: try --perceptual_weight 3",
-        choices=("vgg", "alex", "squeeze", "random"),
+        "LPIPS network; random: vgg with random weights, without a download: try --perceptual_weight 3; "
+        "dinov2-s: tokens of DINOv2 ViT-S/14 instead of LPIPS (Apache-2.0, 84 MiB)",
+        choices=("vgg", "alex", "squeeze", "random", "dinov2-s"),
     )
     perceptual_weights: str | None = option(
-        None, "file with the ImageNet weights of --perceptual_net, instead of a download", metavar="FILE"
+        None, "file with the weights of --perceptual_net, instead of a download", metavar="FILE"
     )
     ssim_weight: float = term_weight(
         0.0,

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from torchvision import models
 
 from vae.config.options import LossConfig
+from vae.losses.dino import build_dino
 from vae.losses.feature_distance import FeatureDistance
 from vae.losses.terms import LossTerms, TermFunction
-from vae.losses.trunk_weights import find_trunk_weights, read_trunk_weights, wrong_network
+from vae.losses.trunk_weights import load_trunk_weights
 from vae.ops.library import layout_of, once_differentiable
 from vae.ops.shapes import Images, PerImage
 from vae.system.errors import UserError
@@ -33,6 +34,8 @@ RANDOM_TRUNK_SEED = 20180611
 
 def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> tuple[str, TermFunction]:
     """The term of `perceptual_weight` (vae/losses/terms.py)."""
+    if loss.perceptual_net == "dinov2-s":
+        return "DINOv2-S", build_dino(loss.perceptual_weights, dtype, device)
     network = build_perceptual(loss.perceptual_net, loss.perceptual_weights, dtype, device)
     return f"LPIPS ({loss.perceptual_net})", network
 
@@ -134,12 +137,7 @@ def build_perceptual(
     if net == "random":
         features.load_state_dict(_random_weights(features), assign=True)
     else:
-        path = find_trunk_weights(net, weights_path)
-        weights = read_trunk_weights(path, net)
-        try:
-            features.load_state_dict(weights, assign=True)
-        except RuntimeError as error:  # names or shapes
-            raise wrong_network(path, net) from error
+        load_trunk_weights(features, net, weights_path)
     return PerceptualLoss(trunk, features, _linear_weights(name, trunk.widths), dtype).to(device)
 
 

@@ -1,4 +1,4 @@
-"""The ImageNet weights of LPIPS' networks: which file, where to find it, how to read it.
+"""The weights of the perceptual networks: which file, where to find it, how to read it.
 
 Each failure is one UserError that names the file, its place and the alternatives.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision import models
 
 from vae.progress import Progress
@@ -24,14 +24,18 @@ URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
     "alex": models.AlexNet_Weights.IMAGENET1K_V1.url,
     "squeeze": models.SqueezeNet1_1_Weights.IMAGENET1K_V1.url,
+    # Apache-2.0, https://github.com/facebookresearch/dinov2#license
+    "dinov2-s": "https://dl.fbaipublicfiles.com/dinov2/dinov2_vits14/dinov2_vits14_pretrain.pth",
 }
+LPIPS_NETS = ("vgg", "alex", "squeeze")
+SHA256 = {"dinov2_vits14_pretrain.pth": "b938bf1b"}  # first digits, of files without them in their name
 TIMEOUT_SECONDS = 5  # of each address and each read: someone is waiting for the error
 CHUNK_BYTES = 1 << 18
-WITHOUT_LPIPS = "train without LPIPS with --perceptual_weight 0"  # other scripts replace this phrase
+WITHOUT_LPIPS = "train without this network with --perceptual_weight 0"  # other scripts replace this phrase
 
 
 def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) -> Path:
-    """The verified weights file of `net` (vgg, alex, squeeze): `weights_path`, PyTorch's cache or a download.
+    """The verified weights file of `net` (a key of URLS): `weights_path`, PyTorch's cache or a download.
 
     Raises UserError if there is none. Call it before training starts, and first in one process.
     """
@@ -43,11 +47,22 @@ def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) ->
     except OSError as error:
         fetch = fetch_command(URLS[net], given or cached_file(URLS[net]))
         remedy = f"{_alternatives(net)}, or download them: {fetch}"
-        raise UserError(f"the {net} weights of LPIPS are not usable: {error}: {remedy}") from error
+        raise UserError(f"the weights of --perceptual_net {net} are not usable: {error}: {remedy}") from error
 
 
-def read_trunk_weights(path: Path, net: str) -> dict[str, Tensor]:
-    """The `features.*` tensors, without that prefix, of a classifier's .pth, .pt or .safetensors file."""
+def load_trunk_weights(network: nn.Module, net: str, weights_path: str | os.PathLike[str] | None) -> None:
+    """Give `network`, which is on the meta device, the weights of `net` (see find_trunk_weights)."""
+    path = find_trunk_weights(net, weights_path)
+    weights = _read(path, net)
+    try:
+        network.load_state_dict(weights, assign=True)
+    except RuntimeError as error:  # names or shapes
+        expected = Path(_file_name(URLS[net])).stem
+        raise _unusable(path, net, f"is from another network than {expected}") from error
+
+
+def _read(path: Path, net: str) -> dict[str, Tensor]:
+    """The tensors of a .pth, .pt or .safetensors file; for LPIPS the `features.*`, without that prefix."""
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)
@@ -56,20 +71,16 @@ def read_trunk_weights(path: Path, net: str) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file raises anything: RuntimeError, KeyError, struct.error, ...
         raise _unusable(path, net, "is not a readable weights file") from error
     tensors = state if isinstance(state, dict) else {}
+    prefix = "features." if net in LPIPS_NETS else ""
     # cloned: the memory of safetensors is not aligned, and PyTorch then uses kernels that round differently
     found = {
-        name.removeprefix("features."): value.clone()
+        name.removeprefix(prefix): value.clone()
         for name, value in tensors.items()
-        if isinstance(name, str) and name.startswith("features.") and isinstance(value, Tensor)
+        if isinstance(name, str) and name.startswith(prefix) and isinstance(value, Tensor)
     }
     if not found:
-        raise _unusable(path, net, "has no tensors named features.*")
+        raise _unusable(path, net, f"has no tensors named {prefix}*")
     return found
-
-
-def wrong_network(path: Path, net: str) -> UserError:
-    """The error for a readable file with the weights of another network."""
-    return _unusable(path, net, f"is from another network than {Path(_file_name(URLS[net])).stem}")
 
 
 def cached_file(url: str) -> Path:
@@ -80,7 +91,7 @@ def cached_file(url: str) -> Path:
 def verified_weights(url: str, given: Path | None = None) -> Path:
     """The file of `url`: `given`, that in PyTorch's cache, or a download to it.
 
-    Raises OSError, with a reason for a user, if there is none, or if its SHA-256 is not that in its name.
+    Raises OSError, with a reason for a user, if there is none, or if its SHA-256 is wrong.
     """
     path = given or cached_file(url)
     if given is None and not path.is_file():
@@ -94,7 +105,7 @@ def verified_weights(url: str, given: Path | None = None) -> Path:
     except OSError as error:
         raise OSError(f"{path} cannot be read ({error.strerror})") from error
     if not is_intact:
-        raise OSError(f"{path} is damaged: its SHA-256 differs from the one in its name")
+        raise OSError(f"{path} is damaged: its SHA-256 differs from the published one")
     return path
 
 
@@ -119,9 +130,10 @@ def download(url: str, path: Path) -> None:
 
 
 def matches_name(path: Path, name: str) -> bool:
-    """Whether the SHA-256 starts with the digits in `name` (vgg16-397923af.pth); True if it has none."""
-    digits = re.search(r"-([0-9a-f]{8})\.pth$", name)
-    return digits is None or sha256_of_file(path).startswith(digits[1])
+    """Whether the SHA-256 starts with the digits in `name` (vgg16-397923af.pth) or in SHA256, if any."""
+    found = re.search(r"-([0-9a-f]{8})\.pth$", name)
+    digits = SHA256.get(name, found[1] if found else "")
+    return digits == "" or sha256_of_file(path).startswith(digits)
 
 
 def _unusable(path: Path, net: str, reason: str) -> UserError:
@@ -129,7 +141,7 @@ def _unusable(path: Path, net: str, reason: str) -> UserError:
 
 
 def _alternatives(net: str) -> str:
-    others = ", ".join(name for name in URLS if name != net)
+    others = ", ".join(name for name in LPIPS_NETS if name != net)
     return (
         f"{WITHOUT_LPIPS}, pass the file with --perceptual_weights FILE, choose another network with "
         f"--perceptual_net ({others}, or random, which needs no file)"

@@ -174,10 +174,10 @@ def check_space(space: Space, base: Config, objectives: tuple[str, ...], source:
     if "lpips" in objectives:
         part = space.get("perceptual_weight", Range(base.loss.perceptual_weight, math.inf))
         least = part.low if isinstance(part, Range) else min(part.values)
-        if base.loss.perceptual_weight == 0 or least == 0:
+        if base.loss.perceptual_weight == 0 or least == 0 or base.loss.perceptual_net == "dinov2-s":
             raise UserError(
                 "--objective lpips is measured only if LPIPS is part of the loss: raise perceptual_weight in "
-                "--config and --space above 0, or use psnr or ssim"
+                "--config and --space above 0 with a perceptual_net other than dinov2-s, or use psnr or ssim"
             )
 
 

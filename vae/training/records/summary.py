@@ -253,7 +253,7 @@ def _metrics_lines(
         f"PSNR is the mean of the images, each up to {OFF_BY_ONE_DB:.2f} dB (every value off by one)"
     )
     if not any("lpips" in values for values in measured.values()):
-        lines.append("LPIPS was not measured: --perceptual_weight 0 loads no network for it")
+        lines.append("LPIPS was not measured: the loss does not contain it")
     elif config.loss.perceptual_net == "random":
         lines.append(
             "LPIPS has random weights (--perceptual_net random): its values cannot be compared with others"
