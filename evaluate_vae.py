@@ -16,9 +16,9 @@ def main(argv: list[str]) -> int:
 
         run_probe(config)
         return 0
-    from vae.evaluation.compare import compare
+    from vae.evaluation.datasets import compare_all
 
-    compare(config)
+    compare_all(config)
     return 0
 
 

@@ -183,17 +183,22 @@ def train(**options: Any) -> TrainingResult:
 
 
 def evaluate(
-    vae: PathLike | Sequence[PathLike], data_path: PathLike, output_dir: PathLike, **options: Any
+    vae: PathLike | Sequence[PathLike],
+    data_path: PathLike | Sequence[PathLike],
+    output_dir: PathLike,
+    **options: Any,
 ) -> "Results":
     """Measure one or several VAE files on a folder of images, write report.html, and return all results.
 
+    Of several folders or datasets, the results of each, and their mean.
+
     `options` are named as the flags of evaluate_vae.py (docs/evaluate.md). Raises UserError.
     """
-    from vae.evaluation import compare
+    from vae.evaluation import datasets
 
     values = {"vae": vae, "data_path": data_path, "output_dir": output_dir, **options}
     known = [item.name for item in fields(EvaluateConfig)]
-    return compare.compare(parse_evaluate_flags(_command_line(values, known)))
+    return datasets.compare_all(parse_evaluate_flags(_command_line(values, known)))
 
 
 def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any) -> Path:

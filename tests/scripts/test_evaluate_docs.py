@@ -19,6 +19,8 @@ from vae.config.flags import command_words
 from vae.evaluation.results import METRICS
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
+DATASETS = {"test": (0, 2), "photos": (4,)}  # numbers of images
+OF_SEVERAL = ("results.json", "results.csv", *DATASETS)
 TEXT = page_text("evaluate.md")
 
 
@@ -38,10 +40,11 @@ def workplace(image_folder, tmp_path_factory) -> Path:
     assert train_vae.main(command_words(given)) == 0
     words = ["--vae", second / "vae", "--format", "single", "--output", folder / "other.safetensors"]
     assert export_vae.main([str(word) for word in words]) == 0
-    (folder / "data" / "test").mkdir(parents=True)
-    for index in (0, 2):
-        image = Image.open(image_folder / f"image_{index:02d}.png").resize((264, 256))
-        image.save(folder / "data" / "test" / f"{index}.png")
+    for name, indices in DATASETS.items():
+        (folder / "data" / name).mkdir(parents=True)
+        for index in indices:
+            image = Image.open(image_folder / f"image_{index:02d}.png").resize((264, 256))
+            image.save(folder / "data" / name / f"{index}.png")
     return folder
 
 
@@ -55,12 +58,13 @@ def in_workplace(workplace, monkeypatch) -> None:
 @pytest.mark.slow
 def test_every_command_runs(in_workplace):
     lines = commands(TEXT)
-    assert len(lines) == 4
+    assert len(lines) == 5
     for python, script, *words in lines:
         assert (python, script) == ("python", "evaluate_vae.py")
         assert evaluate_vae.main([*words, "--device", "cpu"]) == 0, words
         output = Path(words[words.index("--output_dir") + 1])
-        assert {path.name for path in output.iterdir()} == set(OUTPUTS)
+        several = "data/photos" in words
+        assert {path.name for path in output.iterdir()} == set(OF_SEVERAL if several else OUTPUTS)
 
 
 @pytest.mark.slow

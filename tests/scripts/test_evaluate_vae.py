@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.harness.labelled_shards import write_labelled
 from tests.harness.runs import run_here
+from tests.harness.shards import write_shards
 from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation import compare
 from vae.evaluation.baselines import bicubic_baseline
@@ -169,6 +170,11 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
         ),
         "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
         "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
+        "the same images twice": ({"--data_path": [folder / "data"] * 2}, ["--data_path", "twice"]),
+        "one of several weights": ({"--data_path": ["a.json:1", "b.json"]}, ["--data_path b.json", "weight"]),
+        "labels of several folders": (
+            {"--data_path": [folder / "data", folder], "--probe": "labels.csv"}, ["--data_path", "--probe"],
+        ),
         "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "the minimum is 8;"]),
         "negative size": ({"--sizes": [-8]}, ["--sizes -8", "the minimum is 8; 0 measures whole images"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
@@ -189,6 +195,35 @@ def test_mistake_is_one_line_and_nothing_is_written(flags, folder, tmp_path):
         assert len(errors.strip().splitlines()) == 1, (what, errors)
         assert all(word in errors for word in words), (what, errors)
         assert not (tmp_path / "out").exists(), what
+
+
+@pytest.mark.slow
+def test_several_datasets_are_compared_one_by_one_and_on_average(flags, folder, tmp_path):
+    one, other = (
+        write_shards(tmp_path / name, count=count, shard_bytes=10**6) for name, count in (("b", 3), ("c", 2))
+    )
+    flags |= {
+        "--vae": flags["--vae"][:1],
+        "--data_path": [f"{one}:3", f"{other}:1"],
+        "--equivariance_images": 0,
+    }
+    code, output, errors = run_command(flags, "--no-codecs")
+    assert (code, errors) == (0, "")
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"b_set", "c_set", "results.json", "results.csv"}
+    rows = {
+        vae["name"]: vae["sizes"][0]["metrics"]
+        for vae in json.loads((out / "results.json").read_text())["vaes"]
+    }
+    assert list(rows) == ["b/set: first/vae", "c/set: first/vae", "mean: first/vae"]
+    assert all(name in output for name in rows)
+    for folder_name, row in (("b_set", "b/set: first/vae"), ("c_set", "c/set: first/vae")):
+        own = json.loads((out / folder_name / "results.json").read_text())["vaes"][0]["sizes"][0]["metrics"]
+        assert rows[row] == own
+    for metric in ("psnr", "ssim"):
+        first, second, mean = (row[metric] for row in rows.values())
+        assert mean == pytest.approx(0.75 * first + 0.25 * second)
+        assert first != second
 
 
 def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):

@@ -50,10 +50,10 @@ class EvaluateConfig:
         "one or more VAEs: checkpoints of train_vae.py, diffusers folders or .safetensors files",
         metavar="PATH",
     )
-    data_path: str = option(
+    data_path: tuple[str, ...] = option(
         MISSING,
         "folder of images, with subfolders, or the dataset.json of a dataset of shards, also on a remote "
-        "store (s3://, gs://, https://)",
+        "store (s3://, gs://, https://); several: each is measured, and the mean of all is given",
         metavar="PATH",
     )
     output_dir: str = option(
@@ -235,6 +235,12 @@ class EvaluateConfig:
         """Whether the latents are measured for diffusion models: --diffusion_probe includes that."""
         return self.diffusability or self.diffusion_probe
 
+    @property
+    def path(self) -> str:
+        """The path of --data_path, of which there is one."""
+        (path,) = self.data_path
+        return path
+
 
 EPILOG = """examples:
   evaluate_vae.py --vae outputs/first/vae --data_path data/test --output_dir results/first
@@ -298,6 +304,11 @@ def _check_probe(config: EvaluateConfig, given: dict[str, Any]) -> None:
     if useless is not None:
         which = f"with --probe_profile {name}" if name else "without --probe_profile"
         raise UserError(f"--{useless} has no effect {which}: remove it")
+    if (name or config.probe) and len(config.data_path) > 1:
+        raise UserError(
+            f"--data_path {' '.join(config.data_path)}: {'--probe_profile' if name else '--probe'} needs a "
+            "single folder or dataset"
+        )
     if (name or config.probe) and (len(config.sizes) > 1 or WHOLE in config.sizes):
         shown = " ".join(map(str, config.sizes))
         raise UserError(

@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -71,7 +71,7 @@ def compare(config: EvaluateConfig) -> Results:
     if config.diffusion_probe and len(image_set.names) < MIN_IMAGES:
         raise UserError(
             f"--diffusion_probe needs {MIN_IMAGES} images, and {len(image_set.names)} of --data_path "
-            f"{config.data_path} can be used: give more, or use --diffusability"
+            f"{config.path} can be used: give more, or use --diffusability"
         )
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
     labels = image_set.labels(config.probe_column) if config.measures_diffusability else []
@@ -102,7 +102,7 @@ def compare(config: EvaluateConfig) -> Results:
     return results
 
 
-def short_names(paths: tuple[str, ...]) -> list[str]:
+def short_names(paths: Sequence[str], flag: str = "--vae") -> list[str]:
     """For each path, the fewest last parts that make it unique; at least two if the last one is `vae`."""
     parts = [Path(path).absolute().parts for path in paths]
     names = []
@@ -113,7 +113,7 @@ def short_names(paths: tuple[str, ...]) -> list[str]:
         names.append("/".join(own[-length:]))
     twice = next((path for path, name in zip(paths, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"--vae contains {twice} twice: give it once")
+        raise UserError(f"{flag} contains {twice} twice: give it once")
     return names
 
 
@@ -280,7 +280,7 @@ def _protocol(
     rules = rules_of(config.protocol, config.crop)
     return Protocol(
         name=config.protocol,
-        data_path=public_text(config.data_path),
+        data_path=public_text(config.path),
         images=images,
         sizes=sizes,
         crop="whole images" if sizes == (WHOLE,) else rules.crop,

@@ -112,7 +112,7 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
         name, reason = next(iter(unusable.items()))
         remedy = ": lower --sizes" if reason.startswith("too_small") and largest > MIN_SIZE else ""
         raise DataError(
-            f"--data_path {config.data_path}: none of its {len(names)} images can be "
+            f"--data_path {config.path}: none of its {len(names)} images can be "
             f"measured; the first is {name}: {reason}{remedy}"
         )
     usable = {name: index for name, index in indices.items() if name not in unusable}
@@ -141,7 +141,7 @@ def _open(config: EvaluateConfig) -> Images:
     Whole shards of a remote dataset are fetched only if that is less than to read each image when needed.
     """
     images = open_source(
-        config.data_path, "--data_path", open_cache([config.data_path], config.cache_dir, config.cache_gib)
+        config.path, "--data_path", open_cache([config.path], config.cache_dir, config.cache_gib)
     )
     readings = 1 + len(config.vae) * len(config.sizes)  # of each measured image, the check included
     is_cheaper = config.max_images and config.max_images * readings < len(images)

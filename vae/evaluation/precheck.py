@@ -9,6 +9,7 @@ from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.vae_path import locate_vae
 from vae.shards.index import is_dataset, read_dataset
+from vae.shards.mixture import parse_mixture
 from vae.shards.store import StoreFile
 from vae.system.errors import UserError
 from vae.system.files import why_not_writable
@@ -24,10 +25,11 @@ def check_command(config: EvaluateConfig) -> None:
     _check_output(Path(config.output_dir), config.overwrite)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
-    if is_dataset(config.data_path):
-        read_dataset(config.data_path)
-    else:
-        check_images(config.data_path)
+    for path, _ in weighted_paths(config):
+        if is_dataset(path):
+            read_dataset(path)
+        else:
+            check_images(path)
     if config.rfid:
         check_packages("--rfid", RFID_PACKAGES, ", or remove --rfid")
     if config.probe is not None and not Path(config.probe).is_file():
@@ -40,25 +42,29 @@ def check_command(config: EvaluateConfig) -> None:
         check_packages("--probe", {"sklearn": "scikit-learn"})
 
 
+def weighted_paths(config: EvaluateConfig) -> list[tuple[str, float]]:
+    """The paths of --data_path with their weights, 1 if none is given; UserError for a wrong weight."""
+    return parse_mixture(" ".join(config.data_path)) or [(path, 1.0) for path in config.data_path]
+
+
 def validation_path(config: EvaluateConfig) -> str | StoreFile:
     """--val_path, or the validation images of the dataset of shards; UserError if there are none."""
     if config.val_path is not None:
         return config.val_path
-    if is_dataset(config.data_path):
-        dataset = read_dataset(config.data_path)
+    if is_dataset(config.path):
+        dataset = read_dataset(config.path)
         if dataset.validation is not None:
             beside = dataset.beside(dataset.validation)
             return str(beside) if isinstance(beside, Path) else beside
     raise UserError(
-        f"--probe_profile needs validation images, and --data_path {config.data_path} names "
-        "none: add --val_path"
+        f"--probe_profile needs validation images, and --data_path {config.path} names none: add --val_path"
     )
 
 
 def _check_validation(config: EvaluateConfig) -> None:
     """Raise UserError for validation images that do not exist, or that are the training images."""
     path = validation_path(config)
-    if isinstance(path, str) and os.path.realpath(path) == os.path.realpath(config.data_path):
+    if isinstance(path, str) and os.path.realpath(path) == os.path.realpath(config.path):
         raise UserError(f"--val_path {path} is --data_path: give other images for the validation")
     if isinstance(path, StoreFile) or is_dataset(path):
         read_dataset(path, flag="--val_path")

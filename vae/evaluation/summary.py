@@ -36,7 +36,7 @@ def terminal_text(results: Results) -> str:
     tables += [*diffusability_tables(results), equivariance_table(results), grid_table(results)]
     for table in tables:
         if table is not None:
-            lines += ["", *_aligned(table)]
+            lines += ["", *aligned(table)]
     lines += velocity_lines(results)
     if results.missing:
         lines += ["", *(f"missing: {name}: {why}" for name, why in results.missing.items())]
@@ -63,7 +63,7 @@ def velocity_lines(results: Results) -> list[str]:
     ]
 
 
-def _aligned(table: Table) -> list[str]:
+def aligned(table: Table) -> list[str]:
     """Lines with the names left-aligned and the values right-aligned."""
     columns = [[table.caption, *map(printable, table.row_names)]]
     columns += [[heading, *map(_text, cells)] for heading, cells in table.known.items()]

@@ -62,10 +62,10 @@ def read_sets(config: EvaluateConfig) -> tuple[list[str], list[LabelledSet]]:
 
     Raises DataError or UserError in one line if they cannot be probed.
     """
-    paths: dict[str, str | StoreFile] = {"--data_path": config.data_path}
+    paths: dict[str, str | StoreFile] = {"--data_path": config.path}
     if config.probe_profile is not None:
         paths["--val_path"] = validation_path(config)
-    cache = open_cache((config.data_path, config.val_path), config.cache_dir, config.cache_gib)
+    cache = open_cache((config.path, config.val_path), config.cache_dir, config.cache_gib)
     sources = {flag: open_source(path, flag, cache) for flag, path in paths.items()}
     listed = None if config.probe is None else _listed_labels(config.probe, config.probe_column)
     if listed is not None:

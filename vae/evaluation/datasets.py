@@ -1,0 +1,76 @@
+"""Several datasets of evaluate_vae.py: a comparison of each, and their means in one table."""
+
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.evaluation.compare import compare, short_names
+from vae.evaluation.precheck import check_command, weighted_paths
+from vae.evaluation.report.tables import quality_tables
+from vae.evaluation.results import PER_IMAGE, Results, SizeResult, VaeResult, as_json
+from vae.evaluation.summary import aligned, write_results_csv
+from vae.system import console
+from vae.system.addresses import public_text
+from vae.system.files import write_json
+
+MEAN = "mean"
+
+
+def compare_all(config: EvaluateConfig) -> Results:
+    """Compare the VAEs on --data_path; if it has several datasets, on each, and on all by their weights."""
+    datasets = weighted_paths(config)
+    if len(datasets) == 1:
+        return compare(replace(config, data_path=(datasets[0][0],)))
+    check_command(config)
+    names = short_names([_folder(path) for path, _ in datasets], "--data_path")
+    found: dict[str, Results] = {}
+    for name, (path, _) in zip(names, datasets, strict=True):
+        console.info(f"\n{console.printable(name)}")
+        folder = Path(config.output_dir) / name.replace("/", "_")
+        found[name] = compare(replace(config, data_path=(path,), output_dir=str(folder)))
+    results = _joined(found, [weight for _, weight in datasets])
+    folder = Path(config.output_dir)
+    write_json(folder / "results.json", as_json(results, folder), indent=1)
+    write_results_csv(results, folder / "results.csv")
+    for table in quality_tables(results):
+        console.info("\n".join(["", *aligned(table)]))
+    console.info(f"\nresults of all datasets are in {console.printable(config.output_dir)}")
+    return results
+
+
+def _folder(path: str) -> str:
+    """What names a dataset: the folder of a `dataset.json`, or the path itself."""
+    shown = PurePath(public_text(path))
+    return str(shown.parent if shown.name == "dataset.json" else shown)
+
+
+def _joined(found: dict[str, Results], weights: list[float]) -> Results:
+    """A row for each dataset and VAE, then the mean of each VAE over the datasets."""
+    first, *_ = found.values()
+    rows = [
+        replace(vae, name=f"{name}: {vae.name}", curves=[], samples=[])
+        for name, results in found.items()
+        for vae in results.vaes
+    ]
+    for same in zip(*(results.vaes for results in found.values()), strict=True):
+        sizes = [_mean(list(one), weights) for one in zip(*(vae.sizes for vae in same), strict=True)]
+        rows.append(VaeResult(f"{MEAN}: {same[0].name}", same[0].path, same[0].kind, sizes))
+    missing = {f"{name}: {what}": why for name, one in found.items() for what, why in one.missing.items()}
+    protocol = replace(
+        first.protocol,
+        data_path=" ".join(results.protocol.data_path for results in found.values()),
+        images=sum(results.protocol.images for results in found.values()),
+    )
+    unusable = {f"{name}: {image}": why for name, one in found.items() for image, why in one.unusable.items()}
+    return Results(protocol, first.environment, rows, missing, unusable)
+
+
+def _mean(results: list[SizeResult], weights: list[float]) -> SizeResult:
+    """The mean of a VAE over the datasets; none of rFID, which belongs to one set of images."""
+    metrics: dict[str, float | None] = dict.fromkeys(results[0].metrics)
+    for metric in PER_IMAGE:
+        values = [result.metrics[metric] for result in results]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            metrics[metric] = sum(map(float.__mul__, known, weights)) / sum(weights)
+    return SizeResult(results[0].size, metrics, {})
