@@ -26,11 +26,12 @@ from vae.memory.live_bytes import LiveBytes  # noqa: E402
 from vae.memory.plan import StepMemory, reserve_bytes, stage_spec, step_memory  # noqa: E402
 from vae.model.autoencoder import downsampling  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
-from vae.step import Networks, StepInputs, apply_update, compute_gradients  # noqa: E402
+from vae.step import Networks, StepInputs, compute_gradients  # noqa: E402
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
 from vae.training.precision import compile_in_place, set_backends  # noqa: E402
 from vae.training.state import begin_state  # noqa: E402
+from vae.update import apply_update  # noqa: E402
 
 SIZES = {"cuda": (512, 1024, 2048), "cpu": (64, 128)}
 SMALL = {"channels": [32, 64, 64, 64], "layers_per_block": 1, "norm_groups": 8}

@@ -32,8 +32,9 @@ from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
 from vae.optimizers import build_optimizers
-from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
+from vae.step import Networks, StepInputs, compute_gradients
 from vae.training.schedule import TRAINED, WARM, WARMUP_SHARE, ema_decay, learning_rate_factor
+from vae.update import UpdateState, apply_update
 
 FORMATS = (".png", ".jpg", ".jpeg", ".webp")
 LONGEST_SIDE = 1024  # px of a photograph in memory

@@ -9,7 +9,7 @@ from vae import optimizers
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.model.autoencoder import AutoencoderKL
 from vae.optimizers import Muon, build_optimizers, parameter_groups
-from vae.step import UpdateState, apply_update
+from vae.update import UpdateState, apply_update
 
 LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-2, (0.9, 0.99), 0.1
 SHAPES = [(4, 6, 3, 3), (4, 6, 3, 3), (4, 4, 3, 3), (4, 6, 1, 1), (6, 4, 1, 1), (8, 8), (9, 2), (8,)]

@@ -1,11 +1,11 @@
-"""One optimizer step: micro-batches, gradients of the losses, the discriminator, and the update.
+"""The gradients of one optimizer step: micro-batches, the losses, and the discriminator.
 
 Shapes: B images of this process and step, b images of one micro-batch, Z latent channels.
 Every loss is a mean over the images of all processes, so micro-batches do not change the gradient.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -13,16 +13,12 @@ from functools import partial, reduce
 import torch
 from torch import nn
 
-from vae.config.options import OptimConfig
 from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, lecam_penalty, squared_norm
 from vae.losses.disc_augment import augmented
 from vae.losses.latent_statistics import moments, statistics_of
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
-
-LOSS_SCALE_START = 2.0**16  # fp16: start, growth and backoff as in PyTorch's GradScaler
-LOSS_SCALE_GROWTH_STEPS = 2000
 
 LastPass = Callable[[nn.Module], AbstractContextManager[object]]
 
@@ -296,67 +292,3 @@ def _pass(network: nn.Module, is_last: bool, last_pass: LastPass) -> AbstractCon
 def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
     for name, value in terms.items():
         sums[name] = sums.get(name, 0) + (value.sum(0) if value.dim() > 1 else value.sum())
-
-
-@dataclass
-class UpdateState:
-    """State of the update between steps, as tensors on the device so that no step waits for the host."""
-
-    loss_scale: torch.Tensor  # () fp32
-    finite_steps: torch.Tensor  # () steps since the scale last changed
-    nonfinite_streak: torch.Tensor  # () skipped steps in a row
-    nonfinite_total: torch.Tensor  # () skipped steps of the run
-
-    @classmethod
-    def begin(cls, device: torch.device, fp16: bool) -> "UpdateState":
-        start = LOSS_SCALE_START if fp16 else 1.0
-        values = (start, 0.0, 0.0, 0.0)
-        return cls(*(torch.tensor(value, dtype=torch.float32, device=device) for value in values))
-
-
-def apply_update(
-    optimizers: Sequence[torch.optim.Optimizer],
-    state: UpdateState,
-    optim: OptimConfig,
-    fp16: bool,
-    empty: bool,
-) -> list[torch.Tensor]:
-    """Clip, step and clear the gradients; return the gradient norm of each optimizer before clipping, ().
-
-    If a gradient is not finite on any process, or the step has no image (`empty`), no weight of any network
-    changes: the fused optimizers read `found_inf` on the device. Then the fp16 loss scale is adjusted.
-    """
-    norms = [_clip(optimizer, state.loss_scale, optim.gradient_clip, fp16) for optimizer in optimizers]
-    skipped = torch.stack([~torch.isfinite(norm) for norm in norms]).any().float()
-    if empty:
-        skipped = torch.ones_like(skipped)
-    for optimizer in optimizers:
-        optimizer.found_inf = skipped  # type: ignore[attr-defined]  # fused optimizers read it, as GradScaler's
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    if not empty:
-        _adjust_loss_scale(state, skipped, fp16)
-    return norms
-
-
-def _clip(
-    optimizer: torch.optim.Optimizer, loss_scale: torch.Tensor, limit: float, fp16: bool
-) -> torch.Tensor:
-    """Divide the gradients by the loss scale and clip them to `limit`; return their norm before clipping."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if fp16:
-        torch._foreach_div_(grads, loss_scale)
-    norm = torch.nn.utils.get_total_norm(grads)
-    if limit > 0:
-        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
-    return norm
-
-
-def _adjust_loss_scale(state: UpdateState, skipped: torch.Tensor, fp16: bool) -> None:
-    state.nonfinite_total += skipped
-    state.nonfinite_streak = (state.nonfinite_streak + skipped) * skipped
-    if fp16:
-        steps = (state.finite_steps + 1) * (1 - skipped)
-        grow = (steps >= LOSS_SCALE_GROWTH_STEPS).float()
-        state.loss_scale = state.loss_scale * torch.where(skipped > 0, 0.5, 1.0) * (1 + grow)
-        state.finite_steps = steps * (1 - grow)

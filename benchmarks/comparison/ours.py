@@ -9,9 +9,10 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
 from vae.model.recompute import set_recompute
-from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients, micro_batch_sizes
+from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
 from vae.training.precision import compile_in_place
 from vae.training.schedule import REFERENCE_PEAK
+from vae.update import UpdateState, apply_update
 
 
 class Ours:

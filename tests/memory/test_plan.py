@@ -25,8 +25,9 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import build_optimizers
-from vae.step import Networks, UpdateState, apply_update, compute_gradients, micro_batch_sizes
+from vae.step import Networks, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError
+from vae.update import UpdateState, apply_update
 
 MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
 PIXELS_ONLY = LossConfig(perceptual_weight=0.0)

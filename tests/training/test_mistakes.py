@@ -31,14 +31,9 @@ from vae.interop.checkpoint_file import load_checkpoint
 from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
-from vae.step import (
-    UpdateState,
-    apply_update,
-    autoencoder_gradients,
-    compute_gradients,
-    discriminator_gradients,
-)
+from vae.step import autoencoder_gradients, compute_gradients, discriminator_gradients
 from vae.training.run import train
+from vae.update import UpdateState, apply_update
 
 ADVERSARIAL = {
     "adversarial_weight": 0.5,

@@ -11,11 +11,11 @@ from tests.harness.toy_networks import relative_difference
 from tests.harness.training_runs import ONE_PROCESS, SHORT, loop_of, train_short
 from vae.interop import checkpoint_schema
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.step import UpdateState
 from vae.training.loop import StageEnd
 from vae.training.setup import prepare_run
 from vae.training.stages import Position, Stage
 from vae.training.validation.history import History
+from vae.update import UpdateState
 
 
 def test_schema_of_checkpoints_has_the_fields_that_training_saves():

@@ -18,7 +18,8 @@ from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.ops.attention import attention, attention_reference
 from vae.ops.kernel_check import TOLERANCE, run_tests
 from vae.ops.library import REPLACED, runs_kernels
-from vae.step import Networks, StepInputs, UpdateState, apply_update, compute_gradients
+from vae.step import Networks, StepInputs, compute_gradients
+from vae.update import UpdateState, apply_update
 
 STEP_TOLERANCE = 2**-3  # about twenty rounded layers, forward and backward
 

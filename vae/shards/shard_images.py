@@ -1,13 +1,10 @@
 """The images of a dataset of shards, read by number, from a folder or from elsewhere."""
 
-import os
 import tarfile
-import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,20 +13,10 @@ from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams
-from vae.shards.index import (
-    INDEX,
-    Row,
-    Shard,
-    ShardedDataset,
-    check_bytes,
-    index_path,
-    read_index,
-    row_name,
-)
+from vae.shards.index import INDEX, Row, Shard, ShardedDataset, row_name
+from vae.shards.local_shards import OPEN_SHARDS, LocalShards
 from vae.shards.members import metadata_of, split_name, texts_in
-from vae.system.files import check_regular
 
-OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
 METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
 FOREIGN_BYTES = 2**20  # the same, before and after an image in a tar file that others wrote
@@ -65,98 +52,6 @@ class ShardFiles(Protocol):
     def close(self) -> None:
         """Close all files."""
         ...
-
-
-class LocalShards:
-    """Shards in a folder. Keeps the last OPEN_SHARDS open."""
-
-    def __init__(self, folder: Path, indexes: Path) -> None:
-        self._folder, self._indexes = folder, indexes
-        self._begin()
-
-    def _begin(self) -> None:
-        self._open: OrderedDict[str, _TarFile] = OrderedDict()
-        self._guard = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._process = os.getpid()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_indexes": self._indexes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
-
-    def index(self, shard: Shard) -> np.ndarray:
-        """The index of a shard: INDEX (samples,)."""
-        return read_index(index_path(self._indexes, shard), shard)
-
-    def read(self, shard: Shard, row: Row) -> bytes:
-        """The bytes of an image file."""
-        return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
-
-    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
-        """Any bytes of a shard."""
-        if self._process != os.getpid():  # a forked process drops the files of its parent
-            self._begin()
-        with self._guard:
-            file = self._file(shard)
-        try:
-            data = file.read(offset, size)
-        except OSError as error:
-            raise BadImageError("unreadable", error.strerror or str(error)) from error
-        self._counts["disk_bytes"] += len(data)
-        return data
-
-    def _file(self, shard: Shard) -> "_TarFile":
-        if shard.name in self._open:
-            self._open.move_to_end(shard.name)
-            return self._open[shard.name]
-        path = self._folder / shard.name
-        try:
-            check_regular(path)
-            file = _TarFile(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
-        except OSError as error:
-            raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
-        self._open[shard.name] = file
-        if len(self._open) > OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return file
-
-    def expect(self, _shards: Sequence[Shard]) -> None:
-        """Nothing to do."""
-
-    def scattered(self) -> "LocalShards":
-        """The same files."""
-        return self
-
-    def counts(self) -> dict[str, int]:
-        """Bytes read, and files that are open."""
-        counts, self._counts = self._counts, Counter()
-        return {**counts, "open_shards": len(self._open)}
-
-    def close(self) -> None:
-        """Close all files that no thread is reading."""
-        self._open.clear()
-
-
-class _TarFile:
-    """A file that threads read at the same time; it is closed when nothing refers to it."""
-
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes from `offset` on; fewer at the end of the file."""
-        if hasattr(os, "pread"):
-            return os.pread(self._descriptor, size, offset)
-        with self._lock:  # Windows has a single position
-            os.lseek(self._descriptor, offset, os.SEEK_SET)
-            return os.read(self._descriptor, size)
 
 
 class ShardImages:

@@ -13,11 +13,11 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
 from vae.optimizers import build_optimizers
-from vae.step import UpdateState
 from vae.training.checkpoints.older import KL_UNIT
 from vae.training.provenance import Lineage
 from vae.training.stages import Position, Stage, first_stages
 from vae.training.validation.history import History
+from vae.update import UpdateState
 
 
 @dataclass

@@ -10,12 +10,13 @@ from vae.losses.disc_augment import DRAWS
 from vae.losses.latent_mask import kept_positions
 from vae.losses.latent_statistics import needs_statistics, statistics_of
 from vae.ops.noise import image_noise, image_uniform
-from vae.step import StepInputs, apply_update
+from vae.step import StepInputs
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import Sums
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.schedule import StageSchedule
 from vae.training.state import TrainingState
+from vae.update import apply_update
 
 
 class Update(NamedTuple):
