@@ -158,12 +158,11 @@ def test_preprocess_and_validate_on_a_cluster_give_the_same(cluster, source):
 def test_killed_command_continues_on_the_cluster(cluster, source):
     words = command(source, "continued", *SHARD, *on(cluster))
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
-    wait_until(lambda: any((source / "continued").glob("images-*.tar")), process)
+    described = (source / "continued" / ".prepare").glob  # written after its shard
+    wait_until(lambda: any(described("*.tar.json")), process)
     process.kill()
     process.wait()
-    before = {
-        path: path.stat().st_mtime_ns for path in (source / "continued" / ".prepare").glob("*.tar.json")
-    }
+    before = {path: path.stat().st_mtime_ns for path in described("*.tar.json")}
     done = run_script(*words)
     assert done.returncode == 0, done.stderr
     assert before

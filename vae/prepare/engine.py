@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -59,9 +59,9 @@ def _run_items_on_ray(
     limits: Limits,
     items_per_task: int,
 ) -> Generator[tuple[Item, Answer | Failure], None, None]:
-    cluster = Cluster(config, partial(_item_worker, function, limits))
-    for results in cluster.run(_batches(iter(items), items_per_task * cluster.cores_per_node())):
-        yield from results
+    with closing(Cluster(config, partial(_item_worker, function, limits))) as cluster:
+        for results in cluster.run(_batches(iter(items), items_per_task * cluster.cores_per_node())):
+            yield from results
 
 
 def _item_worker(function: Callable[[Item], Answer], limits: Limits, num_workers: int) -> Work:
@@ -125,7 +125,8 @@ class Cluster:
 
     def __init__(self, config: RulesConfig, make: Callable[[int], Work]):
         """Connect to it. `make` gives, on a node, a function of a job; it gets the number of processes."""
-        self._ray, self._config, self._make = _connect(config.ray_address), config, make
+        self._ray, self.is_own = _connect(config.ray_address)
+        self._config, self._make = config, make
         paths = (getattr(config, name, None) for name in ("input_dir", "output_dir"))
         folders = [path for path in paths if path and not is_remote(path)]
         self._seen = [
@@ -155,31 +156,32 @@ class Cluster:
         lost: Counter[str] = Counter()
         again: deque[Job] = deque()
         waited = 0.0
-        try:
-            while True:
-                self._start_actors()
-                self._give(again, jobs)
-                pending = {reference: name for name, node in self._nodes.items() for reference in node.jobs}
-                if not pending and self._nodes:
-                    return
-                done = self._ray.wait(list(pending), timeout=POLL_SECONDS)[0] if pending else []
-                waited = _wait_for_node(waited) if not self._nodes else 0.0
-                for reference in done:
-                    name = pending[reference]
-                    if name not in self._nodes:
-                        continue  # lost with an earlier result
-                    try:
-                        yield self._ray.get(reference)
-                        del self._nodes[name].jobs[reference]
-                    except self._ray.exceptions.RayTaskError as error:
-                        raise error.cause from None
-                    except self._ray.exceptions.RayError as error:
-                        again += _lost_jobs(self._nodes.pop(name), lost, error)
-                        time.sleep(POLL_SECONDS)  # Ray needs some seconds to notice that a node has died
-        finally:
-            with suppress(Exception):  # the cluster may have ended: the error that is being raised says so
-                for node in self._nodes.values():
-                    self._ray.kill(node.actor)
+        while True:
+            self._start_actors()
+            self._give(again, jobs)
+            pending = {reference: name for name, node in self._nodes.items() for reference in node.jobs}
+            if not pending and self._nodes:
+                return
+            done = self._ray.wait(list(pending), timeout=POLL_SECONDS)[0] if pending else []
+            waited = _wait_for_node(waited) if not self._nodes else 0.0
+            for reference in done:
+                name = pending[reference]
+                if name not in self._nodes:
+                    continue  # lost with an earlier result
+                try:
+                    yield self._ray.get(reference)
+                    del self._nodes[name].jobs[reference]
+                except self._ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                except self._ray.exceptions.RayError as error:
+                    again += _lost_jobs(self._nodes.pop(name), lost, error)
+                    time.sleep(POLL_SECONDS)  # Ray needs some seconds to notice that a node has died
+
+    def close(self) -> None:
+        """End the actors, which otherwise stay for the next jobs."""
+        with suppress(Exception):  # the cluster may have ended: the error that is being raised says so
+            for node in self._nodes.values():
+                self._ray.kill(node.actor)
 
     def _start_actors(self) -> None:
         """An actor for each node that has none."""
@@ -247,21 +249,34 @@ def _check_address(address: str) -> None:
         ) from error
 
 
-def _connect(address: str | None) -> Any:
-    """The module ray, connected to a cluster; UserError if there is none at this address."""
+def _connect(address: str | None) -> tuple[Any, bool]:
+    """The module ray, connected to a cluster, and whether that is a new one on this machine.
+
+    There is a new one without an address if none runs here. UserError if there is none at the address.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to others
     ray = import_module("ray")
-    if not ray.is_initialized():
-        _check_address(address or os.environ.get("RAY_ADDRESS") or "")
-        code = {"py_modules": [str(Path(__file__).parents[1])]}  # the nodes run this version of it
-        handler = signal.getsignal(signal.SIGTERM)
+    if ray.is_initialized():
+        return ray, False
+    address = address or os.environ.get("RAY_ADDRESS")
+    _check_address(address or "")
+    handler = signal.getsignal(signal.SIGTERM)
+    start = partial(ray.init, log_to_driver=False, logging_level="ERROR")
+    code = {"py_modules": [str(Path(__file__).parents[1])]}  # the nodes run this version of it
+    try:
         try:
-            ray.init(address, runtime_env=code, log_to_driver=False, logging_level="ERROR")
-        except (OSError, RuntimeError, ValueError) as error:
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"--ray_address {address or 'none'}: {line}: give the address of a running cluster, or leave "
-                "it out to start one on this machine"
-            ) from error
-        signal.signal(signal.SIGTERM, handler)  # Ray ends the process in its own way
-    return ray
+            start(address or "auto", runtime_env=code)
+            is_own = False
+        except ConnectionError:
+            if address:
+                raise
+            is_own = True
+            start("local", include_dashboard=False)  # its workers import what this process does
+    except (OSError, RuntimeError, ValueError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--ray_address {address or 'none'}: {line}: give the address of a running cluster, or leave "
+            "it out to start one on this machine"
+        ) from error
+    signal.signal(signal.SIGTERM, handler)  # Ray ends the process in its own way
+    return ray, is_own

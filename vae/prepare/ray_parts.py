@@ -1,5 +1,6 @@
 """--engine ray of the modes that write a folder: their parts on all nodes, and then --mode merge."""
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -19,16 +20,17 @@ MAX_ROUNDS = 3  # check, write, and write again what has changed
 
 def run_on_ray(config: FolderConfig) -> int:
     """Run all parts of a mode and merge them; returns the exit code."""
-    for _ in range(MAX_ROUNDS):
-        cluster = Cluster(config, partial(_part_worker, config))
-        total = count_parts(parts_folder(config)) or PARTS_PER_NODE * max(1, len(cluster.cores()))
-        parts = (str(Part(number, total)) for number in range(total))
-        with Progress("parts", total, "part") as bar:
-            for _ in cluster.run(parts):
-                bar.update()
-        code = run_merge(MergeConfig(output_dir=config.output_dir, num_workers="auto"))
-        if not parts_folder(config).exists():
-            return code
+    with closing(Cluster(config, partial(_part_worker, config))) as cluster:
+        wanted = 1 if cluster.is_own else PARTS_PER_NODE * max(1, len(cluster.cores()))
+        for _ in range(MAX_ROUNDS):
+            total = count_parts(parts_folder(config)) or wanted
+            parts = (str(Part(number, total)) for number in range(total))
+            with Progress("parts", total, "part") as bar:
+                for _ in cluster.run(parts):
+                    bar.update()
+            code = run_merge(MergeConfig(output_dir=config.output_dir, num_workers="auto"))
+            if not parts_folder(config).exists():
+                return code
     raise DataError(f"--input_dir {config.input_dir} changes while it is read: run the command again")
 
 
