@@ -32,14 +32,14 @@ from vae.model.discriminator import Discriminator  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
 from vae.ops.library import KERNEL_KEYS, REPLACED  # noqa: E402
 from vae.optimizers import build_optimizers  # noqa: E402
-from vae.step import Networks, StepInputs, apply_update  # noqa: E402
+from vae.step import Networks, StepInputs  # noqa: E402
 from vae.system.gpus import find_cards  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
 from vae.training.distributed import Distributed  # noqa: E402
 from vae.training.memory.cuda_graph import StepGraph  # noqa: E402
 from vae.training.memory.oom_retry import OomRetry, StepSettings  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402
-from vae.update import UpdateState  # noqa: E402
+from vae.update import UpdateState, apply_update  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 RTX_5090_GIB = find_cards("RTX 5090")[0].vram_gib - DRIVER_AND_CONTEXT_GIB
