@@ -29,9 +29,9 @@ from benchmarks.comparison.work import Work  # noqa: E402
 from tests.null_gpu.counters import Counters  # noqa: E402
 from vae.config.options import SpeedConfig  # noqa: E402
 from vae.ops.kernel_check import choose_kernels  # noqa: E402
-from vae.update import apply_update  # noqa: E402
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402
+from vae.update import apply_update  # noqa: E402
 
 OURS, GRAPH, THEIRS = "ours, without a graph", "ours, `--cuda_graph`", "diffusers"
 
