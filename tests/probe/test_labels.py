@@ -24,7 +24,8 @@ def read(tmp_path):
             path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
         else:
             write_manifest(path, rows)
-        config = EvaluateConfig(("v",), str(tmp_path / "images"), "o", probe=str(path), probe_column=column)
+        images = (str(tmp_path / "images"),)
+        config = EvaluateConfig(("v",), images, "o", probe=str(path), probe_column=column)
         classes, (labelled,) = read_sets(config)
         return classes, labelled, folds_of(labelled, classes, f"--probe {path}", num_folds)
 
