@@ -2,6 +2,7 @@
 
     python benchmarks/diffusability.py --photos FOLDER --output_dir DIR            # train, measure, continue
     python benchmarks/diffusability.py --photos FOLDER --output_dir DIR --table    # what is there so far
+    python benchmarks/diffusability.py --output_dir benchmarks/results/diffusability --table
 
 Small VAEs that differ in one thing are trained on crops of photographs. On their normalised latents, networks
 of a million weights learn the velocity. For every VAE and seed there is a record: its measures, the velocity
@@ -233,8 +234,8 @@ def main() -> None:
             with lock:
                 if not path.exists():
                     path.write_text(json.dumps(measure_vae(name, seed, photos, given)))
-    records = [json.loads(path.read_text()) for path in sorted(given.output_dir.glob("*.json"))]
-    print_table(records)
+    lines = [line for path in given.output_dir.glob("*.json*") for line in path.read_text().splitlines()]
+    print_table([json.loads(line) for line in sorted(lines)])
 
 
 if __name__ == "__main__":
