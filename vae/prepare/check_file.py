@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ from vae.images.decoding import DecodedImage, read_image
 from vae.images.formats import BadImageError
 from vae.images.strict_jpeg import has_simplejpeg
 from vae.prepare.engine import run_tasks
-from vae.prepare.ledger import ACCEPTED, KNOWN, REJECTED, Result
+from vae.prepare.ledger import ACCEPTED, KNOWN, REJECTED, Ledger, Result
 from vae.prepare.perceptual_hash import hash_pixels
 from vae.prepare.pool import Answer, Failure, Item, Limits
 from vae.prepare.rejections import TRANSIENT
+from vae.progress import Progress
 from vae.system import console
 from vae.system.files import sha256_of_file
 from vae.system.host import GIB
@@ -85,6 +88,20 @@ def check_file(config: ReadingConfig, name: str, *, measure: Measure = no_measur
         **measured,
     }
     return Result(name, ACCEPTED, "", "", status.st_size, status.st_mtime_ns, digest, record)
+
+
+def record_checks(
+    names: Iterable[str], ledger: Ledger, config: ReadingConfig, measure: Measure, bar: Progress
+) -> None:
+    """Check the files and record their results; the bar counts them, and those that are rejected."""
+    bad = 0
+    with closing(decode_each(partial(check_file, config, measure=measure), names, config)) as results:
+        for name, result in results:
+            if isinstance(result, Failure):
+                result = Result(name, REJECTED, *result)
+            ledger.record(result)
+            bad += result.status == REJECTED
+            bar.update(note=f"{bad} bad")
 
 
 def hash_file(config: ReadingConfig, name: str) -> Result:

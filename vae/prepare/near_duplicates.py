@@ -75,9 +75,7 @@ def cluster_sorted(unique: np.ndarray, folder: Path) -> np.ndarray:
 def _near_pairs(unique: np.ndarray, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Positions of near hashes among (U, 2) different ones, in blocks."""
     key_bytes = KEY_BYTES if len(unique) <= MAX_SHORT_KEYS else LONG_KEY_BYTES
-    for byte in range(
-        BYTES - key_bytes + 1
-    ):  # the first one of a key: hashes that agree in it are in a block
+    for byte in range(BYTES - key_bytes + 1):  # the first of a key: hashes that agree in it are in a block
         octets = partial(bucket_keys, chosen=(byte,))
         for block in in_blocks(partial(_numbered, unique, with_mirrored=True), octets, folder):
             hashes, position = block[:, :2], block[:, 2].astype(np.int64)

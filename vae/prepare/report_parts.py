@@ -6,12 +6,11 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
-from vae.prepare.check_file import Measure, check_file, decode_each, is_current, no_measures
+from vae.prepare.check_file import Measure, is_current, no_measures, record_checks
 from vae.prepare.disk_blocks import scratch_folder
-from vae.prepare.ledger import REJECTED, Ledger, Result
+from vae.prepare.ledger import Ledger
 from vae.prepare.output_dir import write_error
 from vae.prepare.parts import (
     Part,
@@ -23,7 +22,6 @@ from vae.prepare.parts import (
     part_of,
     parts_folder,
 )
-from vae.prepare.pool import Failure
 from vae.progress import Progress
 from vae.system import console
 
@@ -53,7 +51,7 @@ def run_report(config: ReportConfig, check: Check, report: Report) -> int:
 
 def check_listed(ledger: Ledger, config: ReportConfig, title: str, measure: Measure = no_measures) -> None:
     """Check the files that have no result, or have changed since; those of a killed run are done."""
-    bad, total = 0, min(ledger.count_files(), config.limit or sys.maxsize)
+    total = min(ledger.count_files(), config.limit or sys.maxsize)
 
     def to_check() -> Iterator[str]:
         for name, _ in ledger.files(config.limit):
@@ -62,14 +60,8 @@ def check_listed(ledger: Ledger, config: ReportConfig, title: str, measure: Meas
             else:
                 yield name
 
-    results = decode_each(partial(check_file, config, measure=measure), to_check(), config)
-    with Progress(title, total, "image") as bar, closing(results):
-        for name, result in results:
-            if isinstance(result, Failure):
-                result = Result(name, REJECTED, *result)
-            ledger.record(result)
-            bad += result.status == REJECTED
-            bar.update(note=f"{bad} bad")
+    with Progress(title, total, "image") as bar:
+        record_checks(to_check(), ledger, config, measure, bar)
 
 
 def merge_report(config: ReportConfig, count: int, report: Report) -> int:

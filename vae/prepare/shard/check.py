@@ -13,7 +13,7 @@ import numpy as np
 from vae.config.prepare_flags import ShardConfig
 from vae.data.manifest import MANIFEST_NAME, read_rows
 from vae.images.folder import OTHER_EXTENSIONS, walk_images
-from vae.prepare.check_file import check_file, decode_each, hash_file, is_current, phash_of
+from vae.prepare.check_file import decode_each, hash_file, is_current, phash_of, record_checks
 from vae.prepare.ledger import INPUT_DIR, KNOWN, REJECTED, Ledger, Result, Skips
 from vae.prepare.output_dir import check_apart
 from vae.prepare.pool import Failure
@@ -89,17 +89,8 @@ def _is_known(result: Result, known: np.ndarray) -> bool:
 def _check_all(ledger: Ledger, config: ShardConfig, known: np.ndarray) -> None:
     """Check the files that have no result, or have changed since."""
     while True:
-        bad = 0
         with Progress("check", ledger.count_files(), "image") as bar:
-            check = partial(check_file, config, measure=phash_of)
-            results = decode_each(check, _to_check(ledger, config, known, bar), config)
-            with closing(results):
-                for name, result in results:
-                    if isinstance(result, Failure):
-                        result = Result(name, REJECTED, *result)
-                    ledger.record(result)
-                    bad += result.status == REJECTED
-                    bar.update(note=f"{bad} bad")
+            record_checks(_to_check(ledger, config, known, bar), ledger, config, phash_of, bar)
         if not ledger.settle_duplicates():
             return  # else: the first of some duplicates no longer exists
 
