@@ -31,3 +31,9 @@ def test_distance_grows_with_blur_and_with_lost_contrast():
 def test_images_smaller_than_a_patch_at_quarter_size_are_compared_at_the_others():
     images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(4))
     assert patch_distance(images.flip(0) + 0.1, images) > 0
+
+
+def test_distance_from_blank_images_is_finite():
+    blank = torch.zeros(4, 3, 32, 32)
+    assert patch_distance(blank, blank) == 0
+    assert 0 < patch_distance(blank + 0.5, blank) < 1e3

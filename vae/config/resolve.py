@@ -118,11 +118,11 @@ def check_together(config: Config) -> None:
     if loss.equivariance_turns and not loss.equivariance_weight:
         raise UserError("--equivariance_turns has no effect without --equivariance_weight: give both")
     for name in ("variance_weight", "local_correlation_weight", "latent_mask"):
-        value = _typed(getattr(loss, name))
-        if config.optim.train_part == "decoder" and set(value.split()) != {"0.0"}:
+        value = getattr(loss, name)
+        if config.optim.train_part == "decoder" and any(value if isinstance(value, tuple) else (value,)):
             raise UserError(
-                f"--{name} {value} has no effect with --train_part decoder, which keeps the latents: remove "
-                f"--{name}"
+                f"--{name} {_typed(value)} has no effect with --train_part decoder, which keeps the latents: "
+                f"remove --{name}"
             )
 
 

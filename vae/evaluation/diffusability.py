@@ -213,12 +213,12 @@ def diffusability(
     crops: list[Tensor] = []
     for images in batches:
         latents = encode_images(model, to_float(images.to(device)), dtype=dtype).mode().cpu()
-        middles.append(middle(latents, MAX_SIDE))
+        middles.append(middle(latents, MAX_SIDE).clone())  # a view would keep all of a large image
         shown = middle(images, MAX_SIDE * model.downsampling)
         if features is not None:
             real.append(features(shown.to(device)).cpu())
         if velocity_steps:
-            crops.append(middle(images, MAX_CROP * model.downsampling))
+            crops.append(middle(images, MAX_CROP * model.downsampling).clone())
         if sum(len(kept) for kept, _ in decoded) < MAX_DECODED:
             decoded.append((latents, images))
     raw = torch.cat(middles)

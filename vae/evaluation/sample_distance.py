@@ -14,6 +14,7 @@ from vae.evaluation.velocity import BATCH, Velocity
 
 SAMPLE_STEPS = 16  # of Heun's method
 PATCH, PATCHES, LEVELS, DIRECTIONS = 7, 32, 3, 256
+MIN_STD = 1 / 255  # half an 8-bit level: blank images have none
 
 
 @torch.no_grad()
@@ -42,7 +43,7 @@ def patch_distance(images: Tensor, reference: Tensor) -> float:
     for ours, theirs in zip(_patches(images), _patches(reference), strict=True):
         directions = F.normalize(torch.randn(ours.shape[1], DIRECTIONS, generator=generator), dim=0)
         a, b = (
-            (((part - theirs.mean()) / theirs.std()) @ directions).sort(dim=0).values
+            (((part - theirs.mean()) / theirs.std().clamp(min=MIN_STD)) @ directions).sort(dim=0).values
             for part in (ours, theirs)
         )
         distances.append((a - b).abs().mean().item())
