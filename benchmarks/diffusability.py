@@ -6,9 +6,10 @@
 
 Small VAEs that differ in one thing are trained on crops of photographs. On their normalised latents, networks
 of a million weights learn the velocity. For every VAE and seed there is a record: its measures, the velocity
-loss on crops that none has seen (the right sixth of each photograph), and the distance of decoded samples
-from those crops; LNC is of drawn patterns of eight classes. The tables are of the means over seeds, with the
-Spearman correlation of every measure with the loss and the distance, and a bootstrap interval over the VAEs.
+loss on crops that none has seen (the right sixth of each photograph), and how far decoded samples, and
+reconstructions of other such crops, are from them; LNC is of drawn patterns of eight classes. The tables are
+of the means over seeds, with the Spearman correlation of every measure with the loss and the distance, and a
+bootstrap interval over the VAEs.
 
 A seed decides the weights and the crops of a VAE and its network. Several processes may share DIR: each takes
 what no other has done or is doing. On a card: --device cuda --size 256 --batch 64.
@@ -33,8 +34,8 @@ from benchmarks.short_runs import crop_of, measure, read_photos, train  # noqa: 
 from vae.config.options import LossConfig, ModelConfig  # noqa: E402
 from vae.evaluation.diffusability import diffusability, normalise  # noqa: E402
 from vae.evaluation.neighbours import same_label_share  # noqa: E402
-from vae.evaluation.sample_distance import patch_distance, samples_of  # noqa: E402
-from vae.evaluation.velocity import MAX_CROP, held_out_loss, middle  # noqa: E402
+from vae.evaluation.sample_distance import image_distance, samples_of  # noqa: E402
+from vae.evaluation.velocity import MAX_CROP, VelocityNetwork, held_out_loss, middle  # noqa: E402
 from vae.evaluation.velocity import train as train_velocity  # noqa: E402
 from vae.images.pixels import to_float  # noqa: E402
 from vae.inference.codec import decode_latents, encode_images  # noqa: E402
@@ -159,18 +160,26 @@ def measure_vae(
     measures, _ = diffusability(model.to(given.device), crops.split(8), torch.float32)
     raw = latents_of(model, crops_of(trained, CROPS["train"], given.size, 1)).float()
     std, mean = torch.std_mean(raw, dim=(0, 2, 3), correction=0, keepdim=True)
-    network = train_velocity((raw - mean) / std, seed, given.steps, lambda: None, given.batch)
+    path = given.output_dir / f"{name}, seed {seed}, network.pt"
+    if path.exists():
+        network: torch.nn.Module = VelocityNetwork(raw.shape[1]).to(raw)
+        network.load_state_dict(torch.load(path, weights_only=True))
+    else:
+        network = train_velocity((raw - mean) / std, seed, given.steps, lambda: None, given.batch)
+        torch.save(network.state_dict(), path)
     loss = held_out_loss(network, middle((latents_of(model, crops).float() - mean) / std, MAX_CROP))
     noise = torch.randn(CROPS["test"], *raw.shape[1:], generator=torch.Generator().manual_seed(seed))
-    samples = samples_of(network, noise.to(raw)) * std + mean
-    with torch.no_grad():
-        size = crops.shape[2:]
-        images = [decode_latents(model, part, size).clamp(-1, 1).cpu() for part in samples.split(32)]
-    distance = patch_distance(torch.cat(images), to_float(crops))
+    others = latents_of(model, crops_of(held_out, CROPS["test"], given.size, 4)).float()
+    distances = []
+    for latents in (samples_of(network, noise.to(raw)) * std + mean, others):
+        with torch.no_grad():
+            parts = [decode_latents(model, part, crops.shape[2:]).clamp(-1, 1) for part in latents.split(32)]
+        distances.append(image_distance(torch.cat(parts).cpu(), to_float(crops)))
     drawn, labels = drawn_images(CROPS["test"], given.size)
     measures["LNC"] = same_label_share(normalise(latents_of(model, drawn)), labels)
-    facts = {"psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"], **measures}
-    return {"vae": name, "seed": seed, "velocity loss": loss, "sample distance": distance, **facts}
+    found = {"velocity loss": loss, "sample distance": distances[0], "reconstruction distance": distances[1]}
+    facts = {"psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"]}
+    return {"vae": name, "seed": seed, **found, **facts, **measures}
 
 
 def ranks(column: np.ndarray) -> np.ndarray:

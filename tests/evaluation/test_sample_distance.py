@@ -1,10 +1,10 @@
-"""The sampler reaches a known distribution, and the distance of patches sees what is lost."""
+"""The sampler reaches a known distribution, and the distance of images sees what is lost."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from vae.evaluation.sample_distance import patch_distance, samples_of
+from vae.evaluation.sample_distance import image_distance, samples_of
 
 
 def test_samples_of_the_best_velocity_have_the_variance_of_the_latents():
@@ -18,22 +18,29 @@ def test_samples_of_the_best_velocity_have_the_variance_of_the_latents():
     assert samples_of(best, noise).std().item() == pytest.approx(0.5, rel=0.05)
 
 
-def test_distance_grows_with_blur_and_with_lost_contrast():
-    images = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-    others = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(3))
-    same = patch_distance(others, images)
-    assert patch_distance(images, images) == 0
-    blurred = [patch_distance(F.avg_pool2d(others, size, 1, size // 2), images) for size in (3, 5)]
-    assert 2 * same < blurred[0] < blurred[1]
-    assert patch_distance(0.8 * others, images) > 2 * same
+def photos_like(count: int, seed: int) -> torch.Tensor:
+    """Smooth images with some noise, (count, 3, 32, 32)."""
+    generator = torch.Generator().manual_seed(seed)
+    smooth = F.interpolate(torch.randn(count, 3, 8, 8, generator=generator), size=32, mode="bicubic")
+    return smooth + 0.2 * torch.randn(count, 3, 32, 32, generator=generator)
 
 
-def test_images_smaller_than_a_patch_at_quarter_size_are_compared_at_the_others():
-    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(4))
-    assert patch_distance(images.flip(0) + 0.1, images) > 0
+def test_images_of_one_kind_have_no_distance_and_blurred_ones_more_the_more_they_are_blurred():
+    images, others = photos_like(200, 2), photos_like(200, 3)
+    blurred = [image_distance(F.avg_pool2d(others, size, 1, size // 2), images) for size in (3, 5)]
+    assert abs(image_distance(others, images)) < 0.01
+    assert 0.1 < blurred[0] < blurred[1] < 2
+    assert image_distance(0.7 * others, images) > 0.1  # contrast
+
+
+def test_fewer_images_do_not_enlarge_the_distance():
+    images, others = photos_like(400, 4), photos_like(400, 5)
+    parts = list(zip(others.split(40), images.split(40), strict=True))
+    assert abs(sum(image_distance(part, reference) for part, reference in parts) / len(parts)) < 0.01
 
 
 def test_distance_from_blank_images_is_finite():
     blank = torch.zeros(4, 3, 32, 32)
-    assert patch_distance(blank, blank) == 0
-    assert 0 < patch_distance(blank + 0.5, blank) < 1e3
+    assert image_distance(blank, blank) == 0
+    assert 0 < image_distance(photos_like(4, 6), blank) <= 2
+    assert 0 < image_distance(blank, photos_like(4, 6)) <= 2

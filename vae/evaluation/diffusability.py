@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vae.evaluation.neighbours import feature_distance, interpolated, same_label_share
-from vae.evaluation.sample_distance import patch_distance, samples_of
+from vae.evaluation.sample_distance import image_distance, samples_of
 from vae.evaluation.velocity import MAX_CROP, held_out_loss, is_held_out, middle, trained_networks
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import MAX_PSNR_DB, psnr
@@ -279,7 +279,7 @@ def _measures_of_networks(
     for seed, network in enumerate(networks):
         samples = samples_of(network, keyed_normal(latents.shape, NOISE_SEED, seed).to(latents))
         decoded = [decode(part).clamp(-1, 1).cpu() for part in samples.split(DECODED_AT_ONCE)]
-        distances.append(patch_distance(torch.cat(decoded), images))
+        distances.append(image_distance(torch.cat(decoded), images))
     losses = [held_out_loss(network, latents) for network in networks]
     return {
         VELOCITY: statistics.fmean(losses),

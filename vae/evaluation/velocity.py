@@ -94,7 +94,7 @@ def train(
         torch.manual_seed(seed)
         network = VelocityNetwork(latents.shape[1]).to(latents.device)
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     averaged = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(EMA_DECAY))
     for _ in range(steps):
