@@ -47,7 +47,10 @@ def find_sources(text: str, before: Sources | None = None) -> Sources:
                 f"{FLAG} {path} is compressed, and images are read by their offset: unpack it to a .tar"
             )
     old = [f"{before.base}/{name}" for name in before.names] if before else []
-    return _with_base(list(dict.fromkeys([*old, *paths])), before.base if before else None)
+    first: dict[str, str] = {}  # of the paths to one file
+    for path in [*old, *paths]:
+        first.setdefault(path if is_remote(path) else os.path.realpath(path), path)
+    return _with_base(list(first.values()), before.base if before else None)
 
 
 def _refuse_secrets(path: str) -> None:
