@@ -9,6 +9,7 @@ from tests.harness.small_vae import write_vae
 from vae.evaluation.diffusability import (
     DISTANCE,
     DISTANCE_SPREAD,
+    RECONSTRUCTION,
     TAUS,
     VELOCITY,
     VELOCITY_SPREAD,
@@ -186,8 +187,9 @@ def test_every_measure_of_a_vae(tmp_path):
 
 def test_networks_are_compared_by_their_samples_too(tmp_path):
     model = load_vae(write_vae(tmp_path / "vae")).autoencoder
-    images = torch.randint(0, 256, (12, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
+    images = torch.randint(0, 256, (40, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
     measures, _ = diffusability(model, images.split(4), torch.float32, velocity_steps=2)
     assert measures[VELOCITY] > 1
     assert measures[DISTANCE] > 0
     assert measures[DISTANCE_SPREAD] > 0
+    assert 0 < measures[RECONSTRUCTION] < 2

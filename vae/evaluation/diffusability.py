@@ -33,6 +33,7 @@ NOISE_SEED = 0
 # of the networks of vae/evaluation/velocity.py, and the standard deviations over their seeds
 VELOCITY, VELOCITY_SPREAD = "velocity loss", "± of losses"
 DISTANCE, DISTANCE_SPREAD = "sample distance", "± of distances"
+RECONSTRUCTION = "reconstruction distance"  # what a sample distance has of the VAE alone
 VELOCITY_SEEDS = 3
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of a latent's standard deviation
 
@@ -272,22 +273,26 @@ def _measures_of_latents(
 def _measures_of_networks(
     normalised: Tensor, images: Tensor, decode: Callable[[Tensor], Tensor], steps: int
 ) -> dict[str, float | None]:
-    """Velocity loss and sample distance of networks on the latents, whose middles are those of `images`."""
+    """Velocity loss and distances of networks on the latents, whose middles are those of `images`."""
     networks = trained_networks(normalised, VELOCITY_SEEDS, steps)
     unseen = is_held_out(len(images))
-    latents, images = middle(normalised[unseen], MAX_CROP), to_float(images[unseen][:MAX_SAMPLES])
-    shape = (len(images), *latents.shape[1:])
-    distances = []
-    for seed, network in enumerate(networks):
-        samples = samples_of(network, keyed_normal(shape, NOISE_SEED, seed).to(latents))
-        decoded = [decode(part).clamp(-1, 1).cpu() for part in samples.split(DECODED_AT_ONCE)]
-        distances.append(image_distance(torch.cat(decoded), images))
+    latents, others = (middle(normalised[chosen], MAX_CROP) for chosen in (unseen, ~unseen))
+    real = to_float(images[unseen][:MAX_SAMPLES])
+
+    def distance(sampled: Tensor) -> float:
+        decoded = [decode(part).clamp(-1, 1).cpu() for part in sampled.split(DECODED_AT_ONCE)]
+        return image_distance(torch.cat(decoded), real)
+
+    shape = (len(real), *latents.shape[1:])
+    noises = [keyed_normal(shape, NOISE_SEED, seed).to(latents) for seed in range(VELOCITY_SEEDS)]
+    distances = [distance(samples_of(*pair)) for pair in zip(networks, noises, strict=True)]
     losses = [held_out_loss(network, latents) for network in networks]
     return {
         VELOCITY: statistics.fmean(losses),
         VELOCITY_SPREAD: statistics.stdev(losses),
         DISTANCE: statistics.fmean(distances),
         DISTANCE_SPREAD: statistics.stdev(distances),
+        RECONSTRUCTION: distance(others[:MAX_SAMPLES]),
     }
 
 
