@@ -39,6 +39,13 @@ def test_fewer_images_do_not_enlarge_the_distance():
     assert abs(sum(image_distance(part, reference) for part, reference in parts) / len(parts)) < 0.01
 
 
+def test_differences_that_8_bits_cannot_show_do_not_count():
+    """Filters that see nothing in the reference must not decide."""
+    blank = torch.zeros(4, 3, 32, 32)
+    noise = 1e-4 * torch.randn(blank.shape, generator=torch.Generator().manual_seed(7))
+    assert abs(image_distance(blank + noise, blank)) < 0.01
+
+
 def test_distance_from_blank_images_is_finite():
     blank = torch.zeros(4, 3, 32, 32)
     assert image_distance(blank, blank) == 0

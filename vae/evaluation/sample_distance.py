@@ -12,7 +12,7 @@ from vae.evaluation.velocity import BATCH, Velocity
 SAMPLE_STEPS = 16  # of Heun's method
 LAYERS = ((64, 5), (128, 3), (256, 3))  # filters and kernel size, each with stride 2
 PART = 64  # images at once
-MIN_STD = 1e-6  # of a feature: blank images have none
+MIN_STD = 1 / 255  # of a feature, half an 8-bit level: of a few images, some filters see nothing
 
 
 @torch.no_grad()
@@ -34,8 +34,9 @@ def samples_of(velocity: Velocity, noise: Tensor) -> Tensor:
 def image_distance(images: Tensor, reference: Tensor) -> float:
     """How far two sets of images (N, 3, H, W) are from each other: 0 if both are of one kind, at most 2.
 
-    The squared maximum mean discrepancy, unbiased and so also a little below 0, with a Gaussian kernel as in
-    CMMD (Jayasumana et al. 2024, arXiv 2401.09603), of features of a fixed random network instead of CLIP.
+    The squared maximum mean discrepancy, also a little below 0, with a Gaussian kernel as in CMMD (Jayasumana
+    et al. 2024, arXiv 2401.09603), of features of a fixed random network instead of CLIP. The features are in
+    standard deviations of the reference, so the result is unbiased only with many images: 20 have about 0.01.
     An image's mean color does not count. Both sets need two images.
     """
     theirs = _features(reference)
@@ -62,9 +63,9 @@ def _features(images: Tensor) -> Tensor:
         channels = filters
     parts = []
     for part in images.split(PART):
-        x, found = part - part.mean((2, 3), keepdim=True), []
+        x, statistics = part - part.mean((2, 3), keepdim=True), []
         for weight in weights:
             x = F.relu(F.conv2d(x, weight, stride=2, padding=weight.shape[2] // 2))
-            found += [x.mean((2, 3)), x.std((2, 3), correction=0)]
-        parts.append(torch.cat(found, 1).cpu())
+            statistics += [x.mean((2, 3)), x.std((2, 3), correction=0)]
+        parts.append(torch.cat(statistics, 1).cpu())
     return torch.cat(parts)
