@@ -41,6 +41,7 @@ from vae.images.pixels import to_float  # noqa: E402
 from vae.inference.codec import decode_latents, encode_images  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.model.initialization import initialize  # noqa: E402
+from vae.system.files import atomic_path, write_json  # noqa: E402
 from vae.system.lock_file import open_locked  # noqa: E402
 
 PEAK, BATCH = 1e-3, 4  # of the VAEs
@@ -122,6 +123,12 @@ def drawn_images(count: int, size: int) -> tuple[torch.Tensor, list[str]]:
     return images.clamp(0, 255).to(torch.uint8), labels
 
 
+def save_weights(module: torch.nn.Module, path: Path) -> None:
+    """Write weights; a killed process leaves no part of a file."""
+    with atomic_path(path) as temporary:
+        torch.save(module.state_dict(), temporary)
+
+
 def trained_vae(name: str, seed: int, photos: list[torch.Tensor], given: argparse.Namespace) -> AutoencoderKL:
     """The EMA weights of a variant; they are kept in a file."""
     variant, path = VARIANTS[name], given.output_dir / f"{name}, seed {seed}.pt"
@@ -137,7 +144,7 @@ def trained_vae(name: str, seed: int, photos: list[torch.Tensor], given: argpars
     elif steps:
         model = model.to(memory_format=torch.channels_last)
         model = train(model, photos, options, steps, PEAK, variant.loss, torch.float32)
-    torch.save(model.state_dict(), path)
+    save_weights(model, path)
     return model.to(given.device)
 
 
@@ -166,7 +173,7 @@ def measure_vae(
         network.load_state_dict(torch.load(path, weights_only=True))
     else:
         network = train_velocity((raw - mean) / std, seed, given.steps, lambda: None, given.batch)
-        torch.save(network.state_dict(), path)
+        save_weights(network, path)
     loss = held_out_loss(network, middle((latents_of(model, crops).float() - mean) / std, MAX_CROP))
     noise = torch.randn(CROPS["test"], *raw.shape[1:], generator=torch.Generator().manual_seed(seed))
     others = latents_of(model, crops_of(held_out, CROPS["test"], given.size, 4)).float()
@@ -177,9 +184,10 @@ def measure_vae(
         distances.append(image_distance(torch.cat(parts).cpu(), to_float(crops)))
     drawn, labels = drawn_images(CROPS["test"], given.size)
     measures["LNC"] = same_label_share(normalise(latents_of(model, drawn)), labels)
-    found = {"velocity loss": loss, "sample distance": distances[0], "reconstruction distance": distances[1]}
+    titles = ("velocity loss", "sample distance", "reconstruction distance")
+    of_network = dict(zip(titles, (loss, *distances), strict=True))
     facts = {"psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"]}
-    return {"vae": name, "seed": seed, **found, **facts, **measures}
+    return {"vae": name, "seed": seed, **of_network, **facts, **measures}
 
 
 def ranks(column: np.ndarray) -> np.ndarray:
@@ -242,8 +250,8 @@ def main() -> None:
                 continue
             with lock:
                 if not path.exists():
-                    path.write_text(json.dumps(measure_vae(name, seed, photos, given)))
-    lines = [line for path in given.output_dir.glob("*.json*") for line in path.read_text().splitlines()]
+                    write_json(path, measure_vae(name, seed, photos, given))
+    lines = [line for path in given.output_dir.glob("[!.]*.json*") for line in path.read_text().splitlines()]
     print_table([json.loads(line) for line in sorted(lines)])
 
 

@@ -33,7 +33,7 @@ NOISE_SEED = 0
 # of the networks of vae/evaluation/velocity.py, and the standard deviations over their seeds
 VELOCITY, VELOCITY_SPREAD = "velocity loss", "± of losses"
 DISTANCE, DISTANCE_SPREAD = "sample distance", "± of distances"
-RECONSTRUCTION = "reconstruction distance"  # what a sample distance has of the VAE alone
+RECONSTRUCTION = "reconstruction distance"  # the part of a sample distance that the VAE alone causes
 VELOCITY_SEEDS = 3
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of a latent's standard deviation
 
