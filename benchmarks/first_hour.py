@@ -32,6 +32,7 @@ from benchmarks.first_hour.record import (  # noqa: E402
 )
 from benchmarks.first_hour.summary import NUMBERS  # noqa: E402
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.script import end_process  # noqa: E402
 
 GRACE_SECONDS = 60  # for the last case of a part; then its process is ended
 
@@ -186,4 +187,4 @@ def last_line(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

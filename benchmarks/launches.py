@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.script import end_process  # noqa: E402
 
 set_gpu_memory_variables()  # before PyTorch is imported, as every script does
 
@@ -101,3 +102,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process(0)

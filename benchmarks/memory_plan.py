@@ -29,6 +29,7 @@ from vae.model.recompute import set_recompute  # noqa: E402
 from vae.step import Networks, StepInputs, compute_gradients  # noqa: E402
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
+from vae.system.script import end_process  # noqa: E402
 from vae.training.precision import compile_in_place, set_backends  # noqa: E402
 from vae.training.state import begin_state  # noqa: E402
 from vae.update import apply_update  # noqa: E402
@@ -176,3 +177,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process(0)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.script import end_process  # noqa: E402
 
 CASE_COUNT = 10
 
@@ -145,3 +146,4 @@ def choose_device(options: argparse.Namespace) -> "torch.device":
 
 if __name__ == "__main__":
     main()
+    end_process(0)

@@ -20,13 +20,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.script import end_process  # noqa: E402
+
 WARM_UP = 6  # steps: compilation, and the capture of a graph
 
 
 def train_and_measure(given: dict[str, Any], steps: int) -> None:
     """Train as one of two processes; the first one prints the least cost of the steps as JSON."""
-    from vae.system.gpu_memory import set_gpu_memory_variables
-
     set_gpu_memory_variables()  # before PyTorch is imported, as every script does
     from tests.null_gpu.counters import Counters
     from vae.training.loop import TrainingLoop
@@ -67,7 +69,7 @@ def main() -> None:
     given |= {"log_freq": 10**9, "num_workers": "0", "init": "default", **json.loads(words.options)}
     if "RANK" in os.environ:
         train_and_measure(given, words.steps)
-        return
+        end_process(0)
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

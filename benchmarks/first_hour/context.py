@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from benchmarks.first_hour.case import DEVICE, Case, Settings, in_a_process, markdown
 from vae.checks import nvidia_smi
+from vae.system.script import end_process
 
 TITLE = "Memory of the context, of libraries and of kernels, outside of PyTorch's allocator"
 MIB = 2**20
@@ -82,3 +83,4 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
 
 if __name__ == "__main__":
     print(json.dumps(measure(json.loads(sys.argv[1]))))
+    end_process(0)

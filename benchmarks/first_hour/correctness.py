@@ -27,6 +27,7 @@ from benchmarks.first_hour.case import (
 from vae.config.options import RECOMPUTE, ModelConfig
 from vae.ops.conv_gradients import conv_backward
 from vae.ops.kernel_check import DTYPE_NAMES, choose_kernels, run_tests
+from vae.system.script import end_process
 
 TITLE = "Correct results: kernels, products over NaN, gradients of whole steps, memory access"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -204,3 +205,4 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
 if __name__ == "__main__":
     small_step()
     print("{}")
+    end_process(0)

@@ -12,6 +12,7 @@ from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
 from vae.device import is_out_of_memory
 from vae.system.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS
 from vae.system.host import GIB
+from vae.system.script import end_process
 from vae.training.memory.stage_memory import memory_peaks
 
 TITLE = f"Memory of a step within {CARD_GIB} GiB: predicted, allocated, reserved, retries"
@@ -108,3 +109,4 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
 
 if __name__ == "__main__":
     print(json.dumps(measure(json.loads(sys.argv[1]))))
+    end_process(0)

@@ -20,7 +20,8 @@ from benchmarks.first_hour.run_part import run_part
 from benchmarks.first_hour.summary import BEGIN, DOCS, END, between_markers
 from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
-from tests.null_gpu.build import environment, why_not
+from tests.null_gpu.build import environment
+from tests.null_gpu.child import needs_null_gpu, run_on_null_gpu
 from vae.ops import attention
 
 MACHINE = {"card": "H100", "versions": {"torch": "2.15"}, "quick": False, "commit": "abc", "date": "today"}
@@ -165,19 +166,19 @@ def test_user_mistakes_are_one_line(tmp_path, words, tokens):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@needs_null_gpu
 def test_interrupted_part_continues_on_the_null_gpu(tmp_path):
     """Killed after its first case; the same command keeps this case and finishes. No figure is believed."""
-    words = [sys.executable, "benchmarks/first_hour.py", "--out", str(tmp_path), "--quick", "--parts", "6"]
+    words = ["benchmarks/first_hour.py", "--out", str(tmp_path), "--quick", "--parts", "6"]
     child = {**environment(sm=90), "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen(words, cwd=ROOT, env=child, stdout=subprocess.DEVNULL, start_new_session=True)
+    first = subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, env=child, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     wait_until(lambda: (record := Record.read(tmp_path, 6)) and record.cases and record.running, first)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     before = Record.read(tmp_path, 6)
-    done = subprocess.run(words, cwd=ROOT, env=child, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_on_null_gpu(*words, sm=90)
     after = Record.read(tmp_path, 6)
     assert 0 < len(before.cases) < len(after.cases) == len(PARTS[6].cases(QUICK))
     assert all(after.cases[name] == case for name, case in before.cases.items())
@@ -187,8 +188,7 @@ def test_interrupted_part_continues_on_the_null_gpu(tmp_path):
     assert json.loads((tmp_path / "measured.json").read_text())["constants"] == {}
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@needs_null_gpu
 def test_parts_make_the_step_of_the_trainer_with_and_without_a_cuda_graph():
     program = """
 from benchmarks.first_hour.synchronization import sync_is_an_error
@@ -203,14 +203,12 @@ for graph in (True, False):
     captured = step.stepper.retry.settings.graph
     print("graph", captured is not None and captured._captured is not None, step.stepper.state.position.step)
 """
-    words = [sys.executable, "-c", program]
-    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
-    found = [line for line in done.stdout.splitlines() if line.startswith("graph ")]
-    assert found == ["graph True 6", "graph False 6"], done.stderr
+    printed = run_on_null_gpu("-c", program).stdout
+    found = [line for line in printed.splitlines() if line.startswith("graph ")]
+    assert found == ["graph True 6", "graph False 6"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@needs_null_gpu
 def test_a_broken_kernel_makes_its_parts_say_failed(tmp_path):
     """On the null GPU, which computes nothing: an exception is an exception all the same."""
     program = """
@@ -229,10 +227,7 @@ for number, first in ((2, 1), (3, 1), (6, 2)):  # some cases of each
     PARTS[number].cases = lambda settings, cases=PARTS[number].cases, first=first: cases(settings)[:first]
     assert run_part(number, Settings(Path(sys.argv[1]), quick=True, data_path=None)) == 0
 """
-    child = {**environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(words, cwd=ROOT, env=child, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
+    run_on_null_gpu("-c", program, str(tmp_path))
     for number in (2, 3, 6):
         for case in Record.read(tmp_path, number).cases.values():
             assert (case["status"], "norm" in case["error"]) == (FAILED, True)

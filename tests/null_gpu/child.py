@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,22 @@ _REASON = why_not()
 NEEDS_NULL_GPU = [pytest.mark.slow, pytest.mark.skipif(_REASON is not None, reason=str(_REASON))]
 
 
+def needs_null_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark one test as the modules are marked whose every test runs on the null GPU."""
+    for mark in NEEDS_NULL_GPU:
+        test = mark(test)
+    return test
+
+
+# As scripts end: a thread of PyTorch may end a process that is being taken apart with "terminate called".
+PROGRAM = """
+from vae.system.script import skip_teardown
+codes = skip_teardown()
+{}
+codes.append(0)
+"""
+
+
 def run_on_null_gpu(*words: str, code: int = 0, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run Python with these words; `settings` are those of `environment`, and variables in capitals."""
     variables = {name: settings.pop(name) for name in [*settings] if name.isupper()}
@@ -21,6 +38,8 @@ def run_on_null_gpu(*words: str, code: int = 0, **settings: Any) -> subprocess.C
     for name in ALLOCATOR_VARIABLES:  # of this machine's user
         if name not in variables:
             child.pop(name, None)
+    if words[0] == "-c":
+        words = ("-c", PROGRAM.format(words[1]), *words[2:])
     done = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=child, capture_output=True, text=True, timeout=600
     )

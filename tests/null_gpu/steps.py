@@ -35,6 +35,7 @@ from vae.optimizers import build_optimizers  # noqa: E402
 from vae.step import Networks, StepInputs  # noqa: E402
 from vae.system.gpus import find_cards  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
+from vae.system.script import end_process  # noqa: E402
 from vae.training.distributed import Distributed  # noqa: E402
 from vae.training.memory.cuda_graph import StepGraph  # noqa: E402
 from vae.training.memory.oom_retry import OomRetry, StepSettings  # noqa: E402
@@ -183,3 +184,4 @@ def main(cases: list[Case]) -> None:
 
 if __name__ == "__main__":
     main([Case(**given) for given in json.loads(sys.argv[1])])
+    end_process(0)

@@ -4,17 +4,14 @@ On the CPU a stand-in replays: like a graph, it reads and writes the same tensor
 """
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.harness.out_of_memory import run_out_of_memory
-from tests.harness.runs import ROOT
 from tests.harness.toy_networks import NO_LPIPS, gradients, toy_inputs, toy_networks
-from tests.null_gpu.build import environment, why_not
+from tests.null_gpu.child import needs_null_gpu, run_on_null_gpu
 from vae.config.options import SpeedConfig
 from vae.memory.plan import StepMemory
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
@@ -199,7 +196,7 @@ def test_a_graph_without_a_card_is_an_error(tiny):
 
 
 PROGRAM = """
-import json, os, torch
+import json, torch
 from tests.harness.toy_networks import toy_inputs, toy_networks
 from tests.null_gpu.counters import Counters
 from tests.training.test_cuda_graph import on_cuda
@@ -214,12 +211,7 @@ for _ in range(5):
     counts.append(vars(Counters.now().since(before)))
     for network in (networks.autoencoder, networks.discriminator):
         network.zero_grad(set_to_none=True)
-print(json.dumps(counts), flush=True)
-# The interpreter would end less than 1 ms after the last backward pass. PyTorch's thread for the device may
-# then still release that pass's Python objects. Python ends a thread that asks for its lock while the
-# interpreter ends, and C++ answers with "terminate called without an active exception". A run of train_vae.py
-# reads losses and writes files after its last backward pass, which gives the thread the lock.
-os._exit(0)
+print(json.dumps(counts))
 """
 
 
@@ -235,13 +227,9 @@ def on_cuda(dtype: torch.dtype) -> tuple[Networks, StepInputs]:
     return networks, StepInputs(**{**vars(inputs), **moved, "noise": moved["noise"].float()})
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@needs_null_gpu
 def test_a_graph_is_one_launch():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_on_null_gpu("-c", PROGRAM)
     *eager, captured, replayed = json.loads(done.stdout)
     assert [counts["graph_launches"] for counts in eager] == [0] * WARMUP_STEPS
     assert captured["graph_launches"] == replayed["graph_launches"] == 1

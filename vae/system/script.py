@@ -23,8 +23,7 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
 
     `stopped` is printed if Ctrl-C, SIGTERM or SIGHUP ends it.
     """
-    codes: list[int] = []
-    atexit.register(end_process, codes)  # before anything is imported: handlers run in reverse order
+    codes = skip_teardown()
     limit_spinning()
     set_gpu_memory_variables()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
@@ -41,18 +40,27 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
     sys.exit(code)
 
 
-def end_process(codes: list[int]) -> None:
-    """End the process with the code in `codes`, after all other exit handlers.
+def skip_teardown() -> list[int]:
+    """Make this process end by `end_process`, if its exit code is in the returned list by then.
 
-    Python does not take itself apart then: a thread of PyTorch that frees a Python object meanwhile would
-    end the process with "terminate called without an active exception". Without a code, an exception ends it.
+    Call it before PyTorch is imported: exit handlers run in reverse order. Without a code, the process ends
+    by an exception, as usual.
     """
-    if not codes:
-        return
+    codes: list[int] = []
+    atexit.register(lambda: codes and end_process(codes[0]))
+    return codes
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process now: Python does not take itself apart, and no further exit handler runs.
+
+    A thread of PyTorch that frees a Python object meanwhile would end the process with "terminate called
+    without an active exception": after a step on a GPU this happened once in 60 processes.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    os._exit(codes[0])
+    os._exit(code)
 
 
 def limit_spinning() -> None:
