@@ -13,7 +13,7 @@ from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.evaluation.compare import _environment, _protocol
 from vae.evaluation.image_set import find_images
 from vae.evaluation.protocols import square
-from vae.shards.index import read_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.system.errors import DataError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vae.prepare.shard.write import Member, Plan, write_shard
-from vae.shards.index import dataset_content
+from vae.shards.dataset_json import dataset_content
 from vae.system.files import write_json
 
 CLASSES = ("circle", "cross", "square", "stripes")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.steps import before_steps
-from vae.shards.index import read_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.training.loop import TrainingLoop
 

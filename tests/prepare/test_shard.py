@@ -15,7 +15,8 @@ from tests.harness.runs import run_script
 from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
 from vae.prepare.shard import shard_images, write
-from vae.shards.index import INDEX, Shard, dataset_content, index_path, read_dataset
+from vae.shards.dataset_json import dataset_content, read_dataset
+from vae.shards.index import INDEX, Shard, index_path
 from vae.shards.shard_images import ShardImages
 from vae.system.files import sha256_of_file
 

@@ -19,7 +19,7 @@ from vae.prepare.perceptual_hash import MIRROR, hash_pixels
 from vae.prepare.shard import write
 from vae.prepare.shard.groups import Groups, hash_number
 from vae.prepare.shard.shared import find_shared
-from vae.shards.index import dataset_content, read_dataset
+from vae.shards.dataset_json import dataset_content, read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError
 from vae.training.run import train

@@ -19,7 +19,8 @@ from vae.prepare.shard import verify
 from vae.prepare.shard.members import TRAINING, VALIDATION, Members
 from vae.prepare.shard.shard_images import run_shard
 from vae.prepare.shard.verify import run_verify, verify_shard
-from vae.shards.index import index_path, read_dataset, read_index
+from vae.shards.dataset_json import read_dataset
+from vae.shards.index import index_path, read_index
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 

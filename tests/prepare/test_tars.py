@@ -21,7 +21,7 @@ from tests.prepare.test_preprocess import kill_when, posix
 from vae.prepare.tars import index_tars
 from vae.prepare.tars.sources import find_sources
 from vae.prepare.tars.where import parse_where
-from vae.shards.index import read_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 

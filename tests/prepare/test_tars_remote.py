@@ -8,7 +8,7 @@ from tests.harness.http_store import http_store, hurry
 from tests.harness.preparing import prepare
 from tests.harness.tars import images_of, write_webdataset
 from vae.prepare.tars import read_tar
-from vae.shards.index import read_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import has_remote_shards, open_cache
 from vae.system.errors import DataError

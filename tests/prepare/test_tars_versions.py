@@ -11,7 +11,8 @@ from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare
 from tests.harness.sharded_runs import record_samples, samples_of_steps
 from tests.harness.tars import images_of, picture, webdataset_sample, write_tar, write_webdataset
-from vae.shards.index import index_path, read_dataset
+from vae.shards.dataset_json import read_dataset
+from vae.shards.index import index_path
 from vae.shards.shard_images import ShardImages
 from vae.training.run import train
 

@@ -25,7 +25,8 @@ from vae.config.flags import command_words
 from vae.images.formats import BadImageError
 from vae.probe import command, latents
 from vae.probe.training import Training
-from vae.shards.index import Shard, dataset_content, read_dataset
+from vae.shards.dataset_json import dataset_content, read_dataset
+from vae.shards.index import Shard
 from vae.shards.shard_images import ShardImages
 from vae.system.files import read_json, write_json
 from vae.system.script import exit_code

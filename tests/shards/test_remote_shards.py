@@ -23,8 +23,8 @@ from vae.data.probing import probe
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import aspects, assign, bucket_shapes
 from vae.sampling.stream_buckets import StreamBuckets
-from vae.shards import index, remote_shards, shard_cache, store
-from vae.shards.index import read_dataset
+from vae.shards import dataset_json, remote_shards, shard_cache, store
+from vae.shards.dataset_json import read_dataset
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import FOLDER_NAME, Entry, ShardCache
 from vae.shards.shard_images import ShardImages
@@ -563,7 +563,7 @@ def test_endless_answers_are_read_no_further_than_asked(web, cache, monkeypatch)
         files.fetch_index(images.dataset.shards[1])
     assert max(web.sent[name] for name in web.answers) < 2**26  # buffers of both sides, of several tries
     web.answers["dataset.json"] = [ENDLESS]
-    monkeypatch.setattr(index, "MAX_DATASET_BYTES", 2**20)
+    monkeypatch.setattr(dataset_json, "MAX_DATASET_BYTES", 2**20)
     with pytest.raises(DataError, match="larger than"):
         read_dataset(web.url())
 

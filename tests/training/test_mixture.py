@@ -9,7 +9,7 @@ from tests.harness.sharded_runs import record_samples, samples_of_steps
 from tests.harness.shards import pack, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.config.flags import parse_flags
-from vae.shards.index import read_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.shards.mixture import parse_mixture
 from vae.system.errors import DataError, UserError
 from vae.training.run import train

@@ -5,7 +5,7 @@ import pytest
 from tests.harness.http_store import http_store, hurry
 from tests.harness.shards import pack, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
-from vae.shards.index import read_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.system.errors import DataError
 from vae.training.run import train
 

@@ -12,7 +12,7 @@ from tests.harness.sharded_runs import record_samples, samples_in_order, samples
 from tests.harness.shards import pack, write_shards
 from tests.harness.tars import write_webdataset
 from tests.harness.training_runs import assert_same, last_checkpoint, records
-from vae.shards.index import read_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.training.checkpoints.older import add_shuffle_shards
 from vae.training.run import train

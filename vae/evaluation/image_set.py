@@ -20,7 +20,7 @@ from vae.evaluation.protocols import Rules, rules_of, tensor_of
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.progress import track
-from vae.shards.index import is_dataset, read_dataset
+from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.shard_images import ShardImages

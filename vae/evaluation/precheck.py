@@ -8,7 +8,7 @@ from vae.config.evaluate_flags import EvaluateConfig
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.vae_path import locate_vae
-from vae.shards.index import is_dataset, read_dataset
+from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.mixture import parse_mixture
 from vae.shards.store import StoreFile
 from vae.system.errors import UserError

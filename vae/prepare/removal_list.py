@@ -8,7 +8,8 @@ import numpy as np
 from vae.images.formats import BadImageError
 from vae.prepare.shard.write import KEY_DIGITS
 from vae.progress import Progress
-from vae.shards.index import ShardedDataset, index_path, read_index, row_name
+from vae.shards.dataset_json import ShardedDataset
+from vae.shards.index import index_path, read_index, row_name
 from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.console import printable

@@ -14,8 +14,9 @@ import numpy as np
 from vae.images.formats import BadImageError
 from vae.prepare.removal_list import keys_to_remove
 from vae.prepare.shard.members import TRAINING, VALIDATION
+from vae.shards.dataset_json import ShardedDataset, read_dataset
 from vae.shards.hashed_files import Keys, Removed, removed_content, write_hashed
-from vae.shards.index import Shard, ShardedDataset, index_path, read_dataset, read_index
+from vae.shards.index import Shard, index_path, read_index
 from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.system.files import atomic_path

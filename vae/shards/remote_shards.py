@@ -12,15 +12,8 @@ from typing import Any
 import numpy as np
 
 from vae.images.formats import BadImageError
-from vae.shards.index import (
-    Row,
-    Shard,
-    ShardedDataset,
-    check_bytes,
-    max_index_bytes,
-    parse_index,
-    read_index,
-)
+from vae.shards.dataset_json import ShardedDataset
+from vae.shards.index import Row, Shard, check_bytes, max_index_bytes, parse_index, read_index
 from vae.shards.read_ahead import ReadAhead
 from vae.shards.shard_cache import POLL_SECONDS, Entry, ShardCache, remove_if_bad
 from vae.shards.shard_images import ShardImages

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.images.formats import BadImageError
-from vae.shards.index import Shard, is_dataset, read_dataset
+from vae.shards.dataset_json import is_dataset, read_dataset
+from vae.shards.index import Shard
 from vae.shards.store import DISK_ERRORS, TooLargeError
 from vae.system import console
 from vae.system.addresses import is_remote

@@ -13,7 +13,8 @@ from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams
-from vae.shards.index import INDEX, Row, Shard, ShardedDataset, row_name
+from vae.shards.dataset_json import ShardedDataset
+from vae.shards.index import INDEX, Row, Shard, row_name
 from vae.shards.local_shards import OPEN_SHARDS, LocalShards
 from vae.shards.members import metadata_of, split_name, texts_in
 

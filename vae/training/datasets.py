@@ -28,7 +28,7 @@ from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import Order, ShuffledOrder
 from vae.sampling.stream_buckets import StreamBuckets
 from vae.sampling.streams import StreamOrder
-from vae.shards.index import is_dataset, read_dataset
+from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.mixture import MixtureImages, dataset_paths, parse_mixture
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import ShardCache, open_cache

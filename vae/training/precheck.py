@@ -11,7 +11,7 @@ from vae.data.manifest import is_manifest
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
-from vae.shards.index import is_dataset, read_dataset
+from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.mixture import parse_mixture
 from vae.system.errors import UserError
 from vae.system.files import why_not_writable

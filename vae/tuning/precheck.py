@@ -10,7 +10,7 @@ from vae.config.recipes import recipe_values
 from vae.config.resolve import resolve
 from vae.config.tune_flags import TuneConfig
 from vae.data.manifest import is_manifest
-from vae.shards.index import is_dataset
+from vae.shards.dataset_json import is_dataset
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import why_not_writable

@@ -20,7 +20,7 @@ from vae.config.options import Config, current_names, flatten
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.data.manifest import is_manifest
 from vae.images.folder import walk_images
-from vae.shards.index import is_dataset, read_dataset
+from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.system.errors import UserError
 from vae.system.files import parse_json, sha256_of_file
 from vae.training.output.folder_lock import LOCK_NAME

@@ -19,7 +19,8 @@ from vae.prepare.shard.members import TRAINING, VALIDATION, Members
 from vae.prepare.shard.shared import MIN_ROWS, parts, phashes_of
 from vae.prepare.shard.write import Member, Plan, copy_mark, read_mark, write_mark
 from vae.prepare.versions import Parent, link_or_copy
-from vae.shards.index import Shard, index_path, read_dataset, read_index
+from vae.shards.dataset_json import read_dataset
+from vae.shards.index import Shard, index_path, read_index
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file
 

@@ -33,8 +33,9 @@ from vae.prepare.shard.planner import ShardPlanner, planned_shards
 from vae.prepare.shard.write import HIDDEN, SHARD_SECONDS, Member, Plan, stored_bytes, write_shard
 from vae.prepare.versions import removed_line, write_removed
 from vae.progress import Progress
+from vae.shards.dataset_json import dataset_content, write_dataset
 from vae.shards.hashed_files import removed_content
-from vae.shards.index import Shard, dataset_content, write_dataset
+from vae.shards.index import Shard
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import read_json, remove_temporary, write_json

@@ -21,15 +21,8 @@ from vae.prepare.shard.engines import Entry, indexes
 from vae.prepare.shard.shared import find_shared
 from vae.prepare.shard.write import SHARD_SECONDS
 from vae.progress import Progress
-from vae.shards.index import (
-    Shard,
-    ShardedDataset,
-    index_path,
-    max_index_bytes,
-    read_dataset,
-    read_index,
-    row_name,
-)
+from vae.shards.dataset_json import ShardedDataset, read_dataset
+from vae.shards.index import Shard, index_path, max_index_bytes, read_index, row_name
 from vae.shards.remote_shards import RemoteShards, no_room, open_images
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.store import MissingError

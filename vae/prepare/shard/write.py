@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vae.prepare.shard.engines import SUFFIXES, Entry, indexes
-from vae.shards.index import INDEX, Shard, index_path, shard_content
+from vae.shards.dataset_json import shard_content
+from vae.shards.index import INDEX, Shard, index_path
 from vae.system.errors import DataError
 from vae.system.files import atomic_path, read_json, sha256_of_file, write_json
 

@@ -27,7 +27,8 @@ from vae.prepare.tars.where import Condition, parse_where
 from vae.prepare.tars.write import SUBSETS, Written, claim, rules_of, write_datasets, write_index
 from vae.prepare.versions import Parent
 from vae.progress import Progress
-from vae.shards.index import Shard, ShardedDataset, read_dataset, read_index
+from vae.shards.dataset_json import ShardedDataset, read_dataset
+from vae.shards.index import Shard, read_index
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, DataError, UserError

@@ -30,7 +30,8 @@ from vae.prepare.tars.where import parse_where
 from vae.prepare.tars.write import FOLDERS, SUBSETS, Written, claim, rules_of, write_datasets, write_index
 from vae.prepare.versions import removed_line
 from vae.progress import Progress
-from vae.shards.index import Shard, index_path, shard_content
+from vae.shards.dataset_json import shard_content
+from vae.shards.index import Shard, index_path
 from vae.shards.store import StoreFile, stamp
 from vae.system import console
 from vae.system.console import printable

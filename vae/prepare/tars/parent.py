@@ -14,8 +14,9 @@ from vae.prepare.shard.write import HIDDEN
 from vae.prepare.tars.sources import Sources, find_sources
 from vae.prepare.tars.write import CLAIM, FOLDERS, MAX_CLAIM_BYTES
 from vae.prepare.versions import FLAG, Parent, link_or_copy
+from vae.shards.dataset_json import ShardedDataset, read_dataset
 from vae.shards.hashed_files import removed_content
-from vae.shards.index import Shard, ShardedDataset, index_path, read_dataset, read_index
+from vae.shards.index import Shard, index_path, read_index
 from vae.system.errors import DataError, UserError
 from vae.system.files import read_json
 

@@ -22,9 +22,10 @@ from vae.images.formats import EXTENSIONS_OF, BadImageError
 from vae.prepare.check_file import check_size
 from vae.prepare.shard.write import KEY_DIGITS
 from vae.prepare.tars.where import Condition, parse_where
-from vae.shards.index import MAX_IMAGE_BYTES, MAX_NAME_BYTES, MAX_SHARD_BYTES, foreign_index
+from vae.shards.index import MAX_IMAGE_BYTES, MAX_NAME_BYTES, foreign_index
 from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_name
 from vae.shards.shard_images import FOREIGN_BYTES
+from vae.shards.shard_list import MAX_SHARD_BYTES
 from vae.shards.store import StoreFile, TooLargeError, download, read_range, stamp
 
 CHUNK_BYTES = 8 * 2**20  # that are read at once

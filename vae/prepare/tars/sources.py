@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vae.shards.index import is_tar_name
+from vae.shards.shard_list import is_tar_name
 from vae.shards.store import StoreFile, list_files, read_file
 from vae.system.addresses import is_remote, public_text
 from vae.system.errors import DataError, UserError

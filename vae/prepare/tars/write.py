@@ -10,14 +10,8 @@ from vae.config.prepare_flags import IndexConfig
 from vae.prepare.shard.members import TRAINING, VALIDATION
 from vae.prepare.shard.write import HIDDEN
 from vae.prepare.versions import Parent, write_removed
-from vae.shards.index import (
-    Shard,
-    dataset_content,
-    foreign_index,
-    index_path,
-    read_dataset,
-    write_dataset,
-)
+from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
+from vae.shards.index import Shard, foreign_index, index_path
 from vae.system.errors import UserError
 from vae.system.files import atomic_path, parse_json, read_json, sha256_of_file, write_json
 

@@ -21,7 +21,7 @@ from vae.prepare.report_parts import check_listed, merge_report, run_report
 from vae.prepare.shard.verify import run_verify
 from vae.prepare.validate.quarantine import move_rejected, undo
 from vae.prepare.validate.report import Report, print_summary, write_reports
-from vae.shards.index import is_dataset
+from vae.shards.dataset_json import is_dataset
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import parse_json

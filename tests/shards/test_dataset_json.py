@@ -1,0 +1,107 @@
+"""dataset.json is read into little memory; everything that is wrong with it is one line."""
+
+import json
+import os
+import tracemalloc
+
+import pytest
+
+from vae.shards import dataset_json
+from vae.shards.dataset_json import FORMAT, dataset_content, is_dataset, read_dataset
+from vae.shards.index import Shard
+from vae.system.errors import DataError
+
+
+def test_many_shards_need_little_memory_and_are_read_once(tmp_path):
+    """10,000 shards: as objects they would need 5.3 MiB."""
+    names = [f"images-{n:06}.tar" for n in range(10_000)]
+    shards = [Shard(name, 6000 + n, 10**9 + n, f"{n:064x}", f"{n:064x}") for n, name in enumerate(names)]
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps(dataset_content(shards, {}, None)))
+    tracemalloc.start()
+    found = read_dataset(path)
+    held, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1.5 * 2**20
+    assert [found.shards[n] for n in (0, 7_777, -1)] == [shards[n] for n in (0, 7_777, -1)]
+    assert found.samples == sum(shard.samples for shard in shards)
+    assert read_dataset(path) is found
+    path.write_text(json.dumps(dataset_content(shards[:10], {}, None)))
+    assert list(read_dataset(path).shards) == shards[:10]
+
+
+SHARD = {
+    "name": "images-000000.tar",
+    "samples": 12,
+    "bytes": 20000,
+    "sha256": 64 * "0",
+    "index_sha256": 64 * "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": FORMAT + 1}, "update it"),
+        ({"format": "1"}, "is not a dataset"),
+        ({"shards": []}, "lacks shards"),
+        ({"shards": [SHARD, SHARD]}, "listed twice"),
+        ({"shards": [{**SHARD, "name": "../images-000000.tar"}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "name": "/etc/x.tar"}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "samples": -1}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "samples": 2**62, "bytes": 2**62}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "samples": 20}]}, "shard 0 is not valid"),
+        ({"shards": [{**SHARD, "index_sha256": None}]}, "shard 0 is not valid"),
+        ({"shards": [{name: SHARD[name] for name in list(SHARD)[:4]}]}, "does not fit its format"),
+        ({"format": 1}, "does not fit its format"),
+        ({"validation": "../validation.json"}, "validation is no file name"),
+        ({"validation": "dataset.json"}, "it is its own validation"),
+        ({"version": 64 * "0"}, "does not have its version"),
+    ],
+)
+def test_dataset_that_is_not_valid_is_one_line(tmp_path, change, words):
+    path = tmp_path / "dataset.json"
+    content = dataset_content([], {}, None) | {"shards": [SHARD]} | change
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=words) as caught:
+        read_dataset(path)
+    assert str(caught.value).startswith(f"--data_path {path}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\0"])
+def test_other_file_is_no_dataset(tmp_path, text):
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(DataError, match="is not a dataset of shards"):
+        read_dataset(tmp_path / "dataset.json")
+
+
+def test_missing_dataset_names_the_mode_that_writes_one(tmp_path):
+    assert is_dataset(tmp_path / "dataset.json")
+    with pytest.raises(DataError, match="--mode shard"):
+        read_dataset(tmp_path / "dataset.json")
+
+
+def test_long_list_of_shards_is_split(tmp_path, monkeypatch):
+    """The version is that of the content; a damaged or missing part is named."""
+    shards = [Shard(f"images-{n:06}.tar", 3, 10_000, f"{n:064x}", f"{n:064x}") for n in range(25)]
+    monkeypatch.setattr(dataset_json, "MAX_LISTED", 10)
+    path = tmp_path / "dataset.json"
+    dataset_json.write_dataset(path, dataset_content(shards, {}, None))
+    parts = sorted(tmp_path.glob("dataset-shards-*.json"))
+    assert [len(json.loads(part.read_text())) for part in parts] == [10, 10, 5]
+    assert json.loads(path.read_text())["shards"] == []
+    assert list(read_dataset(path).shards) == shards
+    text = parts[1].read_text()
+    parts[1].write_text(text.replace('"samples": 3', '"samples": 4'))
+    os.utime(path, (1, 1))  # dataset.json itself has not changed
+    with pytest.raises(DataError, match=r"dataset-shards-000001\.json does not have the SHA-256"):
+        read_dataset(path)
+    parts[1].unlink()
+    os.utime(path, (2, 2))
+    with pytest.raises(DataError, match=r"dataset-shards-000001\.json is missing"):
+        read_dataset(path)
+    content = dataset_content(shards, {}, None)
+    monkeypatch.setattr(dataset_json, "MAX_LISTED", 100)
+    assert content["format"] == 3
+    assert dataset_content(shards, {}, None)["format"] == 2  # as before

@@ -1,0 +1,273 @@
+"""A dataset of shards: WebDataset tar files, an index of each, and a `dataset.json` that lists them.
+
+`dataset.json` has `format`, `version` (a hash of the rest), `parent` (the version that it followed, or null),
+`policy` (the rules by which images were accepted), `transforms` (how preprocessing made them), `validation`
+(the file name of the dataset of held-out images, or null) and `shards`, each with `name`, `samples`, `bytes`,
+`sha256` and, since format 2, `index_sha256`. A new version of a dataset has `changes`: the images and shards
+that it added and removed. Format 3 may have `shard_lists`, files with the shards of a large dataset, and
+`removed_keys`, a file with the keys of images that are in the shards and do not belong to the dataset.
+
+Tar files that others wrote are not beside `dataset.json`: it has `tars`, their folder or address, and
+`indexes`, the folder beside it with the indexes. Images without a row there are left out. `tars` does not
+count for the version, so these tar files may be moved.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vae.shards.hashed_files import JSON_NAME, Removed, parse_removed, read_hashed, write_hashed
+from vae.shards.index import Shard, index_path
+from vae.shards.shard_list import IS_SHARD, ShardColumns, Shards
+from vae.shards.store import StoreFile, TooLargeError, read_file
+from vae.system.addresses import is_remote
+from vae.system.errors import DataError, UserError
+from vae.system.files import parse_json, read_json, write_json
+
+FORMAT = 3  # written only for what format 2 does not have
+MAX_DATASET_BYTES = 2**30  # of dataset.json, which older versions did not split
+MAX_LIST_BYTES = 2**26  # of a list of shards
+MAX_LISTED = 50_000  # shards in one file: about 13 MB
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+class ShardedDataset(NamedTuple):
+    """The content of a `dataset.json`."""
+
+    path: Path | StoreFile
+    shards: Shards
+    policy: dict[str, Any]
+    validation: str | None
+    version: str
+    parent: str | None = None  # version of the dataset that this one is a new version of
+    transforms: Mapping[str, Any] = {}
+    removed: Removed = {}  # noqa: RUF012 - never modified
+    tars: str | None = None  # folder or address of tar files that others wrote; None: that of dataset.json
+    indexes: str = ""  # folder of the indexes, beside dataset.json
+    flag: str = "--data_path"  # that the user gave, for messages
+
+    @property
+    def samples(self) -> int:
+        """Number of images."""
+        return int(self.shards.samples.sum())
+
+    @property
+    def store(self) -> StoreFile | None:
+        """A file beside the shards, if they are on a remote store."""
+        if self.tars is not None:
+            return StoreFile(f"{self.tars}/", self.flag) if is_remote(self.tars) else None
+        return self.path if isinstance(self.path, StoreFile) else None
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the shards; DataError if it is on a remote store."""
+        if self.store is not None or isinstance(self.path, StoreFile):
+            raise DataError(
+                f"{self.flag} {self.path} is on a remote store: copy the dataset to this machine, or "
+                "run the command where it is"
+            )
+        return self.path.parent if self.tars is None else Path(self.tars)
+
+    @property
+    def index_folder(self) -> Path:
+        """The folder with the indexes of a dataset on this machine."""
+        assert isinstance(self.path, Path)
+        return self.path.parent / self.indexes
+
+    def index_file(self, shard: Shard) -> Path | StoreFile:
+        """The index of a shard."""
+        return self.beside(index_path(Path(self.indexes), shard).as_posix())
+
+    def beside(self, name: str) -> Path | StoreFile:
+        """A file in the folder of `dataset.json`."""
+        return self.path.sibling(name) if isinstance(self.path, StoreFile) else self.path.parent / name
+
+
+def is_dataset(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a dataset of shards, and not a manifest or a folder of images."""
+    return is_remote(path) or (os.fspath(path).lower().endswith(".json") and not os.path.isdir(path))
+
+
+def dataset_content(
+    shards: Sequence[Shard],
+    policy: Mapping[str, Any],
+    validation: str | None,
+    *,
+    parent: str | None = None,
+    transforms: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The content of `dataset.json`; the same images and rules have the same version everywhere.
+
+    `more`: `changes`, `removed_keys`, and `tars` with `indexes`, if there are any.
+    """
+    made = {"parent": parent, "policy": dict(policy), "transforms": dict(transforms or {}), **(more or {})}
+    is_old = len(shards) <= MAX_LISTED and not {"removed_keys", "tars"} & made.keys()
+    rest = {"format": 2 if is_old else FORMAT, **made, "validation": validation}
+    return {"version": _version(rest, shards), **rest, "shards": [shard_content(shard) for shard in shards]}
+
+
+def write_dataset(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a `dataset.json`, and lists of its shards if there are more than MAX_LISTED."""
+    shards, lists = content["shards"], []
+    if len(shards) > MAX_LISTED:
+        for first in range(0, len(shards), MAX_LISTED):
+            part = shards[first : first + MAX_LISTED]
+            name = f"{path.stem}-shards-{first // MAX_LISTED:06}.json"
+            lists.append(write_hashed(path.with_name(name), part))
+        content = {**content, "shards": [], "shard_lists": lists}
+    write_json(path, content, indent=1)
+
+
+def shard_content(shard: Shard) -> dict[str, Any]:
+    """A shard in a `dataset.json`."""
+    fields = shard._asdict().items()
+    return {name: value for name, value in fields if value is not None and name != "removed"}
+
+
+def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
+    """SHA-256 of the content as JSON with sorted keys, from its parts: the whole text can have gigabytes."""
+    mark = "shards"
+    rest = {name: value for name, value in rest.items() if name not in ("version", "shard_lists", "tars")}
+    text = json.dumps(rest | {"shards": mark}, sort_keys=True)
+    before, _, after = text.rpartition(f'"{mark}"')
+    digest = hashlib.sha256(f"{before}[".encode())
+    for number, (name, samples, size, sha256, index, _) in enumerate(shards):
+        index = f'"index_sha256": "{index}", ' if index else ""
+        shard = f'{{"bytes": {size}, {index}"name": "{name}", "samples": {samples}, "sha256": "{sha256}"}}'
+        digest.update((f", {shard}" if number else shard).encode())
+    digest.update(f"]{after}".encode())
+    return digest.hexdigest()
+
+
+def read_dataset(path: str | os.PathLike[str] | StoreFile, *, flag: str = "--data_path") -> ShardedDataset:
+    """Read a `dataset.json`; DataError, with `flag`, if it is missing, newer than this program or damaged."""
+    if isinstance(path, StoreFile):
+        return _read(path, flag)
+    if is_remote(path):
+        return _read(StoreFile(os.fspath(path), flag), flag)
+    try:
+        status = os.stat(path)
+        return _read_once(Path(path), flag, (status.st_ino, status.st_size, status.st_mtime_ns))
+    except OSError:
+        return _read(Path(path), flag)
+
+
+@lru_cache(maxsize=4)  # a command reads it in each of its checks, and a million shards take seconds
+def _read_once(path: Path, flag: str, _stamp: tuple[int, int, int]) -> ShardedDataset:
+    return _read(path, flag)
+
+
+def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
+    try:
+        content, shards, removed = _read_content(path)
+    except FileNotFoundError:
+        raise DataError(f"{flag} {path} does not exist: prepare_data.py --mode shard writes one") from None
+    except OSError as error:
+        raise DataError(f"{flag} {path} cannot be read: {error.strerror}") from error
+    except UserError:  # of the store
+        raise
+    except (ValueError, TooLargeError) as error:
+        raise DataError(f"{flag} {path} is not a dataset of shards: {error}") from error
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise DataError(f"{flag} {path} is not a dataset of shards: prepare_data.py --mode shard writes one")
+    if content["format"] > FORMAT:
+        raise DataError(
+            f"{flag} {path} has format {content['format']}, but this program reads up to {FORMAT}: update it"
+        )
+    problem = _problem(content, shards, path)
+    if problem:
+        mode = "index" if "tars" in content else "shard"
+        raise DataError(
+            f"{flag} {path} is damaged ({problem}): write it again with prepare_data.py --mode {mode}"
+        )
+    return ShardedDataset(
+        path,
+        shards,
+        content["policy"],
+        content["validation"],
+        content["version"],
+        content.get("parent"),
+        content.get("transforms", {}),
+        removed,
+        content.get("tars"),
+        content.get("indexes", ""),
+        flag,
+    )
+
+
+def _read_content(path: Path | StoreFile) -> tuple[Any, Shards, Removed]:
+    """The content of a `dataset.json`, with IS_SHARD in the place of each valid shard; shards; removed keys.
+
+    ValueError if it, or a file that it refers to, is not valid, OSError if it cannot be read.
+    """
+    if isinstance(path, StoreFile) and not path.name.endswith(".json"):
+        raise ValueError("give the address of its dataset.json")
+    columns = ShardColumns()
+    if isinstance(path, Path):
+        content = read_json(path, columns.take, max_bytes=MAX_DATASET_BYTES)
+    else:
+        data = read_file(path, max_bytes=MAX_DATASET_BYTES)
+        content = parse_json(data.decode("utf-8-sig"), columns.take)
+    removed: Removed = {}
+    if isinstance(content, dict) and content.get("format") == 3:  # a newer one may refer to other files
+        lists = content.get("shard_lists", [])
+        for reference in lists if isinstance(lists, list) else [None]:
+            listed = parse_json(read_hashed(path, reference, MAX_LIST_BYTES), columns.take)
+            if not isinstance(listed, list) or not isinstance(content.get("shards"), list):
+                raise ValueError("its list of shards is not valid")
+            content["shards"] += listed
+        if "removed_keys" in content:
+            removed = parse_removed(read_hashed(path, content["removed_keys"], MAX_DATASET_BYTES))
+    return content, Shards(columns, removed), removed
+
+
+def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile) -> str | None:
+    """What is wrong with the content of a dataset of a known format."""
+    listed, validation = content.get("shards"), content.get("validation")
+    if not isinstance(listed, list) or not listed or not isinstance(content.get("policy"), dict):
+        return "it lacks shards or policy"
+    if validation is not None and not (isinstance(validation, str) and JSON_NAME.fullmatch(validation)):
+        return "validation is no file name"
+    if validation == path.name:
+        return "it is its own validation"
+    if not isinstance(content.get("parent"), str | None) or not isinstance(
+        content.get("transforms", {}), dict
+    ):
+        return "parent or transforms is not valid"
+    if problem := _problem_of_place(content, shards, path):
+        return problem
+    wrong = next((number for number, shard in enumerate(listed) if shard is not IS_SHARD), None)
+    if wrong is not None:
+        return f"shard {wrong} is not valid"
+    if shards.hashed_indexes != (len(shards) if content["format"] > 1 else 0):
+        return "index_sha256 does not fit its format"
+    if shards.has_twins():
+        return "a shard is listed twice"
+    if len(shards) and shards.samples.min() < 1:
+        return "a shard has only removed images"
+    rest = {name: value for name, value in content.items() if name != "shards"}
+    if len(shards) != len(listed) or content.get("version") != _version(rest, shards):
+        return "its content does not have its version"
+    return None
+
+
+def _problem_of_place(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile) -> str | None:
+    """What is wrong with where the tar files and the indexes are."""
+    if "tars" not in content and "indexes" not in content:
+        return None if shards.are_beside else "a shard is not beside it"
+    tars, indexes = content.get("tars"), content.get("indexes")
+    if content["format"] < FORMAT:
+        return f"tars needs format {FORMAT}"
+    if not isinstance(tars, str) or not (is_remote(tars) or Path(tars).is_absolute()):
+        return "tars is no address and no absolute path"
+    if isinstance(path, StoreFile) and not is_remote(tars):
+        return "it is on a remote store, but its tar files are not"
+    if not isinstance(indexes, str) or not _FOLDER_NAME.fullmatch(indexes):
+        return "indexes is no name of a folder"
+    return None
