@@ -22,13 +22,8 @@ def needs_null_gpu(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-# As scripts end: a thread of PyTorch may end a process that is being taken apart with "terminate called".
-PROGRAM = """
-from vae.system.script import skip_teardown
-codes = skip_teardown()
-{}
-codes.append(0)
-"""
+# A thread of PyTorch may end a process that is being taken apart with "terminate called".
+END = "\nfrom vae.system.script import end_process\nend_process(0)\n"
 
 
 def run_on_null_gpu(*words: str, code: int = 0, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -39,7 +34,7 @@ def run_on_null_gpu(*words: str, code: int = 0, **settings: Any) -> subprocess.C
         if name not in variables:
             child.pop(name, None)
     if words[0] == "-c":
-        words = ("-c", PROGRAM.format(words[1]), *words[2:])
+        words = ("-c", words[1] + END, *words[2:])
     done = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=child, capture_output=True, text=True, timeout=600
     )

@@ -23,7 +23,9 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
 
     `stopped` is printed if Ctrl-C, SIGTERM or SIGHUP ends it.
     """
-    codes = skip_teardown()
+    codes: list[int] = []  # none if an exception ends it
+    # Registered before anything is imported, so the last one to run: handlers run in reverse order.
+    atexit.register(lambda: codes and end_process(codes[0]))
     limit_spinning()
     set_gpu_memory_variables()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
@@ -38,17 +40,6 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
         code = exit_code(name, main, sys.argv[1:], stopped)
     codes.append(code)
     sys.exit(code)
-
-
-def skip_teardown() -> list[int]:
-    """Make this process end by `end_process`, if its exit code is in the returned list by then.
-
-    Call it before PyTorch is imported: exit handlers run in reverse order. Without a code, the process ends
-    by an exception, as usual.
-    """
-    codes: list[int] = []
-    atexit.register(lambda: codes and end_process(codes[0]))
-    return codes
 
 
 def end_process(code: int) -> NoReturn:
