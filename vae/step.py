@@ -145,6 +145,8 @@ def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> 
         values |= {
             name: value for name, _, value in _latent_terms(networks.terms, mean, logvar, images, inputs)
         }
+        if inputs.running_moments is not None:
+            values["latent_moments"] = moments(mean)
         _accumulate(sums, values)
     return sums
 

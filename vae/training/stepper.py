@@ -96,8 +96,13 @@ class Stepper:
         return len(batch.images) if self.dist.world_size == 1 else self.schedule.steps.images
 
     def losses(self, batch: Batch, total_images: int) -> Sums:
-        """Sums of the losses over the images of a batch, without adversarial ones; nothing changes."""
-        return self._measured(batch, self.retry.losses(self.inputs(batch, total_images)))
+        """Sums of the losses over the images of a batch, without adversarial ones.
+
+        The statistics of the latents change as in a step, and nothing else.
+        """
+        sums = self._measured(batch, self.retry.losses(self.inputs(batch, total_images)))
+        self._update_statistics(batch, sums, total_images)
+        return sums
 
     def inputs(self, batch: Batch, total_images: int) -> StepInputs:
         """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""

@@ -1,6 +1,6 @@
 """--find_lr: a learning rate range test with real steps on a copy of everything (`lr_range.py`).
 
-The unchanged weights are measured on the same images, crops and noise.
+The unchanged weights are measured on the same images, crops and noise, with their own statistics of latents.
 """
 
 import itertools
