@@ -124,7 +124,8 @@ def _check_and_pack(
             outcome = _pack(ledger, config, root, parent, write)
             if outcome is None:
                 return 0
-            remove_temporary(root)  # of nodes that died
+            for folder in (root, root / HIDDEN):  # of nodes that died
+                remove_temporary(folder)
             _print_summary(ledger, skips, config, outcome, time.monotonic() - began)
         finally:
             ledger.close()
