@@ -12,6 +12,9 @@ from tests.harness.training_runs import (
     train_on_two_processes,
     train_short,
 )
+from vae.config.options import MIN_VIEW, LossConfig, ModelConfig
+from vae.config.resolve import LEAST_SIDES, check_views
+from vae.losses.perceptual import TRUNKS
 from vae.system.errors import UserError
 from vae.training.run import train
 
@@ -108,5 +111,12 @@ def test_more_noises_than_stages_are_one_line(tiny):
 def test_a_crop_that_is_too_small_is_one_line(tiny):
     with pytest.raises(UserError, match="--equivariance_weight decodes half the crop and needs at least 32"):
         train({**tiny, "equivariance_weight": 0.5, "image_size": 24})
+    with pytest.raises(UserError, match=r"images of 24 px, and --perceptual_net alex needs 31: .* 124"):
+        check_views(96, ModelConfig(), LossConfig(equivariance_weight=1.0, perceptual_net="alex"))
+    for least, net in ((124, "alex"), (68, "squeeze"), (32, "vgg")):
+        check_views(least, ModelConfig(), LossConfig(equivariance_weight=1.0, perceptual_net=net))
+        assert TRUNKS[net].smallest_side == LEAST_SIDES.get(net, MIN_VIEW)
+    with pytest.raises(UserError, match="needs at least 2 x 2 positions, not 1 of a crop of 32 px"):
+        check_views(32, ModelConfig(channels=(32,) * 6), LossConfig(equivariance_weight=1.0))
     with pytest.raises(UserError, match="--local_correlation_weight needs crops of at least 4 px"):
         train({**tiny, "local_correlation_weight": 0.5, "z_channels": 2})

@@ -151,12 +151,28 @@ def check_augmentations(data: DataConfig) -> None:
         raise UserError(f"--color_jitter: the hue {data.color_jitter[3]} is too large: the maximum is 0.5")
 
 
+LEAST_SIDES = {"alex": 31, "squeeze": 17}  # px that --perceptual_net needs, if more than MIN_VIEW
+
+
 def check_views(image_size: int, model: ModelConfig, loss: LossConfig) -> None:
     """Raise UserError if the crop or the latent is too small for a term."""
     if loss.equivariance_weight and image_size < 2 * MIN_VIEW:
         raise UserError(
             f"--equivariance_weight decodes half the crop and needs at least {2 * MIN_VIEW} px, not "
             f"{image_size}: raise --image_size or remove it"
+        )
+    positions = image_size // 2 ** (len(model.channels) - 1)
+    if loss.equivariance_weight and positions < 2:
+        raise UserError(
+            f"--equivariance_weight halves latents and needs at least 2 x 2 positions, not {positions} of a "
+            f"crop of {image_size} px: raise --image_size or remove it"
+        )
+    least_side = LEAST_SIDES.get(loss.perceptual_net, MIN_VIEW) if loss.perceptual_weight else 0
+    scale = 4 if image_size >= 4 * MIN_VIEW else 2  # of the smallest image that is decoded
+    if loss.equivariance_weight and image_size // scale < least_side:
+        raise UserError(
+            f"--equivariance_weight decodes images of {image_size // scale} px, and --perceptual_net "
+            f"{loss.perceptual_net} needs {least_side}: raise --image_size to {4 * least_side}, or choose vgg"
         )
     least = 2 * 2 ** (len(model.channels) - 1)
     if loss.local_correlation_weight and (image_size < least or model.z_channels < 3):
