@@ -13,6 +13,7 @@ from vae.evaluation.diffusability import (
     TAUS,
     VELOCITY,
     VELOCITY_SPREAD,
+    _measures_of_latents,
     channel_correlation,
     compared,
     diffusability,
@@ -25,6 +26,7 @@ from vae.evaluation.diffusability import (
     viv,
     viv_of_classes,
 )
+from vae.evaluation.latents import NoiseMeter, noise_facts
 from vae.interop.vae_files import load_vae
 
 
@@ -183,6 +185,37 @@ def test_every_measure_of_a_vae(tmp_path):
     other, _ = diffusability(model, images.split(6), torch.float32)  # batches change only the noise
     assert other["VIV"] == pytest.approx(measures["VIV"], rel=1e-3)
     assert diffusability(model, images[:4].split(4), torch.float32)[0]["VIV"] is None
+
+
+def test_dead_channels_count_as_nothing():
+    """Also with a little noise of their own, which would otherwise be as strong as the other channels."""
+    generator = torch.Generator().manual_seed(2)
+    noise = torch.randn(96, 8, 12, 12, generator=generator)
+    live = torch.nn.functional.avg_pool2d(noise, 5, stride=1)
+    dead = 1e-6 * torch.randn(live.shape, generator=generator)
+    both = live, torch.cat([live, dead], 1)
+    measures = [_measures_of_latents(normalise(latents), [], live.device) for latents in both]
+    for found in measures:
+        del found["channel correlation"]  # the mean over all pairs of channels
+    assert measures[1] == pytest.approx(measures[0], rel=1e-3)
+    for latents in both:
+        meter = NoiseMeter(latents.shape[1])
+        meter.add(latents, torch.zeros_like(latents))
+        assert noise_facts(meter.sums())["sec"] == pytest.approx(measures[0]["SEC 0.25"], rel=1e-3)
+
+
+def test_latents_that_are_not_finite_have_no_measures(tmp_path):
+    model = load_vae(write_vae(tmp_path / "vae")).autoencoder
+    images = torch.randint(0, 256, (40, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
+    model.decoder.conv_out.bias.data.fill_(torch.nan)
+    measures, _ = diffusability(model, images.split(4), torch.float32, velocity_steps=2)
+    missing = {name for name, value in measures.items() if value is None}
+    distances = {DISTANCE, DISTANCE_SPREAD, RECONSTRUCTION}
+    assert missing == {"VIV"} & missing | {f"noise {tau:g} dB" for tau in TAUS} | distances
+    (of_loss,) = compared("a", measures, "b", measures)
+    assert "no difference in velocity loss" in of_loss
+    model.encoder.conv_out.bias.data.fill_(torch.nan)
+    assert diffusability(model, images.split(4), torch.float32, velocity_steps=2) == ({}, [])
 
 
 def test_networks_are_compared_by_their_samples_too(tmp_path):

@@ -51,6 +51,13 @@ def test_images_must_be_large_enough_for_every_size(folder):
     assert "8 px" in unusable["tiny.png"]
 
 
+def test_published_protocols_enlarge_small_images_as_their_code_does(folder):
+    for protocol in ("va-vae", "dc-ae", "sgm"):
+        found, _ = find_images(config(folder, sizes=(512,), protocol=protocol))
+        assert found.names
+        assert found.read(found.names[0], 512).shape == (3, 512, 512)
+
+
 def test_max_images_are_spread_evenly(folder):
     assert find_images(config(folder, sizes=(32,), max_images=2))[0].names == ["image_00.png"]
 

@@ -87,7 +87,7 @@ def compare(config: EvaluateConfig) -> Results:
         missing,
         unusable,
     )
-    _explain_missing(results, device)
+    _explain_missing(config, results, device)
     write_json(output_dir / "results.json", as_json(results, output_dir), indent=1)
     write_results_csv(results, output_dir / "results.csv")
     write_per_image_csv(results, output_dir / "per_image.csv")
@@ -252,13 +252,18 @@ def _write_sample_files(
             )
 
 
-def _explain_missing(results: Results, device: torch.device) -> None:
+def _explain_missing(config: EvaluateConfig, results: Results, device: torch.device) -> None:
     """Add a reason for every value that is None and has no reason yet."""
     if device.type != "cuda":
         results.missing["peak memory"] = "not measured on a CPU"
     if any(vae.diffusability.get("VIV", 0.0) is None for vae in results.vaes):
         results.missing["VIV"] = "too few images for its covariance"
     for vae in results.vaes:
+        if config.measures_diffusability and vae.is_network and not vae.diffusability:
+            results.missing[f"latents for diffusion of {vae.name}"] = "NaN or infinity in its latents"
+        for name, value in vae.diffusability.items():
+            if value is None and name != "VIV":
+                results.missing[name] = "NaN or infinity in decoded images"
         for result in vae.sizes:
             failed = sum(values["psnr"] is None for values in result.per_image.values())
             if failed:

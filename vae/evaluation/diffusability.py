@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vae.evaluation.neighbours import feature_distance, interpolated, same_label_share
-from vae.evaluation.sample_distance import image_distance, samples_of
+from vae.evaluation.sample_distance import distance_of_features, image_features, samples_of
 from vae.evaluation.velocity import MAX_CROP, held_out_loss, is_held_out, middle, trained_networks
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import MAX_PSNR_DB, psnr
@@ -28,7 +28,8 @@ BANDS = 16
 MAX_SIDE = 32  # positions: the covariance of more takes minutes
 MAX_DECODED = 64  # images of the noise curve
 MAX_SAMPLES = 1000  # of a network; the distance of 400 varies by a tenth
-DECODED_AT_ONCE = 32  # samples, of at most 16 x 16 positions
+DECODED_AT_ONCE = 32 * 128**2  # pixels of samples
+MIN_STD_SHARE = 1e-3  # of the strongest channel: one with less is dead
 NOISE_SEED = 0
 # of the networks of vae/evaluation/velocity.py, and the standard deviations over their seeds
 VELOCITY, VELOCITY_SPREAD = "velocity loss", "± of losses"
@@ -39,10 +40,14 @@ TAUS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of a latent's standard deviation
 
 
 def normalise(latents: Tensor) -> Tensor:
-    """Latents (N, C, H, W) with mean 0 and standard deviation 1 of each channel, in fp64."""
+    """Latents (N, C, H, W) with mean 0 and standard deviation 1 of each channel, in fp64.
+
+    Dead channels keep less: they would count as noise.
+    """
     wide = latents.double()
     std, mean = torch.std_mean(wide, dim=(0, 2, 3), correction=0, keepdim=True)
-    return (wide - mean) / std.clamp(min=torch.finfo(torch.float32).tiny)
+    least = (MIN_STD_SHARE * std.max()).clamp(min=torch.finfo(torch.float32).tiny)
+    return (wide - mean) / std.clamp(min=least)
 
 
 def viv(latents: Tensor) -> float | None:
@@ -206,7 +211,8 @@ def diffusability(
     All but the noise curve see the middle of large latents. The noise curve decodes the first images only.
     With `velocity_steps`, networks are trained for so many steps, for the velocity loss and its spread over
     seeds. `labels` of the images give LNC, and VIV as a mean over classes. `features` (B, D) of uint8 images
-    give iFID or iKID. Latents are the posterior's mode.
+    give iFID or iKID. Latents are the posterior's mode. A measure is None if a decoded image is not finite;
+    there are none at all if a latent is not.
     """
     device = next(model.parameters()).device
     middles: list[Tensor] = []
@@ -224,6 +230,8 @@ def diffusability(
         if sum(len(kept) for kept, _ in decoded) < MAX_DECODED:
             decoded.append((latents, images))
     raw = torch.cat(middles)
+    if not raw.isfinite().all():
+        return {}, []
     normalised = normalise(raw)
     measures = _measures_of_latents(normalised, labels, device)
     curves = []
@@ -247,7 +255,8 @@ def diffusability(
         measures |= _measures_of_networks(
             normalised.to(device, torch.float32), images, lambda z: decode(z * std + mean), velocity_steps
         )
-    return measures, spectrum(normalised)
+    finite = {name: value if math.isfinite(value or 0) else None for name, value in measures.items()}
+    return finite, spectrum(normalised)
 
 
 def _measures_of_latents(
@@ -257,7 +266,8 @@ def _measures_of_latents(
     labelled = [position for position, label in enumerate(labels) if label is not None]
     known = [label for label in labels if label is not None]
     is_labelled = len(set(known)) > 1
-    value, classes = viv_of_classes(normalised, labels)
+    is_live = normalised.square().mean((0, 2, 3)) > 0.5  # dead channels would make it smaller
+    value, classes = viv_of_classes(normalised[:, is_live], labels)
     measures: dict[str, float | None] = {"VIV": value}
     if is_labelled:
         measures["VIV classes"] = classes
@@ -278,22 +288,20 @@ def _measures_of_networks(
     unseen = is_held_out(len(images))
     latents, others = (middle(normalised[chosen], MAX_CROP) for chosen in (unseen, ~unseen))
     real = to_float(images[unseen][:MAX_SAMPLES])
+    reference, at_once = image_features(real), max(1, DECODED_AT_ONCE // real[0, 0].numel())
 
     def distance(sampled: Tensor) -> float:
-        decoded = [decode(part).clamp(-1, 1).cpu() for part in sampled.split(DECODED_AT_ONCE)]
-        return image_distance(torch.cat(decoded), real)
+        decoded = (decode(part).clamp(-1, 1).cpu() for part in sampled.split(at_once))
+        return distance_of_features(torch.cat([image_features(part) for part in decoded]), reference)
 
     shape = (len(real), *latents.shape[1:])
     noises = [keyed_normal(shape, NOISE_SEED, seed).to(latents) for seed in range(VELOCITY_SEEDS)]
     distances = [distance(samples_of(*pair)) for pair in zip(networks, noises, strict=True)]
     losses = [held_out_loss(network, latents) for network in networks]
-    return {
-        VELOCITY: statistics.fmean(losses),
-        VELOCITY_SPREAD: statistics.stdev(losses),
-        DISTANCE: statistics.fmean(distances),
-        DISTANCE_SPREAD: statistics.stdev(distances),
-        RECONSTRUCTION: distance(others[:MAX_SAMPLES]),
-    }
+    found = torch.tensor([losses, distances], dtype=torch.float64)
+    values = torch.stack([found.mean(1), found.std(1)], dim=1).flatten().tolist()
+    names = (VELOCITY, VELOCITY_SPREAD, DISTANCE, DISTANCE_SPREAD)
+    return dict(zip(names, values, strict=True)) | {RECONSTRUCTION: distance(others[: len(real)])}
 
 
 def compared(
@@ -306,6 +314,7 @@ def compared(
             (VELOCITY, VELOCITY_SPREAD, "easier to model"),
             (DISTANCE, DISTANCE_SPREAD, "decoded from samples to images nearer to the real ones"),
         )
+        if None not in (measures[key], others[key])
     ]
 
 

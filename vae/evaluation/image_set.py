@@ -87,8 +87,9 @@ class ImageSet:
             height, width = self._decode(name).shape[:2]
         except BadImageError as error:
             return str(error)
-        if min(height, width) < max(largest, MIN_SIZE):
-            return f"too_small: {width}x{height} px; each side needs at least {max(largest, MIN_SIZE)} px"
+        least = MIN_SIZE if self.rules.enlarges else max(largest, MIN_SIZE)
+        if min(height, width) < least:
+            return f"too_small: {width}x{height} px; each side needs at least {least} px"
         return None
 
     def _decode(self, name: str) -> np.ndarray:

@@ -5,7 +5,7 @@ Shapes: B latents of C channels, h x w.
 
 import torch
 
-from vae.evaluation.diffusability import MAX_SIDE, high_frequency_energy
+from vae.evaluation.diffusability import MAX_SIDE, MIN_STD_SHARE, high_frequency_energy
 from vae.evaluation.results import LatentFacts
 from vae.evaluation.sums import Sums
 from vae.evaluation.velocity import middle
@@ -17,7 +17,6 @@ from vae.model.autoencoder import AutoencoderKL, Posterior
 # noise hides the image), or if the mean's standard deviation is at most a thousandth of that of the strongest
 # channel. Unlike a fixed variance (Burda et al. 2016: 0.01), both limits do not depend on the latent's scale.
 MIN_SIGNAL_SHARE = 0.01
-MIN_STD_SHARE = 1e-3
 RHO = 0.25  # of the largest frequency
 LATENTS = "latents "  # the names of the sums of a NoiseMeter begin with it
 
@@ -96,10 +95,11 @@ def noise_facts(sums: Sums) -> dict[str, float]:
     if not all(count for _, count in sums.values()):
         return {}
     std, log_sigma, energy = channel_facts(sums)
+    weights = std.clamp(min=MIN_STD_SHARE * std.max()).square().reciprocal()  # dead channels do not count
     return {
         "latent_std": std.square().mean().sqrt().item(),
         "sigma_over_std": _sigma_over_std(log_sigma, std),
-        "sec": (energy / std.square()).mean().item(),
+        "sec": ((energy * weights).sum() / (std.square() * weights).sum()).item(),
     }
 
 

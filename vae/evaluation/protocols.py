@@ -38,6 +38,7 @@ class Rules:
     psnr: ImageMetric = psnr
     ssim: ImageMetric = ssim
     lpips_8_bit: bool = True
+    enlarges: bool = False  # images that are smaller than the size
 
 
 def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
@@ -94,11 +95,13 @@ RULES = {
         "only PSNR of values rounded to 8 bit; SSIM of values from -1 to 1, which counts dark as negative",
         ssim=partial(ssim, rounded=False, reflect=True, zero=PEAK / 2),
         lpips_8_bit=False,
+        enlarges=True,
     ),
     "dc-ae": Rules(
         "short side halved by means, then scaled (bicubic), center crop",
         _adm_square,
         ssim=partial(ssim, reflect=True),
+        enlarges=True,
     ),
     "sgm": Rules(
         "short side scaled (bilinear), center crop",
@@ -107,6 +110,7 @@ RULES = {
         psnr=partial(psnr, rounded=False),
         ssim=partial(ssim, rounded=False, window="uniform"),
         lpips_8_bit=False,
+        enlarges=True,
     ),
 }
 

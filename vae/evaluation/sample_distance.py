@@ -39,9 +39,13 @@ def image_distance(images: Tensor, reference: Tensor) -> float:
     standard deviations of the reference, so the result is unbiased only with many images: 20 have about 0.01.
     An image's mean color does not count. Both sets need two images.
     """
-    theirs = _features(reference)
-    std, mean = torch.std_mean(theirs, 0)
-    ours, theirs = ((values - mean) / std.clamp(min=MIN_STD) for values in (_features(images), theirs))
+    return distance_of_features(image_features(images), image_features(reference))
+
+
+def distance_of_features(features: Tensor, reference: Tensor) -> float:
+    """`image_distance` of images with these `image_features`."""
+    std, mean = torch.std_mean(reference, 0)
+    ours, theirs = ((values - mean) / std.clamp(min=MIN_STD) for values in (features, reference))
 
     def similarity(a: Tensor, b: Tensor) -> Tensor:
         return (torch.cdist(a, b).square() / (-2 * a.shape[1])).exp()
@@ -54,7 +58,7 @@ def image_distance(images: Tensor, reference: Tensor) -> float:
 
 
 @torch.no_grad()
-def _features(images: Tensor) -> Tensor:
+def image_features(images: Tensor) -> Tensor:
     """Mean and standard deviation of each filter's response in each image, (N, 896) on the CPU."""
     generator, weights, channels = torch.Generator().manual_seed(0), [], 3
     for filters, kernel in LAYERS:

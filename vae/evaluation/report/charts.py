@@ -38,13 +38,17 @@ def diffusability_charts(vaes: list[VaeResult]) -> list[PageChart]:
     if not shown:
         return []
     noise = {
-        vae.name: [(tau, vae.diffusability[f"noise {tau:g} dB"] or 0.0) for tau in TAUS] for vae in shown
+        vae.name: [
+            (tau, value) for tau in TAUS if (value := vae.diffusability[f"noise {tau:g} dB"]) is not None
+        ]
+        for vae in shown
     }
     bands = {
         vae.name: [(float(band), value) for band, value in enumerate(vae.spectrum, start=1)] for vae in shown
     }
+    noise = {name: points for name, points in noise.items() if points}
     return [
-        _line_chart("PSNR dB by noise", noise, styles, "standard deviations"),
+        *([_line_chart("PSNR dB by noise", noise, styles, "standard deviations")] if noise else []),
         _line_chart("Energy by frequency", bands, styles, "bands from low to high; white noise: 1"),
     ]
 
