@@ -31,7 +31,7 @@ def why_not() -> str | None:
     if _package("torch") is None or not (_package("torch") / "lib" / "libtorch_cuda.so").exists():
         return "the null GPU needs a CUDA build of PyTorch"
     if not all(any((folder / header).exists() for folder in _headers()) for header in _REQUIRED_HEADERS):
-        return "the null GPU needs the headers of CUDA, cuDNN and NCCL, which the packages of PyTorch install"
+        return "the null GPU needs the headers of CUDA and cuDNN, which the packages of PyTorch install"
     return None
 
 
@@ -82,7 +82,7 @@ def build() -> Path:
     return folder
 
 
-_REQUIRED_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "cudnn_graph.h", "nccl.h")
+_REQUIRED_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "cudnn_graph.h")
 
 
 def _compiler() -> str | None:

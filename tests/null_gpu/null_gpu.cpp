@@ -18,7 +18,6 @@
 #include <cuda_runtime_api.h>
 #include <cudnn_version.h>
 #include <cudnn_graph.h>
-#include <nccl.h>
 
 using Address = unsigned long long;
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -501,7 +500,8 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(
     return *found = 1, 0;
 }
 
-// ---- NCCL: collectives succeed at once
+// ---- NCCL: collectives succeed at once. Its header needs others that not every wheel of PyTorch brings.
+struct ncclUniqueId { char internal[128]; };  // nccl.h: NCCL_UNIQUE_ID_BYTES
 #define COMMUNICATES(name) \
     EXPORT int collective_##name(...) __asm__(#name); \
     int collective_##name(...) { return null_gpu_counters[COLLECTIVES]++, 0; }
@@ -509,7 +509,7 @@ COMMUNICATES(ncclAllReduce) COMMUNICATES(ncclAllGather) COMMUNICATES(ncclBroadca
 SUCCEEDS(ncclCommAbort) SUCCEEDS(ncclCommDestroy) SUCCEEDS(ncclCommFinalize) SUCCEEDS(ncclGroupStart)
 SUCCEEDS(ncclGroupEnd) SUCCEEDS(ncclGetUniqueId) SUCCEEDS(ncclCommRegister) SUCCEEDS(ncclCommDeregister)
 EXPORT int nccl_version(int* version) __asm__("ncclGetVersion");
-int nccl_version(int* version) { return *version = NCCL_VERSION_CODE, 0; }
+int nccl_version(int* version) { return *version = 22304, 0; }  // 2.23.4: PyTorch asks for a minimum
 EXPORT const char* nccl_error(int) __asm__("ncclGetErrorString");
 const char* nccl_error(int) { return "an error of the null GPU"; }
 EXPORT const char* nccl_last_error(void*) __asm__("ncclGetLastError");

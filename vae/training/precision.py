@@ -1,5 +1,6 @@
 """The dtype that networks compute in, backend settings for speed, and compilation."""
 
+import importlib.util
 import os
 import shutil
 
@@ -73,6 +74,9 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
     convolutions stay the same.
     """
     torch._dynamo.trace_rules.add("vae.ops")
+    if importlib.util.find_spec("triton") is not None:
+        # What these operations call is traced again, and a traced JITFunction.warmup returns None
+        torch._dynamo.trace_rules.add("triton")
     # About twelve block shapes, times two micro-batch sizes, with and without gradients, for each stage and
     # recompute level: more than the default limit of 8.
     torch._dynamo.config.recompile_limit = 1024
