@@ -5,6 +5,7 @@ Needs only the standard library.
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -46,13 +47,14 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         metavar="NAME",
         help=f"build of PyTorch: {', '.join(CHOICES)}. auto: selected by the NVIDIA driver and card, cpu "
         "without one; index: the build from the general Python index, which is also used if the selected "
-        "index cannot be reached. Default: the installed build, else auto",
+        "index cannot be reached; a version such as 2.10.0: that one from the general Python index, in an "
+        "environment of its own. Default: the installed build, else auto",
     )
     parser.add_argument(
         "--venv",
-        default=".venv",
         metavar="DIR",
-        help="folder of the environment, relative to the folder of this script (default: %(default)s)",
+        help="folder of the environment, relative to the folder of this script (default: .venv, or "
+        ".venv-VERSION with --torch VERSION)",
     )
     parser.add_argument(
         "--test",
@@ -70,8 +72,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     known, rest = parser.parse_known_args(arguments)
     if known.torch in ENDED:
         parser.error(f"--torch {known.torch}: {ended(known.torch, read_machine())}")
-    if known.torch not in (None, *CHOICES):
-        parser.error(f"--torch {known.torch} is not one of {', '.join(CHOICES)}")
+    is_version = re.fullmatch(r"\d+\.\d+\.\d+", known.torch or "") is not None
+    if known.torch not in (None, *CHOICES) and not is_version:
+        parser.error(f"--torch {known.torch} is not one of {', '.join(CHOICES)}, or a version such as 2.10.0")
+    known.venv = known.venv or (f".venv-{known.torch}" if is_version else ".venv")
     if known.locked and known.test:
         parser.error("--locked has no test requirements: run --test without it, with another --venv")
     if rest and not known.test:

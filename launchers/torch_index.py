@@ -53,11 +53,15 @@ def newest_rocm(page: str) -> str | None:
 def torch_source(build: str) -> tuple[list[str], str, str | None]:
     """Arguments for pip that select the build, the name of the index, and a remark if it is a substitute.
 
+    `build` may also be a version of torch, such as 2.10.0.
+
     Raises ValueError if the build is not available and no substitute exists.
     """
     base = torch_index()
     if build == "index":
         return [], GENERAL_INDEX, None
+    if build[0].isdigit():  # a version; torchvision names the torch that it belongs to
+        return [f"torch=={build}"], GENERAL_INDEX, None
     if build == "rocm":
         if WINDOWS:
             raise ValueError("--torch rocm: PyTorch's index has ROCm builds for Linux only")

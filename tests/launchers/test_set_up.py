@@ -33,6 +33,19 @@ def test_menu_choices_exist():
     assert set(environment.MENU.values()) - set(ENDED) <= set(environment.CHOICES)
 
 
+def test_a_version_has_an_environment_of_its_own(capsys):
+    def venv(*words: str) -> str:
+        return environment.parse([*words])[0].venv
+
+    assert venv() == venv("--torch", "cu130") == ".venv"
+    assert venv("--torch", "2.10.0", "--test") == ".venv-2.10.0"
+    assert venv("--torch", "2.10.0", "--venv", "other") == "other"
+    for wrong in ("2.10", "2.10.0+cpu", "v2.10.0"):
+        with pytest.raises(SystemExit):
+            venv("--torch", wrong)
+        assert f"--torch {wrong} is not one of" in capsys.readouterr().err
+
+
 RTX_5090 = Machine(580, (("NVIDIA GeForce RTX 5090", (12, 0)),))
 RTX_4090 = Machine(560, (("NVIDIA GeForce RTX 4090", (8, 9)),))
 

@@ -27,6 +27,7 @@ def test_general_index_with_a_version_bound_replaces_an_unreachable_index(monkey
         assert remark.count("\n") == 0
     assert "CUDA 12.8, not CUDA 12.6" in torch_source("cu126")[2]
     assert torch_source("index") == ([], "the general Python index", None)
+    assert torch_source("2.10.0") == (["torch==2.10.0"], "the general Python index", None)
 
 
 def test_rocm_has_no_substitute(monkeypatch):
