@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.harness.training_runs import records
+from vae.config.options import LossConfig, OptimConfig
 from vae.training.run import train
 from vae.training.schedule import (
     MAX_PEAK,
     RANDOM,
     TRAINED,
     WARM,
+    StageSchedule,
     discriminator_steps,
     ema_decay,
     halved,
@@ -20,6 +22,7 @@ from vae.training.schedule import (
     peak_learning_rate,
     warmup_steps,
 )
+from vae.training.stages import StageSteps
 
 
 def test_warmup_is_given_in_epochs_and_limited_to_a_fifth_of_the_stage():
@@ -75,6 +78,14 @@ def test_ema_decay_rises_to_its_limit(start):
 
 def test_ema_begins_at_a_trained_vae():
     assert {ema_decay(0.999, step, TRAINED) for step in (0, 8, 90)} == {0.999}
+
+
+def test_ema_of_a_later_stage_remembers_its_start():
+    """A later stage begins with a trained VAE, however few steps the run has made."""
+    for first_epoch, begun_from, decay in ((0, WARM, 0.91), (25, WARM, 0.999), (0, TRAINED, 0.999)):
+        steps = StageSteps(first_epoch, num_epochs=25, per_epoch=4, local_images=1, images=1)
+        schedule = StageSchedule(steps, begun_from, 64, OptimConfig(), LossConfig())
+        assert schedule.ema_decay(90) == decay
 
 
 def test_learning_rate_after_a_rollback_is_halved_until_the_schedule_is_lower():

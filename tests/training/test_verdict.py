@@ -43,6 +43,7 @@ def test_good_result_is_one_sentence_without_a_remedy():
         (24.00, 25.32, "8x bicubic", "at the start", "lower --learning_rate or train for more epochs"),
         (21.00, 18.00, "at the start", "8x bicubic", "train for more epochs"),
         (21.00, None, None, "8x bicubic", "train for more epochs"),
+        (25.324, 25.32, "8x bicubic", "at the start", ": train for more epochs"),  # nothing has changed
         (float("nan"), 25.32, None, "8x bicubic (22.26 dB) or than at the start", "lower --learning_rate"),
         (22.264, 22.0, "at the start", "8x bicubic", "train for more epochs"),  # printed as equal
     ],

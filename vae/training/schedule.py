@@ -94,7 +94,7 @@ def halved(factor: float, rollbacks: int) -> float:
 
 
 def ema_decay(decay: float, step: int, begun_from: str = RANDOM) -> float:
-    """Decay of the EMA weights after optimizer step `step` (from 0) of a run that began with `begun_from`.
+    """Decay of the EMA weights after optimizer step `step` (from 0) of a run, in a stage from `begun_from`.
 
     It is small in the first steps, so that the EMA forgets the initial weights (as TensorFlow's
     ExponentialMovingAverage does). A trained VAE is worth remembering: in a short run, the steps of Adam add
@@ -153,4 +153,4 @@ class StageSchedule:
 
     def ema_decay(self, step: int) -> float:
         """The decay of the EMA weights after optimizer step `step` (from 0) of the run."""
-        return ema_decay(self.optim.ema_decay, step, self.begun_from)
+        return ema_decay(self.optim.ema_decay, step, self.start)

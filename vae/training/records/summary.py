@@ -283,8 +283,8 @@ def verdict_line(
     line = f"result  the VAE ({psnr:.2f} dB) is " + ", but ".join(parts)
     if not lost:
         return line
-    lost_to_start = start_psnr is not None and rivals[1][0] in lost
-    remedy = "lower --learning_rate or train for more epochs" if lost_to_start else "train for more epochs"
+    fell = start_psnr is not None and not round(psnr, 2) >= round(start_psnr, 2)  # also if it is NaN
+    remedy = "lower --learning_rate or train for more epochs" if fell else "train for more epochs"
     if adversarial:
         remedy += "; the adversarial loss may lower PSNR, so compare the samples too"
     return f"{line}: {remedy} ({PROBLEMS_PAGE})"
