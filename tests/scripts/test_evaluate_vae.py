@@ -172,9 +172,6 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
         "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
         "the same images twice": ({"--data_path": [folder / "data"] * 2}, ["--data_path", "twice"]),
         "one of several weights": ({"--data_path": ["a.json:1", "b.json"]}, ["--data_path b.json", "weight"]),
-        "labels of several folders": (
-            {"--data_path": [folder / "data", folder], "--probe": "labels.csv"}, ["--data_path", "--probe"],
-        ),
         "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "the minimum is 8;"]),
         "negative size": ({"--sizes": [-8]}, ["--sizes -8", "the minimum is 8; 0 measures whole images"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),

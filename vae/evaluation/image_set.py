@@ -22,9 +22,8 @@ from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.remote_shards import open_images
-from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.shard_cache import open_cache
 from vae.shards.shard_images import ShardImages
-from vae.shards.store import StoreFile
 from vae.system.errors import DataError
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
@@ -129,21 +128,15 @@ def label_text(images: Images, index: int, column: str) -> str | None:
     return None if text in (None, "") else str(text)
 
 
-def open_source(path: str | StoreFile, flag: str, cache: ShardCache | None) -> Images:
-    """The images of a folder or of a dataset of shards. Raises DataError or UserError if there are none."""
-    if isinstance(path, StoreFile) or is_dataset(path):
-        return open_images(read_dataset(path, flag=flag), 1, cache)
-    return FolderImages(path, list_images(path, flag=flag))
-
-
 def _open(config: EvaluateConfig) -> Images:
-    """The images of --data_path.
+    """The images of --data_path. Raises DataError or UserError if there are none.
 
     Whole shards of a remote dataset are fetched only if that is less than to read each image when needed.
     """
-    images = open_source(
-        config.path, "--data_path", open_cache([config.path], config.cache_dir, config.cache_gib)
-    )
+    if not is_dataset(config.path):
+        return FolderImages(config.path, list_images(config.path))
+    cache = open_cache([config.path], config.cache_dir, config.cache_gib)
+    images = open_images(read_dataset(config.path), 1, cache)
     readings = 1 + len(config.vae) * len(config.sizes)  # of each measured image, the check included
     is_cheaper = config.max_images and config.max_images * readings < len(images)
     return images.scattered() if is_cheaper else images
