@@ -76,8 +76,6 @@ VARIANTS = {
     "variance expansion": with_loss(kl_weight=0.0, variance_weight=1e-2),
     "scale equivariance": with_loss(equivariance_weight=2.0),
     "scale equivariance and turns": with_loss(equivariance_weight=2.0, equivariance_turns=True),
-    "local correlation": with_loss(local_correlation_weight=0.3),
-    "local correlation, weaker": with_loss(local_correlation_weight=0.03),
     "decoder noise": with_loss(decoder_noise=(0.5,)),
     "decoder noise, finished": with_loss("all", decoder_noise=(0.5,)),
     "decoder noise, decoder finished": with_loss("decoder", decoder_noise=(0.5,)),
@@ -214,7 +212,7 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
 
 def print_table(records: list[dict[str, Any]]) -> None:
     """Every VAE with its measures, and the correlations over those of one shape."""
-    names = [name for name in VARIANTS if any(record["vae"] == name for record in records)]
+    names = list(dict.fromkeys(record["vae"] for record in records))  # also those that are no longer trained
     keys = [key for key in records[0] if key not in ("vae", "seed")]
     means, spreads = {}, {}
     for name in names:
@@ -224,7 +222,7 @@ def print_table(records: list[dict[str, Any]]) -> None:
     for name in names:
         cells = [f"{a:.4g} ± {b:.2g}" for a, b in zip(means[name], spreads[name], strict=True)]
         print(f"| {name} | {sum(r['vae'] == name for r in records)} |", " | ".join(cells), "|")
-    same = np.array([means[name] for name in names if VARIANTS[name].z_channels == 16])
+    same = np.array([means[name] for name in names if VARIANTS.get(name, Variant()).z_channels == 16])
     psnr = same[:, keys.index("psnr")]
     for title, rows in (("", same), ("PSNR comparable", same[psnr > psnr.max() - COMPARABLE_DB])):
         print(f"\n| {title or 'all'}, {len(rows)} VAEs | velocity loss | sample distance |\n|---|---|---|")

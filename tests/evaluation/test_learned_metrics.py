@@ -9,7 +9,7 @@ import torch
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.evaluation import learned_metrics
 from vae.evaluation.learned_metrics import ReconstructionFid, find_perceptual, find_rfid
-from vae.evaluation.precheck import RFID_PACKAGES, check_rfid_packages
+from vae.evaluation.precheck import check_rfid_packages
 from vae.system.errors import UserError
 
 CPU = torch.device("cpu")
