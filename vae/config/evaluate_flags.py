@@ -85,16 +85,15 @@ class EvaluateConfig:
     )
     rfid: bool = option(
         False,
-        "also measure rFID, and with --diffusability iFID; needs torchmetrics, torch-fidelity and 91 MB of "
-        "Inception weights",
+        "also measure rFID; needs torchmetrics, torch-fidelity and 91 MB of Inception weights",
     )
     inception_weights: str | None = option(
         None, "file with torch-fidelity's Inception weights, instead of the download", metavar="FILE"
     )
     diffusability: bool = option(
         False,
-        "also measure how easily a diffusion model may learn the latents, at the smallest square size: VIV, "
-        "SEC, LDS, rank, noise curve and, with labels, LNC (docs/evaluate.md)",
+        "also measure what a diffusion model's errors in the latents cost, at the smallest square size: PSNR "
+        "after decoding with noise, and the effective rank (docs/evaluate.md)",
     )
     diffusion_probe: bool = option(
         False,
@@ -110,12 +109,6 @@ class EvaluateConfig:
     )
     ensemble_weights: tuple[float, ...] | None = option(
         None, "weights of --ensemble, one for each --vae", metavar="WEIGHT", at_least=0, unset="equal"
-    )
-    probe_column: str = option(
-        "label",
-        "column with the labels, of --diffusability in the shards; folder: the name of the folder of each "
-        "image",
-        metavar="NAME",
     )
     codecs: bool = option(
         True,
@@ -167,7 +160,7 @@ An image that cannot be used is reported and left out for every VAE. Open report
 # Only --help_all shows these.
 DETAILS = (
     *("cache_dir", "cache_gib", "seed", "perceptual_weights", "inception_weights", "diffusion_probe_steps"),
-    *("ensemble_weights", "probe_column", "kernels", "background", "max_pixels"),
+    *("ensemble_weights", "kernels", "background", "max_pixels"),
 )
 
 
