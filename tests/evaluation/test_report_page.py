@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -357,6 +358,7 @@ def test_measures_for_diffusion_have_an_arrow_and_only_seeds_mark_the_best(resul
         spreads = {"± of losses": 0.1, "± of distances": 0.002}
         network.diffusability = {"effective rank": 1.0, **curve, "velocity loss": 0.5}
         network.diffusability |= {"sample distance": value, **spreads}
+        network.latents = replace(network.latents, channels=6, mean=[0.0] * 6, std=[1.0] * 6)
     page = write_and_parse(results, tmp_path)
     latents = section(page, "latents")
     columns, first, second = cells(page, "Latents for diffusion")[:3]
@@ -370,5 +372,5 @@ def test_measures_for_diffusion_have_an_arrow_and_only_seeds_mark_the_best(resul
     named = f"latents of {results.vaes[1].name} are decoded from samples to images nearer"
     assert (named in latents, "no difference in sample distance" in latents) == (is_told, not is_told)
     assert "no difference in velocity loss" in latents
-    assert "the effective rank is 1.0 of" in latents
+    assert "the effective rank is 1.0 of 6 channels" in latents
     assert "equivariance predicted it worst" in section(page, "probes")
