@@ -11,11 +11,6 @@ def main(argv: list[str]) -> int:
     from vae.evaluation.precheck import check_command
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
-    if config.probe is not None or config.probe_profile is not None:
-        from vae.probe.command import run_probe
-
-        run_probe(config)
-        return 0
     from vae.evaluation.datasets import compare_all
 
     compare_all(config)
@@ -23,4 +18,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_script("evaluate_vae.py", main, stopped="stopped: no results; latents and epochs of a probe are kept")
+    run_script("evaluate_vae.py", main, stopped="stopped: no results")

@@ -7,9 +7,9 @@
 Small VAEs that differ in one thing are trained on crops of photographs. On their normalised latents, networks
 of a million weights learn the velocity. For every VAE and seed there is a record: its measures, the velocity
 loss on crops that none has seen (the right sixth of each photograph), and how far decoded samples, and
-reconstructions of other such crops, are from them; LNC is of drawn patterns of eight classes. The tables are
-of the means over seeds, with the Spearman correlation of every measure with the loss and the distance, and a
-bootstrap interval over the VAEs.
+reconstructions of other such crops, are from them. The tables are of the means over seeds, with the Spearman
+correlation of every measure with the loss and the distance, and a bootstrap interval over the VAEs. Recorded
+measures and VAEs that the code no longer has are in the tables, too.
 
 A seed decides the weights and the crops of a VAE and its network. Several processes may share DIR: each takes
 what no other has done or is doing. On a card: --device cuda --size 256 --batch 64.
@@ -17,7 +17,6 @@ what no other has done or is doing. On a card: --device cuda --size 256 --batch 
 
 import argparse
 import json
-import math
 import random
 import sys
 from dataclasses import replace
@@ -32,8 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.short_runs import crop_of, measure, read_photos, train  # noqa: E402
 from vae.config.options import LossConfig, ModelConfig  # noqa: E402
-from vae.evaluation.diffusability import diffusability, normalise  # noqa: E402
-from vae.evaluation.neighbours import same_label_share  # noqa: E402
+from vae.evaluation.diffusability import diffusability  # noqa: E402
 from vae.evaluation.sample_distance import image_distance, samples_of  # noqa: E402
 from vae.evaluation.velocity import MAX_CROP, VelocityNetwork, held_out_loss, middle  # noqa: E402
 from vae.evaluation.velocity import train as train_velocity  # noqa: E402
@@ -76,8 +74,6 @@ VARIANTS = {
     "variance expansion": with_loss(kl_weight=0.0, variance_weight=1e-2),
     "scale equivariance": with_loss(equivariance_weight=2.0),
     "scale equivariance and turns": with_loss(equivariance_weight=2.0, equivariance_turns=True),
-    "local correlation": with_loss(local_correlation_weight=0.3),
-    "local correlation, weaker": with_loss(local_correlation_weight=0.03),
     "decoder noise": with_loss(decoder_noise=(0.5,)),
     "decoder noise, finished": with_loss("all", decoder_noise=(0.5,)),
     "decoder noise, decoder finished": with_loss("decoder", decoder_noise=(0.5,)),
@@ -98,34 +94,6 @@ def crops_of(photos: list[torch.Tensor], count: int, size: int, seed: int) -> to
     """uint8 (count, 3, size, size)."""
     draw = random.Random(seed)
     return torch.stack([crop_of(draw.choice(photos), size, draw) for _ in range(count)])
-
-
-def drawn_images(count: int, size: int) -> tuple[torch.Tensor, list[str]]:
-    """uint8 (count, 3, size, size) of patterns in two colors, with noise, and the class of each."""
-    generator, labels = torch.Generator().manual_seed(3), []
-    images = torch.zeros(count, 3, size, size)
-    for number in range(count):
-        draw = torch.rand(9, generator=generator).tolist()
-        period = 8 + 12 * draw[0]
-        y, x = (torch.arange(size) + period * shift for shift in draw[1:3])
-        y, x = y[:, None], x[None, :]
-        radius = ((x - size / 2) ** 2 + (y - size / 2) ** 2).sqrt()
-        across, down, diagonal, out = ((2 * math.pi / period * at).sin() for at in (x, y, x + y, radius))
-        patterns = {
-            "rows": down + 0 * x,
-            "columns": across + 0 * y,
-            "diagonals": diagonal,
-            "checks": across * down,
-            "dots": across + down - 1,
-            "rings": out,
-            "disc": 1.5 * period - radius,
-            "slope": x + y - size,
-        }
-        labels.append(list(patterns)[number % len(patterns)])
-        colors = torch.tensor(draw[3:9]).view(2, 3, 1, 1)
-        images[number] = torch.where(patterns[labels[-1]] > 0, *colors) * 255
-    images += 8 * torch.randn(images.shape, generator=generator)
-    return images.clamp(0, 255).to(torch.uint8), labels
 
 
 def save_weights(module: torch.nn.Module, path: Path) -> None:
@@ -176,7 +144,7 @@ def measure_vae(
     model = trained_vae(name, seed, trained, given)
     crops = crops_of(held_out, CROPS["test"], given.size, 2)
     facts = measure(model.cpu(), crops[:64], torch.float32)
-    measures, _ = diffusability(model.to(given.device), crops.split(8), torch.float32)
+    measures = diffusability(model.to(given.device), crops.split(8), torch.float32)
     raw = latents_of(model, crops_of(trained, CROPS["train"], given.size, 1)).float()
     std, mean = torch.std_mean(raw, dim=(0, 2, 3), correction=0, keepdim=True)
     path = given.output_dir / f"{name}, seed {seed}, network.pt"
@@ -194,8 +162,6 @@ def measure_vae(
         with torch.no_grad():
             parts = [decode_latents(model, part, crops.shape[2:]).clamp(-1, 1) for part in latents.split(32)]
         distances.append(image_distance(torch.cat(parts).cpu(), to_float(crops)))
-    drawn, labels = drawn_images(CROPS["test"], given.size)
-    measures["LNC"] = same_label_share(normalise(latents_of(model, drawn)), labels)
     titles = ("velocity loss", "sample distance", "reconstruction distance")
     of_network = dict(zip(titles, (loss, *distances), strict=True))
     facts = {"psnr": facts["psnr"], "sigma_over_std": facts["sigma_over_std"]}
@@ -214,7 +180,7 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
 
 def print_table(records: list[dict[str, Any]]) -> None:
     """Every VAE with its measures, and the correlations over those of one shape."""
-    names = [name for name in VARIANTS if any(record["vae"] == name for record in records)]
+    names = list(dict.fromkeys(record["vae"] for record in records))  # also those that are no longer trained
     keys = [key for key in records[0] if key not in ("vae", "seed")]
     means, spreads = {}, {}
     for name in names:
@@ -224,7 +190,7 @@ def print_table(records: list[dict[str, Any]]) -> None:
     for name in names:
         cells = [f"{a:.4g} ± {b:.2g}" for a, b in zip(means[name], spreads[name], strict=True)]
         print(f"| {name} | {sum(r['vae'] == name for r in records)} |", " | ".join(cells), "|")
-    same = np.array([means[name] for name in names if VARIANTS[name].z_channels == 16])
+    same = np.array([means[name] for name in names if VARIANTS.get(name, Variant()).z_channels == 16])
     psnr = same[:, keys.index("psnr")]
     for title, rows in (("", same), ("PSNR comparable", same[psnr > psnr.max() - COMPARABLE_DB])):
         print(f"\n| {title or 'all'}, {len(rows)} VAEs | velocity loss | sample distance |\n|---|---|---|")

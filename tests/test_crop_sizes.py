@@ -26,7 +26,6 @@ def step_sums(tiles: int, loss: LossConfig = ALL_LOSSES) -> dict[str, float]:
     inputs.noise = inputs.noise.tile(1, 1, tiles, tiles).float()
     inputs.decoder_noise = inputs.decoder_noise.tile(1, 1, tiles, tiles).float()
     inputs.kept = inputs.kept.tile(1, 1, tiles, tiles)
-    inputs.augmentation = None  # it moves the image by a share of its side
     sums = compute_gradients(networks, inputs, [1])
     return {name: float(value) for name, value in sums.items() if value.numel() == 1}
 

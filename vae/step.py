@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from vae.images.pixels import to_float
-from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, lecam_penalty, squared_norm
-from vae.losses.disc_augment import augmented
+from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
 from vae.losses.latent_statistics import moments, statistics_of
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
@@ -47,13 +46,10 @@ class StepInputs:
     decoder_noise: torch.Tensor | None = None  # (B, Z, H/f, W/f), added to the latents before the decoder
     kept: torch.Tensor | None = None  # (B, 1, h, w) bool: elsewhere, the decoder gets the channels' means
     turns: torch.Tensor | None = None  # (B,) quarter turns of the views of a view term
-    augmentation: torch.Tensor | None = None  # (B, DRAWS) of what the discriminator sees; None: unchanged
-    lecam_weight: float = 0.0
-    running_logits: torch.Tensor | None = None  # (3,) see lecam_penalty; None without --lecam_weight
 
     def split(self, sizes: list[int]) -> "list[StepInputs]":
         """The inputs of each micro-batch."""
-        names = ("images", "noise", "decoder_noise", "kept", "turns", "augmentation")
+        names = ("images", "noise", "decoder_noise", "kept", "turns")
         per_image = {name: getattr(self, name) for name in names}
         parts = {name: value.split(sizes) for name, value in per_image.items() if value is not None}
         return [
@@ -238,7 +234,7 @@ def adversarial_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
-    logits = networks.discriminator(_seen(recon, inputs))  # without gradients of its parameters
+    logits = networks.discriminator(recon)  # without gradients of its parameters
     adversarial = generator_loss(logits)
     scale = inputs.image_share * inputs.loss_scale
     (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)
@@ -269,22 +265,13 @@ def discriminator_gradients(
     for index, (part, recon) in enumerate(zip(inputs.split(sizes), recons, strict=True)):
         with _pass(networks.discriminator, index == len(sizes) - 1, last_pass):
             images = network_input(to_float(part.images), networks)
-            seen = torch.cat([_seen(images, part), _seen(recon, part)])
-            real, fake = networks.discriminator(seen).chunk(2)
-            hinge = total = hinge_discriminator_loss(real, fake)  # (b,)
+            real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
+            hinge = hinge_discriminator_loss(real, fake)  # (b,)
             terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
-            if part.running_logits is not None:
-                terms["lecam"] = lecam_penalty(real, fake, part.running_logits)
-                total = hinge + inputs.lecam_weight * terms["lecam"]
-            ((total * inputs.image_share).sum() * inputs.loss_scale).backward()
+            ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()
         count = len(recon)
         _accumulate(sums, {k: v.detach().float().reshape(count, -1).mean(1) for k, v in terms.items()})
     return sums
-
-
-def _seen(images: torch.Tensor, part: StepInputs) -> torch.Tensor:
-    """What the discriminator sees of images or reconstructions."""
-    return images if part.augmentation is None else augmented(images, part.augmentation)
 
 
 def _pass(network: nn.Module, is_last: bool, last_pass: LastPass) -> AbstractContextManager[object]:

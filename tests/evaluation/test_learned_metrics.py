@@ -9,7 +9,7 @@ import torch
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.evaluation import learned_metrics
 from vae.evaluation.learned_metrics import ReconstructionFid, find_perceptual, find_rfid
-from vae.evaluation.precheck import RFID_PACKAGES, check_packages
+from vae.evaluation.precheck import check_rfid_packages
 from vae.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_rfid_is_reported_as_missing_or_names_its_packages(monkeypatch):
     assert "--rfid" in missing["rfid"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install torchmetrics torch-fidelity"):
-        check_packages("--rfid", RFID_PACKAGES)
+        check_rfid_packages()
 
 
 def test_inception_weights_are_found_and_verified(no_weights):

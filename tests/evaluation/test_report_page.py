@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -349,18 +350,27 @@ def test_missing_metric_at_a_size_has_its_title(results, tmp_path):
     assert "MS-SSIM at 512 : the images are too small" in write_and_parse(results, tmp_path).shown
 
 
-@pytest.mark.parametrize("is_labelled", [True, False])
-def test_each_measure_for_diffusion_is_explained(results, tmp_path, is_labelled):
-    """Whether VIV is of classes is said, and that equivariance does not take the place of these measures."""
+@pytest.mark.parametrize("distance", [0.02, 0.029])
+def test_measures_for_diffusion_have_an_arrow_and_only_seeds_mark_the_best(results, tmp_path, distance):
+    """Each is explained; equivariance does not take their place."""
     curve = {f"noise {tau:g} dB": 20.0 for tau in TAUS}
-    measures = {"VIV": 0.9, "SEC 0.25": 0.5, "LDS": 0.4, **curve}
-    labelled = {"VIV": 0.8, "VIV classes": 4, "LNC": 0.7, **measures, "iKID": 0.01}
-    for network in results.vaes[:2]:
-        network.diffusability, network.spectrum = labelled if is_labelled else measures, [2.0, 1.0]
+    for network, value in zip(results.vaes[:2], (0.03, distance), strict=True):
+        spreads = {"± of losses": 0.1, "± of distances": 0.002}
+        network.diffusability = {"effective rank": 1.0, **curve, "velocity loss": 0.5}
+        network.diffusability |= {"sample distance": value, **spreads}
+        network.latents = replace(network.latents, channels=6, mean=[0.0] * 6, std=[1.0] * 6)
     page = write_and_parse(results, tmp_path)
-    latents, columns = section(page, "latents"), cells(page, "Latents for diffusion")[0]
-    explained = re.findall(r"<dt>(.*?)</dt>", latents)
-    assert {"VIV", "SEC", "LDS", "noise"} <= set(explained)
-    assert ("LNC" in columns, "LNC" in explained, "iFID, iKID" in explained) == (is_labelled,) * 3
-    assert ("without labels, as here, all images are one class" in latents) == (not is_labelled)
+    latents = section(page, "latents")
+    columns, first, second = cells(page, "Latents for diffusion")[:3]
+    assert {"noise 0.2 dB ↑", "velocity loss ↓", "sample distance ↓", "effective rank"} <= set(columns)
+    assert {"noise", "velocity loss", "sample distance", "effective rank"} <= set(
+        re.findall(r"<dt>(.*?)</dt>", latents)
+    )
+    is_told = distance == 0.02
+    assert ("★" in " ".join(second)) == is_told
+    assert "★" not in " ".join(first)
+    named = f"latents of {results.vaes[1].name} are decoded from samples to images nearer"
+    assert (named in latents, "no difference in sample distance" in latents) == (is_told, not is_told)
+    assert "no difference in velocity loss" in latents
+    assert "the effective rank is 1.0 of 6 channels" in latents
     assert "equivariance predicted it worst" in section(page, "probes")

@@ -1,14 +1,13 @@
 """Networks and inputs of one step that takes milliseconds, and the plain formulas of its losses."""
 
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch.nn import functional as F
 
 from vae.config.options import LossConfig, ModelConfig
 from vae.losses.dino import DinoDistance, VisionTransformer
-from vae.losses.disc_augment import DRAWS, augmented
 from vae.losses.latent_statistics import statistics_of
 from vae.losses.perceptual import PerceptualLoss, build_perceptual, lpips_of
 from vae.losses.terms import LossTerms, build_terms
@@ -93,9 +92,6 @@ def toy_inputs(
         decoder_noise=0.1 * noise.flip(0),
         kept=noise[:, :1] < 1,
         turns=torch.arange(batch) % 4,
-        augmentation=torch.rand(batch, DRAWS, generator=generator, dtype=torch.float64),
-        lecam_weight=0.3,
-        running_logits=torch.tensor([0.5, 0.4, -0.1], dtype=torch.float64),
     )
 
 
@@ -133,8 +129,7 @@ def plain_losses(
         lpips = lpips + ((unit_a - unit_b) ** 2 * weight).sum(1).mean()
 
     kl = (0.5 * (mean**2 + logvar.exp() - 1 - logvar)).sum(dim=(1, 2, 3)).mean() / images[0, 0].numel()
-    seen = partial(augmented, draws=inputs.augmentation)
-    adversarial = -networks.discriminator(seen(recon)).mean()
+    adversarial = -networks.discriminator(recon).mean()
     total = (
         loss.reconstruction_weight * pixel
         + loss.perceptual_weight * lpips
@@ -156,7 +151,6 @@ def plain_losses(
         decoded = model.decoder(halves[0])
         values = [term.weight * term.function(decoded, halves[1]).mean() for term in networks.terms.image]
         total = total + loss.equivariance_weight * sum(values)
-    real, fake = networks.discriminator(seen(images)), networks.discriminator(seen(recon.detach()))
+    real, fake = networks.discriminator(images), networks.discriminator(recon.detach())
     hinge = ((1 - real).clamp(min=0).mean() + (1 + fake).clamp(min=0).mean()) / 2
-    lecam = ((real + 0.2).clamp(min=0) ** 2).mean() + ((0.8 - fake).clamp(min=0) ** 2).mean()
-    return total, hinge + inputs.lecam_weight * lecam
+    return total, hinge

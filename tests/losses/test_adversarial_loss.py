@@ -9,12 +9,10 @@ from vae.losses.adversarial import (
     adaptive_weight,
     generator_loss,
     hinge_discriminator_loss,
-    lecam_penalty,
     ramp,
     squared_norm,
     update_running,
 )
-from vae.losses.disc_augment import DRAWS, augmented
 
 
 def test_hinge_by_hand():
@@ -98,43 +96,3 @@ def test_nothing_copies_a_value_to_the_host():
     assert total.shape == (2,)
     assert squared_norm(logits).is_meta
     assert ramp(torch.zeros((), device="meta"), 10, 4).is_meta
-
-
-# --- what the discriminator sees, and LeCam -----------------------------------------------------------------
-
-
-def middle_draws(batch: int) -> torch.Tensor:
-    """Draws that change nothing but the cutout, which is in a corner."""
-    draws = torch.full((batch, DRAWS), 0.5)
-    draws[:, 5:] = -10.0
-    return draws
-
-
-def test_the_middle_of_every_draw_only_clamps():
-    images = 2 * torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(augmented(images, middle_draws(2)), images.clamp(-1, 1), atol=1e-6, rtol=0)
-
-
-def test_each_draw_changes_what_it_names():
-    images = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(1)) - 0.5
-    draws = middle_draws(1)
-
-    def changed(index: int, value: float) -> torch.Tensor:
-        return augmented(images, draws.index_fill(1, torch.tensor([index]), value))
-
-    torch.testing.assert_close(changed(0, 0.7), images + 0.2)
-    assert changed(1, 0.0).std(1).max() < 1e-6  # no colour
-    assert float(changed(2, 0.0).std()) == pytest.approx(float(images.std()) / 2, rel=1e-4)
-    shifted = changed(3, 0.0)  # by two rows down
-    torch.testing.assert_close(shifted[:, :, 2:], images[:, :, :14], atol=1e-6, rtol=0)
-    assert shifted[:, :, :2].abs().max() == 0
-    cut = augmented(images, torch.full((1, DRAWS), 0.5))
-    assert int((cut == 0).all(1).sum()) == 8 * 8 + 2 * 8 + 1  # the middle and its lower limit
-
-
-def test_lecam_is_its_formula_and_nothing_without_history():
-    real, fake = torch.tensor([[1.0, -2.0], [0.0, 3.0]]), torch.tensor([[0.0, 1.0], [-1.0, -4.0]])
-    found = lecam_penalty(real, fake, torch.tensor([0.5, 0.25, -0.5]))  # means of 0.5 and -1
-    expected = torch.tensor([(4 + 0) / 2 + (0.25 + 0) / 2, (1 + 16) / 2 + (2.25 + 20.25) / 2])
-    torch.testing.assert_close(found, expected)
-    assert lecam_penalty(real, fake, torch.zeros(3)).tolist() == [0, 0]

@@ -11,7 +11,6 @@ from vae.config.resolve import resolve
 from vae.losses.equivariance import smaller
 from vae.losses.latent_mask import kept_positions
 from vae.losses.latent_statistics import LatentStatistics, moments, needs_statistics, statistics_of
-from vae.losses.local_correlation import missing_correlation
 from vae.losses.variance import DELTA, variance_expansion
 from vae.system.errors import UserError
 
@@ -46,8 +45,7 @@ def test_a_dead_channel_is_not_enlarged():
 
 def test_statistics_are_measured_only_if_something_reads_them():
     assert not needs_statistics(LossConfig())
-    weights = dict.fromkeys(("variance_weight", "local_correlation_weight"), 0.1)
-    for name, value in {**weights, "decoder_noise": (0.0, 0.1), "latent_mask": (0.1,)}.items():
+    for name, value in {"variance_weight": 0.1, "decoder_noise": (0.0, 0.1), "latent_mask": (0.1,)}.items():
         assert needs_statistics(replace(LossConfig(), **{name: value}))
 
 
@@ -84,34 +82,13 @@ def test_variance_expansion_balances_a_linear_decoder_as_its_formula_says(gain):
         assert sigma == pytest.approx((weight * target**2 / gain**2) ** 0.25, rel=0.08)
 
 
-def test_local_correlation_is_the_mean_over_pairs_of_the_windows():
-    latents, statistics = normal(2, 5, 4, 3), LatentStatistics(0.3 * ONE, 2 * ONE)
-    tokens = ((latents - 0.3) / 2).permute(0, 2, 3, 1)
-    found = []
-    for image in tokens:
-        values = []
-        for row in range(3):
-            for column in range(2):
-                window = image[row : row + 2, column : column + 2].reshape(4, 5)
-                pairs = torch.corrcoef(window)[torch.triu(torch.ones(4, 4), 1) > 0]
-                values.append(pairs.mean())
-        found.append(0.75 - torch.stack(values).mean())
-    torch.testing.assert_close(missing_correlation(latents, latents, 0, statistics), torch.stack(found))
-
-
-def test_equal_neighbours_cost_nothing():
-    latents = normal(1, 8, 1, 1).expand(1, 8, 4, 4)
-    assert missing_correlation(latents, latents, 0, UNIT).item() == 0
-
-
 @pytest.mark.parametrize("side", [64, 128, 256])  # positions: images of 512 to 2048 px
 def test_no_latent_term_grows_with_the_area_or_the_batch(side):
     one, many = normal(1, 8, 64, 64), normal(3, 8, side, side, seed=1)
-    for function in (missing_correlation, lambda *args: variance_expansion(*args, target=0.2)):
-        expected = function(one, 0.3 * one - 2, 64 * 64 * 64, UNIT)
-        found = function(many, 0.3 * many - 2, 64 * side * side, UNIT)
-        assert found.shape == (3,)
-        torch.testing.assert_close(found, expected.expand(3), rtol=0.03, atol=0)  # other random values
+    expected = variance_expansion(one, 0.3 * one - 2, 64 * 64 * 64, UNIT, target=0.2)
+    found = variance_expansion(many, 0.3 * many - 2, 64 * side * side, UNIT, target=0.2)
+    assert found.shape == (3,)
+    torch.testing.assert_close(found, expected.expand(3), rtol=0.03, atol=0)  # other random values
 
 
 def test_three_tenths_of_the_images_lose_a_quarter_to_three_quarters_of_their_positions():

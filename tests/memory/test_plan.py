@@ -100,7 +100,6 @@ def test_prediction_equals_the_peak_of_the_real_step(loss, micro_batch):
 @pytest.mark.slow
 def test_prediction_with_every_option_of_the_losses():
     loss = replace(ALL, equivariance_turns=True, decoder_noise=(0.5,), latent_mask=(0.3,))
-    loss = replace(loss, disc_augment=True, lecam_weight=0.1)
     predicted = check_prediction(replace(SPEC, loss=loss), 2)
     without = replace(loss, equivariance_weight=0.0)
     assert predicted.working > step_memory(replace(SPEC, loss=without), 2).working

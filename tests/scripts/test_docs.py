@@ -178,7 +178,7 @@ def test_every_metric_of_a_run_is_documented(tiny):
         **tiny,
         **{name: 1.0 for name in TERM_WEIGHTS},
         **{"perceptual_net": "random", "log_freq": 1},
-        **{"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8, "lecam_weight": 0.1},
+        **{"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8},
         "quick_val_steps": 2,
     }
     assert train_vae.main(command_words(given)) == 0

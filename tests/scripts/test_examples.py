@@ -1,10 +1,16 @@
 """The scripts in examples/ run as a user runs them, without downloads."""
 
+import csv
+from pathlib import Path
+
+import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from tests.harness.runs import ROOT, run_script
 from tests.harness.small_vae import write_vae
+from vae.system.files import read_json
 
 
 @pytest.mark.slow
@@ -46,3 +52,72 @@ def test_python_api_example(tmp_path, image_folder):
     assert again.returncode == 1
     assert "--output_dir" in again.stderr  # the error names the option, without a traceback
     assert again.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    """A folder for each class of scikit-learn's digits, 32 images of 64 px in each."""
+    folder = tmp_path_factory.mktemp("digits")
+    pixels, targets = load_digits(return_X_y=True)
+    for number, (values, target) in enumerate(zip(pixels[:320], targets[:320], strict=True)):
+        (folder / str(target)).mkdir(exist_ok=True)
+        image = Image.fromarray((values.reshape(8, 8) * 15.9).astype(np.uint8))
+        image.resize((64, 64), Image.Resampling.BICUBIC).save(folder / str(target) / f"{number:03}.png")
+    return folder
+
+
+@pytest.mark.slow
+def test_latent_classifier_reads_digits(tmp_path, digits):
+    """Both heads and their ensemble, on folds; a second command finds the latents of the first."""
+    words = [
+        "--vae",
+        str(write_vae(tmp_path / "vae")),
+        "--data",
+        str(digits),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    words += [
+        "--size",
+        "64",
+        "--folds",
+        "2",
+        "--network",
+        "resnet18",
+        "--batch_size",
+        "32",
+        "--min_crop",
+        "1",
+    ]
+    words += ["--micro_batch", "16", "--num_workers", "0", "--device", "cpu"]
+    done = run_script("examples/latent_classifier.py", *words, "--epochs", "4")
+    assert done.returncode == 0, done.stderr
+    ((heads),) = read_json(tmp_path / "out" / "results.json").values()
+    assert min(heads[head]["top1"] for head in ("network", "linear")) > 0.7  # by chance 0.1
+    assert heads["ensemble"]["log_loss"] <= 1.02 * min(
+        heads[head]["log_loss"] for head in ("network", "linear")
+    )
+    with (tmp_path / "out" / "probabilities_0.csv").open(encoding="utf-8") as file:
+        title, *rows = csv.reader(file)
+    assert title == ["image", *"0123456789"]
+    assert len(rows) == 320
+    assert all(sum(map(float, row[1:])) == pytest.approx(1, abs=1e-4) for row in rows)
+    (cached,) = (tmp_path / "out" / "latents").iterdir()
+    written = cached.stat().st_mtime_ns
+    done = run_script("examples/latent_classifier.py", *words, "--epochs", "1", "--val", str(digits))
+    assert done.returncode == 0, done.stderr
+    assert [path.stat().st_mtime_ns for path in cached.parent.iterdir()] == [written]
+
+
+@pytest.mark.slow
+def test_mistakes_of_the_latent_classifier_are_one_line(tmp_path, digits):
+    words = ["--vae", str(write_vae(tmp_path / "vae")), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    for more, expected in (
+        (["--data", str(tmp_path)], "a folder of images for each class"),
+        (["--data", str(digits), "--folds", "500"], "--folds 500"),
+        (["--data", str(digits), "--size", "16"], "give a larger --size"),
+    ):
+        done = run_script("examples/latent_classifier.py", *words, *more)
+        assert done.returncode == 1
+        assert expected in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr

@@ -42,11 +42,7 @@ EXPORT = {"--vae": "F/a.safetensors", "--output": "F/out"}
 VALIDATE = {"--mode": "validate", "--input_dir": "F/data"}
 
 # script, its flags, changed flags, exit code, words of the line; F is the folder
-PROFILE = {**EVALUATE, "--probe_profile": "probe-imagenet"}
 REFUSALS = [
-    ("evaluate_vae.py", PROFILE, {}, 78, ["--probe_profile", "--data_path F/data", "add --val_path"]),
-    ("evaluate_vae.py", PROFILE, {"--val_path": "F/none"}, 77, ["--val_path F/none", "does not exist"]),
-    ("evaluate_vae.py", PROFILE, {"--val_path": "F/data"}, 78, ["--val_path F/data", "is --data_path"]),
     (
         "evaluate_vae.py",
         EVALUATE,

@@ -9,7 +9,6 @@ from tests.harness.toy_networks import gradients, toy_inputs, toy_networks
 from tests.harness.training_runs import records
 from tests.training.test_fine_tuning import crops
 from vae.config.options import LossConfig
-from vae.evaluation.diffusability import high_frequency_share, normalise
 from vae.images.psnr import psnr
 from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
 from vae.interop.vae_files import load_vae
@@ -76,8 +75,6 @@ def test_validations_record_the_noise_and_the_spread_of_the_latents(options, tmp
     ratios = np.sort(np.exp(log_sigma.mean((0, 2, 3))) / std)
     assert record["sigma_over_std"] == pytest.approx(ratios[1], rel=1e-4)  # of 4 channels the lower median
     assert record["latent_std"] == pytest.approx(np.sqrt((std**2).mean()), rel=1e-4)
-    means = normalise(torch.from_numpy(mean))
-    assert record["sec"] == pytest.approx(high_frequency_share(means, 0.25), rel=1e-4)
 
 
 def test_validations_record_how_decoding_bears_noise(options, tmp_path, image_folder):

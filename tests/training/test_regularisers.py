@@ -20,7 +20,6 @@ from vae.training.run import train
 
 REGULARISERS = {
     "variance_weight": 0.01,
-    "local_correlation_weight": 0.01,
     "equivariance_weight": 0.25,
     "equivariance_turns": True,
     "decoder_noise": [0.3],
@@ -30,8 +29,6 @@ REGULARISERS = {
     "disc_ramp": 2,
     "disc_channels": 8,
     "disc_layers": 1,
-    "disc_augment": True,
-    "lecam_weight": 0.1,
     "checkpoint_steps": 1,
 }
 
@@ -49,7 +46,7 @@ def test_resumed_run_equals_the_uninterrupted_run(tiny, tmp_path):
     train_short(tiny, tmp_path / "parts", **REGULARISERS, resume_from="latest")
     assert_same_result(tmp_path / "parts", tmp_path / "whole")
     values = records(tmp_path / "whole", "train")[-1]
-    assert all(values[name] > 0 for name in ("variance", "local_correlation", "equivariance", "lecam"))
+    assert all(values[name] > 0 for name in ("variance", "equivariance"))
 
 
 @pytest.mark.slow
@@ -60,9 +57,9 @@ def test_two_processes_and_micro_batches_train_like_one_process(tiny, tmp_path):
     train_on_two_processes(two)
     found = last_checkpoint(tmp_path / "two")
     assert_weights_close(found, expected)
-    for name in ("running_moments", "running_logits"):
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
-        assert found[name].abs().min() > 0
+    name = "running_moments"
+    torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
+    assert found[name].abs().min() > 0
 
 
 STAGES = {"progressive": "32:1:4,32:1:4", "decoder_noise": [0.5, 0.0]}
@@ -118,5 +115,3 @@ def test_a_crop_that_is_too_small_is_one_line(tiny):
         assert TRUNKS[net].smallest_side == LEAST_SIDES.get(net, MIN_VIEW)
     with pytest.raises(UserError, match="needs at least 2 x 2 positions, not 1 of a crop of 32 px"):
         check_views(32, ModelConfig(channels=(32,) * 6), LossConfig(equivariance_weight=1.0))
-    with pytest.raises(UserError, match="--local_correlation_weight needs crops of at least 4 px"):
-        train({**tiny, "local_correlation_weight": 0.5, "z_channels": 2})

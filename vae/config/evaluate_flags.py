@@ -14,11 +14,9 @@ from vae.config.options import (
     option,
     weights_option,
 )
-from vae.config.values import unknown_choice
 from vae.system.errors import UserError
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
-PROBE_HEADS = ("linear", "convnext")
 WHOLE = 0  # as a size: whole images, not cropped
 # What --protocol sets; vae/evaluation/protocols.py has the rest.
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -26,18 +24,6 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "va-vae": {"sizes": (256,), "posterior": "sample"},
     "dc-ae": {"sizes": (512,), "perceptual_net": "alex"},
     "sgm": {"sizes": (256,), "posterior": "sample"},
-}
-# ConvNeXt-T (Liu et al. 2022), whose rate of 4e-3 is for 4096 images per step; 90 epochs (Goyal et al. 2017).
-PROBE_PROFILES: dict[str, dict[str, Any]] = {
-    "probe-imagenet": {
-        "probe_heads": ("convnext",),
-        "probe_epochs": 90,
-        "probe_learning_rate": 1e-3,
-        "probe_batch_size": 1024,
-        "probe_widths": (96, 192, 384, 768),
-        "probe_depths": (3, 3, 9, 3),
-        "batch_size": 16,
-    }
 }
 
 
@@ -84,13 +70,7 @@ class EvaluateConfig:
         "what to decode: the mode of the encoder's posterior or a sample",
         choices=("mode", "sample"),
     )
-    seed: int = option(
-        0,
-        "random seed of --posterior sample, and of the network of --probe",
-        metavar="N",
-        at_least=0,
-        at_most=2**31,
-    )
+    seed: int = option(0, "random seed of --posterior sample", metavar="N", at_least=0, at_most=2**31)
     max_images: int = option(
         0, "maximum number of images, evenly spread over the sorted names; 0: all", metavar="N", at_least=0
     )
@@ -105,16 +85,15 @@ class EvaluateConfig:
     )
     rfid: bool = option(
         False,
-        "also measure rFID, and with --diffusability iFID; needs torchmetrics, torch-fidelity and 91 MB of "
-        "Inception weights",
+        "also measure rFID; needs torchmetrics, torch-fidelity and 91 MB of Inception weights",
     )
     inception_weights: str | None = option(
         None, "file with torch-fidelity's Inception weights, instead of the download", metavar="FILE"
     )
     diffusability: bool = option(
         False,
-        "also measure how easily a diffusion model may learn the latents, at the smallest square size: VIV, "
-        "SEC, LDS, rank, noise curve and, with labels, LNC (docs/evaluate.md)",
+        "also measure what a diffusion model's errors in the latents cost, at the smallest square size: PSNR "
+        "after decoding with noise, and the effective rank (docs/evaluate.md)",
     )
     diffusion_probe: bool = option(
         False,
@@ -131,80 +110,6 @@ class EvaluateConfig:
     ensemble_weights: tuple[float, ...] | None = option(
         None, "weights of --ensemble, one for each --vae", metavar="WEIGHT", at_least=0, unset="equal"
     )
-    probe: str | None = option(
-        None,
-        "instead of the comparison: train classifiers on the latents, with the labels in this CSV file or "
-        "manifest.jsonl",
-        metavar="FILE",
-    )
-    probe_profile: str | None = option(
-        None,
-        "instead of the comparison: train the network on the latents of a training set by the recipe of "
-        "ImageNet, and measure it on a validation set; labels are in --probe, or in the shards",
-        choices=tuple(PROBE_PROFILES),
-    )
-    val_path: str | None = option(
-        None,
-        "validation images of --probe_profile",
-        metavar="PATH",
-        unset="the validation.json of the dataset of shards",
-    )
-    probe_column: str = option(
-        "label",
-        "column with the labels, of --diffusability in the shards; folder: the name of the folder of each "
-        "image",
-        metavar="NAME",
-    )
-    probe_heads: tuple[str, ...] = option(
-        PROBE_HEADS, "classifiers: linear, convnext (a network); a profile: convnext", metavar="HEAD"
-    )
-    probe_folds: int = option(
-        5, "folds of --probe: each is measured once, and the others train", metavar="N", at_least=2
-    )
-    probe_reference: str = option(
-        "auto",
-        "pretrained network of --probe for pixels and reconstructions; auto: the first of resnet50 and "
-        "convnext_22k that is in PyTorch's cache, otherwise none; none: the heads of --probe_heads",
-        choices=("auto", "none", "resnet50", "convnext_22k"),
-    )
-    probe_cache: str | None = option(
-        None,
-        "folder for the latents, which are encoded once",
-        metavar="DIR",
-        unset="latents in --output_dir",
-    )
-    probe_views: int = option(
-        2,
-        "latents of each training image of --probe_profile: the square, its mirror image, then random "
-        "regions of the image",
-        metavar="N",
-        at_least=1,
-        at_most=100,
-    )
-    probe_epochs: int = option(30, "epochs of the network; probe-imagenet: 90", metavar="N", at_least=1)
-    probe_learning_rate: float = option(
-        5e-3, "peak learning rate of the network; probe-imagenet: 0.001", metavar="RATE", at_least=1e-6
-    )
-    probe_batch_size: int = option(
-        64, "images of an optimizer step of the network; probe-imagenet: 1024", metavar="N", at_least=2
-    )
-    probe_micro_batch_size: str = option(
-        "auto",
-        "images of a pass of the network; auto: the most that fit into the memory",
-        metavar="N",
-        auto=True,
-        at_least=1,
-    )
-    probe_widths: tuple[int, ...] = option(
-        (48, 96),
-        "channels of each stage of the network; probe-imagenet: 96 192 384 768",
-        metavar="N",
-        at_least=8,
-    )
-    probe_depths: tuple[int, ...] = option(
-        (1, 1), "blocks of each stage of the network; probe-imagenet: 3 3 9 3", metavar="N", at_least=1
-    )
-    probe_compile: bool | None = option(None, "compile the network; auto: on a GPU with --probe_profile")
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
@@ -255,9 +160,7 @@ An image that cannot be used is reported and left out for every VAE. Open report
 # Only --help_all shows these.
 DETAILS = (
     *("cache_dir", "cache_gib", "seed", "perceptual_weights", "inception_weights", "diffusion_probe_steps"),
-    *("ensemble_weights", "probe_column", "probe_folds", "probe_reference", "probe_cache", "probe_views"),
-    *("probe_learning_rate", "probe_batch_size", "probe_micro_batch_size", "probe_widths", "probe_depths"),
-    *("probe_compile", "kernels", "background", "max_pixels"),
+    *("ensemble_weights", "kernels", "background", "max_pixels"),
 )
 
 
@@ -271,60 +174,20 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
         argv,
         DETAILS,
     )
-    profile = PROBE_PROFILES.get(given.get("probe_profile", ""), {})
-    config = EvaluateConfig(**{**PROTOCOLS[given.get("protocol", "ours")], **profile, **given})
+    config = EvaluateConfig(**{**PROTOCOLS[given.get("protocol", "ours")], **given})
     _check_together(config)
     _check_protocol(config, given)
-    _check_probe(config, given)
     return config
 
 
 def _check_protocol(config: EvaluateConfig, given: dict[str, Any]) -> None:
     if config.protocol == "ours":
         return
-    fixed = next((flag for flag in ("crop", "posterior", "probe", "probe_profile") if flag in given), None)
+    fixed = next((flag for flag in ("crop", "posterior") if flag in given), None)
     if fixed is not None:
         raise UserError(f"--{fixed} contradicts --protocol {config.protocol}: remove one of them")
     if WHOLE in config.sizes:
         raise UserError(f"--sizes 0 contradicts --protocol {config.protocol}, which cuts squares: remove one")
-
-
-# Flags that only one of the two commands reads.
-_ONLY_PROFILE = ("val_path", "probe_views")
-_NOT_PROFILE = (
-    "posterior", "max_images", "perceptual_net", "rfid", "ensemble", "probe_folds", "probe_reference",
-    "codecs", "diffusability", "diffusion_probe", "equivariance_images", "samples",
-)  # fmt: skip
-
-
-def _check_probe(config: EvaluateConfig, given: dict[str, Any]) -> None:
-    """Raise UserError for flags that have no effect, or that do not fit together."""
-    name = config.probe_profile
-    useless = next((flag for flag in (_NOT_PROFILE if name else _ONLY_PROFILE) if flag in given), None)
-    if useless is not None:
-        which = f"with --probe_profile {name}" if name else "without --probe_profile"
-        raise UserError(f"--{useless} has no effect {which}: remove it")
-    if (name or config.probe) and len(config.data_path) > 1:
-        raise UserError(
-            f"--data_path {' '.join(config.data_path)}: {'--probe_profile' if name else '--probe'} needs a "
-            "single folder or dataset"
-        )
-    if (name or config.probe) and (len(config.sizes) > 1 or WHOLE in config.sizes):
-        shown = " ".join(map(str, config.sizes))
-        raise UserError(
-            f"--sizes {shown}: {'--probe_profile' if name else '--probe'} needs one size of squares, such as "
-            "--sizes 256"
-        )
-    unknown = next((head for head in config.probe_heads if head not in PROBE_HEADS), None)
-    if unknown is not None:
-        raise UserError(unknown_choice("--probe_heads", unknown, PROBE_HEADS))
-    if len(config.probe_widths) != len(config.probe_depths):
-        raise UserError(
-            f"--probe_widths has {len(config.probe_widths)} stages, and --probe_depths "
-            f"{len(config.probe_depths)}: give one number for each stage in both"
-        )
-    if sum(config.probe_depths) < 2:
-        raise UserError("--probe_depths 1: the network needs at least two blocks, such as 1 1")
 
 
 def _check_together(config: EvaluateConfig) -> None:

@@ -293,12 +293,6 @@ class LossConfig:
         at_least=0.001,
         at_most=1,
     )
-    local_correlation_weight: float = term_weight(
-        0.0,
-        "weight of max(0, 0.75 - correlation of neighbouring latent vectors)",
-        "latent",
-        statistics=True,
-    )
     equivariance_weight: float = term_weight(
         0.0,
         "weight of the losses of latents that are decoded at 1/2 and 1/4 of their size",
@@ -332,14 +326,6 @@ class LossConfig:
         0,
         "optimizer steps by which the adversarial loss starts later than its discriminator",
         at_least=0,
-    )
-    disc_augment: bool = option(
-        False,
-        "change colours, shift and cut out parts of what the discriminator sees (DiffAugment), the same for "
-        "an image and its reconstruction, which is clamped",
-    )
-    lecam_weight: float = option(
-        0.0, "weight of LeCam's penalty on the discriminator; the paper uses 0.001", at_least=0
     )
     disc_ramp: int = option(
         1000, "optimizer steps over which the adversarial loss ramps up to its weight", at_least=0

@@ -117,7 +117,7 @@ def check_together(config: Config) -> None:
         )
     if loss.equivariance_turns and not loss.equivariance_weight:
         raise UserError("--equivariance_turns has no effect without --equivariance_weight: give both")
-    for name in ("variance_weight", "local_correlation_weight", "latent_mask"):
+    for name in ("variance_weight", "latent_mask"):
         value = getattr(loss, name)
         if config.optim.train_part == "decoder" and any(value if isinstance(value, tuple) else (value,)):
             raise UserError(
@@ -173,12 +173,6 @@ def check_views(image_size: int, model: ModelConfig, loss: LossConfig) -> None:
         raise UserError(
             f"--equivariance_weight decodes images of {image_size // scale} px, and --perceptual_net "
             f"{loss.perceptual_net} needs {least_side}: raise --image_size to {4 * least_side}, or choose vgg"
-        )
-    least = 2 * 2 ** (len(model.channels) - 1)
-    if loss.local_correlation_weight and (image_size < least or model.z_channels < 3):
-        raise UserError(
-            f"--local_correlation_weight needs crops of at least {least} px and --z_channels 3, not "
-            f"{image_size} px and {model.z_channels}: raise them or remove it"
         )
 
 

@@ -19,7 +19,6 @@ _WRITTEN = (
     "output_file",
     "save_config",
     "cache_dir",
-    "probe_cache",
     "quarantine_dir",
 )
 _MAX_NAME = 100  # characters of a name that are compared and shown: one in a file from others may be huge

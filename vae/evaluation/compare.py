@@ -74,9 +74,8 @@ def compare(config: EvaluateConfig) -> Results:
             f"{config.path} can be used: give more, or use --diffusability"
         )
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
-    labels = image_set.labels(config.probe_column) if config.measures_diffusability else []
     for row in rows:
-        _measure_row(config, row, image_set, sizes, metrics, labels)
+        _measure_row(config, row, image_set, sizes, metrics)
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / UNFINISHED).touch()  # if this run is cancelled, the next one may write here
     _write_sample_files(config, rows, image_set, device, output_dir / "samples")
@@ -187,7 +186,6 @@ def _measure_row(
     image_set: ImageSet,
     sizes: tuple[int, ...],
     metrics: Metrics,
-    labels: list[str | None],
 ) -> None:
     result = row.result
     with _on_device(config, row, metrics.device) as codec:
@@ -206,9 +204,7 @@ def _measure_row(
                 square = next(size for size in sizes if size != WHOLE)
                 batches = (as_uint8(images) for _, images in image_set.batches(square, 1))
                 steps = config.diffusion_probe_steps if config.diffusion_probe else 0
-                features = metrics.rfid.features if metrics.rfid is not None else None
-                found = diffusability(codec.model, batches, codec.dtype, steps, labels, features)
-                result.diffusability, result.spectrum = found
+                result.diffusability = diffusability(codec.model, batches, codec.dtype, steps)
             if config.equivariance_images:
                 chosen = islice(image_set.batches(sizes[0], 1), config.equivariance_images)
                 batches = (as_float(images.to(metrics.device)) for _, images in chosen)
@@ -256,13 +252,11 @@ def _explain_missing(config: EvaluateConfig, results: Results, device: torch.dev
     """Add a reason for every value that is None and has no reason yet."""
     if device.type != "cuda":
         results.missing["peak memory"] = "not measured on a CPU"
-    if any(vae.diffusability.get("VIV", 0.0) is None for vae in results.vaes):
-        results.missing["VIV"] = "too few images for its covariance"
     for vae in results.vaes:
         if config.measures_diffusability and vae.is_network and not vae.diffusability:
             results.missing[f"latents for diffusion of {vae.name}"] = "NaN or infinity in its latents"
         for name, value in vae.diffusability.items():
-            if value is None and name != "VIV":
+            if value is None:
                 results.missing[name] = "NaN or infinity in decoded images"
         for result in vae.sizes:
             failed = sum(values["psnr"] is None for values in result.per_image.values())

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 import numpy as np
@@ -22,13 +21,10 @@ from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.remote_shards import open_images
-from vae.shards.shard_cache import ShardCache, open_cache
-from vae.shards.shard_images import ShardImages
-from vae.shards.store import StoreFile
+from vae.shards.shard_cache import open_cache
 from vae.system.errors import DataError
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
-FOLDER = "folder"  # as --probe_column: the name of the folder of each image, as in ImageNet
 _Result = TypeVar("_Result")
 
 
@@ -71,16 +67,6 @@ class ImageSet:
 
         yield from zip(groups, in_threads(load, groups), strict=True)
 
-    def labels(self, column: str) -> list[str | None]:
-        """The label of each image, in order; see `label_text`."""
-        try:
-            return list(
-                in_threads(lambda index: label_text(self.images, index, column), [*self.indices.values()])
-            )
-        except BadImageError as error:
-            where = self.images.location
-            raise DataError(f"--data_path {where}: the labels cannot be read: {error}") from error
-
     def why_unusable(self, name: str, largest: int) -> str | None:
         """The reason if an image cannot be measured at every size up to `largest`."""
         try:
@@ -120,30 +106,15 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     return replace(images, indices=usable), unusable
 
 
-def label_text(images: Images, index: int, column: str) -> str | None:
-    """The label of an image in a column of the JSON files of shards, or its folder; raises BadImageError."""
-    content = images.metadata(index) if isinstance(images, ShardImages) else {"source": images.name(index)}
-    text = content.get(column)
-    if column == FOLDER and column not in content:
-        text = PurePosixPath(str(content.get("source", ""))).parent.name
-    return None if text in (None, "") else str(text)
-
-
-def open_source(path: str | StoreFile, flag: str, cache: ShardCache | None) -> Images:
-    """The images of a folder or of a dataset of shards. Raises DataError or UserError if there are none."""
-    if isinstance(path, StoreFile) or is_dataset(path):
-        return open_images(read_dataset(path, flag=flag), 1, cache)
-    return FolderImages(path, list_images(path, flag=flag))
-
-
 def _open(config: EvaluateConfig) -> Images:
-    """The images of --data_path.
+    """The images of --data_path. Raises DataError or UserError if there are none.
 
     Whole shards of a remote dataset are fetched only if that is less than to read each image when needed.
     """
-    images = open_source(
-        config.path, "--data_path", open_cache([config.path], config.cache_dir, config.cache_gib)
-    )
+    if not is_dataset(config.path):
+        return FolderImages(config.path, list_images(config.path))
+    cache = open_cache([config.path], config.cache_dir, config.cache_gib)
+    images = open_images(read_dataset(config.path), 1, cache)
     readings = 1 + len(config.vae) * len(config.sizes)  # of each measured image, the check included
     is_cheaper = config.max_images and config.max_images * readings < len(images)
     return images.scattered() if is_cheaper else images

@@ -5,10 +5,9 @@ Shapes: B latents of C channels, h x w.
 
 import torch
 
-from vae.evaluation.diffusability import MAX_SIDE, MIN_STD_SHARE, high_frequency_energy
+from vae.evaluation.diffusability import MIN_STD_SHARE
 from vae.evaluation.results import LatentFacts
 from vae.evaluation.sums import Sums
-from vae.evaluation.velocity import middle
 from vae.interop.latent_statistics import MIN_VARIANCE, LatentSums
 from vae.losses.kl import kl_divergence
 from vae.model.autoencoder import AutoencoderKL, Posterior
@@ -17,37 +16,30 @@ from vae.model.autoencoder import AutoencoderKL, Posterior
 # noise hides the image), or if the mean's standard deviation is at most a thousandth of that of the strongest
 # channel. Unlike a fixed variance (Burda et al. 2016: 0.01), both limits do not depend on the latent's scale.
 MIN_SIGNAL_SHARE = 0.01
-RHO = 0.25  # of the largest frequency
 LATENTS = "latents "  # the names of the sums of a NoiseMeter begin with it
 
 
 class NoiseMeter:
-    """The posterior's noise and high frequencies beside the spread of the latents, from sums of processes.
+    """The posterior's noise beside the spread of the latents, from sums of processes.
 
     The sums are per channel, in fp64 and on the device, so that no batch waits for the host.
     """
 
     def __init__(self, channels: int) -> None:
-        # of mean, mean squared and log sigma, and of the energy at high frequencies in the middle
-        self._sums = torch.zeros(4, channels, dtype=torch.float64)
+        self._sums = torch.zeros(3, channels, dtype=torch.float64)  # of mean, mean squared and log sigma
         self._count = 0  # values per channel
-        self._middle_count = 0  # those in the middle
 
     def add(self, mean: torch.Tensor, logvar: torch.Tensor) -> None:
         """Add posteriors (B, C, h, w)."""
         means, log_sigma = mean.double(), 0.5 * logvar.double()
-        inner = middle(means, MAX_SIDE)
         sums = [part.sum((0, 2, 3)) for part in (means, means.square(), log_sigma)]
-        self._sums = self._sums.to(mean.device) + torch.stack([*sums, high_frequency_energy(inner, RHO)])
+        self._sums = self._sums.to(mean.device) + torch.stack(sums)
         self._count += mean.numel() // mean.shape[1]
-        self._middle_count += inner.numel() // mean.shape[1]
 
     def sums(self) -> Sums:
         """The sums by name, in their order; the names do not depend on what was added."""
-        counts = [self._count] * 3 + [self._middle_count]
-        rows = zip(self._sums.tolist(), counts, strict=True)
-        values = [(value, count) for row, count in rows for value in row]
-        return {f"{LATENTS}{index:04}": value for index, value in enumerate(values)}
+        values = self._sums.flatten().tolist()
+        return {f"{LATENTS}{index:04}": (value, self._count) for index, value in enumerate(values)}
 
 
 class LatentMeter:
@@ -71,7 +63,8 @@ class LatentMeter:
         """Facts about all latents of `model` that were added; None if there were none."""
         if self._images == 0:
             return None
-        sampled, (std, log_sigma, _) = self._sampled.statistics(), channel_facts(self._noise.sums())
+        sampled = self._sampled.statistics()
+        std, log_sigma = channel_facts(self._noise.sums())
         dead = std.square() < MIN_SIGNAL_SHARE * sampled.std.square()
         dead |= std <= MIN_STD_SHARE * std.max()
         return LatentFacts(
@@ -87,27 +80,24 @@ class LatentMeter:
 
 
 def noise_facts(sums: Sums) -> dict[str, float]:
-    """`latent_std`, `sigma_over_std` and `sec` from the sums of a NoiseMeter; nothing if none were added.
+    """`latent_std` and `sigma_over_std` from the sums of a NoiseMeter; nothing if none were added.
 
-    latent_std: standard deviation of the posterior's means, root mean square over the channels. sec: share of
-    the energy of normalised latents at high frequencies (vae.evaluation.diffusability).
+    latent_std: standard deviation of the posterior's means, root mean square over the channels.
     """
     if not all(count for _, count in sums.values()):
         return {}
-    std, log_sigma, energy = channel_facts(sums)
-    weights = std.clamp(min=MIN_STD_SHARE * std.max()).square().reciprocal()  # dead channels do not count
+    std, log_sigma = channel_facts(sums)
     return {
         "latent_std": std.square().mean().sqrt().item(),
         "sigma_over_std": _sigma_over_std(log_sigma, std),
-        "sec": ((energy * weights).sum() / (std.square() * weights).sum()).item(),
     }
 
 
-def channel_facts(sums: Sums) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each channel (C,), fp64: standard deviation of the means, mean of log sigma, energy as in `sums`."""
+def channel_facts(sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each channel (C,), fp64: standard deviation of the means, and mean of log sigma."""
     means = torch.tensor([value / count for _, (value, count) in sorted(sums.items())], dtype=torch.float64)
-    mean, square, log_sigma, energy = means.view(4, -1)
-    return (square - mean.square()).clamp(min=MIN_VARIANCE).sqrt(), log_sigma, energy
+    mean, square, log_sigma = means.view(3, -1)
+    return (square - mean.square()).clamp(min=MIN_VARIANCE).sqrt(), log_sigma
 
 
 def _sigma_over_std(log_sigma: torch.Tensor, std: torch.Tensor) -> float:

@@ -64,10 +64,6 @@ class ReconstructionFid:
         self._metric.update(recon, real=False)
         self._count += len(images)
 
-    def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Inception's features (B, FEATURES) of uint8 images."""
-        return self._metric.inception(images)
-
     def take(self) -> float | None:
         """The distance over all images since the last take; None for fewer than two images."""
         value = self._metric.compute().item() if self._count > 1 else None

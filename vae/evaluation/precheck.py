@@ -1,7 +1,6 @@
 """Checks of a command of evaluate_vae.py that need no PyTorch, so that mistakes are reported at once."""
 
 import importlib.util
-import os
 from pathlib import Path
 
 from vae.config.evaluate_flags import EvaluateConfig
@@ -10,12 +9,11 @@ from vae.images.folder import check_images
 from vae.interop.vae_path import locate_vae
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.mixture import parse_mixture
-from vae.shards.store import StoreFile
 from vae.system.errors import UserError
 from vae.system.files import why_not_writable
 
 RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
-OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples", "probe.json")
+OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
 UNFINISHED = ".unfinished"  # in the output folder while a comparison writes into it
 
 
@@ -31,15 +29,7 @@ def check_command(config: EvaluateConfig) -> None:
         else:
             check_images(path)
     if config.rfid:
-        check_packages("--rfid", RFID_PACKAGES, ", or remove --rfid")
-    if config.probe is not None and not Path(config.probe).is_file():
-        raise UserError(
-            f"--probe {config.probe} is not a file: give a CSV file with the columns path and label"
-        )
-    if config.probe_profile is not None:
-        _check_validation(config)
-    if config.probe is not None or config.probe_profile is not None:
-        check_packages("--probe", {"sklearn": "scikit-learn"})
+        check_rfid_packages()
 
 
 def weighted_paths(config: EvaluateConfig) -> list[tuple[str, float]]:
@@ -47,37 +37,12 @@ def weighted_paths(config: EvaluateConfig) -> list[tuple[str, float]]:
     return parse_mixture(" ".join(config.data_path)) or [(path, 1.0) for path in config.data_path]
 
 
-def validation_path(config: EvaluateConfig) -> str | StoreFile:
-    """--val_path, or the validation images of the dataset of shards; UserError if there are none."""
-    if config.val_path is not None:
-        return config.val_path
-    if is_dataset(config.path):
-        dataset = read_dataset(config.path)
-        if dataset.validation is not None:
-            beside = dataset.beside(dataset.validation)
-            return str(beside) if isinstance(beside, Path) else beside
-    raise UserError(
-        f"--probe_profile needs validation images, and --data_path {config.path} names none: add --val_path"
-    )
-
-
-def _check_validation(config: EvaluateConfig) -> None:
-    """Raise UserError for validation images that do not exist, or that are the training images."""
-    path = validation_path(config)
-    if isinstance(path, str) and os.path.realpath(path) == os.path.realpath(config.path):
-        raise UserError(f"--val_path {path} is --data_path: give other images for the validation")
-    if isinstance(path, StoreFile) or is_dataset(path):
-        read_dataset(path, flag="--val_path")
-    else:
-        check_images(path, flag="--val_path")
-
-
-def check_packages(flag: str, packages: dict[str, str], otherwise: str = "") -> None:
-    """Raise UserError if a package is missing; `packages`: module -> package, `otherwise`: another remedy."""
-    absent = [package for module, package in packages.items() if not importlib.util.find_spec(module)]
+def check_rfid_packages() -> None:
+    """Raise UserError if a package of --rfid is missing."""
+    absent = [package for module, package in RFID_PACKAGES.items() if not importlib.util.find_spec(module)]
     if absent:
         install = f"python -m pip install {' '.join(absent)}"
-        raise UserError(f"{flag} needs {' and '.join(absent)}: run {install}{otherwise}")
+        raise UserError(f"--rfid needs {' and '.join(absent)}: run {install}, or remove --rfid")
 
 
 def _check_output(output_dir: Path, overwrite: bool) -> None:

@@ -121,7 +121,6 @@ class VaeResult:
     equivariance: dict[str, Equivariance] = field(default_factory=dict)  # turn_90, scale_0.5, ...
     grid_artefacts: dict[str, GridArtefact] = field(default_factory=dict)  # by colour
     diffusability: dict[str, float | None] = field(default_factory=dict)  # by measure
-    spectrum: list[float] = field(default_factory=list)  # of the latents: see vae/evaluation/diffusability.py
     samples: list[Sample] = field(default_factory=list)
     curves: list[dict[str, Any]] = field(default_factory=list)  # records of metrics.jsonl beside a checkpoint
     config: dict[str, Any] = field(default_factory=dict)  # the model's shape

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from vae.evaluation.diffusability import VELOCITY, compared
+from vae.evaluation.diffusability import RANK, rank_warning, verdicts
 from vae.evaluation.report.latent_tables import (
-    diffusability_tables,
+    comparable,
+    diffusability_table,
     equivariance_table,
     grid_table,
     latent_table,
@@ -33,11 +34,11 @@ def terminal_text(results: Results) -> str:
         f"batch size {protocol.batch_size}",
     ]
     tables = [*quality_tables(results), *speed_tables(results), latent_table(results)]
-    tables += [*diffusability_tables(results), equivariance_table(results), grid_table(results)]
+    tables += [diffusability_table(results), equivariance_table(results), grid_table(results)]
     for table in tables:
         if table is not None:
             lines += ["", *aligned(table)]
-    lines += velocity_lines(results)
+    lines += diffusion_lines(results)
     if results.missing:
         lines += ["", *(f"missing: {name}: {why}" for name, why in results.missing.items())]
     if results.unusable:
@@ -49,18 +50,15 @@ def terminal_text(results: Results) -> str:
     return "\n".join(lines)
 
 
-def velocity_lines(results: Results) -> list[str]:
-    """Each further VAE whose latents have the same shape, compared with the first by the networks."""
-    vaes = [vae for vae in results.vaes if VELOCITY in vae.diffusability and vae.latents]
-    shapes = [(vae.latents.channels, vae.latents.downsampling) for vae in vaes if vae.latents]
-    return [
-        line
-        for vae, shape in zip(vaes[1:], shapes[1:], strict=True)
-        if shape == shapes[0]
-        for line in compared(
-            printable(vaes[0].name), vaes[0].diffusability, printable(vae.name), vae.diffusability
-        )
+def diffusion_lines(results: Results) -> list[str]:
+    """Which VAE is better for a diffusion model, and whose channels repeat each other."""
+    vaes = {printable(vae.name): vae.diffusability for vae in comparable(results)}
+    warnings = [
+        rank_warning(printable(vae.name), vae.diffusability.get(RANK), vae.latents.channels)
+        for vae in results.vaes
+        if vae.latents
     ]
+    return [*verdicts(vaes), *(line for line in warnings if line is not None)]
 
 
 def aligned(table: Table) -> list[str]:

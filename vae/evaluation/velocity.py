@@ -3,7 +3,7 @@
 Shapes: N latents of C channels, H x W positions, normalised per channel; t (N,) in [0, 1]. A latent x and
 noise ε are mixed to x_t = (1 - t) x + t ε, and the network predicts the velocity ε - x (Lipman et al. 2023).
 For Gaussian latents, no prediction has a loss below the mean of (π/2) sqrt(λ) over the eigenvalues λ of their
-covariance, which is `viv` in vae/evaluation/diffusability.py.
+covariance.
 """
 
 import math

@@ -278,7 +278,6 @@ def _check_running_values(content: Mapping[str, Any], config: Config) -> None:
     tensors = _plain_tensors("update", content["update"])
     _check_weights("update", tensors, dict.fromkeys(UPDATE, torch.zeros(())))
     shapes = {"running_sq_norms": (2,), "running_moments": (3, config.model.z_channels)}
-    shapes |= {"running_logits": (3,)}
     running = _plain_tensors("it", {name: content[name] for name in shapes if name in content})
     for name, value in running.items():
         _check_tensor(name, value, torch.zeros(shapes[name]))

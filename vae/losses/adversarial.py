@@ -29,20 +29,6 @@ def hinge_discriminator_loss(real_logits: Logits, fake_logits: Logits) -> PerIma
     return 0.5 * (_mean_per_image(F.relu(1 - real)) + _mean_per_image(F.relu(1 + fake)))
 
 
-def lecam_penalty(real_logits: Logits, fake_logits: Logits, running: Tensor) -> PerImage:
-    """LeCam's penalty per image (Tseng et al. 2021), the mean of max(0, real - F)² + max(0, R - fake)².
-
-    `running` (3,) are running means, from 0, of 1 and of the mean logits R and F of earlier steps; without
-    history, the penalty is 0.
-    """
-    count, real_mean, fake_mean = running
-    is_known = count > 0
-    real_mean, fake_mean = (value / torch.where(is_known, count, 1) for value in (real_mean, fake_mean))
-    real, fake = _widen(real_logits), _widen(fake_logits)
-    penalty = _mean_per_image(F.relu(real - fake_mean).square() + F.relu(real_mean - fake).square())
-    return torch.where(is_known, penalty, 0)
-
-
 def generator_loss(fake_logits: Logits) -> PerImage:
     """Hinge loss of the generator per image, minus the mean logit of its patches."""
     return -_mean_per_image(_widen(fake_logits))

@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 import torch
 
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
-from vae.losses.disc_augment import DRAWS
 from vae.losses.latent_statistics import needs_statistics
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.available import CUDA_RESERVE
@@ -159,9 +158,6 @@ def zero_inputs(spec: StepSpec, images: int, device: torch.device | str) -> Step
         decoder_noise=torch.zeros_like(noise) if max(loss.decoder_noise) > 0 else None,
         kept=noise[:, :1] > 0 if max(loss.latent_mask) > 0 else None,
         turns=zeros(images) if loss.equivariance_turns else None,
-        augmentation=zeros(images, DRAWS) if loss.disc_augment else None,
-        lecam_weight=loss.lecam_weight,
-        running_logits=zeros(3) if loss.lecam_weight > 0 else None,
     )
 
 

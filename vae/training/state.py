@@ -31,7 +31,6 @@ class TrainingState:
     update: UpdateState
     running_sq_norms: torch.Tensor  # (2,) squared norms of the reconstruction and adversarial gradients
     running_moments: torch.Tensor  # (3, Z) of the latents: vae/losses/latent_statistics.py
-    running_logits: torch.Tensor  # (3,) of the discriminator: lecam_penalty in vae/losses/adversarial.py
     stages: list[Stage]
     stage: Stage  # the one that trains; after its last step, until the next one begins
     fp16: bool  # whether gradients are multiplied by a loss scale
@@ -114,7 +113,6 @@ def begin_state(
         update=UpdateState.begin(device, fp16),
         running_sq_norms=torch.zeros(2, device=device),
         running_moments=torch.zeros(3, config.model.z_channels, device=device),
-        running_logits=torch.zeros(3, device=device),
         stages=stages,
         stage=stages[0],
         fp16=fp16,
@@ -143,7 +141,6 @@ def checkpoint_content(
         "latent_scaling": list(state.latent_scaling) if state.latent_scaling else None,
         "running_sq_norms": state.running_sq_norms,
         "running_moments": state.running_moments,
-        "running_logits": state.running_logits,
         "run": state.lineage.plain(),
         "rollbacks": copy.deepcopy(state.rollbacks),
         "position": asdict(state.position),
@@ -173,8 +170,8 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
             setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
     state.running_sq_norms = content["running_sq_norms"].to(device)
-    for name in ("running_moments", "running_logits"):  # a checkpoint without them is older
-        setattr(state, name, content.get(name, torch.zeros_like(getattr(state, name))).to(device))
+    moments = content.get("running_moments", torch.zeros_like(state.running_moments))  # none: it is older
+    state.running_moments = moments.to(device)
     state.latent_scaling = tuple(content["latent_scaling"]) if content.get("latent_scaling") else None
     state.rollbacks = copy.deepcopy(content.get("rollbacks", {}))
     state.position = Position(**content["position"])

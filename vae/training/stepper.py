@@ -6,7 +6,6 @@ import torch
 
 from vae.data.dataset import Batch
 from vae.losses.adversarial import adaptive_weight, update_running
-from vae.losses.disc_augment import DRAWS
 from vae.losses.latent_mask import kept_positions
 from vae.losses.latent_statistics import needs_statistics, statistics_of
 from vae.ops.noise import image_noise, image_uniform
@@ -72,24 +71,17 @@ class Stepper:
             measured = self.dist.all_reduce(measured) * scale**2
             state.running_sq_norms = update_running(state.running_sq_norms, measured)
             sums["adversarial_factor"] = factor * len(batch.images)
-        self._update_statistics(batch, sums, total_images)
+        self._update_statistics(sums, total_images)
         if total_images:
             state.update_ema(schedule.ema_decay(state.position.step))
         return Update(sums, norms)
 
-    def _update_statistics(self, batch: Batch, sums: Sums, total_images: int) -> None:
-        """Update the running values of latents and logits, if terms read them; all processes together."""
-        state, count = self.state, max(1, total_images)
+    def _update_statistics(self, sums: Sums, total_images: int) -> None:
+        """Update the running values of the latents, if terms read them; all processes together."""
         if "latent_moments" in sums:
-            measured = self.dist.all_reduce(sums.pop("latent_moments")) / count
+            measured = self.dist.all_reduce(sums.pop("latent_moments")) / max(1, total_images)
             if total_images:
-                state.running_moments = update_running(state.running_moments, measured)
-        if "lecam" in sums:
-            images = torch.full_like(sums["logits_real"], len(batch.images))
-            logits = torch.stack([images, sums["logits_real"], sums["logits_fake"]])
-            measured = self.dist.all_reduce(logits) / count
-            if total_images:
-                state.running_logits = update_running(state.running_logits, measured)
+                self.state.running_moments = update_running(self.state.running_moments, measured)
 
     def _expected_images(self, batch: Batch) -> int:
         """The images of all processes in this step, before they have exchanged their numbers."""
@@ -101,7 +93,7 @@ class Stepper:
         The statistics of the latents change as in a step, and nothing else.
         """
         sums = self._measured(batch, self.retry.losses(self.inputs(batch, total_images)))
-        self._update_statistics(batch, sums, total_images)
+        self._update_statistics(sums, total_images)
         return sums
 
     def inputs(self, batch: Batch, total_images: int) -> StepInputs:
@@ -115,11 +107,6 @@ class Stepper:
         loss, factor = self.schedule.loss, self._adversarial_factor()
         decoder_noise, turns = self._decoder_noise(batch, shape), self._turns(batch)
         kept = self._kept(batch, shape)
-        augmentation = None
-        if loss.disc_augment and factor is not None:
-            keys = batch.epochs, batch.indices
-            augmentation = image_uniform(*keys, (DRAWS,), self._seed, device, "discriminator")
-        has_lecam = loss.lecam_weight > 0 and factor is not None
         if len(pixels) == 0:
             pixels = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device)
             noise = torch.zeros(1, *shape, device=device)
@@ -127,7 +114,6 @@ class Stepper:
             decoder_noise = None if decoder_noise is None else torch.zeros_like(noise)
             kept = None if kept is None else torch.ones_like(noise[:, :1], dtype=torch.bool)
             turns = None if turns is None else torch.zeros(1, device=device)
-            augmentation = None if augmentation is None else torch.zeros(1, DRAWS, device=device)
         return StepInputs(
             pixels,
             noise,
@@ -138,9 +124,6 @@ class Stepper:
             decoder_noise,
             kept,
             turns,
-            augmentation,
-            loss.lecam_weight,
-            self.state.running_logits if has_lecam else None,
         )
 
     def _decoder_noise(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:

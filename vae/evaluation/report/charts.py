@@ -32,25 +32,17 @@ def line_styles(vaes: list[VaeResult]) -> dict[str, Style]:
     return {name: Style(i % count, (i + i // count) % count) for i, name in enumerate(names)}
 
 
-def diffusability_charts(vaes: list[VaeResult]) -> list[PageChart]:
-    """PSNR after decoding with noise, and the spectrum of the latents; none if they were not measured."""
-    shown, styles = [vae for vae in vaes if vae.diffusability], line_styles(vaes)
-    if not shown:
-        return []
+def noise_charts(vaes: list[VaeResult]) -> list[PageChart]:
+    """PSNR after decoding with noise, as at most one chart; none if it was not measured."""
     noise = {
         vae.name: [
             (tau, value) for tau in TAUS if (value := vae.diffusability[f"noise {tau:g} dB"]) is not None
         ]
-        for vae in shown
-    }
-    bands = {
-        vae.name: [(float(band), value) for band, value in enumerate(vae.spectrum, start=1)] for vae in shown
+        for vae in vaes
+        if vae.diffusability
     }
     noise = {name: points for name, points in noise.items() if points}
-    return [
-        *([_line_chart("PSNR dB by noise", noise, styles, "standard deviations")] if noise else []),
-        _line_chart("Energy by frequency", bands, styles, "bands from low to high; white noise: 1"),
-    ]
+    return [_line_chart("PSNR dB by noise", noise, line_styles(vaes), "standard deviations")] if noise else []
 
 
 def curve_charts(vaes: list[VaeResult]) -> dict[str, list[PageChart]]:

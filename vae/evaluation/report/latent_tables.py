@@ -1,6 +1,7 @@
 """The tables of the report about latents: statistics, diffusion, equivariance, grid artefacts."""
 
 from vae.config.evaluate_flags import WHOLE
+from vae.evaluation.diffusability import DISTANCE, RECONSTRUCTION, SPREAD_OF, VELOCITY, lowest
 from vae.evaluation.report.tables import (
     MAX_LISTED,
     Table,
@@ -10,7 +11,7 @@ from vae.evaluation.report.tables import (
     size_name,
     text_column,
 )
-from vae.evaluation.results import Results
+from vae.evaluation.results import Results, VaeResult
 
 
 def latent_table(results: Results) -> Table | None:
@@ -60,25 +61,37 @@ def equivariance_table(results: Results) -> Table | None:
     return Table("Equivariance, dB", [vae.name for vae in vaes], columns)
 
 
-def diffusability_tables(results: Results) -> list[Table]:
-    """A column per measure of what a diffusion model has to learn: of the latents, then of what uses them."""
+def comparable(results: Results) -> list[VaeResult]:
+    """The VAEs measured for diffusion whose latents have the shape of the first one's."""
+    vaes = [vae for vae in results.vaes if vae.diffusability and vae.latents]
+    shapes = [(vae.latents.channels, vae.latents.downsampling) for vae in vaes if vae.latents]
+    return [vae for vae, shape in zip(vaes, shapes, strict=True) if shape == shapes[0]]
+
+
+def diffusability_table(results: Results) -> Table | None:
+    """A column per measure for diffusion models. The best is marked if seeds tell that it is better."""
     vaes = [vae for vae in results.vaes if vae.diffusability]
     if not vaes:
-        return []
-    columns = {
-        name: number_column(
-            [vae.diffusability[name] for vae in vaes], reasons=[results.missing.get(name, "")] * len(vaes)
+        return None
+    rivals = {vae.name: vae.diffusability for vae in comparable(results)}
+    columns = {}
+    for name in vaes[0].diffusability:
+        is_told = name in SPREAD_OF and lowest(name, rivals)[1]
+        columns[f"{name}{_arrow(name)}"] = number_column(
+            [vae.diffusability[name] for vae in vaes],
+            reasons=[results.missing.get(name, "")] * len(vaes),
+            best=min if is_told else None,
+            candidates=[vae.name in rivals for vae in vaes],
         )
-        for name in vaes[0].diffusability
-    }
     size = next(size for size in results.protocol.sizes if size != WHOLE)
-    names = [vae.name for vae in vaes]
-    first = next(position for position, name in enumerate(columns) if name.startswith("noise"))
-    parts = {"Latents for diffusion": slice(first), "Decoding and modelling them": slice(first, None)}
-    return [
-        Table(f"{title}, {size_name(size)}", names, dict([*columns.items()][part]))
-        for title, part in parts.items()
-    ]
+    return Table(f"Latents for diffusion, {size_name(size)}", [vae.name for vae in vaes], columns)
+
+
+def _arrow(measure: str) -> str:
+    """Which values are better; nothing for a spread, and for the rank, which is only a warning."""
+    if measure.startswith("noise"):
+        return " ↑"
+    return " ↓" if measure in (VELOCITY, DISTANCE, RECONSTRUCTION) else ""
 
 
 def grid_table(results: Results) -> Table | None:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from vae.evaluation.report.charts import channel_chart, curve_charts, diffusability_charts, line_styles
+from vae.evaluation.report.charts import channel_chart, curve_charts, line_styles, noise_charts
 from vae.evaluation.report.images import articles
 from vae.evaluation.report.latent_tables import (
-    diffusability_tables,
+    diffusability_table,
     equivariance_table,
     grid_table,
     latent_table,
@@ -17,7 +17,7 @@ from vae.evaluation.report.tables import (
     speed_tables,
 )
 from vae.evaluation.results import ERROR_GAIN, METRICS, Results
-from vae.evaluation.summary import velocity_lines
+from vae.evaluation.summary import diffusion_lines
 from vae.html import write_page
 
 
@@ -39,9 +39,9 @@ def write_report(results: Results, path: Path) -> None:
         speed=speed_tables(results),
         latents=latent_table(results),
         channel_charts=[channel_chart(vae.name, vae.latents) for vae in results.vaes if vae.latents],
-        diffusability=diffusability_tables(results),
-        velocity=velocity_lines(results),
-        diffusability_charts=diffusability_charts(results.vaes),
+        diffusability=diffusability_table(results),
+        verdicts=diffusion_lines(results),
+        noise_charts=noise_charts(results.vaes),
         equivariance=equivariance_table(results),
         grid_artefacts=grid_table(results),
         line_styles=styles,

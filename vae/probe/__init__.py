@@ -1,1 +1,0 @@
-"""The latent probe: classifiers on latents show what a frozen VAE's latents still know about an image."""
