@@ -30,13 +30,14 @@ python train_vae.py --data_path ./data/train --image_size 1024 --batch_size 16 -
     --use_torch_compile --use_bf16 --enable_tf32 --channels_last --persistent_workers
 """
 PRODUCTION = """
-python train_vae.py --data_path ./data/train --output_dir ./outputs/production_vae --image_size 1024 --batch_size 16
-    --num_epochs 100 --learning_rate 1e-4 --z_channels 16 --kl_weight 1e-6 --perceptual_weight 1.0 --mixed_precision
-    --gradient_clip 1.0 --num_workers 8 --checkpoint_freq 5 --save_samples_freq 100
+python train_vae.py --data_path ./data/train --output_dir ./outputs/production_vae --image_size 1024
+    --batch_size 16 --num_epochs 100 --learning_rate 1e-4 --z_channels 16 --kl_weight 1e-6
+    --perceptual_weight 1.0 --mixed_precision --gradient_clip 1.0
+    --num_workers 8 --checkpoint_freq 5 --save_samples_freq 100
 """
 LARGEST = """
-python train_vae.py --data_path ./data/train --image_size 2560 --batch_size 2 --num_workers 8 --mixed_precision
-    --accumulation_steps 2
+python train_vae.py --data_path ./data/train --image_size 2560 --batch_size 2 --num_workers 8
+    --mixed_precision --accumulation_steps 2
 """
 # the last resume names epoch 75 = 25 + 50
 RESOLUTIONS = (
