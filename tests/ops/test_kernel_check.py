@@ -15,7 +15,14 @@ from tests.harness.training_runs import ONE_PROCESS, records, train_short, train
 from vae.config.flags import command_words
 from vae.losses import feature_distance, feature_distance_torch
 from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch
-from vae.ops.kernel_check import Outcome, choose_kernels, run_tests
+from vae.ops.kernel_check import (
+    AttentionShape,
+    FeatureShape,
+    NormShape,
+    Outcome,
+    choose_kernels,
+    run_tests,
+)
 from vae.ops.library import KERNEL_KEYS, REPLACED, KernelKey
 from vae.system.errors import UserError
 from vae.training.precision import why_not_compile
@@ -47,7 +54,8 @@ def kernels(monkeypatch):
     monkeypatch.setattr(library, "runs_kernels", lambda device: True)
     monkeypatch.setattr(kernel_check, "_tested", set())
     monkeypatch.setattr(kernel_check, "_broken", set())
-    monkeypatch.setattr(kernel_check, "NORM_SHAPE", (1, 32, 5, 6))
+    small = [NormShape(32, 5, 6, 32, use, use) for use in (True, False)]
+    monkeypatch.setattr(kernel_check.run_tests, "__defaults__", ((*small, *kernel_check.SHAPES[2:]),))
     REPLACED.clear()
     yield SimpleNamespace(**{name.partition(".")[2]: module for name, module in found.items()})
     REPLACED.clear()
@@ -145,6 +153,47 @@ def test_wrong_feature_distance_is_replaced(kernels, name):
         feature_distance.backend(torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last))
         is feature_distance_torch
     )
+
+
+OWN = [NormShape(8, 3, 5, 4, False, False), AttentionShape(7, 8), FeatureShape(4, 2, 2)]
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_kernel_that_fails_with_a_shape_of_the_run_only_is_replaced(kernels, capsys, own):
+    name, function, argument, size = {
+        NormShape: ("norm", "normalize", 0, (1, 8, 3, 5)),
+        AttentionShape: ("attention", "softmax_step", 1, (1, 16, 7)),
+        FeatureShape: ("feature_distance", "distance", 0, (2, 4, 2, 2)),
+    }[type(own)]
+    module = getattr(kernels, name)
+    right = getattr(module, function)
+
+    def wrong_for_this_shape(*args):
+        result = right(*args)
+        if args[argument].shape == size:
+            (args[1] if result is None else result).mul_(1.5)
+        return result
+
+    setattr(module, function, wrong_for_this_shape)
+    choose_kernels("auto", CPU, [torch.bfloat16])
+    assert not REPLACED
+    choose_kernels("auto", CPU, [torch.bfloat16], shapes=lambda: OWN)
+    assert {KernelKey(name, torch.bfloat16)} == REPLACED
+    assert f"{function} (bf16) differs" in (line := capsys.readouterr().out)
+    assert str(own) in line
+
+
+def test_large_tensors_are_tested_in_part(kernels, monkeypatch):
+    monkeypatch.setattr(kernel_check, "MAX_ELEMENTS", 1000)
+    sizes, right = [], kernels.norm.normalize
+
+    def normalize(h, *rest):
+        sizes.append(tuple(h.shape))
+        return right(h, *rest)
+
+    kernels.norm.normalize = normalize
+    assert not any(o.is_broken for o in run_tests(CPU, [FP32], [NormShape(8, 99, 40, 4, True, True)]))
+    assert set(sizes) == {(1, 8, 3, 40)}
 
 
 def test_triton_refuses_a_broken_kernel(kernels):

@@ -13,7 +13,7 @@ from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss
 from vae.memory.live_bytes import LiveBytes
-from vae.memory.plan import META, StepSpec, _meta_networks, step_memory, zero_inputs
+from vae.memory.plan import META, StepSpec, meta_networks, step_memory, zero_inputs
 from vae.model.recompute import set_recompute
 from vae.step import compute_gradients
 from vae.training.records.adversarial_ratio import last_layer_sq_norms
@@ -67,7 +67,7 @@ def test_measuring_needs_less_memory_than_a_step_of_one_image(level, size):
     spec = StepSpec(
         ModelConfig(), loss, size, 1, torch.bfloat16, channels_last=True, ema=True, recompute=level
     )
-    networks, inputs = _meta_networks(spec), zero_inputs(spec, 1, META)
+    networks, inputs = meta_networks(spec), zero_inputs(spec, 1, META)
     with LiveBytes() as counter:
         last_layer_sq_norms(networks, inputs)
     assert counter.peak < step_memory(spec, 1).working

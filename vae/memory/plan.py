@@ -90,7 +90,7 @@ def reserve_bytes(config: Config, *, is_gpu: bool) -> int:
 def checkpoint_bytes(config: Config) -> int:
     """Bytes of a checkpoint's tensors, which --background_save copies into main memory."""
     spec = stage_spec(config, 0, 0, torch.float32, 0)
-    return _resident_bytes(replace(_meta_networks(spec), terms=LossTerms()), spec)
+    return _resident_bytes(replace(meta_networks(spec), terms=LossTerms()), spec)
 
 
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
@@ -103,7 +103,7 @@ def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
 @lru_cache(maxsize=64)
 def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     """Resident bytes, working bytes and FLOPs per image; cached, because a search repeats its questions."""
-    networks = _meta_networks(spec)
+    networks = meta_networks(spec)
     passes = min(2, -(-spec.batch // micro_batch))  # later passes are like the second: all gradients exist
     images = micro_batch * passes
     inputs = zero_inputs(spec, images, META)
@@ -130,7 +130,7 @@ def _update_bytes(networks: Networks, spec: StepSpec) -> int:
     return counter.peak - sum(weight.nbytes for weight in hidden)  # the moments are resident
 
 
-def _meta_networks(spec: StepSpec) -> Networks:
+def meta_networks(spec: StepSpec) -> Networks:
     discriminator = None
     with META:
         autoencoder = AutoencoderKL(spec.model)

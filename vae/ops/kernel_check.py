@@ -2,12 +2,17 @@
 
 Nobody can try all cards, drivers and versions of Triton. So every command tests the kernels when it starts,
 on small tensors, and continues without those that fail.
+
+A training run also tests the shapes of its own steps (vae.training.kernel_shapes): channels, groups, widths
+and numbers of tokens. It tests them with one image, 16 queries and at most MAX_ELEMENTS of a tensor, because
+more of these are more programs of the same code. Offsets beyond MAX_ELEMENTS, the widths of --buckets and
+images of other sizes in validations are not covered.
 """
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain, groupby
 from types import ModuleType
 from typing import NamedTuple
 
@@ -26,13 +31,47 @@ from vae.system.errors import UserError
 TOLERANCE = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32: 1e-4}
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-# (B, C, H, W): one image of the top level's width, with the tiles of real images, and with so many tiles that
-# a program of a reduction processes several of them (vae.ops.gpu_blocks).
-NORM_SHAPE = (1, 128, 192, 256)
-GROUPS, EPS = 32, 1e-6
-SCORES_SHAPE = (1, 16, 5000)  # (images, queries, keys): a row of keys has several tiles, and a remainder
-WIDTH = 512  # of the model's attention
-FEATURES_SHAPE = (2, 64, 24, 24)  # (B, C, h, w)
+EPS = 1e-6
+QUERIES = 16  # rows of attention scores
+MAX_ELEMENTS = 2**24  # of one tensor; a test needs about 1 GiB for it, because its reference is fp64
+
+
+class NormShape(NamedTuple):
+    """Features of one image, and their norm."""
+
+    channels: int
+    height: int
+    width: int
+    groups: int
+    silu: bool
+    has_h_bias: bool
+
+
+class AttentionShape(NamedTuple):
+    """The tokens of one image."""
+
+    tokens: int
+    channels: int
+
+
+class FeatureShape(NamedTuple):
+    """Features of one image that are compared with those of another."""
+
+    channels: int
+    height: int
+    width: int
+
+
+Shape = NormShape | AttentionShape | FeatureShape
+
+# The top level's width, with the tiles of real images, and with so many tiles that a program of a reduction
+# processes several of them (vae.ops.gpu_blocks); scores of which a row has several tiles, and a remainder.
+SHAPES: tuple[Shape, ...] = (
+    NormShape(128, 192, 256, groups=32, silu=True, has_h_bias=True),
+    NormShape(128, 192, 256, groups=32, silu=False, has_h_bias=False),
+    AttentionShape(5000, 512),
+    FeatureShape(64, 24, 24),
+)
 
 MODULES = {  # with the endings _triton and _torch
     "norm": "vae.ops.norm",
@@ -53,6 +92,7 @@ class Outcome(NamedTuple):
     kernel: str  # name of the function that launches it
     difference: float  # from its reference, relative
     error: str | None = None  # if it raised
+    shape: Shape | None = None
 
     @property
     def is_broken(self) -> bool:
@@ -61,7 +101,7 @@ class Outcome(NamedTuple):
     def __str__(self) -> str:
         problem = f"differs from its PyTorch reference by {self.difference:.1e}"
         problem = f"raised {self.error}" if self.error else problem
-        return f"{self.kernel} ({DTYPE_NAMES[self.key.dtype]}) {problem}"
+        return f"{self.kernel} ({DTYPE_NAMES[self.key.dtype]}) {problem} (of {self.shape})"
 
 
 def choose_kernels(
@@ -69,13 +109,16 @@ def choose_kernels(
     device: torch.device,
     dtypes: Iterable[torch.dtype],
     share: Callable[[set[Outcome]], set[Outcome]] = lambda outcomes: outcomes,
+    shapes: Callable[[], Collection[Shape]] = tuple,
 ) -> None:
     """Decide which operations run as Triton kernels in this process, for --kernels `wanted`, and how.
 
     "auto" replaces each kernel that fails in fp32 or one of `dtypes` by PyTorch operations, and prints one
     line. "triton" raises UserError instead. `share` returns the union of the outcomes of all processes, so
-    that all decide the same. On a CPU nothing is tested and nothing changes.
+    that all decide the same. `shapes` returns those of the command's own tensors, to be tested in `dtypes`.
+    On a CPU nothing is tested and nothing changes.
     """
+    dtypes = tuple(dtypes)
     REPLACED.clear()
     if wanted == "torch":
         REPLACED.update(KERNEL_KEYS)
@@ -84,7 +127,8 @@ def choose_kernels(
         _explain_missing(wanted, device)
         return
     new = {dtype for dtype in (*dtypes, torch.float32) if (device, dtype) not in _tested}
-    own = {outcome for outcome in run_tests(device, new) if outcome.is_broken}
+    outcomes = chain(run_tests(device, new), run_tests(device, dtypes, shapes()))
+    own = {outcome for outcome in outcomes if outcome.is_broken}
     broken = sorted(share(own), key=lambda o: (o.key.operation, KERNEL_KEYS.index(o.key)))
     _broken.update(outcome.key for outcome in broken)
     if broken and wanted == "triton":
@@ -113,19 +157,38 @@ def _lines(broken: list[Outcome], device: torch.device) -> Iterator[str]:
         yield f"the Triton kernels of {operation} fail on {card}: {first}{more}"
 
 
-def run_tests(device: torch.device, dtypes: Iterable[torch.dtype]) -> Iterator[Outcome]:
+def run_tests(
+    device: torch.device, dtypes: Iterable[torch.dtype], shapes: Collection[Shape] = SHAPES
+) -> Iterator[Outcome]:
     """Test the kernels of each operation and dtype, up to the first one that is broken."""
     wanted = set(dtypes)
     for key in KERNEL_KEYS:
         if key.dtype in wanted:
-            for kernel, call, inputs in _CASES[key.operation](key, device):
-                outcome = _test(key, kernel, call, inputs)
+            for outcome in _test_operation(key, device, shapes):
                 yield outcome
                 if outcome.is_broken:
                     break
 
 
-def _test(key: KernelKey, kernel: str, call: Call, inputs: list[Tensor]) -> Outcome:
+def _test_operation(key: KernelKey, device: torch.device, shapes: Collection[Shape]) -> Iterator[Outcome]:
+    """Test each kernel with each shape; direct launches end if they are what fails."""
+    kind, cases = _CASES[key.operation]
+    for shape in shapes:
+        if not isinstance(shape, kind):
+            continue
+        for kernel, call, inputs in cases(shape, key.dtype, device):
+            outcome = _test(key, shape, kernel, call, inputs)
+            if outcome.is_broken and library.direct_launches and device.type == "cuda":
+                library.direct_launches = False
+                again = _test(key, shape, kernel, call, inputs)
+                library.direct_launches = again.is_broken
+                if not again.is_broken:
+                    console.warning(f"{outcome}: Triton itself launches our kernels, which takes longer")
+                    outcome = again
+            yield outcome
+
+
+def _test(key: KernelKey, shape: Shape, kernel: str, call: Call, inputs: list[Tensor]) -> Outcome:
     """Run a kernel on copies of `inputs`, and its reference on the same values in fp64."""
     name = MODULES[key.operation]
     expected = call(importlib.import_module(f"{name}_torch"), *(t.double() for t in inputs))
@@ -134,13 +197,13 @@ def _test(key: KernelKey, kernel: str, call: Call, inputs: list[Tensor]) -> Outc
             found = call(importlib.import_module(f"{name}_triton"), *(t.clone() for t in inputs))
         pairs = zip(found, expected, strict=True)
         differences = [(a.double() - b).abs().max() / b.abs().max() for a, b in pairs]
-        return Outcome(key, kernel, torch.stack(differences).max().item())
+        return Outcome(key, kernel, torch.stack(differences).max().item(), shape=shape)
     except torch.OutOfMemoryError:
         raise UserError("the card has no free memory: end other programs (nvidia-smi lists them)") from None
     except Exception as error:  # the driver, the compiler and PyTorch each raise their own types
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:200]
         _check_device(inputs[0].device, kernel, text)
-        return Outcome(key, kernel, math.inf, text)
+        return Outcome(key, kernel, math.inf, text, shape)
 
 
 def _check_device(device: torch.device, kernel: str, text: str) -> None:
@@ -154,49 +217,53 @@ def _check_device(device: torch.device, kernel: str, text: str) -> None:
         ) from None
 
 
-def _norm_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Call, list[Tensor]]]:
-    """Kernel name, call and inputs; the call works for vae.ops.norm_triton and norm_torch."""
-    draw = _draw(device)
-    h, grad = (draw(*NORM_SHAPE).to(key.dtype, memory_format=torch.channels_last) for _ in range(2))
-    weight, bias = draw(NORM_SHAPE[1]), draw(NORM_SHAPE[1])
-    variance, mean = torch.var_mean(h.float().unflatten(1, (GROUPS, -1)), dim=(2, 3, 4), correction=0)
-    statistics, h_bias = torch.stack((mean, (variance + EPS).rsqrt())), draw(NORM_SHAPE[1])
-
-    def norm(*biases: Tensor, silu: bool) -> Norm:  # weight and bias, and h_bias or not
-        weight, bias, *before = biases
-        return Norm(weight, bias, GROUPS, EPS, silu, *before)
-
-    for silu, given in ((True, [weight, bias, h_bias]), (False, [weight, bias])):
-
-        def with_statistics(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
-            out, statistics = ops.normalize_with_statistics(t[0], norm(*t[1:], silu=silu))
-            return out, *statistics  # mean and rstd
-
-        def normalize(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
-            return (ops.normalize(*t[:2], norm(*t[2:], silu=silu)),)
-
-        def backward(ops: ModuleType, *t: Tensor, silu: bool = silu) -> tuple[Tensor, ...]:
-            return ops.normalize_backward(*t[:3], norm(*t[3:], silu=silu))[: len(t) - 2]
-
-        yield "normalize_with_statistics", with_statistics, [h, *given]
-        yield "normalize", normalize, [h, statistics, *given]
-        yield "normalize_backward", backward, [grad, h, statistics, *given]
-    yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, h_bias]
+Cases = Iterator[tuple[str, Call, list[Tensor]]]  # kernel name, call and inputs
 
 
-def _attention_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Call, list[Tensor]]]:
+def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> Cases:
+    """The call works for vae.ops.norm_triton and norm_torch."""
+    draw, channels, groups = _draw(device), shape.channels, shape.groups
+    rows = _rows(shape.height, channels * shape.width)
+    sizes = (1, channels, rows, shape.width)
+    h, grad = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(2))
+    parameters = [draw(channels) for _ in range(3 if shape.has_h_bias else 2)]  # weight, bias and h_bias
+    variance, mean = torch.var_mean(h.float().unflatten(1, (groups, -1)), dim=(2, 3, 4), correction=0)
+    statistics = torch.stack((mean, (variance + EPS).rsqrt()))
+
+    def norm(weight: Tensor, bias: Tensor, *h_bias: Tensor) -> Norm:
+        return Norm(weight, bias, groups, EPS, shape.silu, *h_bias)
+
+    def with_statistics(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        out, statistics = ops.normalize_with_statistics(h, norm(*t))
+        return out, *statistics  # mean and rstd
+
+    def normalize(ops: ModuleType, h: Tensor, statistics: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        return (ops.normalize(h, statistics, norm(*t)),)
+
+    def backward(ops: ModuleType, grad: Tensor, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        statistics, *given = t
+        return ops.normalize_backward(grad, h, statistics, norm(*given))[: 1 + len(given)]
+
+    yield "normalize_with_statistics", with_statistics, [h, *parameters]
+    yield "normalize", normalize, [h, statistics, *parameters]
+    yield "normalize_backward", backward, [grad, h, statistics, *parameters]
+    if shape.has_h_bias:  # as the end of a residual block, which has a convolution with bias there
+        yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, parameters[-1]]
+
+
+def _attention_cases(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> Cases:
     """The same for vae.ops.attention_triton and attention_torch, whose functions overwrite arguments."""
-    draw = _draw(device)
-    scores, others = draw(*SCORES_SHAPE), draw(*SCORES_SHAPE)
-    weights, products = (torch.empty(SCORES_SHAPE, dtype=key.dtype, device=device) for _ in range(2))
-    log_sums, deltas = scores.logsumexp(-1), draw(*SCORES_SHAPE[:2])
+    draw, sizes = _draw(device), (1, QUERIES, shape.tokens)
+    scores, others = draw(*sizes), draw(*sizes)
+    weights, products = (torch.empty(sizes, dtype=dtype, device=device) for _ in range(2))
+    log_sums, deltas = scores.logsumexp(-1), draw(*sizes[:2])
 
     def softmax_step(ops: ModuleType, *tensors: Tensor) -> tuple[Tensor, ...]:
         ops.softmax_step(*tensors)
         return tensors[1:]
 
     def gradient_step(ops: ModuleType, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ops.gradient_step(*tensors, WIDTH**-0.5)
+        ops.gradient_step(*tensors, shape.channels**-0.5)
         return tensors[2:4]
 
     def row_products(ops: ModuleType, a: Tensor, b: Tensor, out: Tensor) -> tuple[Tensor, ...]:
@@ -205,20 +272,31 @@ def _attention_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str
 
     yield "softmax_step", softmax_step, [scores, weights, *(torch.empty_like(log_sums) for _ in range(2))]
     yield "gradient_step", gradient_step, [scores, others, weights, products, log_sums, deltas]
-    a, b = (draw(*SCORES_SHAPE[:2], WIDTH).to(key.dtype) for _ in range(2))
+    a, b = (draw(*sizes[:2], shape.channels).to(dtype) for _ in range(2))
     yield "row_products", row_products, [a, b, torch.empty_like(deltas)]
 
 
-def _distance_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Call, list[Tensor]]]:
+def _distance_cases(shape: FeatureShape, dtype: torch.dtype, device: torch.device) -> Cases:
     """The same for vae.losses.feature_distance_triton and feature_distance_torch."""
-    draw = _draw(device)
-    maps = [draw(*FEATURES_SHAPE).to(key.dtype, memory_format=torch.channels_last) for _ in range(2)]
-    linear, grad = draw(FEATURES_SHAPE[1]).abs(), draw(FEATURES_SHAPE[0])
+    draw, images = _draw(device), 2
+    rows = _rows(shape.height, images * shape.channels * shape.width)
+    sizes = (images, shape.channels, rows, shape.width)
+    maps = [draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(2)]
+    linear, grad = draw(shape.channels).abs(), draw(images)
     yield "distance", lambda ops, *t: (ops.distance(*t),), [*maps, linear]
     yield "feature_gradient", lambda ops, *t: (ops.feature_gradient(*t),), [grad, *maps, linear]
 
 
-_CASES = {"norm": _norm_cases, "attention": _attention_cases, "feature_distance": _distance_cases}
+_CASES: dict[str, tuple[type, Callable[..., Cases]]] = {
+    "norm": (NormShape, _norm_cases),
+    "attention": (AttentionShape, _attention_cases),
+    "feature_distance": (FeatureShape, _distance_cases),
+}
+
+
+def _rows(height: int, row_elements: int) -> int:
+    """How many rows of a tensor are tested."""
+    return max(1, min(height, MAX_ELEMENTS // row_elements))
 
 
 def _draw(device: torch.device) -> Callable[..., Tensor]:

@@ -32,6 +32,7 @@ KERNEL_KEYS = tuple(
     for operation in ("norm", "attention", "feature_distance")
 )
 REPLACED: set[KernelKey] = set()  # by PyTorch operations, in this process: vae.ops.kernel_check decides
+direct_launches = True  # of compiled kernels, see `launch`: vae.ops.kernel_check decides, for this process
 
 MAX_COMPILED_KERNELS = 10_000  # entries of about 1 KiB
 _compiled_kernels: dict[tuple[Any, ...], Any] = {}  # of `launch`
@@ -69,17 +70,18 @@ def launch(
 
     What was compiled for equal arguments is launched directly, as in Triton's tutorial "Fused Softmax":
     kernel[grid](...) examines each argument again. The code depends on the values of numbers, on the types of
-    pointers, and on which pointers are multiples of 16.
+    pointers, and on which pointers are multiples of 16. If `direct_launches` is false, kernel[grid](...) does
+    all this, which every version of Triton offers.
     """
     first = tensors[0]
     assert first is not None
     index = first.get_device()
-    if index < 0:  # the interpreter, on the CPU
-        kernel[grid](*tensors, *numbers, num_warps=num_warps)
-        return
-    if index != torch._C._cuda_getDevice():
+    if index >= 0 and index != torch._C._cuda_getDevice():
         with torch.cuda.device(index):
             launch(kernel, grid, num_warps, tensors, numbers)
+        return
+    if index < 0 or not direct_launches:  # index < 0: the interpreter, on the CPU
+        kernel[grid](*tensors, *numbers, num_warps=num_warps, enable_fp_fusion=True)
         return
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     types = [None if tensor is None else tensor.dtype for tensor in tensors]

@@ -1,6 +1,5 @@
 """The dtype that networks compute in, backend settings for speed, and compilation."""
 
-import importlib.util
 import os
 import shutil
 
@@ -9,6 +8,7 @@ import torch
 from vae.config.options import SpeedConfig
 from vae.config.precision import choose_dtype, precision_remark
 from vae.device import precision_support
+from vae.ops.library import launch
 from vae.system import console
 
 
@@ -73,10 +73,13 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
     for backward at each recompute level. LPIPS is not compiled: its first step would take minutes, and its
     convolutions stay the same.
     """
+    from torch._C._dynamo.eval_frame import set_code_exec_strategy
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
     torch._dynamo.trace_rules.add("vae.ops")
-    if importlib.util.find_spec("triton") is not None:
-        # What these operations call is traced again, and a traced JITFunction.warmup returns None
-        torch._dynamo.trace_rules.add("triton")
+    # Nor into what `launch` calls: Triton's JITFunction.warmup returns None if it is traced
+    skipped = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    set_code_exec_strategy(launch.__code__, skipped)
     # About twelve block shapes, times two micro-batch sizes, with and without gradients, for each stage and
     # recompute level: more than the default limit of 8.
     torch._dynamo.config.recompile_limit = 1024

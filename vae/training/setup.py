@@ -1,6 +1,7 @@
 """From given options to a run that is ready to train: everything is checked before anything is written."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from vae.interop.averaging import hash_of_weights
 from vae.interop.fitting import check_fit
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.terms import LossTerms, build_terms
+from vae.memory.plan import stage_spec
 from vae.model.autoencoder import downsampling
-from vae.ops.kernel_check import choose_kernels
+from vae.ops.kernel_check import Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
 from vae.step import Networks, trained_networks
 from vae.system import console
@@ -36,6 +38,7 @@ from vae.training.checkpoints.store import is_on_line, load_named, load_newest, 
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
 from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum
+from vae.training.kernel_shapes import kernel_shapes
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
 from vae.training.precheck import Given, check_command
@@ -55,6 +58,7 @@ from vae.training.schedule import RANDOM, TRAINED, WARM
 from vae.training.stages import (
     Position,
     Stage,
+    config_of,
     current_stage,
     is_started,
     planned_stages,
@@ -80,7 +84,8 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     training_set = with_aspects(training_set, config, dist)
     _check_stages(config, stages, position, training_set, dist)
     set_backends(config.speed)
-    choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set)
+    shapes = partial(_kernel_shapes, config, stages, position, dtype)
+    choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
     state = begin_state(config, dist.device, dtype == torch.float16, options.source)
     terms = _terms(config, dist, dtype)
     networks, compiled = _networks(config, dist, state, terms, dtype)
@@ -331,6 +336,16 @@ def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
     terms = build_terms(config.loss, dtype, dist.device) if dist.is_main else None
     dist.barrier()
     return terms or build_terms(config.loss, dtype, dist.device)
+
+
+def _kernel_shapes(
+    config: Config, stages: list[Stage], position: Position, dtype: torch.dtype
+) -> list[Shape]:
+    """Of the stages that are not finished; in another layout than channels_last no kernel runs."""
+    left = [stage for stage in stages if stage.end_epoch > position.epoch and config.speed.channels_last]
+    return kernel_shapes(
+        stage_spec(config_of(stage, stages, config), stage.image_size, 1, dtype, 0) for stage in left
+    )
 
 
 def _networks(

@@ -1,0 +1,124 @@
+"""The training commands of the guide on the null GPU: their flags as written, with smaller sizes."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from launchers.training import trainer_command
+from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
+
+pytestmark = NEEDS_NULL_GPU
+
+PROGRAM = """
+import json, os, sys
+from train_vae import main
+from vae.system.gpu_memory import set_gpu_memory_variables
+set_gpu_memory_variables()
+os.chdir(sys.argv[1])
+for words in json.loads(sys.argv[2]):
+    assert main(words) == 0, words
+"""
+NARROW = "--channels 32 32 --perceptual_net random"  # weights cannot be downloaded
+SMALL = f"{NARROW} --image_size 32 --batch_size 2 --max_steps 2"
+COMPILED = """
+python train_vae.py --data_path ./data/train --image_size 1024 --batch_size 16 --mixed_precision
+    --use_torch_compile --use_bf16 --enable_tf32 --channels_last --persistent_workers
+"""
+PRODUCTION = """
+python train_vae.py --data_path ./data/train --output_dir ./outputs/production_vae --image_size 1024
+    --batch_size 16 --num_epochs 100 --learning_rate 1e-4 --z_channels 16 --kl_weight 1e-6
+    --perceptual_weight 1.0 --mixed_precision --gradient_clip 1.0
+    --num_workers 8 --checkpoint_freq 5 --save_samples_freq 100
+"""
+LARGEST = """
+python train_vae.py --data_path ./data/train --image_size 2560 --batch_size 2 --num_workers 8
+    --mixed_precision --accumulation_steps 2
+"""
+# the last resume names epoch 75 = 25 + 50
+RESOLUTIONS = (
+    "python train_vae.py --image_size 512 --batch_size 32 --num_epochs 25",
+    "python train_vae.py --image_size 1024 --batch_size 16 --num_epochs 50 "
+    "--resume_from ./outputs/checkpoint_epoch_25.pt",
+    "python train_vae.py --image_size 2048 --batch_size 4 --num_epochs 25 "
+    "--resume_from ./outputs/checkpoint_epoch_75.pt",
+)
+CONFIG_FILE = "python train_vae.py --config my.json"
+PROFILES = ("ultra", "high", "standard", "fast", "small", "maximum")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder in which the commands find their images."""
+    images = tmp_path / "data" / "train"
+    images.mkdir(parents=True)
+    for index in range(8):
+        image = np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(image).resize((96, 96)).save(images / f"{index}.png")
+    return tmp_path
+
+
+def words_of(command: str, smaller: str) -> list[str]:
+    """The arguments of a command, followed by the flags that replace its sizes."""
+    python, script, *words = shlex.split(command)
+    assert (python, script) == ("python", "train_vae.py")
+    return [*words, *shlex.split(smaller)]
+
+
+def train(folder: Path, *commands: list[str], **settings: str) -> str:
+    """Run the commands in one process, one after another; returns what they print and log."""
+    done = run_on_null_gpu("-c", PROGRAM, str(folder), json.dumps(commands), gib=32, **settings)
+    assert done.stdout.count("\ndone: ") == len(commands)
+    assert "PyTorch operations replace" not in done.stdout
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [PRODUCTION, LARGEST], ids=["production", "largest"])
+def test_command_trains(folder: Path, command: str):
+    printed = train(folder, words_of(command, SMALL))
+    assert ", 2 steps, " in printed
+    assert "8 workers" in printed
+    assert "(NVIDIA GeForce RTX 5090), bf16, TF32, channels_last\n" in printed
+
+
+def test_compiled_command_trains(folder: Path):
+    """torch.compile traces our kernels' callers, and neither our operations nor Triton."""
+    printed = train(folder, words_of(COMPILED, SMALL), TORCH_LOGS="recompiles")
+    assert ", 2 steps, " in printed
+    assert "bf16, TF32, channels_last, compiled" in printed
+    recompiled = re.findall(r"Recompiling function (\S+) in (\S+):\d+", printed)
+    assert recompiled  # the log is written
+    files = {Path(file).relative_to(Path(__file__).parents[2]).as_posix() for _, file in recompiled}
+    assert files <= {"vae/model/autoencoder.py", "vae/model/layers.py"}
+
+
+def test_three_resolutions(folder: Path):
+    """All 100 epochs, because the resumes name checkpoints: one step each."""
+    sizes = (16, 32, 64)
+    smaller = [f"{NARROW} --image_size {size} --batch_size 8 --val_split 0" for size in sizes]
+    train(folder, *map(words_of, RESOLUTIONS, smaller))
+    assert (folder / "outputs" / "checkpoint_epoch_100.pt").exists()
+
+
+def test_config_file(folder: Path):
+    given = {"channels": [32, 64, 96, 96], "z_channels": 32, "image_size": 32, "batch_size": 2}
+    (folder / "my.json").write_text(json.dumps(given))
+    printed = train(folder, words_of(CONFIG_FILE, "--perceptual_net random --max_steps 2"))
+    assert "channels 32 64 96 96, 32 latent channels" in printed
+
+
+def test_profiles_and_demo(folder: Path):
+    """As train_rtx5090.sh starts them, whose demo states that it needs no LPIPS."""
+    commands = []
+    for name in PROFILES:
+        command = trainer_command(["--profile", name], has_training_data=True)
+        smaller = f"{SMALL} --output_dir outputs/{name}"
+        commands.append(words_of(shlex.join(["python", *command]), smaller))
+    demo = ["python", *trainer_command(["--demo"], has_training_data=True)]
+    commands.append(words_of(shlex.join(demo), "--image_size 32 --batch_size 2 --max_steps 2"))
+    printed = train(folder, *commands)
+    assert printed.count(", 2 steps, ") == len(commands)
