@@ -7,6 +7,7 @@ replay leaves to be read, its gradients and sums, is not free, because tensors r
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,7 @@ class GraphMemory:
     """A pool of memory, and the stream of its users: the allocator gives a block only to its own stream."""
 
     def __init__(self) -> None:
-        self.pool, self.stream = torch.cuda.MemPool(), torch.cuda.Stream()
+        self.pool, self.stream = torch.cuda.MemPool(), _stream()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -40,6 +41,12 @@ class GraphMemory:
     def live_bytes(self) -> int:
         """The bytes of the pool that tensors refer to."""
         return sum(segment["active_size"] for segment in self.pool.snapshot())
+
+
+@cache
+def _stream() -> torch.cuda.Stream:
+    """One for all graphs of this process: cuBLAS keeps a workspace for each stream."""
+    return torch.cuda.Stream()
 
 
 class Recording:
