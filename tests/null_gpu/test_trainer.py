@@ -87,19 +87,21 @@ def test_a_cuda_graph_ends_with_its_stage(tmp_path: Path):
 
 
 def test_validations_and_samples_use_the_memory_of_the_graph(tmp_path: Path):
-    """With a batch that does not fit twice into what a validation beside the graph would need."""
+    """Beside the graph they need 0.43 GiB; its capture needs 0.06, a workspace of cuBLAS and gaps."""
     (tmp_path / "images").mkdir()
     for index in range(20):
         image = np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
         Image.fromarray(image).resize((256, 256)).save(tmp_path / "images" / f"{index}.png")
     given = {**TINY, "channels": [64, 64], "norm_groups": 8, "data_path": str(tmp_path / "images")}
-    given |= {"image_size": 256, "batch_size": 4, "num_epochs": 2, "val_split": 0.2, "val_freq": 1}
-    given |= {"quick_val_steps": 3, "save_samples_freq": 3, "device": "cuda", "use_bf16": True}
-    given |= {"kernels": "torch", "perceptual_weight": 1.0, "perceptual_net": "random"}
-    runs = [{**given, "cuda_graph": graph, "output_dir": str(tmp_path / str(graph))} for graph in (False, True)]
+    given |= {"image_size": 256, "batch_size": 8, "num_epochs": 6, "val_split": 0.4, "val_freq": 3}
+    given |= {"quick_val_steps": 5, "save_samples_freq": 5, "device": "cuda", "use_bf16": True}
+    given |= {"kernels": "torch", "perceptual_weight": 1.0, "perceptual_net": "random", "recompute": "all"}
+    runs = [
+        {**given, "cuda_graph": graph, "output_dir": str(tmp_path / str(graph))} for graph in (False, True)
+    ]
     printed = run_on_null_gpu("-c", WITH_AND_WITHOUT_GRAPH, json.dumps(runs), gib=16).stdout
     assert "\n1 captures" in printed  # nothing of a validation outlives it: the graph stays
     memory = [records(tmp_path / folder, "memory")[-1] for folder in ("False", "True")]
     eager, graph = (found["memory_reserved_gib"] for found in memory)
-    assert 0.97 * eager < graph < 1.03 * eager
+    assert eager - 0.05 < graph < eager + 0.1
     assert all(found["memory_retries"] == 0 for found in memory)
