@@ -19,7 +19,9 @@ def test_launches_of_a_step(image_folder: Path, graph: bool):
     words = ["--data_path", str(image_folder), "--px", "32", "--steps", "3", "--options", options]
     printed = run_on_null_gpu("benchmarks/two_cards.py", *words, sm=90).stdout
     cost = json.loads(printed.splitlines()[-1])
-    assert cost["graph_launches"] == graph
+    assert (
+        cost["graph_launches"] == 2 * graph
+    )  # what comes before the sum of the bucket, and what comes after
     assert cost["synchronizations"] == 0
     assert cost["collectives"] == 2  # what the processes agree on, and a single bucket
     assert (cost["launches"] + cost["library_calls"] < 60) == graph

@@ -19,7 +19,7 @@ from tests.harness.training_runs import (
 )
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig, SpeedConfig
 from vae.memory import plan
-from vae.memory.plan import StepMemory, stage_spec, step_memory
+from vae.memory.plan import stage_spec, step_memory
 from vae.sampling.buckets import bucket_shapes
 from vae.system.errors import UserError
 from vae.training import datasets
@@ -111,9 +111,8 @@ def test_mistakes_are_one_line(given):
     ):
         with pytest.raises(UserError, match=words):
             train({**given, **change})
-    memory = StepMemory("none", 1, 1, 1, 0, 1.0)
     with pytest.raises(UserError, match=r"--cuda_graph .*--buckets 3"):
-        uses_cuda_graph(SpeedConfig(cuda_graph=True), memory, 10, ONE_PROCESS, buckets=3)
+        uses_cuda_graph(SpeedConfig(cuda_graph=True), 512, ONE_PROCESS, buckets=3)
 
 
 def test_rare_aspects_join_the_next_shape_and_compilation_is_refused_in_one_line(given, capsys):

@@ -4,20 +4,22 @@ On the CPU a stand-in replays: like a graph, it reads and writes the same tensor
 """
 
 import json
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.toy_networks import NO_LPIPS, gradients, toy_inputs, toy_networks
 from tests.null_gpu.child import needs_null_gpu, run_on_null_gpu
 from vae.config.options import SpeedConfig
-from vae.memory.plan import StepMemory
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed
-from vae.training.memory import cuda_graph
+from vae.training.gradient_sum import GradientSum
+from vae.training.memory import cuda_graph, stage_memory
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.memory.oom_retry import OomRetry, StepSettings
 from vae.training.memory.stage_memory import uses_cuda_graph
@@ -28,12 +30,27 @@ SIZES = [2, 2]
 
 
 class Recorder:
-    """Replaces the recording of a graph; `captures` and `replays` count."""
+    """Replaces the recording of graphs and their memory, and counts their uses."""
 
-    def __init__(self, networks: Networks):
-        self.networks, self.captures, self.replays = networks, 0, 0
+    def __init__(self, networks: Networks, total: GradientSum | None = None):
+        self.networks, self.captures, self.replays, self.shared_times = networks, 0, 0, 0
+        self.memory, self.live, self.total, self.between = self, 0, total, []
 
-    def __call__(self, compute):
+    def __call__(self):
+        return self
+
+    def call(self, function):
+        self.between.append(function)
+
+    @contextmanager
+    def shared(self):
+        self.shared_times += 1
+        yield
+
+    def live_bytes(self):
+        return self.live
+
+    def record(self, compute):
         self.captures += 1
         sums = compute()
         written = dict(sums) | {p: p.grad for p in self._parameters()}
@@ -43,11 +60,19 @@ class Recorder:
         def replay():
             self.replays += 1
             clear_gradients(self.networks)
+            between = iter(self.between)
+            if self.total:  # what the host does between two parts
+                self.total._record = lambda _begin: next(between)()
             found = compute() | {p: p.grad for p in self._parameters()}
+            assert next(between, None) is None
+            if self.total:
+                self.total._record = None
             for key, tensor in written.items():
-                tensor.copy_(found[key])
+                if tensor.data_ptr() != found[key].data_ptr():  # the gradient is part of a sum
+                    tensor.copy_(found[key])
 
-        return replay, sums
+        self.replay = replay
+        return sums
 
     def _parameters(self):
         return [p for network in trained_networks(self.networks) for p in network.parameters()]
@@ -61,7 +86,7 @@ def networks():
 @pytest.fixture
 def recorder(networks, monkeypatch):
     recorder = Recorder(networks)
-    monkeypatch.setattr(cuda_graph, "_record", recorder)
+    monkeypatch.setattr(cuda_graph, "Recording", recorder)
     return recorder
 
 
@@ -101,11 +126,26 @@ def test_a_smaller_batch_runs_without_the_graph_and_keeps_it(networks, recorder)
     for step in range(WARMUP_STEPS + 1):
         step_of(graph.gradients, networks, inputs_of(step), SIZES)
     found = step_of(graph.gradients, networks, inputs_of(7, batch=3), [2, 1])
-    assert recorder.replays == 1
+    assert (recorder.replays, recorder.shared_times) == (1, 1)
     assert_equal(found, step_of(compute_gradients, networks, inputs_of(7, batch=3), [2, 1]))
     found = step_of(graph.gradients, networks, inputs_of(8), SIZES)
     assert (recorder.captures, recorder.replays) == (1, 2)
     assert_equal(found, step_of(compute_gradients, networks, inputs_of(8), SIZES))
+
+
+def test_a_graph_whose_memory_is_kept_by_others_is_captured_again(networks, recorder):
+    graph = StepGraph()
+    for step in range(WARMUP_STEPS + 1):
+        step_of(graph.gradients, networks, inputs_of(step), SIZES)
+    with graph.memory():
+        pass
+    step_of(graph.gradients, networks, inputs_of(5), SIZES)
+    assert (recorder.captures, recorder.replays, recorder.shared_times) == (1, 2, 1)
+    with graph.memory():
+        recorder.live += 512
+    found = step_of(graph.gradients, networks, inputs_of(6), SIZES)
+    assert (recorder.captures, recorder.replays) == (2, 3)
+    assert_equal(found, step_of(compute_gradients, networks, inputs_of(6), SIZES))
 
 
 def test_measuring_the_ratio_at_the_last_layer_keeps_the_graph(networks, recorder):
@@ -160,7 +200,7 @@ def test_failed_capture_is_reported_once_and_training_continues(networks, monkey
         attempts.append(compute())  # leaves gradients behind
         raise RuntimeError("operation not permitted when stream is capturing. Long advice\nand a trace")
 
-    monkeypatch.setattr(cuda_graph, "_record", fails)
+    monkeypatch.setattr(cuda_graph, "Recording", lambda: SimpleNamespace(record=fails, call=None))
     graph = StepGraph()
     for step in range(WARMUP_STEPS + 3):
         found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
@@ -171,23 +211,28 @@ def test_failed_capture_is_reported_once_and_training_continues(networks, monkey
 
 
 @pytest.mark.parametrize(
-    ("device", "processes", "options", "expected"),
+    ("device", "px", "options", "expected"),
     [
-        ("cuda", 1, {}, True),
-        ("cuda", 1, {"profile_steps": 3}, False),
-        ("cuda", 1, {"cuda_graph": False}, False),
-        ("cuda", 2, {}, True),
-        ("cpu", 1, {}, False),
+        ("cuda", 1016, {}, True),
+        ("cuda", 1024, {}, False),
+        ("cuda", 1024, {"cuda_graph": True}, True),
+        ("cuda", 512, {"profile_steps": 3}, False),
+        ("cuda", 512, {"cuda_graph": False}, False),
+        ("cpu", 512, {}, False),
     ],
 )
-def test_graphs_are_used_where_they_can_be(device, processes, options, expected):
-    dist = SimpleNamespace(device=torch.device(device), world_size=processes)
-    memory = StepMemory("none", 1, resident=3, working=10, reserve=2, flops=0)
-    speed = SpeedConfig(**options)
-    assert uses_cuda_graph(speed, memory, 25, dist) == expected
-    assert not uses_cuda_graph(speed, memory, 24, dist)  # a second copy of the step does not fit
-    if device == "cuda":
-        assert uses_cuda_graph(SpeedConfig(cuda_graph=True), memory, 1, dist)
+def test_graphs_are_used_where_the_host_is_slower(device, px, options, expected):
+    dist = Distributed(0, 1, torch.device(device))
+    assert uses_cuda_graph(SpeedConfig(**options), px, dist) == expected
+
+
+@pytest.mark.parametrize(("version", "expected"), [("2.12.1+cu128", False), ("2.13.0", True)])
+def test_no_graph_by_itself_where_a_failed_capture_keeps_its_memory(monkeypatch, version, expected):
+    monkeypatch.setattr(stage_memory, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    dist = Distributed(0, 1, torch.device("cuda"))
+    assert uses_cuda_graph(SpeedConfig(), 512, dist) == expected
+    assert uses_cuda_graph(SpeedConfig(cuda_graph=True), 512, dist)
 
 
 def test_a_graph_without_a_card_is_an_error(tiny):

@@ -1,5 +1,7 @@
 """The memory plan of a stage before it starts, the measured peaks after it, and their record."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from vae.memory.plan import StepMemory
 from vae.memory.plan_table import Target, plan_profile
 from vae.system.host import GIB
 from vae.training.memory import stage_memory
-from vae.training.memory.stage_memory import StagePlan, memory_limit, memory_line
+from vae.training.memory.stage_memory import StagePlan, low_memory_warning, memory_limit, memory_line
 from vae.training.run import train
 
 
@@ -87,3 +89,34 @@ def test_only_a_gpu_measures_the_step(peaks, printed, not_printed):
     line = memory_line(10.0, peaks)
     assert printed in line
     assert not_printed not in line
+
+
+@pytest.mark.parametrize(
+    ("platform", "free", "words"),
+    [
+        ("linux", 4 * GIB, None),
+        (
+            "linux",
+            2 * GIB,
+            "2.0 GiB of GPU memory are free, less than the plan of 10.0 GiB needs: a step may",
+        ),
+        ("win32", 2 * GIB, "the driver uses main memory instead"),
+    ],
+)
+def test_other_programs_that_take_the_memory_of_the_plan(monkeypatch, platform, free, words):
+    """6 GiB are reserved already."""
+    monkeypatch.setattr(stage_memory, "sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 32 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 6 * GIB)
+    warning = low_memory_warning(torch.device("cuda"), 10 * GIB)
+    assert words in warning if words else warning is None
+    assert low_memory_warning(torch.device("cpu"), 10 * GIB) is None
+
+
+def test_a_full_card_is_reported_where_the_driver_refuses_nothing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (0, 32 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 10 * GIB)
+    for platform in ("linux", "win32"):
+        monkeypatch.setattr(stage_memory, "sys", SimpleNamespace(platform=platform))
+        found = low_memory_warning(torch.device("cuda"), 10 * GIB)
+        assert (found is not None) == (platform == "win32")

@@ -419,7 +419,7 @@ class SpeedConfig:
     cuda_graph: bool | None = option(
         None,
         "start a step's kernels with one call (docs/memory.md)",
-        unset="on if the memory of a step fits twice, without --profile_steps",
+        unset="on below 1024 px, without --profile_steps",
     )
     micro_batch_size: str = option(
         "auto",

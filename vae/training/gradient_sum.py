@@ -1,13 +1,15 @@
 """The gradients of all processes become their mean: buckets are summed while backward computes the next ones.
 
-In place of DistributedDataParallel, for two reasons. Its all-reduces are part of a backward pass, which then
-can neither be repeated when memory runs out, unless all processes are asked before, nor be a CUDA graph.
+In place of DistributedDataParallel: its all-reduces are part of a backward pass. A process could not repeat
+one alone when memory runs out. In a CUDA graph, NCCL needs the same graphs in all processes; here, a process
+may replay one while another does not, because the host begins the sums between two parts of a graph.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -54,6 +56,7 @@ class GradientSum:
         self._share, self._dtype = 1 / world_size, dtype
         self._networks = {network: _Network() for network in networks} if world_size > 1 else {}
         self._waits: list[tuple[_Time, _Time]] = []  # of the last step
+        self._record: Callable[[Callable[[], None]], None] | None = None
         for network, state in self._networks.items():
             state.buckets = [_bucket(parameters, dtype) for parameters in _grouped(network)]
             for bucket in state.buckets:
@@ -109,9 +112,29 @@ class GradientSum:
         gradients = _gradients(bucket)
         torch._foreach_mul_(gradients, self._share)
         torch._foreach_copy_(bucket.views, gradients)
-        bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
-        state.begun += 1
+        begin, index = partial(self._all_reduce, state, state.begun), state.begun
+        if self._record is None:
+            begin()
+        else:
+            self._record(begin)
+        state.begun = index + 1
         self._replace(bucket)
+
+    def _all_reduce(self, state: _Network, index: int) -> None:
+        bucket = state.buckets[index]
+        bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
+        state.begun = index + 1
+
+    @contextmanager
+    def recorded(self, record: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+        """Within this context no sum begins: `record` gets what begins it, for each replay."""
+        self._record = record
+        try:
+            yield
+        finally:
+            self._record = None
+            for state in self._networks.values():
+                state.begun = 0
 
     @torch.no_grad()
     def _wait(self, buckets: list[_Bucket]) -> None:

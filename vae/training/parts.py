@@ -119,7 +119,7 @@ class PreparedRun:
             num_images=self.training_set.num_images,
             state=state,
             stepper=stepper,
-            recorder=Recorder(stepper, logbook, config.run),
+            recorder=Recorder(stepper, logbook, config.run, plan.memory.total),
             validator=validator,
             samples=self.samples(retry, logbook, alive),
             saver=saver,

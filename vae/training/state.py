@@ -47,6 +47,7 @@ class TrainingState:
     validated_step: int = -1  # optimizer step of the last validation
     last_validation: dict[str, float] = field(default_factory=dict)  # metrics
     noise_reported: bool = False  # that the noise of the posterior hides the latents
+    low_memory_reported: bool = False
     rejected: int = 0  # unusable training images of the epoch; each comes once in it
     most_rejected: int = 0  # of one epoch
 

@@ -1,20 +1,22 @@
 """The gradients of a step as a CUDA graph: one launch instead of more than a thousand, for the same kernels.
 
 Everything in a graph has a fixed address: a batch is copied to where the first one was, and the gradients
-appear in the same tensors at every step. Its memory is its own, so whatever runs beside it, such as a
-validation, needs more. Nothing in a step is random: the noise is an input.
+appear in the same tensors at every step. Whatever runs between its replays shares its memory. Nothing in a
+step is random: the noise is an input.
 """
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from vae.step import LastPass, Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
+from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system import console
+from vae.training.gradient_sum import GradientSum
+from vae.training.memory.graph_memory import Recording
 
 WARMUP_STEPS = 3  # before a capture: they compile kernels and let cuDNN search its algorithms
 
@@ -27,7 +29,7 @@ class _Captured:
 
     key: tuple[Any, ...]
     inputs: StepInputs
-    replay: Callable[[], None]
+    recording: Recording
     sums: Sums
     gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]
 
@@ -35,8 +37,9 @@ class _Captured:
 class StepGraph:
     """compute_gradients of this process, from a graph once WARMUP_STEPS steps in a row have the same shapes.
 
-    A step with other shapes, such as one with an unusable image, runs as if there were no graph. A graph
-    contains no all-reduce: its gradients become complete at once, and `last_pass` is for the other steps.
+    A step with other shapes, such as one with an unusable image, runs in the memory of the graph. The graph
+    contains no all-reduce: it consists of parts, and the host begins to sum a bucket between two of them. So
+    one process may replay while another one does not.
     """
 
     def __init__(self) -> None:
@@ -46,9 +49,20 @@ class StepGraph:
         self._failed = False
 
     def gradients(
-        self, networks: Networks, inputs: StepInputs, sizes: list[int], last_pass: LastPass = nullcontext
+        self,
+        networks: Networks,
+        inputs: StepInputs,
+        sizes: list[int],
+        gradient_sum: GradientSum | None = None,
     ) -> Sums:
         """The same as vae.step.compute_gradients."""
+        # Backward in this thread: cuDNN's plans, the pool and a capture are each those of one thread.
+        with torch.autograd.set_multithreading_enabled(False):
+            return self._gradients(networks, inputs, sizes, gradient_sum or GradientSum([], 1))
+
+    def _gradients(
+        self, networks: Networks, inputs: StepInputs, sizes: list[int], gradient_sum: GradientSum
+    ) -> Sums:
         key = (*sizes, inputs.image_share, *(tensor.shape for _, tensor in _tensors(inputs)))
         if self._captured is not None and self._captured.key == key:
             return _replay(self._captured, inputs)
@@ -60,7 +74,7 @@ class StepGraph:
         if self._steps > WARMUP_STEPS and not self._failed:
             self._captured, failure = None, ""
             try:
-                self._captured = _capture(key, networks, inputs, sizes)
+                self._captured = _capture(key, networks, inputs, sizes, gradient_sum)
             except RuntimeError as error:
                 failure = str(error).splitlines()[0].split(". ")[0]
             if self._captured is not None:
@@ -70,7 +84,28 @@ class StepGraph:
             gc.collect()  # frames of the exception
             torch.cuda.empty_cache()
             console.info(f"--cuda_graph: {failure}; training continues without a graph, only slower")
-        return compute_gradients(networks, inputs, sizes, last_pass)
+        if self._captured is None:
+            return compute_gradients(networks, inputs, sizes, gradient_sum.last_pass)
+        with self._captured.recording.memory.shared():
+            sums = compute_gradients(networks, inputs, sizes, gradient_sum.last_pass)
+        return _copied(sums)  # the next replay overwrites them; the gradients are used before it
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """Within this context, this thread uses the memory of the graph, if there is one.
+
+        What it allocates must not outlive it. If something does, such as a value that a library keeps, the
+        graph ends: the next replay would overwrite it. The next step then captures another one.
+        """
+        if self._captured is None:
+            yield
+            return
+        memory = self._captured.recording.memory
+        before = memory.live_bytes()
+        with memory.shared():
+            yield
+        if memory.live_bytes() > before:
+            self._captured = None
 
     @property
     def is_captured(self) -> bool:
@@ -78,32 +113,30 @@ class StepGraph:
         return self._captured is not None
 
 
-def _capture(key: tuple[Any, ...], networks: Networks, inputs: StepInputs, sizes: list[int]) -> _Captured:
+def _capture(
+    key: tuple[Any, ...], networks: Networks, inputs: StepInputs, sizes: list[int], gradient_sum: GradientSum
+) -> _Captured:
     copies: dict[str, Any] = {name: tensor.clone() for name, tensor in _tensors(inputs)}
     inputs = replace(inputs, **copies)
-    replay, sums = _record(lambda: compute_gradients(networks, inputs, sizes))
+    recording = Recording()
+    with gradient_sum.recorded(recording.call):
+        sums = recording.record(lambda: compute_gradients(networks, inputs, sizes, gradient_sum.last_pass))
     trained = [p for network in trained_networks(networks) for p in network.parameters()]
     gradients = [(p, p.grad) for p in trained if p.grad is not None]
-    return _Captured(key, inputs, replay, sums, gradients)
-
-
-def _record(compute: Callable[[], Sums]) -> tuple[Callable[[], None], Sums]:
-    """Record the kernels of `compute`, without running them: returns what runs them, and their results."""
-    graph = torch.cuda.CUDAGraph()
-    # thread_local: the thread that pins batches may call CUDA at the same time
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        sums = compute()
-    return graph.replay, sums
+    return _Captured(key, inputs, recording, sums, gradients)
 
 
 def _replay(captured: _Captured, inputs: StepInputs) -> Sums:
     for (_, target), (_, tensor) in zip(_tensors(captured.inputs), _tensors(inputs), strict=True):
         target.copy_(tensor)
-    captured.replay()
+    captured.recording.replay()
     for parameter, gradient in captured.gradients:
         parameter.grad = gradient
-    sums = captured.sums
-    values = torch.cat([value.flatten() for value in sums.values()])  # a copy: the next step overwrites them
+    return _copied(captured.sums)  # the next step overwrites them
+
+
+def _copied(sums: Sums) -> Sums:
+    values = torch.cat([value.flatten() for value in sums.values()])
     parts = values.split([value.numel() for value in sums.values()])
     return {name: part.view(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
 

@@ -1,5 +1,6 @@
 """Repeat a step that ran out of memory: with smaller micro-batches, then at a higher recompute level."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -93,11 +94,18 @@ class OomRetry:
         if not backward:
             return forward_losses(self.networks, inputs, sizes)
         if self.settings.graph:
-            return self.settings.graph.gradients(self.networks, inputs, sizes, self.gradient_sum.last_pass)
+            return self.settings.graph.gradients(self.networks, inputs, sizes, self.gradient_sum)
         return compute_gradients(self.networks, inputs, sizes, self.gradient_sum.last_pass)
 
+    def beside_graph(self) -> AbstractContextManager[None]:
+        """A context for work between two steps: it uses the memory of the CUDA graph, if there is one.
+
+        Nothing that is allocated on the device may outlive the context.
+        """
+        return self.settings.graph.memory() if self.settings.graph else nullcontext()
+
     def release_graph(self) -> bool:
-        """End the CUDA graph, whose memory is its own; whether this freed any."""
+        """End the CUDA graph; whether this freed memory."""
         graph, self.settings.graph = self.settings.graph, None
         released = graph is not None and graph.is_captured
         del graph

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vae.config.options import Config, SpeedConfig
-from vae.memory.available import available_bytes
+from vae.memory.available import CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
 from vae.memory.plan_table import describe_step
 from vae.system.errors import UserError
@@ -16,6 +16,11 @@ from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import StepGraph
 from vae.training.memory.oom_retry import StepSettings
 from vae.training.stages import Stage
+
+# From here on, the kernels of a pass take longer than the host needs to start them: for one image an H100
+# needs 165 ms, and the host 28 (docs/cluster.md); at 512 px it needs 38.
+GRAPH_BELOW_PX = 1024
+FULL_CARD = 64 * 2**20  # free bytes; --vram_margin leaves more on every card
 
 
 @dataclass(frozen=True)
@@ -44,18 +49,15 @@ def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distribut
     spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
     available = int(available_bytes(device) * speed.vram_margin)
     memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
-    graph = uses_cuda_graph(config.speed, memory, available, dist, config.data.buckets)
+    graph = uses_cuda_graph(config.speed, stage.image_size, dist, config.data.buckets)
     return StagePlan(memory, available, graph)
 
 
-def uses_cuda_graph(
-    speed: SpeedConfig, memory: StepMemory, available: int, dist: Distributed, buckets: int = 0
-) -> bool:
+def uses_cuda_graph(speed: SpeedConfig, image_size: int, dist: Distributed, buckets: int = 0) -> bool:
     """Whether steps run as CUDA graphs; UserError if --cuda_graph cannot be applied.
 
-    By default they do if the memory of a step fits twice: that of a graph is its own, and validations need
-    some beside it. Steps that fill the card are long enough for the host to start their kernels in time.
-    `buckets`: of --buckets; a graph has one shape.
+    By default they do below GRAPH_BELOW_PX. On Windows, PyTorch before 2.13 cannot free the memory of a
+    capture that fails. `buckets`: of --buckets; a graph has one shape.
     """
     if buckets > 1:
         if speed.cuda_graph:
@@ -64,11 +66,13 @@ def uses_cuda_graph(
             )
         return False
     possible = dist.device.type == "cuda"
+    frees_failed_captures = sys.platform != "win32" or torch.__version__ >= (2, 13)
     if speed.cuda_graph and not possible:
         raise UserError("--cuda_graph needs a CUDA device: remove the flag")
     if speed.cuda_graph is not None:
         return speed.cuda_graph
-    return possible and not speed.profile_steps and memory.total + memory.working <= available
+    is_host_bound = image_size < GRAPH_BELOW_PX
+    return possible and is_host_bound and frees_failed_captures and not speed.profile_steps
 
 
 def memory_limit(plans: Iterable[StagePlan]) -> int:
@@ -88,6 +92,23 @@ def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_s
     return (
         f"{line}\nWARNING: --micro_batch_size {micro_batch_size} exceeds the available memory: the run may "
         "run out of memory: --micro_batch_size auto chooses a size that fits"
+    )
+
+
+def low_memory_warning(device: torch.device, planned: int) -> str | None:
+    """A warning if other programs have taken GPU memory that the plan needs. It does not synchronize."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    missing = planned - CUDA_RESERVE - free - torch.cuda.memory_reserved(device)
+    is_full = sys.platform == "win32" and free < FULL_CARD  # there, the driver refuses no memory
+    if missing <= 0 and not is_full:
+        return None
+    slow = "the driver uses main memory instead, and steps take many times as long"
+    result = slow if sys.platform == "win32" else "a step may run out of memory"
+    return (
+        f"{free / GIB:.1f} GiB of GPU memory are free, less than the plan of {planned / GIB:.1f} GiB needs: "
+        f"{result}: end other programs that use the GPU"
     )
 
 
@@ -115,9 +136,7 @@ def memory_peaks(device: torch.device) -> dict[str, float]:
     return {"memory_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB}
 
 
-def memory_line(
-    predicted_gib: float, peaks: dict[str, float], settings_changed: bool = False, cuda_graph: bool = False
-) -> str:
+def memory_line(predicted_gib: float, peaks: dict[str, float], settings_changed: bool = False) -> str:
     """The predicted and the measured peak. The size of a CPU process does not measure the step."""
     line = f"memory  predicted peak {predicted_gib:.2f} GiB"
     if settings_changed:
@@ -125,8 +144,7 @@ def memory_line(
     if "memory_reserved_gib" in peaks:
         reserved = peaks["memory_reserved_gib"]
         difference = reserved / predicted_gib - 1
-        beside = ", with validations beside the CUDA graph" * cuda_graph
-        return f"{line}, measured {reserved:.2f} GiB reserved on the GPU ({difference:+.1%}{beside})"
+        return f"{line}, measured {reserved:.2f} GiB reserved on the GPU ({difference:+.1%})"
     if "memory_peak_gib" in peaks:
         line += f"; the process used at most {peaks['memory_peak_gib']:.2f} GiB, including libraries and data"
     return f"{line} (only a GPU measures the step alone)"

@@ -37,7 +37,8 @@ def adversarial_ratios(stepper: Stepper, batch: Batch) -> dict[str, float]:
     inputs = stepper.inputs(replace(batch, **parts), total_images=dist.world_size)
     sq_norms = torch.zeros(2, device=dist.device)
     try:
-        sq_norms = last_layer_sq_norms(retry.networks, inputs)
+        with retry.beside_graph():
+            sq_norms.copy_(last_layer_sq_norms(retry.networks, inputs))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -10,7 +10,7 @@ from vae.config.options import RunConfig
 from vae.data.dataset import Batch
 from vae.system import console
 from vae.system.errors import DataError, HangError
-from vae.training.memory.stage_memory import memory_peaks
+from vae.training.memory.stage_memory import low_memory_warning, memory_peaks
 from vae.training.output.logbook import Logbook
 from vae.training.records.adversarial_ratio import adversarial_ratios
 from vae.training.records.duration import StageDuration, duration_line
@@ -29,8 +29,12 @@ class Means(NamedTuple):
 class Recorder:
     """Collects what the steps of a stage measure. A context, within which the progress bar is shown."""
 
-    def __init__(self, stepper: Stepper, logbook: Logbook, options: RunConfig) -> None:
+    def __init__(
+        self, stepper: Stepper, logbook: Logbook, options: RunConfig, planned_bytes: int = 0
+    ) -> None:
+        """`planned_bytes`: GPU memory that the stage needs."""
         self._stepper, self._logbook, self._options = stepper, logbook, options
+        self._planned_bytes = planned_bytes
         self._state, self._steps, self._dist = stepper.state, stepper.schedule.steps, stepper.dist
         self._metrics = RunningMetrics()
         self._duration = StageDuration()
@@ -103,6 +107,7 @@ class Recorder:
         self._logbook.record("train", state.position.step, record)
         self._write_health(record["data_wait_share"])
         self._show(record)
+        self._warn_of_low_memory()
         self._metrics = RunningMetrics(health=metrics.health.restarted())
         return Means(record["loss"], means["mse"])
 
@@ -114,6 +119,15 @@ class Recorder:
         self._logbook.record("data", step, gathered.data())
         trainer = {"restarts": len(self._state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
         self._logbook.record("trainer", step, {**trainer, **gathered.processes()})
+
+    def _warn_of_low_memory(self) -> None:
+        """Warn once if other programs take the memory of the plan, while its settings are used."""
+        state, retry = self._state, self._stepper.retry
+        if state.low_memory_reported or retry.settings.out_of_memory:
+            return
+        if warning := low_memory_warning(self._dist.device, self._planned_bytes):
+            state.low_memory_reported = True
+            console.warning(warning)
 
     def _show(self, record: dict[str, float]) -> None:
         shown = (

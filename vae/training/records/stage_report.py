@@ -92,4 +92,4 @@ def record_memory(logbook: Logbook, state: TrainingState, plan: StagePlan, setti
     }
     logbook.record("memory", state.position.step, record)
     changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
-    console.info(memory_line(predicted, peaks, changed, plan.cuda_graph))
+    console.info(memory_line(predicted, peaks, changed))

@@ -57,7 +57,8 @@ class SampleGrids:
         state, retry = self._state, self._retry
         try:
             for images in self._images():
-                grid = sample_grid(state.eval_model, retry.networks, images.to(retry.dist.device))
+                with retry.beside_graph():
+                    grid = sample_grid(state.eval_model, retry.networks, images.to(retry.dist.device))
                 self._logbook.image("samples", state.position.step, grid)
             return
         except (RuntimeError, MemoryError) as error:

@@ -181,7 +181,8 @@ class Validator:
         failure, sums = None, None
         while sums is None and failure is None:
             try:
-                sums = meter.sums(source())
+                with self._retry.beside_graph():
+                    sums = meter.sums(source())
                 continue
             except (UserError, LoadingStoppedError) as error:
                 failure = error
