@@ -181,6 +181,13 @@ def _norm_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Cal
         yield "normalize_with_statistics", with_statistics, [h, *given]
         yield "normalize", normalize, [h, statistics, *given]
         yield "normalize_backward", backward, [grad, h, statistics, *given]
+    if key.dtype == torch.bfloat16:  # at the ends of the network: vae.ops.fused_conv
+
+        def to_fp16(ops: ModuleType, *t: Tensor) -> tuple[Tensor, ...]:
+            end = norm(*t[1:], silu=True)._replace(out_dtype=torch.float16)
+            return ops.normalize_with_statistics(t[0], end)[:1]
+
+        yield "normalize_with_statistics to fp16", to_fp16, [h, weight, bias]
     yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, h_bias]
 
 
