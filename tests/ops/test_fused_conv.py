@@ -50,7 +50,13 @@ def test_after_bf16_the_ends_of_the_network_are_finer_than_bf16(dtype, monkeypat
     """At the warm start, a mean of 2.4 times weights of either sign cancels. A GPU computes it in fp16."""
     monkeypatch.setattr(fused_conv, "end_dtype", lambda h: dtype)
     h, norm_weight, norm_bias, weight, bias = norm_silu_conv_inputs((1, 8, 3, 16, 16))
-    given = [h.bfloat16().double(), norm_weight * 0.1, norm_bias * 0.1 + 2.6, weight - weight.mean(1, True), bias]
+    given = [
+        h.bfloat16().double(),
+        norm_weight * 0.1,
+        norm_bias * 0.1 + 2.6,
+        weight - weight.mean(1, True),
+        bias,
+    ]
     exact = reference(*given)
     inputs = [given[0].bfloat16(), *(t.float() for t in given[1:])]
     found, plain = operation(*inputs), reference(*inputs)
@@ -60,7 +66,11 @@ def test_after_bf16_the_ends_of_the_network_are_finer_than_bf16(dtype, monkeypat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_other_dtypes_stay_what_they_are(dtype):
-    assert end_dtype(torch.zeros(1, dtype=dtype)) == end_dtype(torch.zeros(1, dtype=dtype, device="meta")) == dtype
+    assert (
+        end_dtype(torch.zeros(1, dtype=dtype))
+        == end_dtype(torch.zeros(1, dtype=dtype, device="meta"))
+        == dtype
+    )
     assert end_dtype(torch.zeros(1, dtype=torch.bfloat16)) == torch.float32
     assert end_dtype(torch.zeros(1, dtype=torch.bfloat16, device="meta")) == torch.float16  # what a GPU uses
 

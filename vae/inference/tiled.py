@@ -206,7 +206,7 @@ def _make_tile(
 
 
 def _norm_silu(h: torch.Tensor, norm: NormSiLU, moments: Moments) -> torch.Tensor:
-    """NormSiLU of a tile with statistics of its whole feature map, in their dtype, on one copy of the tile."""
+    """NormSiLU of a tile with statistics of its whole feature map, in their dtype; in place on one copy."""
     per_group = norm.num_channels // norm.num_groups
     mean, rstd = (
         value.repeat_interleave(per_group, dim=1)[:, :, None, None]  # (B, G) -> (B, C, 1, 1)

@@ -204,7 +204,7 @@ class LatentNorm(nn.Module):
 class AutoencoderKL(nn.Module):
     """Variational autoencoder of latent diffusion (Rombach et al. 2022), for any aspect ratio.
 
-    It computes in the dtype of the images, but never in bf16 where encoder and decoder end (vae.ops.fused_conv),
+    It computes in the dtype of the images, but never ends encoder and decoder in bf16 (vae.ops.fused_conv),
     and leaves the dtype of its parameters as it is. Height and width of the images must be multiples of
     `downsampling`.
     """
@@ -240,7 +240,7 @@ class AutoencoderKL(nn.Module):
         return Posterior.from_moments(moments)
 
     def decode(self, latents: Latents) -> Images:
-        """Images (B, 3, H, W) in about [-1, 1], not clamped; in the dtype of `latents`, or fp32 if that is bf16."""
+        """Images (B, 3, H, W), in about [-1, 1] and not clamped; in latents' dtype, or fp32 if it is bf16."""
         if self.post_quant_conv is not None:
             latents = self.post_quant_conv(latents)
         return self.decoder(latents)

@@ -88,7 +88,7 @@ def weight_and_bias(layer: nn.Conv2d | nn.Linear | nn.GroupNorm) -> tuple[torch.
 
 
 def readout(norm: NormSiLU, conv: Conv2d, h: torch.Tensor) -> torch.Tensor:
-    """conv(norm(h)), the end of a network: finer than bf16; backward recomputes the activation between them."""
+    """conv(norm(h)), the end of a network, finer than bf16; backward recomputes what is between the two."""
     parameters = (*weight_and_bias(norm), *weight_and_bias(conv))
     return norm_silu_conv(h, *parameters, norm.num_groups, norm.eps)
 

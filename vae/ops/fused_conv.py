@@ -44,14 +44,15 @@ def norm_silu_conv(
 
 
 def end_dtype(h: Tensor) -> torch.dtype:
-    """What norm_silu_conv computes in: h's dtype; for bf16, fp16 (as many bytes) or, on a CPU, fp32.
+    """What norm_silu_conv computes in: h's dtype, but for bf16 fp16 or, on a CPU, fp32.
 
-    fp16 and TF32 have 10 bits of mantissa, bf16 has 7. What is in fp16 is bounded: the normalized values, the
-    weights and the result. Gradients, which could underflow, stay in bf16.
+    fp16 has as many bytes as bf16, and as many bits of mantissa as TF32: 10 instead of 7. It is safe for what
+    is bounded: normalized values, weights and results. Gradients, which could underflow, stay in bf16.
     """
     if h.dtype != torch.bfloat16:
         return h.dtype
-    return torch.float32 if h.device.type == "cpu" and not has_no_data(h) else torch.float16  # CPUs emulate fp16
+    emulates_fp16 = h.device.type == "cpu" and not has_no_data(h)
+    return torch.float32 if emulates_fp16 else torch.float16
 
 
 def same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
