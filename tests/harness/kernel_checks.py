@@ -91,11 +91,17 @@ def check_norm(
         in_place, *_ = norm_triton.normalize_backward(grad, *arguments, in_place=True)
         assert in_place is grad
         assert torch.equal(in_place, results[1])
+        in_fp16 = norm._replace(out_dtype=torch.float16)  # what the ends of the network get after bf16
+        fp16, _ = norm_triton.normalize_with_statistics(h, in_fp16)
+        assert torch.equal(fp16, norm_triton.normalize(h, statistics, in_fp16))
         added = norm_triton.add_with_bias(h.clone(memory_format=torch.preserve_format), out, h_bias)
     finally:
         gpu_blocks.REDUCTION_PROGRAMS = before
     assert results[0].stride() == results[1].stride() == h.stride()
     assert {t.dtype for t in (*results[2:], statistics)} == {torch.float32}
+    assert fp16.dtype == torch.float16
+    assert fp16.stride() == h.stride()
+    compare([fp16], expected[:1], torch.float16, f"norm {shape} {groups} {dtype} silu={silu} to fp16")
     assert added.dtype == results[0].dtype == results[1].dtype == dtype
     total = h.double() + out.double() + h_bias.double()[:, None, None]
     assert largest_error(added, total) < TOLERANCE[dtype]

@@ -80,7 +80,7 @@ def recompute_level(network: AutoencoderKL) -> str:
     """The recompute level whose settings the network has."""
 
     def settings(of: AutoencoderKL) -> list:
-        names = ("recompute", "checkpointed", "start_checkpointed", "recompute_out")
+        names = ("recompute", "checkpointed", "start_checkpointed")
         return [getattr(module, name, None) for module in of.modules() for name in names]
 
     found, other = settings(network), copy.deepcopy(network)

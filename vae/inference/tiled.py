@@ -20,6 +20,7 @@ from torch import nn
 from vae.inference.feature_map import FeatureMap, Moments
 from vae.model.autoencoder import AutoencoderKL, MidBlock
 from vae.model.layers import Attention, Conv2d, Downsample, NormSiLU, ResnetBlock, Upsample
+from vae.ops.fused_conv import end_dtype
 
 Range = tuple[int, int]  # first row or column, and the one after the last
 QUERIES = 512  # of attention at a time: 0.44 GiB of fp32 scores for an image of 5120 x 2880 px
@@ -34,6 +35,7 @@ class Pass:
     from_branch: bool = False  # reads the branch, and adds the trunk to its result
     to_branch: bool = False  # writes the branch, and leaves the trunk unchanged
     shortcut: Conv2d | None = None  # 1x1 convolution of the trunk before it is added
+    is_end: bool = False  # of encoder or decoder: computed as in vae.ops.fused_conv.norm_silu_conv
 
     def side(self, side: int) -> int:
         """The output's side for an input's side."""
@@ -105,7 +107,7 @@ def encoder_plan(model: AutoencoderKL) -> Plan:
         plan += _blocks(level.resnets)
         if not level.last:
             plan.append(Pass(level.downsamplers[0]))
-    plan += [*_middle(encoder.mid_block), Pass(encoder.conv_out, encoder.conv_norm_out)]
+    plan += [*_middle(encoder.mid_block), Pass(encoder.conv_out, encoder.conv_norm_out, is_end=True)]
     return plan if model.quant_conv is None else [*plan, Pass(model.quant_conv)]
 
 
@@ -118,7 +120,7 @@ def decoder_plan(model: AutoencoderKL) -> Plan:
         plan += _blocks(level.resnets)
         if not level.last:
             plan.append(Pass(level.upsamplers[0]))
-    return [*plan, Pass(decoder.conv_out, decoder.conv_norm_out)]
+    return [*plan, Pass(decoder.conv_out, decoder.conv_norm_out, is_end=True)]
 
 
 def _middle(block: MidBlock) -> Plan:
@@ -189,11 +191,13 @@ def _make_tile(
     """One tile of a pass's result, on the device."""
     top, bottom, row = step.window(*rows, source.height)
     left, right, column = step.window(*columns, source.width)
-    h = source.read((top, bottom), (left, right), device)
+    h = values = source.read((top, bottom), (left, right), device)
     if step.norm is not None:
         assert source.moments is not None, "the previous pass accumulates the statistics of a norm"
-        h = _norm_silu(h, step.norm, source.moments)
+        dtype = end_dtype(values) if step.is_end else values.dtype
+        h = _norm_silu(values, step.norm, source.moments).to(dtype)
     h = step.layer(h)
+    h = h if h.dtype == values.dtype else h.float()
     h = h[:, :, row : row + rows[1] - rows[0], column : column + columns[1] - columns[0]]
     if not step.from_branch:
         return h
@@ -202,7 +206,7 @@ def _make_tile(
 
 
 def _norm_silu(h: torch.Tensor, norm: NormSiLU, moments: Moments) -> torch.Tensor:
-    """NormSiLU of a tile with statistics of its whole feature map; in place on one copy of the tile."""
+    """NormSiLU of a tile with statistics of its whole feature map, in their dtype; in place on one copy."""
     per_group = norm.num_channels // norm.num_groups
     mean, rstd = (
         value.repeat_interleave(per_group, dim=1)[:, :, None, None]  # (B, G) -> (B, C, 1, 1)
@@ -210,7 +214,7 @@ def _norm_silu(h: torch.Tensor, norm: NormSiLU, moments: Moments) -> torch.Tenso
     )
     normalized = h - mean  # (B, C, rows, columns) in the dtype of the statistics
     normalized.mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
-    return F.silu(normalized, inplace=True).to(h.dtype)
+    return F.silu(normalized, inplace=True)
 
 
 def _tiles(height: int, width: int, tile: int) -> Iterator[tuple[Range, Range]]:

@@ -22,8 +22,8 @@ from vae.model.layers import (
     NormSiLU,
     ResnetBlock,
     Upsample,
-    activated_conv,
     maybe_checkpoint,
+    readout,
 )
 from vae.ops.shapes import Features, Images, Latents, Moments
 from vae.system.errors import UserError
@@ -133,7 +133,6 @@ class Encoder(nn.Module):
         self.mid_block = MidBlock(widths[-1], groups)
         self.conv_norm_out = NormSiLU(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], 2 * config.z_channels, 3, padding=1)
-        self.recompute_out = False  # whether backward recomputes the activation before conv_out
         self.checkpointed = False
 
     def forward(self, images: Images) -> Moments:
@@ -145,7 +144,7 @@ class Encoder(nn.Module):
         for level in others:
             h = maybe_checkpoint(level, h, level.checkpointed)
         h = self.mid_block(h)
-        return activated_conv(self.conv_norm_out, self.conv_out, h, self.recompute_out)
+        return readout(self.conv_norm_out, self.conv_out, h)
 
 
 class Decoder(nn.Module):
@@ -163,7 +162,6 @@ class Decoder(nn.Module):
         )
         self.conv_norm_out = NormSiLU(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS, 3, padding=1)
-        self.recompute_out = False
 
     def forward(self, latents: Latents) -> Images:
         h = self.mid_block(self.conv_in(latents))
@@ -175,7 +173,7 @@ class Decoder(nn.Module):
         return maybe_checkpoint(lambda h: self._to_images(last(h, upsampler)), h, last.checkpointed)
 
     def _to_images(self, h: Features) -> torch.Tensor:
-        return activated_conv(self.conv_norm_out, self.conv_out, h, self.recompute_out)
+        return readout(self.conv_norm_out, self.conv_out, h)
 
 
 class LatentNorm(nn.Module):
@@ -206,8 +204,9 @@ class LatentNorm(nn.Module):
 class AutoencoderKL(nn.Module):
     """Variational autoencoder of latent diffusion (Rombach et al. 2022), for any aspect ratio.
 
-    It computes in the dtype of the images and leaves the dtype of its parameters as it is. Height and width
-    of the images must be multiples of `downsampling`.
+    It computes in the dtype of the images, but never ends encoder and decoder in bf16 (vae.ops.fused_conv),
+    and leaves the dtype of its parameters as it is. Height and width of the images must be multiples of
+    `downsampling`.
     """
 
     def __init__(self, config: ModelConfig):
@@ -241,7 +240,7 @@ class AutoencoderKL(nn.Module):
         return Posterior.from_moments(moments)
 
     def decode(self, latents: Latents) -> Images:
-        """Images (B, 3, H, W) in the dtype of `latents`, in about [-1, 1] and not clamped."""
+        """Images (B, 3, H, W), in about [-1, 1] and not clamped; in latents' dtype, or fp32 if it is bf16."""
         if self.post_quant_conv is not None:
             latents = self.post_quant_conv(latents)
         return self.decoder(latents)

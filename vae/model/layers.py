@@ -87,12 +87,10 @@ def weight_and_bias(layer: nn.Conv2d | nn.Linear | nn.GroupNorm) -> tuple[torch.
     return layer.weight, layer.bias
 
 
-def activated_conv(norm: NormSiLU, conv: Conv2d, h: torch.Tensor, recompute: bool) -> torch.Tensor:
-    """conv(norm(h)); with `recompute`, backward recomputes the activation between the two."""
-    if recompute:
-        parameters = (*weight_and_bias(norm), *weight_and_bias(conv))
-        return norm_silu_conv(h, *parameters, norm.num_groups, norm.eps)
-    return conv(norm(h))
+def readout(norm: NormSiLU, conv: Conv2d, h: torch.Tensor) -> torch.Tensor:
+    """conv(norm(h)), the end of a network, finer than bf16; backward recomputes what is between the two."""
+    parameters = (*weight_and_bias(norm), *weight_and_bias(conv))
+    return norm_silu_conv(h, *parameters, norm.num_groups, norm.eps)
 
 
 def maybe_checkpoint(

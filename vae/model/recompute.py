@@ -38,7 +38,6 @@ def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
         if isinstance(module, ResnetBlock):
             module.recompute = level.resnets
     for half in (encoder, decoder):
-        half.recompute_out = level.resnets != "none"
         half.mid_block.checkpointed = level.every_resolution
     for block in [*encoder.down_blocks, *decoder.up_blocks]:
         block.checkpointed = level.every_resolution

@@ -3,6 +3,9 @@
 With norm and SiLU, the graph stores only the input and the statistics. Backward recomputes the activation
 between norm and convolution, which is as large as the input: this costs bandwidth but no convolution. Weights
 are cast to the input's dtype within the operation.
+
+norm_silu_conv is the end of encoder and decoder. The constants that its inputs and weights may have cancel in
+its result, and bf16 would round both (docs/measurements.md): after bf16 it computes forward in `end_dtype`.
 """
 
 from typing import Any
@@ -18,7 +21,7 @@ from vae.ops.conv_gradients import (
     cast_parameter_gradients,
     conv_backward,
 )
-from vae.ops.library import cast_together, once_differentiable
+from vae.ops.library import cast_together, has_no_data, once_differentiable
 from vae.ops.norm import Norm, normalize, normalize_backward, normalize_with_statistics
 
 
@@ -33,13 +36,28 @@ def norm_silu_conv_reference(
 def norm_silu_conv(
     h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
 ) -> Tensor:
-    """The same as norm_silu_conv_reference; saves only h and the statistics (B, groups) for backward."""
-    return _SameConv.apply(h, weight, bias, norm_weight, norm_bias, groups, eps)
+    """The same as norm_silu_conv_reference, but fp32 if h is bf16, computed in `end_dtype`.
+
+    It saves only h and the statistics (B, groups) for backward, which computes in h's dtype.
+    """
+    return _NormSiLUConv.apply(h, norm_weight, norm_bias, weight, bias, groups, eps)
+
+
+def end_dtype(h: Tensor) -> torch.dtype:
+    """What norm_silu_conv computes in: h's dtype, but for bf16 fp16 or, on a CPU, fp32.
+
+    fp16 has as many bytes as bf16, and as many bits of mantissa as TF32: 10 instead of 7. It is safe for what
+    is bounded: normalized values, weights and results. Gradients, which could underflow, stay in bf16.
+    """
+    if h.dtype != torch.bfloat16:
+        return h.dtype
+    emulates_fp16 = h.device.type == "cpu" and not has_no_data(h)
+    return torch.float32 if emulates_fp16 else torch.float16
 
 
 def same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Stride-1 convolution of h (B, C, H, W) with "same" padding, (B, C', H, W); saves no cast weights."""
-    return _SameConv.apply(h, weight, bias, None, None, 1, 0.0)
+    return _SameConv.apply(h, weight, bias)
 
 
 def activated_conv_backward(
@@ -65,40 +83,53 @@ def activated_conv_backward(
 
 class _SameConv(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        h: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        norm_weight: Tensor | None,
-        norm_bias: Tensor | None,
-        groups: int,
-        eps: float,
-    ) -> Tensor:
-        activated, statistics = h, None
-        if norm_weight is not None and norm_bias is not None:
-            activated, statistics = normalize_with_statistics(h, Norm(norm_weight, norm_bias, groups, eps))
-        ctx.save_for_backward(h, statistics, weight, norm_weight, norm_bias)
-        ctx.groups = groups
+    def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(h, weight)
         cast_weight, cast_bias = cast_together((weight, bias), h.dtype)
-        return F.conv2d(activated, cast_weight, cast_bias, padding=weight.shape[2] // 2)
+        return F.conv2d(h, cast_weight, cast_bias, padding=weight.shape[2] // 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        h, statistics, weight, norm_weight, norm_bias = ctx.saved_tensors
-        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad  # inputs and frozen weights need no gradient
+        h, weight = ctx.saved_tensors
+        of_input, of_weight, of_bias = ctx.needs_input_grad  # inputs and frozen weights need no gradient
         trains = of_weight or of_bias
         grad_h: Tensor | None = None
-        of_norm: list[Tensor | None] = [None, None]
-        if statistics is None:
-            cast = weight.to(h.dtype) if of_input else torch.empty_like(weight, dtype=h.dtype)
-            grads = conv_backward(grad_out, h, cast, (of_input, trains, trains))
-            if of_input:
-                grad_h, *grads = grads
-        else:
-            norm, cast = Norm(norm_weight, norm_bias, ctx.groups, eps=0.0), weight.to(h.dtype)
-            grad, *grads = activated_conv_backward(grad_out, None, h, statistics, norm, cast)
-            grad_h, *of_norm, _ = normalize_backward(grad, h, statistics, norm, in_place=True)
+        cast = weight.to(h.dtype) if of_input else torch.empty_like(weight, dtype=h.dtype)
+        grads = conv_backward(grad_out, h, cast, (of_input, trains, trains))
+        if of_input:
+            grad_h, *grads = grads
         parameters = cast_parameter_gradients(grads, weight) if grads else (None, None)
-        return grad_h, *parameters, *of_norm, None, None
+        return grad_h, *parameters
+
+
+class _NormSiLUConv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        norm_weight: Tensor,
+        norm_bias: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        groups: int,
+        eps: float,
+    ) -> Tensor:
+        dtype = end_dtype(h)
+        norm = Norm(norm_weight, norm_bias, groups, eps, out_dtype=dtype)
+        activated, statistics = normalize_with_statistics(h, norm)
+        ctx.save_for_backward(h, statistics, norm_weight, norm_bias, weight)
+        ctx.groups = groups
+        cast_weight, cast_bias = cast_together((weight, bias), dtype)
+        out = F.conv2d(activated, cast_weight, cast_bias, padding=weight.shape[2] // 2)
+        return out if dtype == h.dtype else out.float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        h, statistics, norm_weight, norm_bias, weight = ctx.saved_tensors
+        norm, cast = Norm(norm_weight, norm_bias, ctx.groups, eps=0.0), weight.to(h.dtype)
+        grad_out = grad_out.to(h.dtype)
+        grad, *grads = activated_conv_backward(grad_out, None, h, statistics, norm, cast)
+        grad_h, *of_norm, _ = normalize_backward(grad, h, statistics, norm, in_place=True)
+        return grad_h, *of_norm, *cast_parameter_gradients(grads, weight), None, None

@@ -244,7 +244,12 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
         statistics, *given = t
         return ops.normalize_backward(grad, h, statistics, norm(*given))[: 1 + len(given)]
 
+    def to_fp16(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        return ops.normalize_with_statistics(h, norm(*t)._replace(out_dtype=torch.float16))[:1]
+
     yield "normalize_with_statistics", with_statistics, [h, *parameters]
+    if dtype == torch.bfloat16 and shape.silu and not shape.has_h_bias:  # the ends: vae.ops.fused_conv
+        yield "normalize_with_statistics to fp16", to_fp16, [h, *parameters]
     yield "normalize", normalize, [h, statistics, *parameters]
     yield "normalize_backward", backward, [grad, h, statistics, *parameters]
     if shape.has_h_bias:  # as the end of a residual block, which has a convolution with bias there

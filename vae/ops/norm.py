@@ -45,13 +45,16 @@ def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     if not has_no_data(h):
         return backend(h).normalize_with_statistics(h, norm)
     partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
-    return torch.empty_like(h), h.new_empty(2, len(h), norm.groups, dtype=accumulation_dtype(h))
+    out = torch.empty_like(h, dtype=norm.out_dtype)
+    return out, h.new_empty(2, len(h), norm.groups, dtype=accumulation_dtype(h))
 
 
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
-    """(h + h_bias - mean) * rstd * weight + bias, then SiLU if requested, in h's dtype and memory layout."""
+    """(h + h_bias - mean) * rstd * weight + bias, then SiLU if requested, in norm's dtype and h's layout."""
     h = _dense(h)
-    return torch.empty_like(h) if has_no_data(h) else backend(h).normalize(h, statistics, norm)
+    if has_no_data(h):
+        return torch.empty_like(h, dtype=norm.out_dtype)
+    return backend(h).normalize(h, statistics, norm)
 
 
 def normalize_backward(

@@ -30,6 +30,7 @@ class Norm(NamedTuple):
     eps: float
     silu: bool = True
     h_bias: Tensor | None = None  # added to h where h is read: the bias of the convolution before the norm
+    out_dtype: torch.dtype | None = None  # of the result; None: h's
 
 
 def sums_width(h: Tensor, norm: Norm) -> int:
@@ -61,7 +62,7 @@ def norm_statistics(h: Tensor, norm: Norm) -> Tensor:
 
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
     """Implements vae.ops.norm.normalize."""
-    out, (mean, rstd) = torch.empty_like(h), statistics
+    out, (mean, rstd) = torch.empty_like(h, dtype=norm.out_dtype), statistics
     scale = _per_channel(rstd, h) * norm.weight[:, None, None]
     shift = norm.bias[:, None, None] - _centers(mean, h, norm) * scale
     for part in _parts(h):

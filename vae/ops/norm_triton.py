@@ -22,7 +22,7 @@ from vae.ops.norm_torch import Norm, sums_width
 
 def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Implements vae.ops.norm.normalize_with_statistics; h is dense in NHWC."""
-    cut, batch, out = _cut(h, norm.groups), h.shape[0], torch.empty_like(h)
+    cut, batch, out = _cut(h, norm.groups), h.shape[0], torch.empty_like(h, dtype=norm.out_dtype)
     moments = h.new_empty(2, batch, cut.programs, norm.groups, dtype=torch.float32)
     statistics = h.new_empty(2, batch, norm.groups, dtype=torch.float32)
     launch(kernels.moments_kernel, cut.grid, cut.num_warps, (h, norm.h_bias, moments), cut.numbers)
@@ -34,7 +34,7 @@ def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
 
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
     """Implements vae.ops.norm.normalize; h is dense in NHWC."""
-    cut, out = _cut(h, norm.groups), torch.empty_like(h)
+    cut, out = _cut(h, norm.groups), torch.empty_like(h, dtype=norm.out_dtype)
     tensors = (h, norm.h_bias, out, None, statistics, norm.weight, norm.bias)
     numbers = (norm.eps, *cut.numbers, norm.silu)
     launch(kernels.normalize_kernel, cut.grid, cut.num_warps, tensors, numbers)

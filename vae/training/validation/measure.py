@@ -184,9 +184,9 @@ def _all_reduce(sums: Sums, dist: Distributed) -> Sums:
     return {name: (totals[2 * i], int(totals[2 * i + 1])) for i, name in enumerate(names)}
 
 
-def validation_line(when: str, metrics: Metrics, baseline: Metrics, factor: int) -> str:
+def validation_line(when: str, metrics: Metrics, precision: str, baseline: Metrics, factor: int) -> str:
     """One line that compares a validation with the bicubic baseline of the same downsampling factor."""
-    return f"{when}: {_shown('VAE', metrics)} | {_shown(f'{factor}x bicubic', baseline)}"
+    return f"{when}: {_shown('VAE', metrics)}, {precision} | {_shown(f'{factor}x bicubic', baseline)}"
 
 
 def _shown(name: str, metrics: Metrics) -> str:

@@ -10,6 +10,7 @@ from vae.config.options import RunConfig
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.evaluation.sums import Sums
+from vae.ops.kernel_check import DTYPE_NAMES
 from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.training.memory.oom_retry import OomRetry
@@ -87,10 +88,12 @@ class Validator:
             metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
             state.last_validation, state.validated_step = metrics, state.position.step
             state.history.last_psnr = metrics.get("psnr")
-            self._logbook.record("validation", state.position.step, {**metrics, **speed, **of_slices})
+            precision = DTYPE_NAMES[self._networks.dtype]
+            values = {**metrics, "precision": precision, **speed, **of_slices}
+            self._logbook.record("validation", state.position.step, values)
             self._logbook.draw_results()
             baseline = self.baselines.get("bicubic", {})
-            line = validation_line(when, metrics, baseline, state.autoencoder.downsampling)
+            line = validation_line(when, metrics, precision, baseline, state.autoencoder.downsampling)
             console.info(line + slice_text(of_slices))
             self._warn(metrics)
         return metrics
