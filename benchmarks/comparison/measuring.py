@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_hour.case import rounded
+from benchmarks.comparison.tables import rounded
 from vae.memory.live_bytes import LiveBytes
 
 Run = Callable[[], Any]
