@@ -44,7 +44,7 @@ class Measured:
 
     @property
     def side(self) -> str:
-        return "ours" if self.name.startswith("ours ") else "theirs"
+        return "ours" if self.name.split()[0] == "ours" else "theirs"
 
     @property
     def median(self) -> float | None:
