@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Kernel launches, synchronizations and host time of a step beside diffusers' step, on the null GPU.
+"""Kernel launches, synchronizations, host time and memory beside diffusers and PyTorch, on the null GPU.
 
     python -m tests.null_gpu --gib 512 python benchmarks/launches.py
+    python -m tests.null_gpu --gib 512 python benchmarks/launches.py --what decode norm --compile
 
-The steps of the three ways alternate in one process. Host time is CPU time, the least of all steps; only its
-ratio means something on another machine.
+The ways alternate in one process. Host time is CPU time, the least of all rounds; only its ratio means
+something on another machine. GiB are the peak of the allocator above what is alive between two rounds.
 """
 
 import argparse
@@ -12,8 +13,9 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,80 +26,117 @@ set_gpu_memory_variables()  # before PyTorch is imported, as every script does
 
 import torch  # noqa: E402
 
-from benchmarks.comparison import ours  # noqa: E402
-from benchmarks.comparison.theirs import BF16_CHANNELS_LAST, Theirs  # noqa: E402
+from benchmarks.comparison import operations, ours  # noqa: E402
+from benchmarks.comparison.theirs import BF16_BEST_COMPILED, BF16_CHANNELS_LAST, Theirs  # noqa: E402
 from benchmarks.comparison.work import Work  # noqa: E402
 from tests.null_gpu.counters import Counters  # noqa: E402
 from vae.config.options import SpeedConfig  # noqa: E402
 from vae.ops.kernel_check import choose_kernels  # noqa: E402
+from vae.system.host import GIB  # noqa: E402
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402
 from vae.update import apply_update  # noqa: E402
 
-OURS, GRAPH, THEIRS = "ours, without a graph", "ours, `--cuda_graph`", "diffusers"
+OURS, GRAPH = "ours, without a graph", "ours, `--cuda_graph`"
+THEIRS, COMPILED = "diffusers", "diffusers, compiled"
+# Not max-autotune: it times hundreds of kernels, and on this device all take the same time.
+COMPILED_VARIANT = replace(BF16_BEST_COMPILED, mode="default")
+DEVICE = torch.device("cuda", 0)
+Ways = dict[str, Callable[[], Any]]
 
 
 @dataclass
 class Cost:
-    """What one step costs the host."""
+    """What one round costs the host, and its memory."""
 
     launches: float = 0.0  # of kernels, and calls of convolutions and matrix products
     graphs: float = 0.0
     synchronizations: float = 0.0
     host_ms: float = float("inf")
+    peak_gib: float = 0.0
 
 
-def costs_of(image_size: int, steps: int) -> dict[str, Cost]:
-    """The cost of a step of one image, by the way in which it is made."""
-    device, work = torch.device("cuda", 0), Work(image_size)
-    mine, graph = ours.Ours(work, device), StepGraph()
-    theirs = Theirs(work, device, BF16_CHANNELS_LAST, mine)
+def costs_of(ways: Ways, rounds: int) -> dict[str, Cost]:
+    """The cost of each way, after compilation and the capture of a graph."""
+    found = {name: Cost() for name in ways}
+    for number in range(WARMUP_STEPS + 1 + rounds):
+        for name, run in ways.items():
+            torch.cuda.reset_peak_memory_stats()
+            alive = torch.cuda.memory_allocated()
+            before, started = Counters.now(), time.process_time()
+            run()
+            counts, cost = Counters.now().since(before), found[name]
+            if number <= WARMUP_STEPS:
+                continue
+            cost.host_ms = min(cost.host_ms, 1000 * (time.process_time() - started))
+            cost.launches += (counts.launches + counts.library_calls) / rounds
+            cost.graphs += counts.graph_launches / rounds
+            cost.synchronizations += counts.synchronizations / rounds
+            cost.peak_gib = max(cost.peak_gib, (torch.cuda.max_memory_allocated() - alive) / GIB)
+    return found
+
+
+def step_ways(px: int, compiled: bool) -> Ways:
+    """A training step of one image."""
+    work = Work(px)
+    mine, graph = ours.Ours(work, DEVICE), StepGraph()
 
     def step_with_graph() -> None:
         graph.gradients(mine.networks, mine.inputs, mine.sizes)
         apply_update(mine.optimizers, mine.update, mine.optim, fp16=False, empty=False)
 
-    ways: dict[str, Callable[[], None]] = {OURS: mine.step, GRAPH: step_with_graph, THEIRS: theirs.step}
-    found = {name: Cost() for name in ways}
-    for number in range(WARMUP_STEPS + 1 + steps):
-        for name, step in ways.items():
-            before, started = Counters.now(), time.process_time()
-            step()
-            counts, cost = Counters.now().since(before), found[name]
-            if number <= WARMUP_STEPS:  # compilation, and the capture of the graph
-                continue
-            cost.host_ms = min(cost.host_ms, 1000 * (time.process_time() - started))
-            cost.launches += (counts.launches + counts.library_calls) / steps
-            cost.graphs += counts.graph_launches / steps
-            cost.synchronizations += counts.synchronizations / steps
-    return found
+    ways: Ways = {OURS: mine.step, GRAPH: step_with_graph}
+    ways[THEIRS] = Theirs(work, DEVICE, BF16_CHANNELS_LAST, mine).step
+    if compiled:
+        ways[COMPILED] = Theirs(work, DEVICE, COMPILED_VARIANT, mine).step
+    return ways
+
+
+def decode_ways(px: int, compiled: bool) -> Ways:
+    """Decoding the latents of one image."""
+    work = Work(px, perceptual=False)
+    builds = operations.decoders(work, DEVICE, [BF16_CHANNELS_LAST, *[COMPILED_VARIANT] * compiled])
+    return {name: build() for name, build in zip(("ours", THEIRS, COMPILED), builds.values(), strict=False)}
+
+
+def norm_ways(px: int, compiled: bool) -> Ways:
+    """GroupNorm and SiLU of 128 channels, forward and backward."""
+    return operations.norm_ways(px, DEVICE, compiled)
+
+
+WHAT = {"step": step_ways, "decode": decode_ways, "norm": norm_ways}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
     parser.add_argument("--px", type=int, nargs="*", default=[256, 1024, 2048])
     parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--compile", action="store_true", help="also compiled diffusers: minutes each")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per size instead of a table"
     )
     given = parser.parse_args()
     set_backends(SpeedConfig())
-    choose_kernels("auto", torch.device("cuda", 0), [torch.bfloat16])  # as every command: warns if one fails
+    choose_kernels("auto", DEVICE, [torch.bfloat16])  # as every command: warns if one fails
     ours.initialize = lambda *_arguments: None  # type: ignore[assignment]  # nothing reads the weights
     if not given.json:
-        print("| px | | launches | CUDA graphs | synchronizations | host, ms | ratio |")
-        print("|---|---|---|---|---|---|---|")
-    for size in given.px:
-        costs = costs_of(size, given.steps)
-        if given.json:
-            print(json.dumps({name: asdict(cost) for name, cost in costs.items()}))
-            continue
-        for name, cost in costs.items():
-            ratio = cost.host_ms / costs[THEIRS].host_ms
-            numbers = f"{cost.launches:,.0f} | {cost.graphs:.0f} | {cost.synchronizations:.0f}"
-            print(f"| {size} | {name} | {numbers} | {cost.host_ms:.1f} | {ratio:.2f} |", flush=True)
+        print("| | px | | launches | CUDA graphs | synchronizations | host, ms | peak GiB |")
+        print("|---|---|---|---|---|---|---|---|")
+    for what in given.what:
+        for px in given.px:
+            costs = costs_of(WHAT[what](px, given.compile), given.steps)
+            if given.json:
+                print(json.dumps({name: asdict(cost) for name, cost in costs.items()}), flush=True)
+                continue
+            for name, cost in costs.items():
+                numbers = f"{cost.launches:,.0f} | {cost.graphs:.0f} | {cost.synchronizations:.0f}"
+                figures = f"{numbers} | {cost.host_ms:.2f} | {cost.peak_gib:.2f}"
+                print(f"| {what} | {px} | {name} | {figures} |", flush=True)
+            if what == "norm" and not operations.has_nhwc_group_norm(DEVICE):
+                print(f"| {what} | {px} | {operations.OWN_NHWC_NORM} | not in PyTorch {torch.__version__} |")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ CPU it measures the live bytes while an eager step of a small model runs.
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
-from benchmarks.first_hour.case import in_a_process  # noqa: E402
 from tests.harness.memory_of_a_gpu import memory_of_a_gpu  # noqa: E402
 from vae.config.options import RECOMPUTE, Config, build  # noqa: E402
 from vae.losses.terms import build_terms  # noqa: E402
@@ -114,6 +114,18 @@ def measure(case: Case) -> dict[str, float]:
     }
 
 
+def measure_in_a_process(case: Case) -> dict[str, float]:
+    """`measure` in a new process; RuntimeError if it fails."""
+    words = [sys.executable, "-m", "benchmarks.memory_plan", json.dumps(asdict(case))]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not finished after {TIMEOUT_SECONDS} s") from None
+    if done.returncode != 0:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def compare(case: Case, available: int) -> dict:
     """The case with its prediction and, if it fits, its measurement."""
     memory = case.predicted()
@@ -121,7 +133,7 @@ def compare(case: Case, available: int) -> dict:
     if memory.total > available:
         return row | {"failure": f"does not fit in {available / GIB:.1f} GiB"}
     try:
-        row |= in_a_process("benchmarks.memory_plan", asdict(case), TIMEOUT_SECONDS)
+        row |= measure_in_a_process(case)
     except RuntimeError as error:
         return row | {"failure": str(error)}
     return row | {"difference": row["measured_gib"] / row["predicted_gib"] - 1}

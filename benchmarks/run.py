@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare this project with diffusers' AutoencoderKL and its trainer's step: ten cases in one process.
+"""Compare this project with diffusers' AutoencoderKL and its trainer's step: eleven cases in one process.
 
 On a CPU the sizes are small and it takes some minutes; on a GPU they are large and should take eight minutes
 on an H200. Both sides have the same weights, images and noise. Before it measures anything, it checks that
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 from vae.system.script import end_process  # noqa: E402
 
-CASE_COUNT = 10
+CASE_COUNT = 11
 
 
 def case_numbers(text: str) -> list[int]:
@@ -52,7 +52,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--cases", type=case_numbers, metavar="1,2", help="run only these; default: all ten")
+    parser.add_argument("--cases", type=case_numbers, metavar="1,2", help="run only these; default: all")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--small", action="store_true", help="sizes for a CPU; the default on a CPU")
     size.add_argument("--large", action="store_true", help="sizes for a GPU; the default on a GPU")
@@ -64,7 +64,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
-        help="in case 2, also measure both sides with torch.compile; default: on a GPU",
+        help="in cases 2, 7, 8, 11, also measure with torch.compile; default: on a GPU",
     )
     parser.add_argument(
         "--minutes", type=float, default=8.0, help="after this time no compiled variant starts; default: 8"

@@ -1,4 +1,4 @@
-"""The ten cases: what they compare, their sizes, and their ratios.
+"""The eleven cases: what they compare, their sizes, and their ratios.
 
 Each case is a function of a Bench. It returns its contestants, with side, seconds and bytes of each, and the
 ratios. Speed is their best median divided by our best; memory is ours divided by theirs.
@@ -24,6 +24,7 @@ from benchmarks.comparison.theirs import (
     AUTOCAST,
     AUTOCAST_CHECKPOINTING,
     BF16,
+    BF16_BEST_COMPILED,
     BF16_CHANNELS_LAST,
     BF16_CHANNELS_LAST_COMPILED,
     BF16_CHECKPOINTING,
@@ -39,9 +40,21 @@ META = torch.device("meta")
 LIMIT_BYTES = 30 * GIB  # of case 4: available on a 32 GB card
 ADAM_BYTES_PER_PARAMETER = 12  # fp32 weight and both moments
 
-# Sides of the image in px (cases 1 to 6 and 10), of the feature map in px (7 and 8), tokens (9).
-SMALL = {1: 96, 2: 256, 3: 64, 4: 128, 5: 64, 6: 64, 7: 256, 8: 64, 9: (1024, 4096), 10: 128}
-LARGE = {1: 512, 2: 1024, 3: 2048, 4: 2048, 5: 2048, 6: 1024, 7: 1024, 8: 512, 9: (16384, 65536), 10: 1024}
+# Sides of the image in px (cases 1 to 6, 10, 11), of the feature map in px (7 and 8), tokens (9).
+SMALL = {1: 96, 2: 256, 3: 64, 4: 128, 5: 64, 6: 64, 7: 256, 8: 64, 9: (1024, 4096), 10: 128, 11: 128}
+LARGE = {
+    1: 512,
+    2: 1024,
+    3: 2048,
+    4: 2048,
+    5: 2048,
+    6: 1024,
+    7: 1024,
+    8: 512,
+    9: (16384, 65536),
+    10: 1024,
+    11: 1024,
+}
 BATCH = {"small": {1: 1, 5: 4}, "large": {1: 4, 5: 4}}
 
 
@@ -119,7 +132,7 @@ def _memory(work: Work, pairs: list[tuple[str, Variant]]) -> dict[str, Any]:
 
 def _plain(bench: Bench) -> list[Variant]:
     """Their variants without checkpointing."""
-    compiled = [BF16_COMPILED, BF16_CHANNELS_LAST_COMPILED] if bench.compile else []
+    compiled = [BF16_BEST_COMPILED, BF16_CHANNELS_LAST_COMPILED, BF16_COMPILED] if bench.compile else []
     return [AUTOCAST, BF16, BF16_CHANNELS_LAST, *compiled]
 
 
@@ -241,12 +254,12 @@ def case_6(bench: Bench) -> dict[str, Any]:
 
 def case_7(bench: Bench) -> dict[str, Any]:
     """GroupNorm and SiLU, forward and backward, 128 channels"""
-    return operations.compare_norm_silu(bench.stopwatch, (bench.sizes(7), LARGE[7]))
+    return operations.compare_norm_silu(bench.stopwatch, (bench.sizes(7), LARGE[7]), bench.compile)
 
 
 def case_8(bench: Bench) -> dict[str, Any]:
     """Nearest-neighbor upsampling by two and 3x3 convolution, forward and backward, 256 channels"""
-    return operations.compare_upsample(bench.stopwatch, (bench.sizes(8), LARGE[8]))
+    return operations.compare_upsample(bench.stopwatch, (bench.sizes(8), LARGE[8]), bench.compile)
 
 
 def case_9(bench: Bench) -> dict[str, Any]:
@@ -259,6 +272,12 @@ def case_10(bench: Bench) -> dict[str, Any]:
     return operations.compare_lpips(bench.stopwatch, Work(bench.sizes(10)), Work(LARGE[10]))
 
 
-CASES = dict(
-    enumerate((case_1, case_2, case_3, case_4, case_5, case_6, case_7, case_8, case_9, case_10), start=1)
-)
+def case_11(bench: Bench) -> dict[str, Any]:
+    """Decoding of one image"""
+    works = (Work(px, perceptual=False) for px in (bench.sizes(11), LARGE[11]))
+    variants = [BF16, BF16_CHANNELS_LAST, *[BF16_BEST_COMPILED] * bench.compile]
+    return operations.compare_decoding(bench.stopwatch, *works, variants)
+
+
+ALL = (case_1, case_2, case_3, case_4, case_5, case_6, case_7, case_8, case_9, case_10, case_11)
+CASES = dict(enumerate(ALL, start=1))

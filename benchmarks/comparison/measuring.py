@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_hour.case import rounded
+from benchmarks.comparison.tables import rounded
 from vae.memory.live_bytes import LiveBytes
 
 Run = Callable[[], Any]
@@ -44,7 +44,7 @@ class Measured:
 
     @property
     def side(self) -> str:
-        return "ours" if self.name.startswith("ours ") else "theirs"
+        return "ours" if self.name.split()[0] == "ours" else "theirs"
 
     @property
     def median(self) -> float | None:

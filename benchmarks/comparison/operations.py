@@ -1,4 +1,4 @@
-"""Cases 7 to 10: single operations and LPIPS, forward and backward, compared with those of diffusers' model.
+"""Cases 7 to 11: single operations and LPIPS, forward and backward, and decoding, compared with diffusers.
 
 Shapes: B images, C channels, H x W pixels, N tokens.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.comparison.cuda_rules import CudaRules
 from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes, speed_of_best
 from benchmarks.comparison.ours import Ours
-from benchmarks.comparison.theirs import build_lpips
+from benchmarks.comparison.theirs import FASTEST_MODE, Theirs, Variant, build_lpips
 from benchmarks.comparison.work import SEED, Work
 from vae.losses.perceptual import build_perceptual
 from vae.ops.attention import attention
@@ -26,7 +26,9 @@ GROUPS, EPS = 32, 1e-6
 NORM_SHAPES = ((128,), (128,))  # weight and bias
 UPSAMPLE_SHAPES = ((256, 256, 3, 3), (256,))
 ATTENTION_WIDTH = 512
-LAYOUTS = {"bf16": torch.contiguous_format, "bf16 channels_last": torch.channels_last}
+OWN_NHWC_NORM = "PyTorch's own channels-last GroupNorm"
+NHWC = "bf16 channels_last"
+LAYOUTS = {"bf16": torch.contiguous_format, NHWC: torch.channels_last}
 
 
 def _random(shape: tuple[int, ...], device: torch.device, scale: float = 1.0) -> Tensor:
@@ -78,8 +80,9 @@ def _compare(
     ours: Callable[..., Tensor],
     theirs: Callable[..., Tensor],
     sides: tuple[int, int],
+    compiled: bool = False,
 ) -> dict[str, Any]:
-    """Compare both sides in both layouts, and the fastest layout of each side.
+    """Compare both sides in both layouts, theirs also `compiled` in NHWC, and the fastest of each side.
 
     `sides` are those of the square map for timing, and for counting (there parameters are negligible).
     """
@@ -96,6 +99,11 @@ def _compare(
             leaves = _leaves(shapes, counted_px, layout, META, side == "ours")
             saved = saved_bytes(partial(call, *leaves), leaves[1:])
             facts[f"{side} {name}"] = {"saved_bytes": saved}
+    if compiled:
+        name = f"PyTorch {NHWC} compile"
+        build = partial(_compiled_run, theirs, shapes, px, stopwatch.device)
+        contestants.append(Contestant(name, build, optional=True))
+        facts[name] = {}
     leaves = _leaves(shapes, counted_px, torch.contiguous_format, META, False)
     with CudaRules(autocast=True):
         autocast_saved = saved_bytes(partial(theirs, *leaves), leaves[1:])
@@ -121,18 +129,52 @@ def _compare(
     }
 
 
-def compare_norm_silu(stopwatch: Stopwatch, sides: tuple[int, int]) -> dict[str, Any]:
+def _compiled_run(
+    operation: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...], px: int, device: torch.device
+) -> Callable[[], None]:
+    leaves = _leaves(shapes, px, torch.channels_last, device, False)
+    call = torch.compile(operation, dynamic=False, mode=FASTEST_MODE)
+    return _forward_backward(lambda: call(*leaves), leaves)
+
+
+def _our_norm_silu(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return group_norm_silu(h, weight, bias, GROUPS, EPS)
+
+
+def has_nhwc_group_norm(device: torch.device) -> bool:
+    """Whether PyTorch's GroupNorm keeps channels_last in both directions; otherwise it copies to NCHW."""
+    h, weight, bias = _leaves(NORM_SHAPES, 8, torch.channels_last, device, False)
+    out = F.group_norm(h, GROUPS, weight, bias, EPS)
+    (grad,) = torch.autograd.grad(out, h, torch.ones_like(h))
+    return all(t.is_contiguous(memory_format=torch.channels_last) for t in (out, grad))
+
+
+def compare_norm_silu(stopwatch: Stopwatch, sides: tuple[int, int], compiled: bool) -> dict[str, Any]:
     """Case 7: GroupNorm with 32 groups, then SiLU."""
+    found = _compare(stopwatch, NORM_SHAPES, _our_norm_silu, _norm_silu, sides, compiled)
+    row = {"side": "theirs", "failure": f"not in PyTorch {torch.__version__}"}
+    if has_nhwc_group_norm(stopwatch.device):
+        row = found["contestants"][f"PyTorch {NHWC}"]
+    found["contestants"][OWN_NHWC_NORM] = row
+    return found
 
-    def ours(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return group_norm_silu(h, weight, bias, GROUPS, EPS)
 
-    return _compare(stopwatch, NORM_SHAPES, ours, _norm_silu, sides)
+def norm_ways(px: int, device: torch.device, compiled: bool) -> dict[str, Callable[[], None]]:
+    """GroupNorm and SiLU in NHWC, forward and backward: ours, PyTorch's, and PyTorch's compiled."""
+    calls = {"ours": _our_norm_silu}
+    calls[OWN_NHWC_NORM if has_nhwc_group_norm(device) else "PyTorch, which copies to NCHW"] = _norm_silu
+    if compiled:
+        calls["PyTorch, compiled"] = torch.compile(_norm_silu, dynamic=False)
+    runs = {}
+    for name, call in calls.items():
+        leaves = _leaves(NORM_SHAPES, px, torch.channels_last, device, name == "ours")
+        runs[name] = _forward_backward(partial(call, *leaves), leaves)
+    return runs
 
 
-def compare_upsample(stopwatch: Stopwatch, sides: tuple[int, int]) -> dict[str, Any]:
+def compare_upsample(stopwatch: Stopwatch, sides: tuple[int, int], compiled: bool) -> dict[str, Any]:
     """Case 8: upsamples a map of `sides` px by two, then a 3x3 convolution."""
-    return _compare(stopwatch, UPSAMPLE_SHAPES, upsample_conv, _upsample_conv, sides)
+    return _compare(stopwatch, UPSAMPLE_SHAPES, upsample_conv, _upsample_conv, sides, compiled)
 
 
 def _attention_run(device: torch.device, tokens: int, mine: bool) -> Callable:
@@ -219,5 +261,58 @@ def compare_lpips(stopwatch: Stopwatch, work: Work, counted_at: Work) -> dict[st
             f"ours bf16 / {name}": round(rows["ours bf16"]["counted_bytes"] / rows[name]["counted_bytes"], 4)
             for name in ("lpips bf16", "lpips autocast")
         },
+        **speed_of_best(measured),
+    }
+
+
+def _decoder_run(work: Work, device: torch.device, variant: Variant | None) -> Callable[[], Tensor]:
+    """Decoding of the same latents: ours, or diffusers' in this variant, with bf16 weights."""
+    latents = work.noise(device).to(torch.bfloat16)
+    if variant is None:
+        model = Ours(work, device).networks.autoencoder
+        latents = latents.contiguous(memory_format=torch.channels_last)
+        decode: Callable[[Tensor], Tensor] = model.decode
+    else:
+        side = Theirs(work, device, variant)
+        latents = latents.contiguous(memory_format=side.layout)
+        decode = partial(_their_decode, side)
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            return decode(latents)
+
+    return run
+
+
+def _their_decode(side: Theirs, latents: Tensor) -> Tensor:
+    with side.precision():
+        return side.vae.decode(latents).sample
+
+
+def decoders(
+    work: Work, device: torch.device, variants: list[Variant]
+) -> dict[str, Callable[[], Callable[[], Tensor]]]:
+    """Builders of our decoding and of diffusers', by name."""
+    builds = {"ours": partial(_decoder_run, work, device, None)}
+    return builds | {f"diffusers {v.name}": partial(_decoder_run, work, device, v) for v in variants}
+
+
+def compare_decoding(
+    stopwatch: Stopwatch, work: Work, counted_at: Work, variants: list[Variant]
+) -> dict[str, Any]:
+    """Case 11: their fastest variants, eager and compiled; bytes are counted at `counted_at`."""
+    optional = {f"diffusers {v.name}": v.compiled for v in variants}
+    builds = decoders(work, stopwatch.device, variants)
+    contestants = [Contestant(n, build, optional.get(n, False)) for n, build in builds.items()]
+    measured = stopwatch.compare(contestants)
+    on_meta = decoders(counted_at, META, [v for v in variants if not v.compiled])
+    bytes_of = {name: counted(build()) for name, build in on_meta.items()}
+    rows = {name: {**m.as_dict(), **bytes_of.get(name, {})} for name, m in measured.items()}
+    mine = bytes_of.pop("ours")["counted_bytes"]
+    return {
+        "image_size": work.image_size,
+        "memory_counted_at": {"image_size": counted_at.image_size, "batch": counted_at.batch},
+        "contestants": rows,
+        "memory": {f"ours / {n}": round(mine / facts["counted_bytes"], 4) for n, facts in bytes_of.items()},
         **speed_of_best(measured),
     }

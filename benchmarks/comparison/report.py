@@ -11,11 +11,12 @@ import torch
 
 from benchmarks.comparison.cases import CASES, Bench
 from benchmarks.comparison.goals import judge
-from benchmarks.first_hour.case import ROOT, markdown
+from benchmarks.comparison.tables import markdown
 from vae.checks.packages import installed
 from vae.system.gpus import match_card
 from vae.system.host import GIB
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("torch", "torchvision", "diffusers", "lpips", "triton")
 
 

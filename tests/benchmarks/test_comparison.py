@@ -198,7 +198,7 @@ def test_goals_are_compared_with_the_figures():
 @pytest.mark.parametrize(
     ("words", "tokens"),
     [
-        (["--cases", "11"], ["--cases", "11", "1 to 10"]),
+        (["--cases", "12"], ["--cases", "12", "1 to 11"]),
         (["--rounds", "0"], ["--rounds", "0", "at least 1"]),
         (["--out", "no_such_folder/x.json"], ["no_such_folder does not exist", "create it"]),
         (["--out", "."], [". is a folder", "give a file"]),

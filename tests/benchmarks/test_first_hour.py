@@ -1,162 +1,152 @@
-"""The first hour on a card: records that continue, chosen values, and a run on the null GPU."""
+"""The first hour on a card: parts that fail, end late and continue, and what is read of their output."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.first_hour import case as first_hour_case
-from benchmarks.first_hour.case import Settings, computes
-from benchmarks.first_hour.choose import attention_queries, choose, norm_constants, reserve_mib
-from benchmarks.first_hour.parts import PARTS
-from benchmarks.first_hour.record import DONE, FAILED, NOT_REACHED, OtherMachineError, Record
-from benchmarks.first_hour.run_part import run_part
-from benchmarks.first_hour.summary import BEGIN, DOCS, END, between_markers
+from benchmarks import first_hour, first_hour_parts
+from benchmarks.first_hour_parts import NO_ARITHMETIC, PARTS, Case, Machine
 from tests.harness.runs import ROOT, run_script
-from tests.harness.waiting import wait_until
-from tests.null_gpu.build import environment
 from tests.null_gpu.child import needs_null_gpu, run_on_null_gpu
-from vae.ops import attention
 
-MACHINE = {"card": "H100", "versions": {"torch": "2.15"}, "quick": False, "commit": "abc", "date": "today"}
-QUICK = Settings(ROOT, quick=True, data_path=None)
+CARD = Machine(has_card=True, computes=True, quick=False, data_path=ROOT)
 
 
-def open_record(folder, **changes) -> Record:
-    return Record.open(folder, 3, "title", {**MACHINE, **changes})
+def case(name: str, program: str, **options) -> Case:
+    return Case(name, [sys.executable, "-c", program], lambda folder, printed: json.loads(printed), **options)
 
 
-def test_record_continues_and_forgets_what_is_not_done(tmp_path):
-    record = open_record(tmp_path)
-    record.begin("a")
-    assert Record.read(tmp_path, 3).running == "a"
-    record.end("a", DONE, 1.0, result={"figure": float("nan"), "verdict": "ok"})
-    record.end("b", FAILED, error="RuntimeError: no")
-    record.end("c", NOT_REACHED, needs_seconds=9)
-    record.begin("d")  # the process is killed here
-    again = open_record(tmp_path, commit="def", date="tomorrow")
-    assert again.problems() == ["b: failed", "c: not reached"]
-    again.forget_unfinished()
-    assert list(open_record(tmp_path).cases) == ["a"]
-    assert open_record(tmp_path).results() == {"a": {"figure": None, "verdict": "ok"}}
-    assert Record.read(tmp_path, 3).running is None
-    json.loads((tmp_path / "part_3.json").read_text(), parse_constant=pytest.fail)  # no NaN
+def run_main(monkeypatch, folder, *cases: Case, facts=(), minutes="8") -> tuple[int, dict]:
+    """The program with one part of these cases, on a described machine."""
+
+    def questions(machine, folder):
+        """Does it work?"""
+        return list(cases)
+
+    machine = {"cpu": "a CPU", "card": "H100", "cuda": "13", "cudnn": 9, "versions": {"torch": "2.15"}}
+    machine |= {"commit": "abc", "date": "today", "computes": True, **dict(facts)}
+    program = f"print({json.dumps(json.dumps(machine))})"
+    monkeypatch.setattr(first_hour, "DESCRIBE", program)
+    monkeypatch.setattr(first_hour, "PARTS", {"part": questions})
+    words = ["--out", str(folder), "--data_path", str(ROOT), "--minutes", minutes]
+    monkeypatch.setattr(sys, "argv", ["first_hour.py", *words])
+    code = first_hour.main()
+    return code, json.loads((folder / "part.json").read_text())["cases"]
 
 
-@pytest.mark.parametrize("changed", [{"card": "H200"}, {"versions": {"torch": "3"}}, {"quick": True}])
-def test_results_of_different_machines_are_not_mixed(tmp_path, changed):
-    open_record(tmp_path).write()
-    with pytest.raises(OtherMachineError, match=f"{next(iter(changed))}.*use another folder"):
-        open_record(tmp_path, **changed)
+def test_a_case_that_fails_does_not_stop_the_others_and_runs_again(tmp_path, monkeypatch, capsys):
+    good = case("good", 'print("{\\"figure\\": 3}")')
+    bad = case("bad", "raise RuntimeError('CUDA error')")
+    wrong = case("wrong", 'print("{\\"verdict\\": \\"WRONG\\"}"); raise SystemExit(1)', codes=(0, 1))
+    garbled = case("garbled", "print('no JSON')")
+    code, found = run_main(monkeypatch, tmp_path, bad, garbled, good, wrong)
+    states = {name: entry["status"] for name, entry in found.items()}
+    assert states == {"bad": "failed", "garbled": "failed", "good": "done", "wrong": "done"}
+    assert found["bad"]["error"] == "exit code 1: RuntimeError: CUDA error"
+    assert found["good"]["result"] == {"figure": 3}
+    assert code == 1
+    assert "run again: part, wrong: WRONG" in capsys.readouterr().out
+    assert "| good | done | 3 |" in (tmp_path / "measurements.md").read_text()
+
+    again = [case("good", "raise RuntimeError('kept, so it does not run')"), case("bad", "print({})")]
+    code, found = run_main(monkeypatch, tmp_path, *again)
+    assert (code, found["good"]["result"], found["bad"]["status"]) == (0, {"figure": 3}, "done")
 
 
-def fake_part(*cases) -> SimpleNamespace:
-    return SimpleNamespace(TITLE="title", cases=lambda settings: list(cases), table=lambda results: [])
+def test_a_part_ends_at_its_limit(tmp_path, monkeypatch):
+    endless = case("endless", "import time; time.sleep(600)")
+    code, found = run_main(monkeypatch, tmp_path, endless, case("next", "print({})"), minutes="0.01")
+    assert "--minutes" in found["endless"]["error"]
+    assert found["endless"]["seconds"] < 60
+    assert found["next"]["status"] == "not reached"
+    assert code == 1
 
 
-def run_fake(monkeypatch, folder, *cases, seconds=100.0) -> Record:
-    """Run a part with these cases on the CPU; the parts that exist need a card."""
-    monkeypatch.setitem(PARTS, 3, fake_part(*cases))
-    monkeypatch.setattr("benchmarks.first_hour.run_part.machine", lambda quick: MACHINE)
-    monkeypatch.setattr("benchmarks.first_hour.run_part._card_is_usable", lambda: True)
-    monkeypatch.setattr("benchmarks.first_hour.run_part.use_the_kernels_of_the_trainer", lambda: None)
-    settings = Settings(folder, quick=False, data_path=None, deadline=time.monotonic() + seconds)
-    assert run_part(3, settings) == 0
-    return Record.read(folder, 3)
+@pytest.mark.parametrize("changed", [{"card": "H200"}, {"versions": {"torch": "3"}}])
+def test_results_of_different_machines_are_not_mixed(tmp_path, monkeypatch, changed):
+    run_main(monkeypatch, tmp_path, case("good", "print({})"))
+    with pytest.raises(SystemExit, match=f"{next(iter(changed))}.*use another folder"):
+        run_main(monkeypatch, tmp_path, facts=changed)
 
 
-def test_a_case_that_fails_or_does_not_fit_does_not_stop_the_others(tmp_path, monkeypatch):
-    def failing(settings):
-        raise RuntimeError("CUDA error")
-
-    runs = []
-    good = first_hour_case.Case("good", 1, lambda s: runs.append(1) or {"verdict": "ok"})
-    long = first_hour_case.Case("long", 1000, lambda s: {"verdict": "ok"})
-    record = run_fake(monkeypatch, tmp_path, first_hour_case.Case("bad", 1, failing), long, good)
-    states = {name: case["status"] for name, case in record.cases.items()}
-    assert states == {"bad": FAILED, "long": NOT_REACHED, "good": DONE}
-    assert "RuntimeError: CUDA error" in record.cases["bad"]["error"]
-    record.forget_unfinished()
-    record = run_fake(monkeypatch, tmp_path, long, good, seconds=2000.0)
-    assert {name: case["status"] for name, case in record.cases.items()} == {"good": DONE, "long": DONE}
-    assert len(runs) == 1
+def write_losses(run, losses) -> None:
+    run.mkdir(parents=True)
+    records = [{"kind": "train", "step": step, "loss": loss} for step, loss in enumerate(losses, start=1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def test_device_that_computes_nothing_is_recognized(monkeypatch):
-    computes.cache_clear()
-    monkeypatch.setattr(first_hour_case, "DEVICE", "cpu")
-    assert computes()
-    computes.cache_clear()
-    monkeypatch.setattr(first_hour_case, "DEVICE", "meta")
-    monkeypatch.setattr("torch.Tensor.item", lambda tensor: 0.0)
-    assert not computes()
-    assert first_hour_case.verdict(False) == "no arithmetic"
-    computes.cache_clear()
+@pytest.mark.parametrize(
+    ("losses", "computes", "verdict"),
+    [
+        ([1.01, 2.0], True, "ok"),
+        ([1.03, 2.0], True, "WRONG"),
+        ([None, 2.0], True, "WRONG"),
+        ([0.0, 0.0], False, NO_ARITHMETIC),
+    ],
+)
+def test_losses_of_a_card_are_those_of_the_cpu(tmp_path, losses, computes, verdict):
+    write_losses(tmp_path / "cpu" / "run", [1.0, 2.0])
+    write_losses(tmp_path / "fp32" / "run", losses)
+    machine = Machine(has_card=True, computes=computes, quick=False, data_path=ROOT)
+    cases = {case.name: case for case in PARTS["correctness"](machine, tmp_path)}
+    assert cases["fp32"].read(tmp_path / "fp32", "")["verdict"] == verdict
 
 
-def test_launch_shapes_are_chosen_only_if_they_are_faster():
-    start = {"TILE_ELEMENTS": 4096, "COLUMNS": 128}
-
-    def found(ms: float) -> dict:
-        best = {**start, "TILE_ELEMENTS": 8192}
-        tried = [
-            {"constants": start, "ms": 10.0},
-            {"constants": best, "ms": ms},
-            {"constants": {}, "error": "-"},
-        ]
-        return {"norm, launch shapes": {"tried": tried, "start": start, "best": best}}
-
-    assert norm_constants(found(9.0)) == {"TILE_ELEMENTS": 8192}
-    assert norm_constants(found(9.9)) == {}  # within the noise
-    assert norm_constants({}) == {}
+def test_losses_without_those_of_the_cpu_are_a_failure(tmp_path):
+    write_losses(tmp_path / "fp32" / "run", [1.0])
+    cases = {case.name: case for case in PARTS["correctness"](CARD, tmp_path)}
+    with pytest.raises(ValueError, match="0 of the CPU"):
+        cases["fp32"].read(tmp_path / "fp32", "")
 
 
-def test_queries_of_attention_are_the_fastest_over_large_images():
-    current, other = f"{attention.QUERIES_PER_CHANNEL} queries per channel", "3 queries per channel"
-    results = {
-        "attention, 1024 tokens": {"1 queries per channel": {"both_ms": 1.0}},
-        "attention, 16384 tokens": {current: {"both_ms": 5.0}, other: {"both_ms": 5.1}},
-        "attention, 65536 tokens": {current: {"both_ms": 90.0}, other: {"both_ms": 60.0}},
-    }
-    assert attention_queries(results) == {"QUERIES_PER_CHANNEL": 3}
-    results["attention, 65536 tokens"][other]["both_ms"] = 89.0
-    assert attention_queries(results) == {}
+@pytest.mark.parametrize(
+    ("printed", "verdict"),
+    [
+        ("...\n3 passed, 4 deselected in 0.5s\n", "ok"),
+        ("FAILED tests/test_x.py::test_y - assert\n1 failed, 3 passed in 0.5s\n", "WRONG"),
+        ("ERROR tests/test_x.py - ImportError\n1 error in 0.5s\n", "WRONG"),
+    ],
+)
+def test_verdict_of_the_tests(tmp_path, printed, verdict):
+    (case,) = PARTS["tests"](CARD, tmp_path)
+    assert case.read(tmp_path, printed)["verdict"] == verdict
 
 
-def test_reserve_covers_gaps_and_late_libraries():
-    memory = {
-        "1024 px, expandable": {"reserved_gib": 13.75, "predicted_gib": 13.5},
-        "1024 px, default": {"reserved_gib": 20.0, "predicted_gib": 13.5},
-        "4096 px, expandable": {"predicted_gib": 40.0},  # out of memory
-    }
-    assert reserve_mib({"lazy": {"growth_after_planning_mib": 100}}, memory) == 384  # 256 + 100, rounded up
-    assert reserve_mib({}, memory) is None
-    assert choose({}) == {"constants": {}}
+def test_figures_of_a_run_leave_out_its_warmup(tmp_path):
+    rows = [(3, 1.0), (6, 2.0), (9, 30.0), (12, 32.0), (15, 50.0)]
+    records = [{"kind": "train", "step": step, "loss": 1.0, "images_per_second": rate} for step, rate in rows]
+    records.append({"kind": "memory", "predicted_peak_gib": 2.0, "memory_reserved_gib": 1.9})
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    found = first_hour_parts._figures(tmp_path)
+    assert (found["images_per_second"], found["reserved_over_predicted"], found["steps"]) == (32.0, 0.95, 15)
 
 
-def test_page_and_readme_have_the_places_that_the_first_hour_needs():
-    page = DOCS.read_text(encoding="utf-8")
-    changed = between_markers(page, "new\n")
-    assert f"{BEGIN}\nnew\n{END}" in changed
-    assert between_markers(changed, "new\n") == changed
+def test_flags_of_all_cases_exist(tmp_path):
+    known = set(re.findall(r"--[\w-]+", (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")))
+    for build in PARTS.values():
+        for found in build(CARD, tmp_path):
+            if "train_vae.py" in found.words:
+                flags = {word for word in found.words if word.startswith("--")}
+                flags -= {"--tool", "--error-exitcode"}  # of compute-sanitizer
+                assert {flag.replace("--no-", "--") for flag in flags} <= known, found.name
+
+
+def test_readme_describes_the_parts():
     readme = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     section = readme.partition("## The first hour on a card")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| (\d) \|", section, re.M) == [str(number) for number in PARTS]
+    assert re.findall(r"^\| `(\w+)` \| .*\?", section, re.M) == list(PARTS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "tokens"),
     [
-        (["--parts", "9"], ["--parts", "9"]),
+        (["--parts", "nine"], ["--parts", "nine"]),
         (["--data_path", "no_such_folder"], ["--data_path no_such_folder", "not a folder"]),
-        (["--parts", "1"], ["no CUDA device"]),
+        ([], ["no CUDA device", "--quick"]),
     ],
 )
 def test_user_mistakes_are_one_line(tmp_path, words, tokens):
@@ -166,68 +156,24 @@ def test_user_mistakes_are_one_line(tmp_path, words, tokens):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+def test_training_and_resume_on_a_cpu(tmp_path):
+    words = ("--out", str(tmp_path), "--quick", "--parts", "training")
+    done = run_script("benchmarks/first_hour.py", *words)
+    found = json.loads((tmp_path / "training.json").read_text())["cases"]
+    assert [entry["result"]["steps"] for entry in found.values()] == [4, 6], done.stdout
+
+
 @needs_null_gpu
-def test_interrupted_part_continues_on_the_null_gpu(tmp_path):
-    """Killed after its first case; the same command keeps this case and finishes. No figure is believed."""
-    words = ["benchmarks/first_hour.py", "--out", str(tmp_path), "--quick", "--parts", "6"]
-    child = {**environment(sm=90), "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, env=child, stdout=subprocess.DEVNULL, start_new_session=True
+def test_profiles_on_the_null_gpu(tmp_path):
+    """No figure is believed: this device computes nothing."""
+    run_on_null_gpu(
+        "benchmarks/first_hour.py", "--out", str(tmp_path), "--quick", "--parts", "profiles", sm=90
     )
-    wait_until(lambda: (record := Record.read(tmp_path, 6)) and record.cases and record.running, first)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    before = Record.read(tmp_path, 6)
-    run_on_null_gpu(*words, sm=90)
-    after = Record.read(tmp_path, 6)
-    assert 0 < len(before.cases) < len(after.cases) == len(PARTS[6].cases(QUICK))
-    assert all(after.cases[name] == case for name, case in before.cases.items())
-    assert after.content["machine"]["card"] == "NVIDIA H100 80GB HBM3"
-    assert {"driver", "cuda", "cudnn", "versions", "date", "commit"} <= set(after.content["machine"])
+    part = json.loads((tmp_path / "profiles.json").read_text())
+    assert part["machine"]["card"] == "NVIDIA H100 80GB HBM3"
+    with_graph, without = (entry["result"] for entry in part["cases"].values())
+    assert "CUDA graph" in with_graph["plan"]
+    assert "CUDA graph" not in without["plan"]
+    assert with_graph["reserved_gib"] > 0
     assert "computes nothing" in (tmp_path / "measurements.md").read_text()
-    assert json.loads((tmp_path / "measured.json").read_text())["constants"] == {}
-
-
-@needs_null_gpu
-def test_parts_make_the_step_of_the_trainer_with_and_without_a_cuda_graph():
-    program = """
-from benchmarks.first_hour.synchronization import sync_is_an_error
-from benchmarks.first_hour.trainer_step import WARMUP, TrainerStep
-
-for graph in (True, False):
-    step = TrainerStep.prepare(True, image_size=32, cuda_graph=graph)
-    for _ in range(WARMUP):
-        step()
-    with sync_is_an_error():
-        step()
-    captured = step.stepper.retry.settings.graph
-    print("graph", captured is not None and captured._captured is not None, step.stepper.state.position.step)
-"""
-    printed = run_on_null_gpu("-c", program).stdout
-    found = [line for line in printed.splitlines() if line.startswith("graph ")]
-    assert found == ["graph True 6", "graph False 6"]
-
-
-@needs_null_gpu
-def test_a_broken_kernel_makes_its_parts_say_failed(tmp_path):
-    """On the null GPU, which computes nothing: an exception is an exception all the same."""
-    program = """
-import sys
-from pathlib import Path
-from benchmarks.first_hour.case import Settings
-from benchmarks.first_hour.parts import PARTS
-from benchmarks.first_hour.run_part import run_part
-from vae.ops import norm_triton
-
-def normalize(*_):
-    raise RuntimeError("does not compile")
-
-norm_triton.normalize = normalize
-for number, first in ((2, 1), (3, 1), (6, 2)):  # some cases of each
-    PARTS[number].cases = lambda settings, cases=PARTS[number].cases, first=first: cases(settings)[:first]
-    assert run_part(number, Settings(Path(sys.argv[1]), quick=True, data_path=None)) == 0
-"""
-    run_on_null_gpu("-c", program, str(tmp_path))
-    for number in (2, 3, 6):
-        for case in Record.read(tmp_path, number).cases.values():
-            assert (case["status"], "norm" in case["error"]) == (FAILED, True)

@@ -16,7 +16,7 @@ def test_launches_of_a_step(record_property: Any):
 
     The ratios of host times are only recorded: no test depends on the speed of a machine.
     """
-    words = ("benchmarks/launches.py", "--px", "1024", "--steps", "3", "--json")
+    words = ("benchmarks/launches.py", "--what", "step", "--px", "1024", "--steps", "3", "--json")
     costs = json.loads(run_on_null_gpu(*words, gib=128).stdout)
     ours, graph, theirs = costs.values()
     record_property("launches, ratio", ours["launches"] / theirs["launches"])
