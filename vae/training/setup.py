@@ -35,7 +35,7 @@ from vae.training.checkpoints.older import add_shuffle_shards, convert_kl_weight
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum
+from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
 from vae.training.precheck import Given, check_command
@@ -349,6 +349,7 @@ def _networks(
     if compiled:
         for module in filter(None, (state.autoencoder, state.discriminator)):
             compile_in_place(module)
+    check_same_networks([n for n in (state.autoencoder, state.discriminator) if n], dist)
     for network in filter(None, (state.autoencoder, state.ema, state.discriminator)):
         dist.broadcast(network)
     channels_last = config.speed.channels_last
