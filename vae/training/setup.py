@@ -15,6 +15,7 @@ from vae.config.resolve import (
     check_shape,
     check_views,
     resolve,
+    with_local_batch,
 )
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
@@ -25,13 +26,14 @@ from vae.losses.terms import LossTerms, build_terms
 from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import choose_kernels
 from vae.sampling.buckets import bucket_shapes
+from vae.sampling.streams import streams_of_process
 from vae.step import Networks, trained_networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
-from vae.training.checkpoints.older import add_shuffle_shards, convert_kl_weight
+from vae.training.checkpoints.older import convert_kl_weight, keep_order
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
@@ -71,7 +73,7 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     """Check everything and build the run; raises UserError, with nothing written, if something is wrong."""
     check_command(given)
     options = resolve_options(given, dist.device)
-    config, given, content = options.config, options.given, options.content
+    config, given, content = with_local_batch(options.config, dist.world_size), options.given, options.content
     stages, position = _stages(config, given, content)
     config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
@@ -178,7 +180,7 @@ def resolve_options(given: Given, device: torch.device) -> ResolvedOptions:
     path, content = checkpoint or (None, None)
     if content is not None:
         convert_kl_weight(content, "kl_weight" in given)
-        add_shuffle_shards(content)
+        keep_order(content)
     config = _resolve(given, content, device)
     if content is None:
         check_encoder(config, given)
@@ -206,6 +208,8 @@ def _stages(config: Config, given: Given, content: dict[str, Any] | None) -> tup
     if given.get("profile"):
         console.info(f"note: --profile {given['profile']} does not change a resumed run: use flags instead")
     saved = [Stage(**stage) for stage in content["stages"]]
+    if config.run.global_batch_size is not None:  # the saved stage may have had another number of processes
+        given = {**given, "batch_size": config.run.batch_size}
     return resumed_stages(saved, Position(**content["position"]), config, given)
 
 
@@ -284,11 +288,10 @@ def _check_stages(
             f"{config.data.val_split}: add images, or use --val_split 0"
         )
     if streams and streams % dist.world_size:
-        fewer = next(n for n in range(dist.world_size, 0, -1) if streams % n == 0)
-        raise DataError(
-            f"--data_streams: the {console.counted(streams, 'stream')} of {data_path} cannot be "
-            f"divided among {dist.world_size} processes: start fewer of them, such as "
-            f"--nproc_per_node {fewer}, or begin a new run with another --data_streams"
+        times = streams_of_process(streams, dist.world_size) * dist.world_size // streams
+        console.info(
+            f"note: {dist.world_size} processes do not divide the {console.counted(streams, 'stream')} of "
+            f"{data_path}: the samples are the same, but {times} processes read each shard"
         )
     largest = global_batch = 0
     too_few = None
@@ -302,9 +305,10 @@ def _check_stages(
         images = stage.batch_size * config.run.accumulation_steps * dist.world_size
         if count < images and not too_few:
             factors = f"{config.run.accumulation_steps} accumulation x {dist.world_size} processes"
+            flag = "--global_batch_size" if config.run.global_batch_size else "--batch_size"
             too_few = (
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
-                "lower --batch_size or add images"
+                f"lower {flag} or add images"
             )
         largest, global_batch = max((largest, global_batch), (stage.image_size, images))
     if largest:  # an image that is usable at this size is usable in every stage
