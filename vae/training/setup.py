@@ -1,6 +1,7 @@
 """From given options to a run that is ready to train: everything is checked before anything is written."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
+from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.older import convert_kl_weight, keep_order
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.datasets import TrainingSet, find_images, with_aspects
@@ -72,7 +74,7 @@ Checkpoint = tuple[Path, dict[str, Any]]
 def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     """Check everything and build the run; raises UserError, with nothing written, if something is wrong."""
     check_command(given)
-    options = resolve_options(given, dist.device)
+    options = resolve_options(given, dist.device, dist)
     config, given, content = with_local_batch(options.config, dist.world_size), options.given, options.content
     stages, position = _stages(config, given, content)
     config = _keep_length(config, stages, position)
@@ -174,10 +176,17 @@ class ResolvedOptions:
     source: VaeFile | None  # of --init_from
 
 
-def resolve_options(given: Given, device: torch.device) -> ResolvedOptions:
-    """Combine the `given` options with the files that they name, the profile and the card."""
-    given, checkpoint = _find_checkpoint(given)
-    path, content = checkpoint or (None, None)
+def resolve_options(given: Given, device: torch.device, dist: Distributed | None = None) -> ResolvedOptions:
+    """Combine the `given` options with the files that they name, the profile and the card.
+
+    `dist`: the processes that call this together; None: only this one.
+    """
+    wanted, path, content = given.get("resume_from"), None, None
+    if wanted is not None:
+        find = partial(_find_checkpoint, given)
+        path, content = (from_main(find, dist) if dist else find()) or (None, None)
+    if path is not None and wanted != "latest":
+        given = {"output_dir": str(path.parent), **given}
     if content is not None:
         convert_kl_weight(content, "kl_weight" in given)
         keep_order(content)
@@ -235,19 +244,15 @@ def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> di
     )
 
 
-def _find_checkpoint(given: Given) -> tuple[Given, Checkpoint | None]:
-    """The checkpoint of --resume_from, and `given` with the output folder that it implies."""
-    wanted = given.get("resume_from")
-    if wanted is None:
-        return given, None
-    if wanted == "latest":
-        folder = Path(given.get("output_dir", Config().run.output_dir))
-        found = load_newest(folder) if folder.is_dir() else None
-        if found is None:
-            _no_checkpoint_yet(folder, "output_dir" in given)
-        return given, found
-    path, content = load_named(Path(wanted))
-    return {"output_dir": str(path.parent), **given}, (path, content)
+def _find_checkpoint(given: Given) -> Checkpoint | None:
+    """The checkpoint of --resume_from; None if there is none yet."""
+    if given["resume_from"] != "latest":
+        return load_named(Path(given["resume_from"]))
+    folder = Path(given.get("output_dir", Config().run.output_dir))
+    found = load_newest(folder) if folder.is_dir() else None
+    if found is None:
+        _no_checkpoint_yet(folder, "output_dir" in given)
+    return found
 
 
 def _no_checkpoint_yet(folder: Path, folder_given: bool) -> None:
