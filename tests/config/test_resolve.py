@@ -7,7 +7,7 @@ import pytest
 from vae.config.flags import parse_flags
 from vae.config.options import Config, build, flatten
 from vae.config.recipes import RECIPES, profile_table, recipe_values, suggested_profile
-from vae.config.resolve import PER_COMMAND, check_encoder, parse_progressive, resolve
+from vae.config.resolve import PER_COMMAND, check_encoder, parse_progressive, resolve, with_local_batch
 from vae.system.errors import UserError
 
 # The value that each source sets for one option, in order of precedence.
@@ -164,6 +164,37 @@ def test_demo_profile_is_larger_with_a_gpu():
 
 
 # --- stages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("whole", "processes", "accumulation", "local"),
+    [(64, 1, 1, 64), (64, 8, 2, 4), (63, 7, 3, 3), (6, 6, 1, 1)],
+)
+def test_global_batch_is_divided_among_processes(whole, processes, accumulation, local):
+    config = resolve({"global_batch_size": whole, "accumulation_steps": accumulation})
+    assert with_local_batch(config, processes).run.batch_size == local
+    resumed = resolve({}, checkpoint(global_batch_size=whole, accumulation_steps=accumulation, batch_size=99))
+    assert with_local_batch(resumed, processes).run.batch_size == local
+
+
+@pytest.mark.parametrize(("whole", "sizes"), [(64, "56 or 112"), (5, "56,")])
+def test_global_batch_that_does_not_divide_names_those_that_do(whole, sizes):
+    config = resolve({"global_batch_size": whole, "accumulation_steps": 2})
+    with pytest.raises(UserError, match=f"--global_batch_size {whole} .* 28 processes .*: use {sizes}"):
+        with_local_batch(config, 28)
+
+
+def test_global_batch_and_batch_per_device_exclude_each_other(tmp_path):
+    for other in ({"batch_size": 4}, {"progressive": "32:1:2"}):
+        with pytest.raises(UserError, match=f"--global_batch_size 8 and --{next(iter(other))}"):
+            resolve({"global_batch_size": 8, **other})
+    resumed = resolve({"batch_size": 3}, checkpoint(global_batch_size=8, adversarial_weight=0.0))
+    assert (resumed.run.batch_size, resumed.run.global_batch_size) == (3, None)
+    path = tmp_path / "config.json"  # of a run, which has both
+    path.write_text(json.dumps({"global_batch_size": 8, "batch_size": 4}))
+    file = {"config": str(path)}
+    assert parse_flags(["--config", str(path)]) == {**file, "global_batch_size": 8}
+    assert parse_flags(["--config", str(path), "--batch_size", "2"]) == {**file, "batch_size": 2}
 
 
 def test_progressive_list_is_parsed():

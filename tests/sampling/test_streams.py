@@ -1,10 +1,19 @@
 """The order of a sharded dataset: complete, local to streams, the same for every number of processes."""
 
+import math
+
 import numpy as np
 import pytest
 
 from vae.sampling.order import StepSampler
-from vae.sampling.streams import MIN_SAMPLES, StreamOrder, count_streams
+from vae.sampling.streams import (
+    MIN_SAMPLES,
+    MIN_SHARDS,
+    StreamOrder,
+    count_streams,
+    default_streams,
+    streams_of_process,
+)
 
 SHARDS = [37, 50, 41, 29, 60, 45, 33, 52]  # 347 samples
 STREAMS = 8
@@ -37,23 +46,27 @@ def test_stream_reads_few_shards():
         assert len(set(shards.tolist())) <= 3
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8, 12])
 def test_every_number_of_processes_sees_the_same_batches(world_size):
-    alone = list(StepSampler(StreamOrder(SHARDS, STREAMS, 3), 16))
+    alone = list(StepSampler(StreamOrder(SHARDS, STREAMS, 3), 24))
     ranks = [
-        StepSampler(StreamOrder(SHARDS, STREAMS, 3), 16 // world_size, r, world_size)
+        StepSampler(StreamOrder(SHARDS, STREAMS, 3), 24 // world_size, r, world_size)
         for r in range(world_size)
     ]
     together = [[key for part in parts for key in part] for parts in zip(*ranks, strict=True)]
     assert list(map(sorted, together)) == list(map(sorted, alone))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, 4, 6, 16])
 def test_process_reads_only_its_own_streams(world_size):
-    whole = epoch(0)
-    own = {sample for stream in range(1, STREAMS, world_size) for sample in whole[stream::STREAMS]}
-    sampler = StepSampler(StreamOrder(SHARDS, STREAMS, 3), 4, 1, world_size)
-    assert {index for batch in sampler for _, index, _ in batch} <= own
+    whole, order = epoch(0), StreamOrder(SHARDS, STREAMS, 3)
+    apart = math.gcd(STREAMS, world_size)
+    assert streams_of_process(STREAMS, world_size) == STREAMS // apart
+    own = {sample for stream in range(1, STREAMS, apart) for sample in whole[stream::STREAMS]}
+    read = [index for batch in StepSampler(order, 2, 1, world_size) for _, index, _ in batch]
+    assert set(read) <= own
+    shards = np.searchsorted(np.cumsum(SHARDS), read, side="right")
+    assert set(shards.tolist()) <= set(order.shards_ahead(0, 1, world_size))  # one window is an epoch here
 
 
 def test_resuming_reads_nothing_before_its_position():
@@ -76,6 +89,18 @@ def test_small_datasets_have_fewer_streams():
     assert count_streams(64 * MIN_SAMPLES - 1, 64) == 32
     assert count_streams(3, 64) == 1
     assert count_streams(10**10, 48) == 48
+
+
+def test_large_datasets_have_streams_that_many_processes_divide():
+    assert default_streams(3, 1) == 1
+    assert default_streams(24 * MIN_SAMPLES, 10) == 24
+    assert (
+        default_streams(10**6, 1000) == default_streams(10**6, 10) == 96
+    )  # a cache holds three shards of each
+    assert default_streams(10**8, 480 * MIN_SHARDS) == 480
+    assert default_streams(10**10, 10**7) == 6720
+    for nodes in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15):  # of eight cards
+        assert 6720 % (8 * nodes) == 0
 
 
 def same_shard_pairs(order: StreamOrder, shard: int, batch: int = 256) -> float:

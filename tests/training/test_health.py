@@ -63,10 +63,11 @@ def test_the_slowest_rank_waits_least_for_the_others():
             processes[-1].add(batch(1), sync_seconds)
     found = gathered(*processes, allreduces=(0.4, 0.4, 0.0)).processes()
     assert found == {
-        "sync_wait_share": pytest.approx((0.3 + 0.3 + 0.05) / 3),
-        "allreduce_share": pytest.approx(0.4 / 3),
-        "slowest_to_median": pytest.approx(1.9),
+        "skew_share": pytest.approx((0.5 + 0.5 + 0.05) / 3 - 0.05),
         "slowest_rank": 2,
+        "slowest_to_median": pytest.approx(1.9),
+        "seconds_by_rank": [1.0, 1.0, 1.9],
+        "network_share": pytest.approx(0.05),  # not the 0.4 s that the two wait for the third one
         "largest_data_wait_share": pytest.approx(0.2),
     }
 
@@ -106,4 +107,6 @@ def test_slow_rank_is_named(tiny, tmp_path):
     found = records(tmp_path / "run", "trainer")[1:]  # the first steps also start the processes
     assert [record["slowest_rank"] for record in found] == [1] * len(found)
     assert all(record["slowest_to_median"] > 1.2 for record in found)  # 2 is the most for two processes
-    assert all(record["allreduce_share"] + record["sync_wait_share"] > 0.2 for record in found)
+    assert all(record["seconds_by_rank"][1] > record["seconds_by_rank"][0] for record in found)
+    assert all(record["skew_share"] > record["network_share"] for record in found)
+    assert all(record["skew_share"] + record["network_share"] > 0.1 for record in found)

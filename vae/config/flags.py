@@ -18,7 +18,7 @@ from vae.config.options import (
     sections,
 )
 from vae.config.parser import OneLineParser
-from vae.config.resolve import LENGTHS
+from vae.config.resolve import BATCHES, LENGTHS
 from vae.config.values import base_type, check, from_json, is_list, nearest
 from vae.system import files
 from vae.system.errors import UserError
@@ -176,7 +176,7 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
             values[name] = " ".join(value)
         check(options[name], values[name])
     if values.get("config"):
-        values = {**_without_other_length(read_json(Path(values["config"])), values), **values}
+        values = {**_without_replaced(read_json(Path(values["config"])), values), **values}
     return values
 
 
@@ -191,13 +191,20 @@ def command_words(given: dict[str, Any]) -> list[str]:
     return words
 
 
-def _without_other_length(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """The values of a JSON file without a length of training that the flags replace by another kind."""
+def _without_replaced(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The values of a JSON file without lengths and batch sizes that flags replace by another kind."""
+    replaced: tuple[str, ...] = ()
     if "train_minutes" in flags:
-        return {name: value for name, value in loaded.items() if name not in LENGTHS}
-    if any(name in flags for name in LENGTHS):
-        return {name: value for name, value in loaded.items() if name != "train_minutes"}
-    return loaded
+        replaced = LENGTHS
+    elif any(name in flags for name in LENGTHS):
+        replaced = ("train_minutes",)
+    if "global_batch_size" in flags:
+        replaced += BATCHES
+    elif any(name in flags for name in BATCHES):
+        replaced += ("global_batch_size",)
+    elif loaded.get("global_batch_size") is not None:  # the config.json of a run has both
+        replaced += ("batch_size",)
+    return {name: value for name, value in loaded.items() if name not in replaced}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -168,15 +168,16 @@ class DataConfig:
         "folder of validation images, or a dataset.json, instead of --val_split",
         metavar="PATH",
     )
-    data_streams: int = option(
-        64,
-        "streams of a dataset of shards; every number of processes that divides it sees the same batches",
+    data_streams: int | None = option(
+        None,
+        "streams of a dataset of shards; shards are read once if the number of processes divides it",
+        unset="1 to 6720, by the numbers of images and shards",
         at_least=1,
     )
     shuffle_shards: int | None = option(
         None,
         "shards of a dataset whose images are mixed at a time, in all streams; more need a larger cache",
-        unset="256, and at least 4 per stream",
+        unset="256, and at least 1 per stream",
         at_least=1,
     )
     cache_dir: str | None = cache_dir_option()
@@ -466,6 +467,12 @@ class RunConfig:
     )
     new_stage: bool = option(False, "with --resume_from latest: start a new stage if the run is finished")
     batch_size: int = option(4, "images per device and optimizer step", at_least=1)
+    global_batch_size: int | None = option(
+        None,
+        "images of all devices per optimizer step, with accumulation, instead of --batch_size; a run that "
+        "is resumed with another number of devices keeps it",
+        at_least=1,
+    )
     accumulation_steps: int = option(
         1, "batches whose gradients are accumulated before each optimizer step", at_least=1
     )

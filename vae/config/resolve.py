@@ -1,7 +1,7 @@
 """Combine flags, checkpoint, profile and card into one Config, and check it. Pure functions of plain data."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from vae.config.options import MIN_IMAGE_SIZE, MIN_VIEW, Config, DataConfig, LossConfig, ModelConfig, build
@@ -19,6 +19,7 @@ PER_COMMAND = frozenset(
 )
 # Options that --train_minutes would contradict; any of them replaces the --train_minutes of a profile.
 LENGTHS = ("num_epochs", "max_steps", "progressive")
+BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
 SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in ("init", "init_from"))
 _DISCRIMINATOR_SHAPE = ("disc_channels", "disc_layers")
 
@@ -37,6 +38,8 @@ def resolve(
     inherited = {k: v for k, v in (checkpoint or {}).items() if k not in PER_COMMAND}
     if checkpoint is not None:
         check_same_model(given, checkpoint)
+    if any(given.get(name) is not None for name in BATCHES):
+        inherited.pop("global_batch_size", None)
     values = {**(card or {}), **(profile or {}), **inherited, **exclude_precisions(given)}
     if values.get("find_lr"):
         values["adversarial_weight"] = 0.0  # its losses do not fall
@@ -44,6 +47,7 @@ def resolve(
         values["train_minutes"] = given.get("train_minutes")
     config = build(values)
     check_length(given)
+    check_batch(given)
     check_together(config)
     return config
 
@@ -62,6 +66,32 @@ def check_length(given: dict[str, Any]) -> None:
             f"--train_minutes {given['train_minutes']:g} and --{name} {given[name]} both set the length of "
             "training: remove one of them"
         )
+
+
+def check_batch(given: dict[str, Any]) -> None:
+    """Raise UserError if --global_batch_size is given with another option for the size of batches."""
+    for name in BATCHES:
+        if given.get("global_batch_size") is not None and given.get(name) is not None:
+            raise UserError(
+                f"--global_batch_size {given['global_batch_size']} and --{name} {given[name]} both set the "
+                "size of a batch: remove one of them"
+            )
+
+
+def with_local_batch(config: Config, processes: int) -> Config:
+    """With the --batch_size that gives --global_batch_size, if it is set; UserError if it does not divide."""
+    whole, accumulation = config.run.global_batch_size, config.run.accumulation_steps
+    if whole is None:
+        return config
+    local, rest = divmod(whole, processes * accumulation)
+    if rest or not local:
+        below = local * processes * accumulation
+        sizes = " or ".join(str(size) for size in (below, below + processes * accumulation) if size)
+        raise UserError(
+            f"--global_batch_size {whole} cannot be divided among {processes} processes with "
+            f"--accumulation_steps {accumulation}: use {sizes}, or another number of either"
+        )
+    return replace(config, run=replace(config.run, batch_size=local))
 
 
 def check_encoder(config: Config, given: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ class Order(Protocol):
 
     @property
     def num_streams(self) -> int | None:
-        """What the number of processes has to divide; None: any number fits."""
+        """What a number of processes should divide; None: it does not matter."""
         ...
 
     def __len__(self) -> int: ...

@@ -3,10 +3,11 @@
 Each epoch permutes the shards and cuts their samples, in this order, into V streams of equal length. Within
 a stream, samples are permuted within windows. Those of all streams together have SHUFFLE_SHARDS shards, so
 few streams mix as well as many, with the same memory. Sample q of an epoch is the next one of stream q mod V.
-The process of rank r of W therefore reads only every W-th stream, and every W that divides V gives the same
-batches.
+So every number of processes W gives the same batches, and the process of rank r reads only the streams that
+are r modulo gcd(V, W): every W-th one if W divides V.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -14,9 +15,19 @@ import numpy as np
 
 from vae.sampling.order import permutation
 
-SHUFFLE_SHARDS = 256  # samples are permuted within so many shards, over all streams,
-WINDOW_SHARDS = 4  # and within at least so many of a stream, unless another number is given
+SHUFFLE_SHARDS = 256  # samples are permuted within so many shards, over all streams; one of each at least
 MIN_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
+MIN_SHARDS = 16  # of each of more than FEW_STREAMS: a cache holds about three shards of each of them
+FEW_STREAMS = 96
+# Many processes divide them: 48 those of 1, 2, 3 or 6 nodes of 8 cards, 96 also those of 4 and 12, 480 also
+# those of 5 and 10, and 6720 those of 1 to 8, 10, 12, 14 and 15 nodes.
+STREAMS = (1, 2, 4, 8, 16, 24, 48, FEW_STREAMS, 192, 480, 960, 3360, 6720)
+
+
+def default_streams(samples: int, shards: int) -> int:
+    """The largest number of STREAMS for which a dataset has enough samples and shards."""
+    most = max(FEW_STREAMS, shards // MIN_SHARDS)
+    return max(n for n in STREAMS if n == 1 or (n <= most and samples // n >= MIN_SAMPLES))
 
 
 def count_streams(samples: int, most: int) -> int:
@@ -25,6 +36,11 @@ def count_streams(samples: int, most: int) -> int:
     while count > 1 and (samples // count < MIN_SAMPLES):
         count //= 2
     return count
+
+
+def streams_of_process(streams: int, world_size: int) -> int:
+    """How many of the streams each process reads."""
+    return streams // math.gcd(streams, world_size)
 
 
 class StreamOrder:
@@ -43,8 +59,7 @@ class StreamOrder:
         self.seed = seed
         self.num_streams = num_streams
         self.length = int(self._counts.sum()) // num_streams  # of a stream
-        default = max(SHUFFLE_SHARDS, WINDOW_SHARDS * num_streams)
-        self.window_shards = max(1, (shuffle_shards or default) // num_streams)
+        self.window_shards = max(1, (shuffle_shards or SHUFFLE_SHARDS) // num_streams)
         self.window_length = max(1, min(self.length, self.window_shards * int(self._counts.mean())))
         self._windows: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # the last one of each stream
         self._shards = lru_cache(maxsize=2)(self._shard_order)  # of this epoch and the next one
@@ -83,7 +98,8 @@ class StreamOrder:
 
         Those of the current window come first.
         """
-        window, streams = self.window(position), range(position % world_size, self.num_streams, world_size)
+        apart = math.gcd(self.num_streams, world_size)
+        window, streams = self.window(position), range(position % apart, self.num_streams, apart)
         is_last = (window + 1) * self.window_length >= self.length
         places = [(epoch, window), (epoch + 1, 0) if is_last else (epoch, window + 1)]
         found = [self._window_shards(*place, stream) for place in places for stream in streams]

@@ -197,7 +197,7 @@ class RemoteShards:
         self._ahead.want([])
 
 
-def open_images(dataset: ShardedDataset, num_streams: int, cache: ShardCache | None) -> ShardImages:
+def open_images(dataset: ShardedDataset, num_streams: int | None, cache: ShardCache | None) -> ShardImages:
     """The images of a dataset, local or remote; a remote one needs a cache."""
     if not dataset.shards.hashed_indexes:
         console.info(

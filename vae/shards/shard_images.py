@@ -12,7 +12,7 @@ import numpy as np
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order
-from vae.sampling.streams import StreamOrder, count_streams
+from vae.sampling.streams import StreamOrder, count_streams, default_streams
 from vae.shards.dataset_json import ShardedDataset
 from vae.shards.index import INDEX, Row, Shard, row_name
 from vae.shards.local_shards import OPEN_SHARDS, LocalShards
@@ -58,10 +58,10 @@ class ShardFiles(Protocol):
 class ShardImages:
     """The image files of a dataset by their index, checked by their crc32. Keeps INDEX_BYTES of indexes."""
 
-    def __init__(self, dataset: ShardedDataset, num_streams: int, files: ShardFiles | None = None):
-        """`num_streams`: of the order of training (vae.sampling.streams). `files`: default: local ones."""
+    def __init__(self, dataset: ShardedDataset, num_streams: int | None, files: ShardFiles | None = None):
+        """`num_streams`: of the order of training, at most. `files`: default: local ones."""
         self.dataset = dataset
-        self.num_streams = num_streams
+        self.num_streams = num_streams or default_streams(dataset.samples, len(dataset.shards))
         self._files = files or LocalShards(dataset.folder, dataset.index_folder)
         self._begin()
 

@@ -1,10 +1,12 @@
 """The gradients of all processes become their mean: buckets are summed while backward computes the next ones.
 
-In place of DistributedDataParallel: its all-reduces are part of a backward pass. A process could not repeat
-one alone when memory runs out. In a CUDA graph, NCCL needs the same graphs in all processes; here, a process
-may replay one while another does not, because the host begins the sums between two parts of a graph.
+In place of DistributedDataParallel, for two reasons. A process whose memory runs out repeats its pass alone,
+while the sums of DistributedDataParallel are part of the pass, so that all processes would have to repeat it.
+A pass with its sums can be captured in a CUDA graph, but NCCL wants captured sums on all processes or none.
+Here, one process may replay a graph while another does not: the host begins the sums between two parts of it.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from vae.model.backward_order import backward_order
+from vae.system.errors import UserError
+from vae.training.distributed import Distributed
 
 BUCKET_BYTES = 25 * 2**20  # of fp32: the default of DistributedDataParallel
 ALIGNMENT = 64  # elements: kernels read and write whole 128-byte lines
@@ -46,9 +52,9 @@ class _Network:
 class GradientSum:
     """Means of gradients over all processes; nothing for one process.
 
-    Every process sums the buckets in the same order, each once per step. If memory runs out in the last pass,
-    the gradients of buckets that are being summed are complete, so this process alone repeats the step: it
-    computes them again, and the sum replaces them.
+    Every process sums the buckets in the same order, each once per step: those of the first network, then
+    those of the next one. If memory runs out in the last pass, the gradients of buckets that are being summed
+    are complete, so this process alone repeats the step: it computes them again, and the sum replaces them.
     """
 
     def __init__(self, networks: Sequence[nn.Module], world_size: int, dtype: torch.dtype = torch.float32):
@@ -58,7 +64,7 @@ class GradientSum:
         self._waits: list[tuple[_Time, _Time]] = []  # of the last step
         self._record: Callable[[Callable[[], None]], None] | None = None
         for network, state in self._networks.items():
-            state.buckets = [_bucket(parameters, dtype) for parameters in _grouped(network)]
+            state.buckets = [_bucket(parameters, dtype) for parameters in _grouped(backward_order(network))]
             for bucket in state.buckets:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(
@@ -81,8 +87,12 @@ class GradientSum:
             state.overlaps = False
 
     def finish(self, networks: Sequence[nn.Module]) -> None:
-        """Replace the gradients of these networks by their means. All processes call this together."""
+        """Replace the gradients of these networks by their means. All processes call this together.
+
+        They are the first ones of all networks, in their order.
+        """
         self._waits = []
+        assert not self._networks or list(networks) == list(self._networks)[: len(networks)]
         states = [self._networks[network] for network in networks if network in self._networks]
         for state in states:
             while state.begun < len(state.buckets):
@@ -99,6 +109,11 @@ class GradientSum:
         if not state.overlaps:
             return
         bucket.missing -= 1
+        for earlier in self._networks.values():
+            if earlier is state:
+                break
+            if earlier.begun < len(earlier.buckets):  # it may be complete elsewhere only: `finish` sums both
+                return
         while state.begun < len(state.buckets) and state.buckets[state.begun].missing <= 0:
             self._begin(state)
 
@@ -110,9 +125,12 @@ class GradientSum:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = _gradients(bucket)
-        torch._foreach_mul_(gradients, self._share)
+        # NCCL multiplies by the share itself. In bf16, it would round the share: 1 / 3 by 0.2 %.
+        averages = bucket.buffer.is_cuda and self._dtype == torch.float32
+        if not averages:
+            torch._foreach_mul_(gradients, self._share)
         torch._foreach_copy_(bucket.views, gradients)
-        begin, index = partial(self._all_reduce, state, state.begun), state.begun
+        begin, index = partial(self._all_reduce, state, state.begun, averages), state.begun
         if self._record is None:
             begin()
         else:
@@ -120,9 +138,9 @@ class GradientSum:
         state.begun = index + 1
         self._replace(bucket)
 
-    def _all_reduce(self, state: _Network, index: int) -> None:
-        bucket = state.buckets[index]
-        bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
+    def _all_reduce(self, state: _Network, index: int, averages: bool) -> None:
+        bucket, operation = state.buckets[index], dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+        bucket.work = dist.all_reduce(bucket.buffer, operation, async_op=True)
         state.begun = index + 1
 
     @contextmanager
@@ -174,10 +192,28 @@ def _seconds(start: _Time, end: _Time) -> float:
     return end - start
 
 
-def _grouped(network: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """The trained parameters in groups of at least BUCKET_BYTES, the last ones first, as in backward."""
+def check_same_networks(networks: Sequence[nn.Module], dist: Distributed) -> None:
+    """Raise UserError on all processes if the trained parameters of one have other names or shapes.
+
+    Their sums would wait for ever, or add what does not belong together.
+    """
+    own = hashlib.sha256()
+    for network in networks:
+        lines = (f"{name} {tuple(p.shape)} {p.requires_grad}" for name, p in network.named_parameters())
+        own.update("\n".join([type(network).__name__, *lines, ""]).encode())
+    found = dict(dist.all_gather_set({(dist.rank, own.hexdigest())}))
+    others = [str(rank) for rank, digest in sorted(found.items()) if digest != found[0]]
+    if others:
+        raise UserError(
+            f"the networks of the processes {', '.join(others)} are not those of process 0: start all with "
+            "the same flags, files and version of this code"
+        )
+
+
+def _grouped(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """The parameters in groups of at least BUCKET_BYTES."""
     group: list[nn.Parameter] = []
-    for parameter in reversed([p for p in network.parameters() if p.requires_grad]):
+    for parameter in parameters:
         group.append(parameter)
         if sum(p.nbytes for p in group) >= BUCKET_BYTES:
             yield group

@@ -6,7 +6,14 @@ from typing import Any
 
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
-from vae.config.resolve import check_encoder, check_length, parse_progressive, resolve, split_progressive
+from vae.config.resolve import (
+    check_batch,
+    check_encoder,
+    check_length,
+    parse_progressive,
+    resolve,
+    split_progressive,
+)
 from vae.data.manifest import is_manifest
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
@@ -79,6 +86,7 @@ def _check_options(given: Given) -> None:
     recipe = recipe_values(name, has_gpu=False) if name else None
     parse_background(given.get("background", Config().data.background))
     check_length(given)
+    check_batch(given)
     if progressive:
         split_progressive(progressive)
     if given.get("resume_from") or given.get("init_from") or name == "demo":  # demo depends on the device

@@ -16,6 +16,7 @@ from vae.config.resolve import (
     check_shape,
     check_views,
     resolve,
+    with_local_batch,
 )
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
@@ -27,17 +28,19 @@ from vae.memory.plan import stage_spec
 from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
+from vae.sampling.streams import streams_of_process
 from vae.step import Networks, trained_networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
-from vae.training.checkpoints.older import add_shuffle_shards, convert_kl_weight
+from vae.training.checkpoints.broadcast import from_main
+from vae.training.checkpoints.older import convert_kl_weight, keep_order
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.datasets import TrainingSet, find_images, with_aspects
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum
+from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
 from vae.training.kernel_shapes import kernel_shapes
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
@@ -74,8 +77,8 @@ Checkpoint = tuple[Path, dict[str, Any]]
 def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     """Check everything and build the run; raises UserError, with nothing written, if something is wrong."""
     check_command(given)
-    options = resolve_options(given, dist.device)
-    config, given, content = options.config, options.given, options.content
+    options = resolve_options(given, dist.device, dist)
+    config, given, content = with_local_batch(options.config, dist.world_size), options.given, options.content
     stages, position = _stages(config, given, content)
     config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
@@ -177,13 +180,20 @@ class ResolvedOptions:
     source: VaeFile | None  # of --init_from
 
 
-def resolve_options(given: Given, device: torch.device) -> ResolvedOptions:
-    """Combine the `given` options with the files that they name, the profile and the card."""
-    given, checkpoint = _find_checkpoint(given)
-    path, content = checkpoint or (None, None)
+def resolve_options(given: Given, device: torch.device, dist: Distributed | None = None) -> ResolvedOptions:
+    """Combine the `given` options with the files that they name, the profile and the card.
+
+    `dist`: the processes that call this together; None: only this one.
+    """
+    wanted, path, content = given.get("resume_from"), None, None
+    if wanted is not None:
+        find = partial(_find_checkpoint, given)
+        path, content = (from_main(find, dist) if dist else find()) or (None, None)
+    if path is not None and wanted != "latest":
+        given = {"output_dir": str(path.parent), **given}
     if content is not None:
         convert_kl_weight(content, "kl_weight" in given)
-        add_shuffle_shards(content)
+        keep_order(content)
     config = _resolve(given, content, device)
     if content is None:
         check_encoder(config, given)
@@ -211,6 +221,8 @@ def _stages(config: Config, given: Given, content: dict[str, Any] | None) -> tup
     if given.get("profile"):
         console.info(f"note: --profile {given['profile']} does not change a resumed run: use flags instead")
     saved = [Stage(**stage) for stage in content["stages"]]
+    if config.run.global_batch_size is not None:  # the saved stage may have had another number of processes
+        given = {**given, "batch_size": config.run.batch_size}
     return resumed_stages(saved, Position(**content["position"]), config, given)
 
 
@@ -236,19 +248,15 @@ def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> di
     )
 
 
-def _find_checkpoint(given: Given) -> tuple[Given, Checkpoint | None]:
-    """The checkpoint of --resume_from, and `given` with the output folder that it implies."""
-    wanted = given.get("resume_from")
-    if wanted is None:
-        return given, None
-    if wanted == "latest":
-        folder = Path(given.get("output_dir", Config().run.output_dir))
-        found = load_newest(folder) if folder.is_dir() else None
-        if found is None:
-            _no_checkpoint_yet(folder, "output_dir" in given)
-        return given, found
-    path, content = load_named(Path(wanted))
-    return {"output_dir": str(path.parent), **given}, (path, content)
+def _find_checkpoint(given: Given) -> Checkpoint | None:
+    """The checkpoint of --resume_from; None if there is none yet."""
+    if given["resume_from"] != "latest":
+        return load_named(Path(given["resume_from"]))
+    folder = Path(given.get("output_dir", Config().run.output_dir))
+    found = load_newest(folder) if folder.is_dir() else None
+    if found is None:
+        _no_checkpoint_yet(folder, "output_dir" in given)
+    return found
 
 
 def _no_checkpoint_yet(folder: Path, folder_given: bool) -> None:
@@ -289,11 +297,10 @@ def _check_stages(
             f"{config.data.val_split}: add images, or use --val_split 0"
         )
     if streams and streams % dist.world_size:
-        fewer = next(n for n in range(dist.world_size, 0, -1) if streams % n == 0)
-        raise DataError(
-            f"--data_streams: the {console.counted(streams, 'stream')} of {data_path} cannot be "
-            f"divided among {dist.world_size} processes: start fewer of them, such as "
-            f"--nproc_per_node {fewer}, or begin a new run with another --data_streams"
+        times = streams_of_process(streams, dist.world_size) * dist.world_size // streams
+        console.info(
+            f"note: {dist.world_size} processes do not divide the {console.counted(streams, 'stream')} of "
+            f"{data_path}: the samples are the same, but {times} processes read each shard"
         )
     largest = global_batch = 0
     too_few = None
@@ -307,9 +314,10 @@ def _check_stages(
         images = stage.batch_size * config.run.accumulation_steps * dist.world_size
         if count < images and not too_few:
             factors = f"{config.run.accumulation_steps} accumulation x {dist.world_size} processes"
+            flag = "--global_batch_size" if config.run.global_batch_size else "--batch_size"
             too_few = (
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
-                "lower --batch_size or add images"
+                f"lower {flag} or add images"
             )
         largest, global_batch = max((largest, global_batch), (stage.image_size, images))
     if largest:  # an image that is usable at this size is usable in every stage
@@ -364,6 +372,7 @@ def _networks(
     if compiled:
         for module in filter(None, (state.autoencoder, state.discriminator)):
             compile_in_place(module)
+    check_same_networks([n for n in (state.autoencoder, state.discriminator) if n], dist)
     for network in filter(None, (state.autoencoder, state.ema, state.discriminator)):
         dist.broadcast(network)
     channels_last = config.speed.channels_last

@@ -1,4 +1,4 @@
-"""Checkpoints of earlier versions: what their values mean now."""
+"""What values of checkpoints mean now: those of earlier versions, and those that the data has decided."""
 
 from typing import Any
 
@@ -8,13 +8,20 @@ from vae.training.stages import Position, Stage, current_stage
 KL_UNIT = "nats per pixel"  # of --kl_weight in a checkpoint; without the key it counted nats per image
 
 
-def add_shuffle_shards(content: dict[str, Any]) -> None:
-    """Add the --shuffle_shards with which an earlier version ordered a dataset: four shards per stream."""
+def keep_order(content: dict[str, Any]) -> None:
+    """Add the --data_streams and --shuffle_shards of the run, if it was started without them.
+
+    An earlier version without --shuffle_shards had four shards per stream.
+    """
     config, topology = content["config"], (content.get("contract") or {}).get("topology") or {}
+    config.setdefault("data_streams", 64)
     if "shuffle_shards" not in config:
-        config["shuffle_shards"] = 4 * (topology.get("streams") or config.get("data_streams", 64))
+        config["shuffle_shards"] = 4 * (topology.get("streams") or config["data_streams"])
         if topology.get("streams"):
             topology["shuffle_shards"] = config["shuffle_shards"]
+    for name, of_run in (("data_streams", "streams"), ("shuffle_shards", "shuffle_shards")):
+        if config.get(name) is None:
+            config[name] = topology.get(of_run)
 
 
 def convert_kl_weight(content: dict[str, Any], is_given: bool) -> None:

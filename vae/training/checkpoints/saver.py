@@ -117,7 +117,6 @@ class Saver:
 
     def replace(self, path: Path) -> None:
         """Write the present state to `path` and wait; a failure is only reported. Nothing is pruned."""
-        self.dist.barrier()  # the other processes may still be reading the file
         if self.dist.is_main:
             self._writer.save(path, self.content(), lambda: None)
             self._writer.finish()

@@ -91,16 +91,20 @@ class Gathered:
         """How often memory ran out on all processes."""
         return int(sum(row[4] for row in self.rows))
 
-    def processes(self) -> Values:
-        """How several processes keep step; nothing for one."""
+    def processes(self) -> dict[str, float | list[float]]:
+        """How several processes keep step; nothing for one.
+
+        All wait for the slowest one. What even the process with the shortest waits waits for is the network.
+        """
         if len(self.rows) == 1:
             return {}
-        waits, syncs, reduces, own = list(zip(*self.rows, strict=True))[:4]
-        slowest = max(own)
+        for_images, syncs, reduces, own = list(zip(*self.rows, strict=True))[:4]
+        waits, slowest = [min(1.0, sum(pair)) for pair in zip(syncs, reduces, strict=True)], max(own)
         return {
-            "sync_wait_share": statistics.fmean(syncs),
-            "allreduce_share": min(1.0, statistics.fmean(reduces)),
-            "slowest_to_median": slowest / max(1e-9, statistics.median(own)),
+            "skew_share": statistics.fmean(waits) - min(waits),
             "slowest_rank": own.index(slowest),
-            "largest_data_wait_share": max(waits),
+            "slowest_to_median": slowest / max(1e-9, statistics.median(own)),
+            "seconds_by_rank": [float(f"{seconds:.4g}") for seconds in own],
+            "network_share": min(waits),
+            "largest_data_wait_share": max(for_images),
         }

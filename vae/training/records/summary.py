@@ -14,7 +14,7 @@ from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.sampling.buckets import Buckets
-from vae.sampling.streams import StreamOrder
+from vae.sampling.streams import StreamOrder, streams_of_process
 from vae.shards.mixture import dataset_paths
 from vae.shards.shard_cache import default_folder, has_remote_shards
 from vae.shards.shard_images import ShardImages
@@ -157,10 +157,11 @@ def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed
     if not is_cached or not isinstance(order, StreamOrder) or data.cache_gib == 0:
         return None
     assert isinstance(images, ShardImages)
-    sizes, machines = images.dataset.shards.bytes, max(1, dist.world_size // dist.local_world_size)
+    sizes = images.dataset.shards.bytes
 
     def needed_gib(streams: int, window: int) -> float:
-        at_once = -(-streams // machines) * (2 * window + 1)  # two windows, and the rest of a shard: measured
+        here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
+        at_once = here * (2 * window + 1)  # two windows, and the rest of a shard: measured
         return float(min(sizes.sum(), at_once * sizes.mean())) / GIB
 
     streams, window = order.num_streams, order.window_shards

@@ -12,6 +12,7 @@ from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.vae_files import read_vae
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
+from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.store import is_on_line, list_checkpoints, position_name, saved_step
 from vae.training.output.logbook import Logbook
@@ -73,12 +74,10 @@ class Rollback:
         )
 
     def _last_good(self, reason: str) -> tuple[Path | None, dict[str, Any]]:
-        """The last good checkpoint, found by the main process, and its content; or else the run's start."""
-        found = next(self._valid_checkpoints(), None) if self._dist.is_main else None
-        names = self._dist.all_gather_set({str(found[0])} if found else set())
-        if names:
-            path = Path(names.pop())
-            return found or (path, load_checkpoint(path))
+        """The last good checkpoint and its content; or else the run's start."""
+        found = from_main(lambda: next(self._valid_checkpoints(), None), self._dist)
+        if found is not None:
+            return found
         if self._saver.provenance.resumed_from is not None:
             raise NonFiniteError(f"{reason}; no checkpoint in {self._saver.folder} can be read to go back to")
         return None, self._initial_content()
