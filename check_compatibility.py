@@ -26,7 +26,7 @@ def run_checks(config):
 
 
 def run_plan(config):
-    """Print the profiles that fit, or the recompute levels of a size, as a table or JSON; returns the exit code."""
+    """Print the profiles that fit, or the recompute levels of a size; returns the exit code."""
     import json
 
     from vae.system.gpus import find_cards

@@ -1,4 +1,4 @@
-"""The model of PyTorch's allocator: its rules by hand; tests/null_gpu/test_steps.py compares it with PyTorch."""
+"""The model of PyTorch's allocator by hand; tests/null_gpu/test_steps.py compares it with PyTorch."""
 
 from vae.memory.segments import CUBLAS_WORKSPACE, LARGE_PAGE, MIB, SMALL_PAGE, Allocator, reserved_bytes
 
@@ -24,10 +24,10 @@ def test_a_tensor_gets_the_smallest_gap_that_fits_and_gaps_between_tensors_remai
 
 
 def test_moments_fill_gaps_between_gradients():
-    """One tensor of 64 MiB that is freed, and then two gradients of 20 MiB, one before it and one after it."""
+    """A tensor of 60 MiB that is freed, between two gradients of 20 MiB."""
     events = [(1, 20 * MIB), (2, 60 * MIB), (3, 20 * MIB), (2, 0)]
     with_moments = reserved_bytes(events, resident=100 * MIB + 4 * 20 * MIB, moments=2)
     without = reserved_bytes(events, resident=100 * MIB, moments=0)
     assert without == -(-(CUBLAS_WORKSPACE + 200 * MIB) // LARGE_PAGE) * LARGE_PAGE
-    # three moments are in the gap, so the second step needs other places for both its gradients and its tensor
+    # three moments are in the gap, so the tensor of the second step needs another place
     assert with_moments == without + 80 * MIB

@@ -121,7 +121,7 @@ def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
 
 @lru_cache(maxsize=64)
 def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float]:
-    """Resident, working and reserved bytes, FLOPs per image; cached, because a search repeats its questions."""
+    """Resident, working and reserved bytes, FLOPs per image; cached: a search repeats its questions."""
     networks = _meta_networks(spec)
     passes = min(2, -(-spec.batch // micro_batch))  # later passes are like the second: all gradients exist
     images = micro_batch * passes

@@ -236,7 +236,7 @@ def levels_data(image_size: int) -> list[dict[str, Any]]:
 
 
 def print_levels(image_size: int) -> None:
-    """Print working bytes per pixel and arithmetic of each recompute level, and the memory of 1 and 4 images."""
+    """Print bytes per pixel and arithmetic of each recompute level, and the memory of 1 and 4 images."""
     console.info(
         f"{'--recompute':<16}{'bytes/pixel':>12}{'TFLOP/image':>13}{'GiB, 1 image':>14}{'4 as 4 x 1':>12}"
     )

@@ -27,7 +27,7 @@ class AddressRange:
         self._start_to: dict[int, int] = {}  # by its end
 
     def allocate(self, size: int) -> int:
-        """The start of `size` bytes in the smallest gap that fits; the last gap, which can grow, comes last."""
+        """The start of `size` bytes in the smallest gap that fits, or at the end, which can grow."""
         index = bisect.bisect_left(self._gaps, (size, 0))
         while index < len(self._gaps) and sum(self._gaps[index]) == self.mapped:
             index += 1

@@ -18,7 +18,6 @@ from vae.training.memory.cuda_graph import StepGraph
 from vae.training.memory.oom_retry import StepSettings
 from vae.training.stages import Stage
 
-
 # Counted on the null GPU (tests.null_gpu.steps), one image without recomputation
 MANY_LAUNCHES = "norms without Triton kernels (5 times as many launches at 256 px, 8 at 1024, 19 at 2048)"
 
