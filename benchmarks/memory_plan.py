@@ -129,7 +129,10 @@ def measure_in_a_process(case: Case) -> dict[str, float]:
 def compare(case: Case, available: int) -> dict:
     """The case with its prediction and, if it fits, its measurement."""
     memory = case.predicted()
-    row = asdict(case) | {"predicted_gib": memory.total / GIB, "tflop_per_image": memory.flops / 1e12}
+    row = asdict(case) | {
+        "predicted_gib": memory.predicted(available) / GIB,
+        "tflop_per_image": memory.flops / 1e12,
+    }
     if memory.total > available:
         return row | {"failure": f"does not fit in {available / GIB:.1f} GiB"}
     try:

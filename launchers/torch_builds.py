@@ -49,7 +49,7 @@ def build_for(machine: Machine | None, platform: str) -> tuple[str, str]:
     name, capability = machine.newest
     if machine.driver < min(build.driver for build in BUILDS.values()):
         return "cpu", f"NVIDIA driver {machine.driver} is too old for every build: update to {NEWEST_DRIVER}"
-    build = suggested_build(machine.driver, capability, windows=platform == "win32")
+    build = suggested_build(machine.driver, capability)
     if build is None:
         reason = f"NVIDIA driver {machine.driver} does not support {name}: update to {NEWEST_DRIVER}"
         return nearest(machine), reason

@@ -6,7 +6,7 @@ import re
 import urllib.request
 
 from launchers.torch_builds import title
-from vae.checks.cuda_builds import BUILDS
+from vae.checks.cuda_builds import BUILDS, triton_for_windows
 
 WINDOWS = os.name == "nt"
 PYTORCH_INDEX = "https://download.pytorch.org/whl"  # VAE_TORCH_INDEX sets a mirror
@@ -39,9 +39,14 @@ def newest(versions: list[str]) -> str | None:
     return max(versions, key=lambda version: [int(number) for number in version.split(".")], default=None)
 
 
-def newest_torch(page: str) -> str | None:
-    """The newest torch on a page of wheels, without its build: 2.11.0 for torch-2.11.0+cu128."""
-    return newest(re.findall(r"\btorch-(\d+(?:\.\d+)+)(?:%2B|\+|-)", page))
+def newest_torch(page: str, triton: bool = False) -> str | None:
+    """The newest torch on a page of wheels, without its build: 2.11.0 for torch-2.11.0+cu128.
+
+    `triton`: the newest that has a Triton for Windows, if there is one.
+    """
+    versions = re.findall(r"\btorch-(\d+(?:\.\d+)+)(?:%2B|\+|-)", page)
+    with_triton = [version for version in versions if triton_for_windows(version)]
+    return newest(with_triton if triton and with_triton else versions)
 
 
 def newest_rocm(page: str) -> str | None:
@@ -70,9 +75,9 @@ def torch_source(build: str) -> tuple[list[str], str, str | None]:
             raise ValueError(f"--torch rocm: {base} lists no ROCm build, or cannot be reached")
         build = rocm
     address = f"{base}/{build}"
-    version = newest_torch(read_index(build) or "")
+    version = newest_torch(read_index(build) or "", triton=WINDOWS and build in BUILDS)
     if version:
-        # The upper bound prevents a newer build from the user's own pip settings (find-links).
+        # The upper bound also prevents a newer build from the user's own pip settings (find-links).
         return ["--index-url", address, f"torch<={version}"], address, None
     below = GENERAL_INDEX_BELOW.get(build)
     remark = f"{address} cannot be reached: using {GENERAL_INDEX} instead{_difference(build)}."

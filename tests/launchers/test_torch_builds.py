@@ -6,7 +6,7 @@ from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nea
 from tests.harness.machines import DESKTOP, changed
 from tests.harness.runs import ROOT
 from vae.checks import remedies
-from vae.checks.cuda_builds import AUTO_ORDER, AUTO_ORDER_WINDOWS, BUILDS, has_code_for
+from vae.checks.cuda_builds import AUTO_ORDER, BUILDS, has_code_for
 from vae.checks.facts import LoadedTorch, Smi, SmiCard
 from vae.checks.packages import read_requirements
 from vae.checks.versions import satisfies
@@ -69,13 +69,8 @@ def test_reason_contains_driver_updates_and_unsupported_cards():
     assert "no code for card (6, 1)" in reason
 
 
-def test_windows_prefers_the_build_with_triton():
-    assert build_for(machine(580, BLACKWELL), "win32")[0] == "cu128"
-    assert build_for(machine(580, PASCAL), "win32")[0] == "cu126"
-
-
 def test_builds_of_auto_exist_and_the_newer_ones_support_the_rtx_5090():
-    assert {*AUTO_ORDER, *AUTO_ORDER_WINDOWS} <= set(BUILDS)
+    assert set(AUTO_ORDER) <= set(BUILDS)
     assert [b for b in BUILDS if has_code_for(b, BLACKWELL)] == ["cu132", "cu130", "cu128"]
 
 

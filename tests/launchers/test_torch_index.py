@@ -59,3 +59,16 @@ def test_newest_version_on_a_page():
     assert torch_index.newest_rocm("<a href='torch-2.10.0%2Bcu128-cp312.whl'>") is None
     page = "<a href='torch-2.9.1%2Bcu128-cp312.whl'><a href='torch-2.11.0%2Bcu128-cp312.whl'>"
     assert torch_index.newest_torch(page) == "2.11.0"
+
+
+def test_windows_gets_the_newest_torch_that_has_triton(monkeypatch):
+    page = "".join(
+        f"<a href='torch-{v}%2Bcu130-cp312-win_amd64.whl'>" for v in ("2.13.0", "2.14.1", "2.15.0")
+    )
+    monkeypatch.setattr(torch_index, "read_index", lambda *_: page)
+    assert torch_source("cu130")[0][-1] == "torch<=2.15.0"
+    monkeypatch.setattr(torch_index, "WINDOWS", True)
+    assert torch_source("cu130")[0][-1] == "torch<=2.14.1"
+    assert torch_source("cpu")[0][-1] == "torch<=2.15.0"  # no kernel needs Triton there
+    monkeypatch.setattr(torch_index, "read_index", lambda *_: "<a href='torch-2.15.0%2Bcu132-cp312.whl'>")
+    assert torch_source("cu132")[0][-1] == "torch<=2.15.0"  # the set-up reports that Triton is missing

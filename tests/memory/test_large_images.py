@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from vae.config.options import RECOMPUTE
 from vae.memory import plan
-from vae.memory.recompute_table import default_spec
+from vae.memory.plan_table import default_spec
 from vae.system.host import GIB
 
 # Operations that support tensors of 2**31 elements. Views and empty tensors compute nothing (new_empty

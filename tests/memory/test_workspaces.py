@@ -19,7 +19,7 @@ from vae.system.host import GIB
 def test_workspaces_on_an_rtx_5090(profile):
     config = resolve({}, None, RECIPES[profile].values, {})
     size, batch = config.data.image_size, config.run.batch_size
-    spec = stage_spec(config, size, batch, torch.bfloat16, CUDA_RESERVE)
+    spec = stage_spec(config, size, batch, torch.bfloat16, None)
     chosen = choose_step(spec, int(30.1 * GIB), "auto", "auto")
     count_step.cache_clear()
     with Convolutions() as convolutions:

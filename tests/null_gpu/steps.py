@@ -25,7 +25,15 @@ from vae.config.recipes import RECIPES  # noqa: E402
 from vae.config.resolve import resolve  # noqa: E402
 from vae.losses.terms import build_terms  # noqa: E402
 from vae.memory.available import available_bytes, limit_memory  # noqa: E402
-from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory  # noqa: E402
+from vae.memory.plan import (  # noqa: E402
+    StepMemory,
+    StepSpec,
+    choose_step,
+    reserve_bytes,
+    stage_spec,
+    step_memory,
+    zero_inputs,
+)
 from vae.memory.plan_table import DRIVER_AND_CONTEXT_GIB  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.model.discriminator import Discriminator  # noqa: E402
@@ -81,12 +89,13 @@ def build(config: Config, dtype: torch.dtype) -> Built:
         autoencoder = AutoencoderKL(config.model)
         if config.loss.adversarial_weight > 0:
             discriminator = Discriminator(config.loss.disc_channels, config.loss.disc_layers)
+    layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
     for network in filter(None, (autoencoder, discriminator)):
-        network.to_empty(device=DEVICE).to(memory_format=torch.channels_last)
+        network.to_empty(device=DEVICE).to(memory_format=layout)
     terms = build_terms(config.loss, dtype, "meta")
     for network in terms.networks():
         network.to_empty(device=DEVICE).requires_grad_(False)
-    networks = Networks(autoencoder, discriminator, terms, dtype, channels_last=True)
+    networks = Networks(autoencoder, discriminator, terms, dtype, config.speed.channels_last)
     optimizers = build_optimizers(autoencoder, discriminator, config.optim, config.loss)
     update = UpdateState.begin(DEVICE, fp16=dtype == torch.float16)
     return Built(autoencoder, copy.deepcopy(autoencoder).requires_grad_(False), networks, optimizers, update)
@@ -102,7 +111,8 @@ def run_case(case: Case, config: Config, built: Built) -> dict[str, Any]:
     set_recompute(built.autoencoder, memory.recompute)
     graph = StepGraph() if case.graph else None
     settings = StepSettings(memory.micro_batch, memory.recompute, case.may_recompute_more, graph)
-    inputs = _inputs(config, built)
+    spec = _spec(case, config)
+    inputs = replace(zero_inputs(spec, spec.batch, DEVICE), loss_scale=built.update.loss_scale)
     without_discriminator = replace(inputs, adversarial_factor=None)
     torch.cuda.reset_accumulated_memory_stats()
     counts, retries, host_ms = [], [], 0.0
@@ -119,7 +129,8 @@ def run_case(case: Case, config: Config, built: Built) -> dict[str, Any]:
         "host_ms": host_ms,
         "counts": counts[-1],
         "counted_gib": (memory.resident + memory.working) / GIB,
-        "predicted_gib": memory.total / GIB,
+        "needed_gib": memory.total / GIB,
+        "predicted_gib": memory.predicted(available) / GIB,
         "available_gib": available / GIB,
         "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
@@ -133,23 +144,15 @@ def run_case(case: Case, config: Config, built: Built) -> dict[str, Any]:
 
 def _plan(case: Case, config: Config, available: int) -> StepMemory:
     """The plan of the trainer for "auto"; the settings of the case otherwise."""
-    size, batch, dtype = config.data.image_size, config.run.batch_size, getattr(torch, case.dtype)
-    spec = stage_spec(config, size, batch, dtype, reserve_bytes(config, is_gpu=True))
+    spec = _spec(case, config)
     if case.micro_batch == "auto":
         return choose_step(spec, available, "auto", case.recompute)
     return step_memory(replace(spec, recompute=case.recompute), int(case.micro_batch))
 
 
-def _inputs(config: Config, built: Built) -> StepInputs:
-    size, batch = config.data.image_size, config.run.batch_size * config.run.accumulation_steps
-    latent = size // built.autoencoder.downsampling
-    return StepInputs(
-        images=torch.empty(batch, 3, size, size, dtype=torch.uint8, device=DEVICE),
-        noise=torch.empty(batch, config.model.z_channels, latent, latent, device=DEVICE),
-        image_share=1 / batch,
-        loss_scale=built.update.loss_scale,
-        adversarial_factor=torch.ones((), device=DEVICE) if built.networks.discriminator else None,
-    )
+def _spec(case: Case, config: Config) -> StepSpec:
+    size, batch, dtype = config.data.image_size, config.run.batch_size, getattr(torch, case.dtype)
+    return stage_spec(config, size, batch, dtype, reserve_bytes(config, is_gpu=True))
 
 
 def _step(config: Config, built: Built, inputs: StepInputs, settings: StepSettings) -> None:
@@ -165,14 +168,16 @@ def _step(config: Config, built: Built, inputs: StepInputs, settings: StepSettin
 def main(cases: list[Case]) -> None:
     """Run the cases; each prints one JSON object."""
     # Triton compiles only the kernels for bf16: each takes half a second, and there are more than a hundred
-    REPLACED.update(key for key in KERNEL_KEYS if key.dtype != torch.bfloat16)
+    never = {key for key in KERNEL_KEYS if key.dtype != torch.bfloat16}
     built: tuple[object, Built] | None = None
     for case in cases:
         os.environ["NULL_GPU_WORKSPACES_MIB"] = str(case.workspace_mib)
         recipe = RECIPES[case.profile].values if case.profile else None
         config = resolve(case.options, None, recipe, {})
         set_backends(config.speed)
-        key = (config.model, config.loss, config.optim, case.dtype)
+        REPLACED.clear()
+        REPLACED.update(KERNEL_KEYS if config.speed.kernels == "torch" else never)
+        key = (config.model, config.loss, config.optim, case.dtype, config.speed.channels_last)
         if built is None or built[0] != key:
             built = None
             gc.collect()

@@ -51,6 +51,23 @@ for _profile, (_micro_batch, _level) in PLANS.items():
         "may_recompute_more": True,
         "steps": 2,
     }
+REGULARISERS = {
+    "equivariance_weight": 0.1,
+    "equivariance_turns": True,
+    "decoder_noise": [0.1],
+    "latent_mask": [0.3],
+    "variance_weight": 0.1,
+    "local_correlation_weight": 0.1,
+    "ssim_weight": 0.3,
+}
+AUTO = {"micro_batch": "auto", "recompute": "auto", "steps": 2}
+CLOSE = {
+    "card-8gb": {"profile": "card-8gb", "gib": 6.9, **AUTO},
+    "card-12gb": {"profile": "card-12gb", "gib": 10.9, **AUTO},
+    "regularisers": {"profile": "ultra", "options": REGULARISERS, **AUTO},
+    "recompute all": {"options": {"image_size": 2048, "batch_size": 2}, "recompute": "all"},
+}
+CASES |= CLOSE
 for _gib in (4.0, 2.5):
     CASES[f"{_gib} GiB"] = {
         "options": {**SMALL, "batch_size": 4},
@@ -78,12 +95,17 @@ def test_no_step_synchronizes(found: dict[str, Found]):
 def test_profiles_reserve_what_the_plan_predicts(found: dict[str, Found], profile: str):
     """With the default settings and a workspace for each convolution, on a card of 32 GB."""
     result = found[profile]
-    assert result["predicted_gib"] <= result["available_gib"]
-    assert result["reserved_gib"] == pytest.approx(result["predicted_gib"], rel=0.02)
+    assert result["needed_gib"] <= result["available_gib"]
+    assert result["reserved_gib"] == pytest.approx(result["predicted_gib"], rel=0.01)
     assert (result["micro_batch"], result["recompute"]) == PLANS[profile]
     micro_batch, level, peak = re.search(rf"^{profile} .* x (\d+)  (\w+) +(\S+)", DOCUMENTED, re.M).groups()
     assert ((int(micro_batch), level), float(peak)) == (PLANS[profile], round(result["predicted_gib"], 2))
     assert result["retries"] == 0
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_small_cards_and_regularisers_reserve_what_the_plan_predicts(found: dict[str, Found], name: str):
+    assert found[name]["reserved_gib"] == pytest.approx(found[name]["predicted_gib"], rel=0.03)
 
 
 @pytest.mark.parametrize(("card", "settings"), [("4.0 GiB", (2, "none")), ("2.5 GiB", (1, "activations"))])
@@ -92,7 +114,7 @@ def test_a_step_that_runs_out_of_memory_is_repeated_with_less(
 ):
     result = found[card]
     assert (result["micro_batch"], result["recompute"]) == settings
-    assert result["predicted_gib"] > result["available_gib"]  # of the settings before
+    assert result["needed_gib"] > result["available_gib"]  # of the settings before
     assert result["reserved_gib"] <= result["available_gib"]
 
 
@@ -105,7 +127,7 @@ def test_start_of_the_discriminator_frees_the_old_graph(found: dict[str, Found])
 def test_muon_needs_the_predicted_memory_and_few_launches(found: dict[str, Found]):
     """At 32 px, its update needs more memory than backward."""
     for name in ("muon", "muon fp16"):
-        assert found[name]["reserved_gib"] <= found[name]["predicted_gib"], name
+        assert found[name]["reserved_gib"] <= found[name]["needed_gib"], name
     assert found["muon"]["allocated_gib"] < found["bf16"]["allocated_gib"] - 0.3  # one moment less
     muon, adamw = (found[name]["counts"] for name in ("muon", "bf16"))
     more = {name: muon[name] - adamw[name] for name in ("launches", "library_calls", "copies")}

@@ -23,7 +23,6 @@ from vae.training.memory import cuda_graph, stage_memory
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.memory.oom_retry import OomRetry, StepSettings
 from vae.training.memory.stage_memory import uses_cuda_graph
-from vae.training.records.adversarial_ratio import last_layer_sq_norms
 from vae.training.run import train
 
 SIZES = [2, 2]
@@ -146,15 +145,6 @@ def test_a_graph_whose_memory_is_kept_by_others_is_captured_again(networks, reco
     found = step_of(graph.gradients, networks, inputs_of(6), SIZES)
     assert (recorder.captures, recorder.replays) == (2, 3)
     assert_equal(found, step_of(compute_gradients, networks, inputs_of(6), SIZES))
-
-
-def test_measuring_the_ratio_at_the_last_layer_keeps_the_graph(networks, recorder):
-    graph = StepGraph()
-    for step in range(WARMUP_STEPS + 3):
-        found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
-        last_layer_sq_norms(networks, inputs_of(step, batch=1))
-    assert (recorder.captures, recorder.replays) == (1, 3)
-    assert_equal(found, step_of(compute_gradients, networks, inputs_of(step), SIZES))
 
 
 def test_lasting_change_makes_a_new_graph(networks, recorder):

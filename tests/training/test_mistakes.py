@@ -175,8 +175,11 @@ def test_disc_warmup_trains_the_discriminator_alone(tiny, tmp_path):
         assert all(torch.equal(pair[0][key], pair[1][key]) for key in pair[0]) == is_equal
     before, after = (weights("warmed", step, "discriminator") for step in (1, 2))
     assert any(not torch.equal(before[key], after[key]) for key in before)
-    factors = [record["adversarial_factor"] for record in records(tmp_path / "warmed", "train")]
+    logged = records(tmp_path / "warmed", "train")
+    factors = [record["adversarial_factor"] for record in logged]
     assert factors[:2] == [0, 0]
+    used = logged[1]["adversarial_ratio"] * warmed["adversarial_weight"]
+    assert factors[2] == pytest.approx(used, rel=1e-5)
     assert factors[2] > 0
 
 

@@ -43,11 +43,9 @@ BUILDS = {
 }
 # The first build that driver and card support. Without 13.2: it targets driver 595 and has no advantage here.
 AUTO_ORDER = ("cu130", "cu128", "cu126")
-# Triton for Windows ends with torch 2.14, so a newer torch cannot compile there: 12.8 ends with torch 2.11.
-AUTO_ORDER_WINDOWS = ("cu128", "cu130", "cu126")
 
 # torch's version -> Triton's minor version for Windows, which torch's own metadata does not list
-# (github.com/triton-lang/triton-windows); its newest is 3.8.
+# (github.com/triton-lang/triton-windows); its newest is 3.8. The set-up installs no newer torch on Windows.
 WINDOWS_TRITON = {(2, 10): "3.6", (2, 11): "3.6", (2, 12): "3.7", (2, 13): "3.7", (2, 14): "3.8"}
 
 
@@ -93,16 +91,14 @@ def has_code_for(build: str, capability: tuple[int, int] | None) -> bool:
     return capability is None or (known.lowest <= capability and capability[0] <= known.highest_major)
 
 
-def suggested_build(
-    branch: int | None, capability: tuple[int, int] | None, *, windows: bool = False
-) -> str | None:
+def suggested_build(branch: int | None, capability: tuple[int, int] | None) -> str | None:
     """The build for this driver branch and card; None if the driver must be updated first.
 
     "cpu" without a driver, or if no build has code for the card.
     """
     if branch is None or not any(has_code_for(build, capability) for build in BUILDS):
         return "cpu"
-    for build in AUTO_ORDER_WINDOWS if windows else AUTO_ORDER:
+    for build in AUTO_ORDER:
         if branch >= BUILDS[build].driver and has_code_for(build, capability):
             return build
     return None

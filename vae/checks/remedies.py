@@ -34,7 +34,7 @@ def suggested(facts: Facts) -> str | None:
     if branch is None and facts.devices:
         # No nvidia-smi, as in some containers: the driver is at least what the installed build needs.
         branch = cuda_builds.needed_branch(facts.torch_files.cuda, newest)
-    return cuda_builds.suggested_build(branch, newest, windows=facts.on_windows)
+    return cuda_builds.suggested_build(branch, newest)
 
 
 def suitable_build(facts: Facts) -> str:

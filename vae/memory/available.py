@@ -5,11 +5,11 @@ import torch
 from vae.system.host import GIB, free_memory
 
 CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the rest
-# Bytes of a step on a CUDA device in addition to its live tensors. On an RTX 5090, cuDNN's first choice needs
-# at most 164 MiB of workspace for each convolution of the profiles (tests/memory/test_workspaces.py). cuBLAS
-# needs 0.06 GiB. With growing segments PyTorch's allocator reserved 0.17 GiB more than the tensors of a step
-# of 25.7 GiB, and 0.30 more than 29.4 GiB (tests/null_gpu, workspaces of 256 MiB). cuDNN's search in the
-# first step of a shape uses what is free, and PyTorch returns it. Not measured on a card yet.
+# Bytes that must be free on a CUDA device in addition to the live tensors of a step, or it is not chosen. On
+# an RTX 5090, cuDNN's first choice needs at most 164 MiB of workspace for each convolution of the profiles
+# (tests/memory/test_workspaces.py), PyTorch's sums up to 128 MiB, cuBLAS 32 MiB. What PyTorch reserves is
+# predicted by vae.memory.segments: it frees gaps when memory is short. cuDNN's search in the first step of a
+# shape uses what is free, and PyTorch returns it. Not measured on a card yet.
 CUDA_RESERVE = GIB // 2
 
 

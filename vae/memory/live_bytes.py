@@ -26,6 +26,9 @@ class LiveBytes(TorchDispatchMode):
         self.current = 0
         self.peak = 0
         self.flops = 0
+        self.events: list[
+            tuple[int, int]
+        ] = []  # of each storage: its key, and its bytes or 0 when it is freed
         self._kind = kind
         self._sizes: dict[int, int] = {}  # by storage
 
@@ -59,11 +62,16 @@ class LiveBytes(TorchDispatchMode):
         size = storage.nbytes() if counts else 0
         self._sizes[key] = size
         weakref.finalize(storage, self._release, key)
+        if size:
+            self.events.append((key, size))
         self.current += size
         self.peak = max(self.peak, self.current)
 
     def _release(self, key: int) -> None:
-        self.current -= self._sizes.pop(key, 0)
+        size = self._sizes.pop(key, 0)
+        if size:
+            self.events.append((key, 0))
+        self.current -= size
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

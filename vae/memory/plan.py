@@ -11,6 +11,7 @@ from vae.losses.latent_statistics import needs_statistics
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
+from vae.memory.segments import CUBLAS_WORKSPACE, reserved_bytes
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
@@ -39,7 +40,7 @@ class StepSpec:
     train_part: str = "all"  # "decoder": the encoder has no stored activations, gradients or moments
     optimizer: str = "adamw"  # "muon": one moment of the hidden weights, and scratch memory of the update
     recompute: str = "none"  # recompute level, see vae.model.recompute
-    reserve: int = 0  # bytes in addition to all tensors: reserve_bytes
+    reserve: int | None = 0  # bytes in addition to all tensors, or None on a card: reserve_bytes
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,31 @@ class StepMemory:
     working: int  # the peak within the step on top of them: gradients, activations and temporaries
     reserve: int
     flops: float  # floating-point operations of one image, forward and backward, LPIPS included
+    reserved: int = 0  # on a card: what PyTorch reserves for the tensors if there is no limit
 
     @property
     def total(self) -> int:
         return self.resident + self.working + self.reserve
 
+    def predicted(self, available: int) -> int:
+        """On a card, what PyTorch reserves: it frees unused memory before it exceeds `available`.
+
+        On a CPU, and if more than `available` is needed: `total`.
+        """
+        return min(self.reserved, available) if self.reserved and self.total <= available else self.total
+
 
 def stage_spec(
-    config: Config, image_size: int, batch_size: int, dtype: torch.dtype, reserve: int, world_size: int = 1
+    config: Config,
+    image_size: int,
+    batch_size: int,
+    dtype: torch.dtype,
+    reserve: int | None,
+    world_size: int = 1,
 ) -> StepSpec:
     """The spec of a stage's step: crops of `image_size` px, `batch_size` of them per batch.
 
-    `reserve`: bytes that the device needs in addition to all tensors (`reserve_bytes`).
+    `reserve`: of `reserve_bytes`.
     """
     return StepSpec(
         model=config.model,
@@ -80,10 +94,10 @@ def stage_spec(
     )
 
 
-def reserve_bytes(config: Config, *, is_gpu: bool) -> int:
-    """Bytes that a run needs on its device in addition to the live tensors of a step."""
+def reserve_bytes(config: Config, *, is_gpu: bool) -> int | None:
+    """Bytes that a run needs in main memory in addition to the tensors of a step; None on a card."""
     if is_gpu:
-        return CUDA_RESERVE
+        return None
     return checkpoint_bytes(config) if config.run.background_save else 0
 
 
@@ -96,28 +110,35 @@ def checkpoint_bytes(config: Config) -> int:
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
     """Predicted bytes and FLOPs of the step: its real code runs on tensors without data."""
     micro_batch = min(micro_batch, spec.batch)
-    resident, working, flops = count_step(replace(spec, reserve=0), micro_batch)  # it ignores the reserve
-    return StepMemory(spec.recompute, micro_batch, resident, working, spec.reserve, flops)
+    resident, working, reserved, flops = count_step(replace(spec, reserve=0), micro_batch)  # it ignores it
+    on_card = spec.reserve is None
+    reserve = CUDA_RESERVE if spec.reserve is None else spec.reserve
+    return StepMemory(
+        spec.recompute, micro_batch, resident, working, reserve, flops, reserved if on_card else 0
+    )
 
 
 @lru_cache(maxsize=64)
-def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
-    """Resident bytes, working bytes and FLOPs per image; cached, because a search repeats its questions."""
+def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float]:
+    """Resident, working and reserved bytes, FLOPs per image; cached: a search repeats its questions."""
     networks = meta_networks(spec)
     passes = min(2, -(-spec.batch // micro_batch))  # later passes are like the second: all gradients exist
     images = micro_batch * passes
     inputs = zero_inputs(spec, images, META)
     with LiveBytes() as counter:
         compute_gradients(networks, inputs, [micro_batch] * passes)
-    working = counter.peak
+    others = 0
     if networks.discriminator is not None:  # it runs last, so the reconstructions of all passes are kept
         pixels = inputs.images.numel() // images * spec.dtype.itemsize
-        working += pixels * max(0, spec.batch - images)
-    working = max(working, counter.current + _update_bytes(networks, spec))
+        others = pixels * max(0, spec.batch - images)
+    working = max(counter.peak + others, counter.current + _update_bytes(networks, spec))
     resident = _resident_bytes(networks, spec)
     per_image = (inputs.images, inputs.noise, inputs.decoder_noise, inputs.kept)
     resident += sum(tensor.nbytes for tensor in per_image if tensor is not None) // images * spec.batch
-    return resident, working, counter.flops / images
+    moments = MUON_COPIES if spec.optimizer == "muon" else ADAM_COPIES
+    reserved = reserved_bytes(counter.events, resident + others, moments)
+    reserved = max(reserved, resident + working + CUBLAS_WORKSPACE)
+    return resident, working, reserved, counter.flops / images
 
 
 def _update_bytes(networks: Networks, spec: StepSpec) -> int:

@@ -6,18 +6,26 @@ its specifications.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from vae.config.options import Config
+from vae.config.options import RECOMPUTE, Config
 from vae.config.precision import PrecisionSupport, choose_dtype
 from vae.config.recipes import RECIPES, recipe_values
-from vae.config.resolve import resolve
+from vae.config.resolve import check_image_size, resolve
 from vae.device import precision_support
-from vae.memory.available import CPU_SHARE, CUDA_RESERVE, available_bytes
-from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, reserve_bytes, stage_spec
+from vae.memory.available import CPU_SHARE, available_bytes
+from vae.memory.plan import (
+    StepMemory,
+    StepSpec,
+    choose_step,
+    fastest_level,
+    reserve_bytes,
+    stage_spec,
+    step_memory,
+)
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.gpus import CPU_SETTINGS, Card, find_cards, match_card
@@ -54,7 +62,7 @@ class ProfilePlan:
     micro_batch: int | None = None
     passes: int | None = None
     recompute: str | None = None  # recompute level
-    peak_gib: float | None = None  # StepMemory.total
+    peak_gib: float | None = None  # StepMemory.predicted
     tflop_per_image: float | None = None  # 1e12 operations, forward and backward, recomputation included
     floor_seconds: float | None = None  # of one step; None: the card's rate is not known
     problem: str | None = None  # why it cannot run
@@ -168,7 +176,7 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
         micro_batch=memory.micro_batch,
         passes=count_passes(memory, images),
         recompute=memory.recompute,
-        peak_gib=memory.total / GIB,
+        peak_gib=memory.predicted(available) / GIB,
         tflop_per_image=memory.flops / TERA,
         floor_seconds=floor,
         problem=problem,
@@ -210,6 +218,36 @@ def plan_data(gpu: str | None = None, vram_gib: float | None = None) -> dict[str
     return {"target": facts, "profiles": [asdict(plan) for plan in plan_profiles(target)]}
 
 
+def default_spec(image_size: int, batch: int = 1) -> StepSpec:
+    """The step behind the figures in the documentation, on a card: bf16, L1 + LPIPS + KL, EMA weights."""
+    config = Config()
+    check_image_size(image_size, config.model)
+    return stage_spec(config, image_size, batch, torch.bfloat16, reserve_bytes(config, is_gpu=True))
+
+
+def memory_by_level(spec: StepSpec) -> list[StepMemory]:
+    """The step at every recompute level, with one image per pass, from the fastest level to the smallest."""
+    return [step_memory(replace(spec, recompute=level), 1) for level in RECOMPUTE]
+
+
+def levels_data(image_size: int) -> list[dict[str, Any]]:
+    """The recompute levels as plain data for JSON."""
+    return [asdict(step) | {"total": step.total} for step in memory_by_level(default_spec(image_size))]
+
+
+def print_levels(image_size: int) -> None:
+    """Print bytes per pixel and arithmetic of each recompute level, and the memory of 1 and 4 images."""
+    console.info(
+        f"{'--recompute':<16}{'bytes/pixel':>12}{'TFLOP/image':>13}{'GiB, 1 image':>14}{'4 as 4 x 1':>12}"
+    )
+    levels = [memory_by_level(default_spec(image_size, batch)) for batch in (1, 4)]
+    for one, four in zip(*levels, strict=True):
+        console.info(
+            f"{one.recompute:<16}{one.working / image_size**2:>12,.0f}{one.flops / TERA:>13.1f}"
+            f"{one.total / GIB:>14.1f}{four.total / GIB:>12.1f}"
+        )
+
+
 def describe_step(memory: StepMemory, images: int) -> str:
     """Passes and level of a step: "8 x 2, recompute none" is 8 passes of 2; the last may be smaller."""
     return f"{count_passes(memory, images)} x {memory.micro_batch}, recompute {memory.recompute}"
@@ -235,9 +273,7 @@ def table_row(plan: ProfilePlan) -> str:
 
 
 def _legend(target: Target) -> list[str]:
-    libraries = ", and the copy of --background_save"
-    if target.is_gpu:
-        libraries = f", and {CUDA_RESERVE / GIB:g} GiB for libraries and gaps"
+    libraries = ", the gaps between them" if target.is_gpu else ", and the copy of --background_save"
     lines = [
         "images: per optimizer step; passes: number x images of each pass; all columns: docs/plan.md",
         "peak: weights, gradients, moments, EMA weights, all tensors of the step without torch.compile"

@@ -105,9 +105,8 @@ class TrainingLoop:
                     end = self.take_step(batch)
                     self.alive.beat()
                     if state.position.step > step:
-                        assert isinstance(batch, Batch)
                         self.profiler.step()
-                        self.after_step(batch, stopping=end is StageEnd.SIGNALLED)
+                        self.after_step(stopping=end is StageEnd.SIGNALLED)
                     if end is not None:
                         self.saver.save_and_wait()
                         break
@@ -146,8 +145,8 @@ class TrainingLoop:
         limit = self.options.max_steps
         return StageEnd.MAX_STEPS if limit is not None and state.position.step >= limit else None
 
-    def after_step(self, batch: Batch, stopping: bool) -> None:
-        """Log, sample, validate and save, each if it is due after this step with `batch`.
+    def after_step(self, stopping: bool) -> None:
+        """Log, sample, validate and save, each if it is due after this step.
 
         If a signal asked to stop, only log: a validation could take minutes. The resumed run ends the epoch.
         """
@@ -157,7 +156,7 @@ class TrainingLoop:
         if self.recorder.is_due() or takes_samples:
             self.saver.check_folder()  # before anything is written
         if self.recorder.is_due():
-            self._judge(self.recorder.write(batch))
+            self._judge(self.recorder.write())
         self.saver.report()
         if stopping:
             return

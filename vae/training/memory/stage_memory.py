@@ -10,6 +10,7 @@ from vae.config.options import Config, SpeedConfig
 from vae.memory.available import CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
 from vae.memory.plan_table import describe_step
+from vae.ops.library import REPLACED, KernelKey, runs_kernels
 from vae.system.errors import UserError
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
@@ -21,6 +22,8 @@ from vae.training.stages import Stage
 # needs 165 ms, and the host 28 (docs/cluster.md); at 512 px it needs 38.
 GRAPH_BELOW_PX = 1024
 FULL_CARD = 64 * 2**20  # free bytes; --vram_margin leaves more on every card
+# Counted on the null GPU (tests.null_gpu.steps), one image without recomputation
+MANY_LAUNCHES = "norms without Triton kernels (5 times as many launches at 256 px, 8 at 1024, 19 at 2048)"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,12 @@ class StagePlan:
     memory: StepMemory
     available: int
     cuda_graph: bool = False
+    torch_norms: bool = False  # on a card, norms run as many PyTorch operations instead of Triton kernels
+
+    @property
+    def predicted(self) -> int:
+        """Bytes that the stage is expected to reserve."""
+        return self.memory.predicted(self.available)
 
     def step_settings(self, speed: SpeedConfig) -> StepSettings:
         """How the first step of the stage is computed."""
@@ -50,7 +59,8 @@ def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distribut
     available = int(available_bytes(device) * speed.vram_margin)
     memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
     graph = uses_cuda_graph(config.speed, stage.image_size, dist, config.data.buckets)
-    return StagePlan(memory, available, graph)
+    kernels = speed.channels_last and runs_kernels(device) and KernelKey("norm", dtype) not in REPLACED
+    return StagePlan(memory, available, graph, torch_norms=is_gpu and not kernels)
 
 
 def uses_cuda_graph(speed: SpeedConfig, image_size: int, dist: Distributed, buckets: int = 0) -> bool:
@@ -83,9 +93,10 @@ def memory_limit(plans: Iterable[StagePlan]) -> int:
 def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_size: str) -> str:
     """The plan as `check_compatibility.py --plan` prints it; with a warning line if it may not fit."""
     passes = describe_step(plan.memory, local_images) + ", CUDA graph" * plan.cuda_graph
+    passes += f", {MANY_LAUNCHES}" * plan.torch_norms
     line = (
         f"{image_size} px, batch {local_images} as {passes}: predicted peak "
-        f"{plan.memory.total / GIB:.2f} GiB of {plan.available / GIB:.1f} GiB that may be used"
+        f"{plan.predicted / GIB:.2f} GiB of {plan.available / GIB:.1f} GiB that may be used"
     )
     if plan.memory.total <= plan.available:
         return line

@@ -8,11 +8,11 @@ from tqdm import tqdm
 
 from vae.config.options import RunConfig
 from vae.data.dataset import Batch
+from vae.losses.adversarial import adaptive_weight
 from vae.system import console
 from vae.system.errors import DataError, HangError
 from vae.training.memory.stage_memory import low_memory_warning, memory_peaks
 from vae.training.output.logbook import Logbook
-from vae.training.records.adversarial_ratio import adversarial_ratios
 from vae.training.records.duration import StageDuration, duration_line
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.recovery.signals import LoadingStoppedError
@@ -83,11 +83,8 @@ class Recorder:
         position = self._state.position
         return position.step % self._options.log_freq == 0 or self._steps.epoch_is_done(position)
 
-    def write(self, batch: Batch) -> Means:
-        """Write the records of the steps since the last one. Only this synchronizes the device in a step.
-
-        `batch` is that of the last step.
-        """
+    def write(self) -> Means:
+        """Write the records of the steps since the last one. Only this synchronizes the device in a step."""
         state, metrics, dist = self._state, self._metrics, self._dist
         means = metrics.all_reduced_means(dist)
         record = {
@@ -101,7 +98,8 @@ class Recorder:
         }
         if "adversarial" in means:
             record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
-            record |= adversarial_ratios(self._stepper, batch)
+            limit = self._stepper.schedule.loss.disc_max_weight
+            record["adversarial_ratio"] = float(adaptive_weight(*state.running_sq_norms, limit))
         if state.fp16:
             record["loss_scale"] = float(state.update.loss_scale)
         self._logbook.record("train", state.position.step, record)

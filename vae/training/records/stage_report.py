@@ -82,7 +82,7 @@ def _rate_note(schedule: StageSchedule) -> str | None:
 def record_memory(logbook: Logbook, state: TrainingState, plan: StagePlan, settings: StepSettings) -> None:
     """Record and print the stage's measured memory peaks beside the predicted one."""
     planned, device = plan.memory, state.running_sq_norms.device
-    predicted, peaks = planned.total / GIB, memory_peaks(device)
+    predicted, peaks = plan.predicted / GIB, memory_peaks(device)
     record: dict[str, float | str] = {
         "image_size": state.stage.image_size,
         "micro_batch": settings.micro_batch,

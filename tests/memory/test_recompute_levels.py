@@ -1,6 +1,5 @@
 """Counted figures of the recompute levels: bytes per pixel, arithmetic, and large images that fit."""
 
-import argparse
 import subprocess
 import sys
 
@@ -8,7 +7,8 @@ import pytest
 
 from tests.harness.runs import ROOT
 from vae.config.options import RECOMPUTE
-from vae.memory.recompute_table import default_spec, memory_by_level, side
+from vae.memory.plan_table import default_spec, memory_by_level
+from vae.system.errors import UserError
 from vae.system.host import GIB
 
 
@@ -42,22 +42,17 @@ def test_flops_of_an_image(at_1024):
 @pytest.mark.slow
 @pytest.mark.parametrize(("image_size", "batch"), [(2048, 4), (2560, 2)])
 def test_large_images_fit_30_gib_at_two_or_more_levels(image_size, batch):
-    fitting = [
-        memory for memory in memory_by_level(default_spec(image_size, batch)) if memory.total <= 30 * GIB
-    ]
-    assert len(fitting) >= 2
+    levels = memory_by_level(default_spec(image_size, batch))
+    assert sum(memory.total <= 30 * GIB for memory in levels) >= 2
 
 
-@pytest.mark.slow
-def test_table_is_one_command():
-    found = subprocess.run(
-        [sys.executable, "-m", "vae.memory.recompute_table", "64"], cwd=ROOT, capture_output=True, text=True
-    )
+def test_a_size_prints_its_levels():
+    arguments = [sys.executable, "check_compatibility.py", "--plan", "--image_size", "64"]
+    found = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["--recompute", *RECOMPUTE]
 
 
-@pytest.mark.parametrize("text", ["abc", "1000.5", "0", "-8", "1001"])
-def test_unsupported_side_is_an_error(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: .*multiple of 8"):
-        side(text)
+def test_unsupported_side_is_an_error():
+    with pytest.raises(UserError, match="--image_size 1001"):
+        default_spec(1001)
