@@ -16,6 +16,10 @@ def main(argv: list[str]) -> int:
 
         run_probe(config)
         return 0
+    if config.watch is not None:
+        from vae.evaluation.watch import watch
+
+        return watch(config)
     from vae.evaluation.datasets import compare_all
 
     compare_all(config)

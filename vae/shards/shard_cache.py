@@ -1,4 +1,6 @@
-"""A folder with shards of remote stores or shared disks, shared by the processes of a machine, and by machines without harm.
+"""A folder with shards of remote stores or shared disks, for all processes of a machine.
+
+Machines may share it without harm.
 
 A file has the SHA-256 of its shard as its name. It is written under another name, verified and renamed, so a
 complete file is a good one; where others may write, a process verifies it before its first use. The files
