@@ -537,6 +537,13 @@ class RunConfig:
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
+    hourly_cost: float = option(
+        0.0,
+        "price of an hour of all machines of this run: records then have the cost so far and of 1,000 "
+        "images; 0: none",
+        metavar="PRICE",
+        at_least=0,
+    )
     wandb: bool = option(
         False,
         "also log to Weights & Biases (package wandb); WANDB_MODE=offline needs no account",

@@ -19,7 +19,7 @@ from vae.training.output.wandb_run import WandbRun
 REJECTED_NAME = "rejected_images.txt"  # of the main process; of the others, with their rank
 MAX_NAMES = 10_000  # of unusable images that are kept in memory, so that each is listed once
 
-Record = Mapping[str, float | int | str | None]
+Record = Mapping[str, float | int | str | list[float] | None]
 
 
 class Logbook:
