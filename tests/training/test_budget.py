@@ -22,13 +22,18 @@ def test_parts_must_deliver_what_the_steps_take_without_waiting():
     assert parts["cache"][2:] == pytest.approx((40 * 3.0, 400 / (20 / 4)))
     assert parts["decoding"][2:] == pytest.approx((40.0, 200 / (16 / 4)))
     assert parts["copy"][2:] == pytest.approx((40 * 192e-6, 1000.0))
-    assert parts["step"].line() == "  step      must deliver 40 images/s, delivers 20: too slow"
+    assert parts["step"].line() == "  step      must deliver 40 images/s, delivers 20: it waits for images"
+    assert parts["store"].line() == "  store     must deliver 120 MB/s, delivers 20: too slow"
     assert parts["decoding"].line().endswith("must deliver 40 images/s, delivers 50")
 
 
 def test_files_on_a_disk_have_no_store_and_a_cpu_no_copy():
-    parts = budget_parts({**TOTAL, "hits": 0, "misses": 0}, 10.0, 0.0, 192, None)
+    in_place = {**TOTAL, "hits": 0, "misses": 0, "remote_bytes": 0}
+    parts = budget_parts(in_place, 10.0, 0.0, 192, None)
     assert [part.name for part in parts] == ["disk", "decoding", "step"]
+    assert not any("slow" in part.line() or "waits" in part.line() for part in parts)
+    cached = budget_parts({**in_place, "hits": 200}, 10.0, 0.0, 192, None)
+    assert [part.name for part in cached] == ["cache", "decoding", "step"]
 
 
 def test_cost_goes_on_where_the_records_end(tmp_path, monkeypatch):

@@ -19,7 +19,8 @@ class Part(NamedTuple):
         """The part as a line of the budget."""
         if self.delivered is None:
             return f"  {self.name:<9} must deliver {self.needed:.4g} {self.unit}"
-        verdict = "" if self.delivered >= NEARLY * self.needed else ": too slow"
+        late = ": it waits for images" if self.name == "step" else ": too slow"
+        verdict = "" if self.delivered >= NEARLY * self.needed else late
         delivers = f"delivers {self.delivered:.4g}{verdict}"
         return f"  {self.name:<9} must deliver {self.needed:.4g} {self.unit}, {delivers}"
 
@@ -39,10 +40,10 @@ def budget_parts(
     decoding = max(1e-9, total["decode_seconds"] / max(1.0, total["workers"]))
     needed = rate * read / images / MB
     parts = []
-    if total["hits"] + total["misses"]:  # until all shards are in the cache, which fetches ahead
+    if total["remote_bytes"]:  # until the cache, which fetches ahead, has all shards
         parts.append(Part("store", "MB/s", needed, total["remote_bytes"] / seconds / MB))
     if read:
-        name = "cache" if parts else "disk"
+        name = "cache" if total["hits"] + total["misses"] else "disk"
         parts.append(Part(name, "MB/s", needed, total["disk_bytes"] / reading / MB))
     parts.append(Part("decoding", "images/s", rate, images / decoding))
     if copy_rate is not None:
