@@ -88,6 +88,9 @@ def test_local_shards_go_through_a_cache_that_was_asked_for(root, tmp_path, monk
     assert open_cache([str(root)], folder, 1) is None  # a folder of images
     dataset = read_dataset(path)
     here, cached = open_images(dataset, 4, None), open_images(dataset, 4, open_cache([path], folder, 1))
+    default = open_images(dataset, 4, ShardCache(tmp_path / "of_another", 1))  # of a remote part of a mixture
+    assert default.read(0) == here.read(0)
+    assert "hits" not in default.counts()
     for images in (cached, cached.scattered()):
         assert [images.read(index) for index in range(40)] == [here.read(index) for index in range(40)]
     assert len(list(Path(folder, FOLDER_NAME).glob("*.tar"))) == 5

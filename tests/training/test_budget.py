@@ -9,7 +9,7 @@ from vae.training.run import train
 
 # 200 images of 2 MB in 10 s, 4 decoding processes: half of the shards came from the store meanwhile.
 TOTAL = {
-    **{"images": 200, "disk_bytes": 400e6, "remote_bytes": 200e6, "hits": 150, "misses": 50},
+    **{"images": 200, "disk_bytes": 450e6, "remote_bytes": 200e6, "hits": 150, "misses": 50},
     **{"load_seconds": 36.0, "decode_seconds": 16.0, "workers": 4, "steps": 20},
 }
 
@@ -19,7 +19,7 @@ def test_parts_must_deliver_what_the_steps_take_without_waiting():
     assert list(parts) == ["store", "cache", "decoding", "copy", "step"]
     assert parts["step"][2:] == (40.0, 20.0)  # half of the time is waiting
     assert parts["store"][2:] == pytest.approx((40 * 3.0, 20.0))
-    assert parts["cache"][2:] == pytest.approx((40 * 3.0, 400 / (20 / 4)))
+    assert parts["cache"][2:] == pytest.approx((40 * 3.0, 450 / (20 / 4)))
     assert parts["decoding"][2:] == pytest.approx((40.0, 200 / (16 / 4)))
     assert parts["copy"][2:] == pytest.approx((40 * 192e-6, 1000.0))
     assert parts["step"].line() == "  step      must deliver 40 images/s, delivers 20: it waits for images"

@@ -206,8 +206,9 @@ def open_images(dataset: ShardedDataset, num_streams: int, cache: ShardCache | N
             f"{dataset.path} was written by an older version, without checksums of the indexes: damage of an "
             "index is not noticed. A new version of it has them: prepare_data.py --mode shard --parent"
         )
-    if cache is None:
+    if dataset.store is None and not (cache and cache.keeps_local):
         return ShardImages(dataset, num_streams)
+    assert cache is not None, "its shards are remote"
     if line := cache.retry_bad(dataset.shards):
         console.info(line)
     return ShardImages(dataset, num_streams, RemoteShards(dataset, cache))

@@ -111,7 +111,9 @@ def open_cache(paths: Iterable[str | None], folder: str | None, max_gib: float) 
     is_used = is_dataset if folder else has_remote_shards
     if not any(path and is_used(path) for path in paths):
         return None
-    return ShardCache(Path(folder) if folder else default_folder(), max_gib)
+    cache = ShardCache(Path(folder) if folder else default_folder(), max_gib)
+    cache.keeps_local = bool(folder)
+    return cache
 
 
 def has_remote_shards(path: str) -> bool:
@@ -126,6 +128,8 @@ class ShardCache:
 
     Less if the disk has less room.
     """
+
+    keeps_local = False  # whether local datasets use it too, because the user named its folder
 
     def __init__(self, parent: Path, max_gib: float) -> None:
         """Create the folder; UserError if it cannot be written."""

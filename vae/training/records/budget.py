@@ -38,7 +38,8 @@ def budget_parts(
     read = total["disk_bytes"] + total["remote_bytes"]
     reading = max(1e-9, (total["load_seconds"] - total["decode_seconds"]) / max(1.0, total["workers"]))
     decoding = max(1e-9, total["decode_seconds"] / max(1.0, total["workers"]))
-    needed = rate * read / images / MB
+    hits = total["hits"]  # what the store gives meanwhile is for later images too
+    needed = rate * (total["disk_bytes"] / hits if hits else read / images) / MB
     parts = []
     if total["remote_bytes"]:  # until the cache, which fetches ahead, has all shards
         parts.append(Part("store", "MB/s", needed, total["remote_bytes"] / seconds / MB))
