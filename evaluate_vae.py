@@ -11,6 +11,10 @@ def main(argv: list[str]) -> int:
     from vae.evaluation.precheck import check_command
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
+    if config.watch is not None:
+        from vae.evaluation.watch import watch
+
+        return watch(config)
     from vae.evaluation.datasets import compare_all
 
     compare_all(config)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.waiting import is_running, wait_until
+from vae.prepare import pool
 from vae.prepare.pool import Failure, Limits, count_workers, run_each
 from vae.system.errors import UserError
 
@@ -79,6 +80,12 @@ def test_endless_items_are_read_as_needed():
 def test_exceptions_of_the_function_are_raised():
     with pytest.raises(OSError, match="No space left"):
         outcomes([("double", 1), ("raise", 0), ("double", 2)])
+
+
+def test_a_process_that_does_not_start_is_one_line_with_its_own_limit(monkeypatch):
+    monkeypatch.setattr(pool, "START_SECONDS", 0.01)  # importing takes longer, everywhere
+    with pytest.raises(UserError, match=r"does not start: took longer than 0\.01 s: lower --num_workers 1,"):
+        list(run_each(work, [("double", 1)], num_workers=1, limits=Limits(seconds=3600.0)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -180,6 +180,7 @@ def test_every_metric_of_a_run_is_documented(tiny):
         **{"perceptual_net": "random", "log_freq": 1},
         **{"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8},
         "quick_val_steps": 2,
+        "hourly_cost": 1.0,
     }
     assert train_vae.main(command_words(given)) == 0
     measured = {f"memory_{name}" for name in ("reserved_gib", "retries")}  # on a card only

@@ -26,7 +26,7 @@ from vae.sampling.stream_buckets import StreamBuckets
 from vae.shards import dataset_json, remote_shards, shard_cache, store
 from vae.shards.dataset_json import read_dataset
 from vae.shards.remote_shards import open_images
-from vae.shards.shard_cache import FOLDER_NAME, Entry, ShardCache
+from vae.shards.shard_cache import FOLDER_NAME, Entry, ShardCache, open_cache
 from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile
 from vae.system.errors import DataError, UserError
@@ -77,6 +77,41 @@ def web(root, monkeypatch):
 @pytest.fixture
 def cache(tmp_path):
     return ShardCache(tmp_path / "cache", 1)
+
+
+def test_local_shards_go_through_a_cache_that_was_asked_for(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_shards, "FIRST_READS", 0)
+    shared = tmp_path / "shared?disk #1 100%"
+    shared.symlink_to(root)
+    path, folder = str(shared / "dataset.json"), str(tmp_path / "cache")
+    assert open_cache([path, None], None, 1) is None
+    assert open_cache([str(root)], folder, 1) is None  # a folder of images
+    dataset = read_dataset(path)
+    here, cached = open_images(dataset, 4, None), open_images(dataset, 4, open_cache([path], folder, 1))
+    default = open_images(dataset, 4, ShardCache(tmp_path / "of_another", 1))  # of a remote part of a mixture
+    assert default.read(0) == here.read(0)
+    assert "hits" not in default.counts()
+    for images in (cached, cached.scattered()):
+        assert [images.read(index) for index in range(40)] == [here.read(index) for index in range(40)]
+    assert len(list(Path(folder, FOLDER_NAME).glob("*.tar"))) == 5
+    cached.counts()
+    assert cached.read(7) == here.read(7)
+    assert cached.counts()["hits"] == 1
+
+
+def test_shard_of_a_slow_shared_disk_reports_progress(root, tmp_path, monkeypatch):
+    """fsspec copies a local file without progress, so a large one on a slow disk would look stalled."""
+    from fsspec.callbacks import Callback
+
+    sizes = []
+    monkeypatch.setattr(store, "COPY_BYTES", 1000)
+    monkeypatch.setattr(store, "_with_tries", lambda file, action, _warn: action(None, path, progress))
+    path, progress = str(root / "images-000000.tar"), Callback()
+    monkeypatch.setattr(progress, "call", lambda *_: sizes.append(progress.value))
+    store.download(StoreFile(f"file://{path}", "--data_path"), tmp_path / "copy", max_bytes=10**6)
+    assert (tmp_path / "copy").read_bytes() == Path(path).read_bytes()
+    assert len(sizes) > 10
+    assert sizes[-1] == os.path.getsize(path)
 
 
 def remote(web, cache, num_streams=1) -> ShardImages:

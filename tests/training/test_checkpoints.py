@@ -14,6 +14,7 @@ from tests.harness.training_runs import assert_same
 from tests.training.test_gradient_sum import CPU, on_processes
 from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
+from vae.system.files import write_json
 from vae.training.checkpoints import broadcast, store
 from vae.training.checkpoints.store import (
     list_checkpoints,
@@ -200,12 +201,13 @@ def test_prune_removes_files_of_a_killed_save(tmp_path):
 @pytest.mark.slow
 def test_run_keeps_the_best_the_last_and_the_newest_checkpoints(tiny, tmp_path):
     given = {**tiny, "num_epochs": 5, "checkpoint_steps": 2, "keep_checkpoints": 2}
+    folder, promoted = tmp_path / "run", "checkpoint_step_2.pt"
+    write_json(folder / "promoted.json", {"checkpoint": promoted})
     assert train(given) == 0
-    folder = tmp_path / "run"
     kept = {path.name for path in folder.glob("*.pt")}
     best = load_checkpoint(folder / "checkpoint_epoch_5.pt")["history"]["best_checkpoint"]
-    assert len(kept - {best, "checkpoint_epoch_5.pt"}) == 2
-    assert {best, "checkpoint_epoch_5.pt"} <= kept
+    assert len(kept - {best, "checkpoint_epoch_5.pt", promoted}) == 2
+    assert {best, "checkpoint_epoch_5.pt", promoted} <= kept
     assert all(record_path(folder / name).exists() for name in kept)
 
 

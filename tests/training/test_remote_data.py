@@ -36,7 +36,9 @@ def given(tiny, tmp_path):
 def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_path, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     url = web.url("dataset.json?signature=5ecret", login="me:pa55word@")
-    assert train({**given, "data_path": str(root / "dataset.json"), "output_dir": str(here)}) == 0
+    in_place = {key: value for key, value in given.items() if key != "cache_dir"}
+    assert train({**in_place, "data_path": str(root / "dataset.json"), "output_dir": str(here)}) == 0
+    assert "cache   none, shards are read in place" in capsys.readouterr().out
     assert train({**given, "data_path": url, "output_dir": str(there)}) == 0
     one, other = last_checkpoint(here), last_checkpoint(there)
     for key in ("model", "ema", "position", "data_fingerprint"):

@@ -48,6 +48,16 @@ class EvaluateConfig:
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option()
     overwrite: bool = option(False, "replace the results of an earlier comparison")
+    watch: str | None = option(
+        None,
+        "instead of the comparison, and without --vae and --output_dir: measure each new checkpoint in this "
+        "--output_dir of a run, until the run is finished",
+        metavar="DIR",
+    )
+    promote: bool = option(
+        False,
+        "write name, SHA-256 and metrics of the checkpoint with the best PSNR to promoted.json in --watch",
+    )
     sizes: tuple[int, ...] = option(
         (256,),
         "sides of the square crops to measure, px; 0: whole images",
@@ -147,6 +157,14 @@ class EvaluateConfig:
         return path
 
 
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig(EvaluateConfig):
+    """The same with --watch, which names the VAEs and the place of the results."""
+
+    vae: tuple[str, ...] = option((), "not with --watch")
+    output_dir: str = option("", "not with --watch")
+
+
 EPILOG = """examples:
   evaluate_vae.py --vae outputs/first/vae --data_path data/test --output_dir results/first
   evaluate_vae.py --vae outputs/first/vae outputs/second/vae other.safetensors \\
@@ -166,8 +184,10 @@ DETAILS = (
 
 def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     """The options of one command. Raises UserError if they contradict each other."""
+    is_watching = any(word.partition("=")[0] == "--watch" for word in argv)
+    section = WatchConfig if is_watching else EvaluateConfig
     given = parse_values(
-        EvaluateConfig,
+        section,
         "evaluate_vae.py",
         "Measure one or more VAEs on a folder of images and compare them under one protocol.",
         EPILOG,
@@ -177,6 +197,7 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     config = EvaluateConfig(**{**PROTOCOLS[given.get("protocol", "ours")], **given})
     _check_together(config)
     _check_protocol(config, given)
+    _check_watch(config, given)
     return config
 
 
@@ -188,6 +209,28 @@ def _check_protocol(config: EvaluateConfig, given: dict[str, Any]) -> None:
         raise UserError(f"--{fixed} contradicts --protocol {config.protocol}: remove one of them")
     if WHOLE in config.sizes:
         raise UserError(f"--sizes 0 contradicts --protocol {config.protocol}, which cuts squares: remove one")
+
+
+_FOR_WATCH = (
+    "watch", "promote", "data_path", "cache_dir", "cache_gib", "sizes", "protocol", "crop", "posterior",
+    "seed", "max_images", "perceptual_net", "perceptual_weights", "rfid", "inception_weights", "batch_size",
+    "weights", "dtype", "device", "kernels", "background", "max_pixels",
+)  # fmt: skip
+
+
+def _check_watch(config: EvaluateConfig, given: dict[str, Any]) -> None:
+    """Raise UserError for flags that have no effect with --watch, or --promote without it."""
+    if config.watch is None:
+        if config.promote:
+            raise UserError("--promote needs a run: add --watch with its --output_dir")
+        return
+    useless = next((flag for flag in given if flag not in _FOR_WATCH), None)
+    if useless is not None:
+        raise UserError(f"--{useless} has no effect with --watch: remove it")
+    for name in ("data_path", "sizes"):
+        if len(getattr(config, name)) > 1:
+            shown = " ".join(map(str, getattr(config, name)))
+            raise UserError(f"--{name} {shown}: --watch needs a single one")
 
 
 def _check_together(config: EvaluateConfig) -> None:

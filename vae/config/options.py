@@ -86,17 +86,18 @@ def max_pixels_option(action: str) -> Any:
 
 
 def cache_dir_option() -> Any:
-    """--cache_dir of every script that reads a dataset on a remote store."""
+    """--cache_dir of every script that reads a dataset of shards."""
     return option(
         None,
-        "folder on this machine for shards of remote datasets, in its subfolder vae-trainer-shards",
+        "folder on this machine for shards of remote datasets, in its subfolder vae-trainer-shards; if it is "
+        "given, also for those on a shared disk",
         metavar="DIR",
-        unset="vae-trainer in the user's cache folder",
+        unset="vae-trainer in the user's cache folder, for remote datasets only",
     )
 
 
 def cache_gib_option(without: str = "; 0: images are read one by one over the network") -> Any:
-    """--cache_gib of every script that reads a dataset on a remote store; `without`: what 0 means."""
+    """--cache_gib of every script that reads a dataset of shards; `without`: what 0 means."""
     return option(
         50,
         "maximum GiB of --cache_dir, less if the disk is smaller" + without,
@@ -529,6 +530,13 @@ class RunConfig:
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
+    hourly_cost: float = option(
+        0.0,
+        "price of an hour of all machines of this run: records then have the cost so far and of 1,000 "
+        "images; 0: none",
+        metavar="PRICE",
+        at_least=0,
+    )
     wandb: bool = option(
         False,
         "also log to Weights & Biases (package wandb); WANDB_MODE=offline needs no account",

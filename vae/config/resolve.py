@@ -13,7 +13,7 @@ PER_COMMAND = frozenset(
     [
         *("config", "profile", "output_dir", "resume_from", "new_stage", "progressive", "max_steps"),
         *("profile_steps", "device", "num_workers", "micro_batch_size", "recompute", "vram_margin"),
-        *("init_from", "hang_minutes", "find_lr", "find_lr_steps", "find_lr_seeds"),
+        *("init_from", "hang_minutes", "hourly_cost", "find_lr", "find_lr_steps", "find_lr_seeds"),
         *("cache_dir", "cache_gib"),  # places of this machine: files there are removed
     ]
 )

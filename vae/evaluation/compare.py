@@ -58,15 +58,9 @@ def compare(config: EvaluateConfig) -> Results:
     """Measure the VAEs, and print and write the results."""
     check_command(config)
     output_dir = Path(config.output_dir)
-    device = pick_device(config.device)
-    warn_of_slow_bf16(config.dtype, precision_support(device))
-    torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
-    choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
+    metrics, net, missing = open_metrics(config)
+    device = metrics.device
     rows = _load_rows(config, device)
-    missing: dict[str, str] = {}
-    perceptual, net = find_perceptual(config, device, missing)
-    rules = rules_of(config.protocol, config.crop)
-    metrics = Metrics(device, perceptual, find_rfid(config, device, missing), rules)
     image_set, unusable = find_images(config)
     if config.diffusion_probe and len(image_set.names) < MIN_IMAGES:
         raise UserError(
@@ -99,6 +93,18 @@ def compare(config: EvaluateConfig) -> Results:
         )
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
     return results
+
+
+def open_metrics(config: EvaluateConfig) -> tuple[Metrics, str | None, dict[str, str]]:
+    """The metrics on their device, the network of LPIPS, and why others are missing."""
+    device = pick_device(config.device)
+    warn_of_slow_bf16(config.dtype, precision_support(device))
+    torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
+    choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
+    missing: dict[str, str] = {}
+    perceptual, net = find_perceptual(config, device, missing)
+    rules = rules_of(config.protocol, config.crop)
+    return Metrics(device, perceptual, find_rfid(config, device, missing), rules), net, missing
 
 
 def short_names(paths: Sequence[str], flag: str = "--vae") -> list[str]:
@@ -188,7 +194,7 @@ def _measure_row(
     metrics: Metrics,
 ) -> None:
     result = row.result
-    with _on_device(config, row, metrics.device) as codec:
+    with on_device(config, row, metrics.device) as codec:
         for size in sizes:
             if isinstance(codec, VaeCodec):
                 codec.start()
@@ -212,7 +218,7 @@ def _measure_row(
 
 
 @contextmanager
-def _on_device(config: EvaluateConfig, row: Row, device: torch.device) -> Iterator[Reconstruct]:
+def on_device(config: EvaluateConfig, row: Row, device: torch.device) -> Iterator[Reconstruct]:
     """The row's reconstruction function; the VAE's weights are on the device until the end."""
     if not isinstance(row.source, LoadedVae):
         yield row.source
@@ -241,7 +247,7 @@ def _write_sample_files(
         old.unlink()
     write_originals(chosen, image_set, networks[0].size, folder)
     for position, row in enumerate(track(rows, "samples", len(rows), "row", keep=False)):
-        with _on_device(config, row, device) as codec:
+        with on_device(config, row, device) as codec:
             result = row.result
             result.samples = write_samples(
                 codec, position, chosen, image_set, result.sizes[-1], result.latents, folder

@@ -20,7 +20,10 @@ UNFINISHED = ".unfinished"  # in the output folder while a comparison writes int
 def check_command(config: EvaluateConfig) -> None:
     """Raise UserError for a wrong colour, an unusable output, and what does not exist or is not installed."""
     parse_background(config.background)
-    _check_output(Path(config.output_dir), config.overwrite)
+    if config.watch is None:
+        _check_output(Path(config.output_dir), config.overwrite)
+    else:
+        _check_watched(Path(config.watch), config.promote)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
     for path, _ in weighted_paths(config):
@@ -43,6 +46,13 @@ def check_rfid_packages() -> None:
     if absent:
         install = f"python -m pip install {' '.join(absent)}"
         raise UserError(f"--rfid needs {' and '.join(absent)}: run {install}, or remove --rfid")
+
+
+def _check_watched(folder: Path, promote: bool) -> None:
+    if not folder.is_dir():
+        raise UserError(f"--watch {folder} is not a folder: give the --output_dir of a run that has begun")
+    if promote and (problem := why_not_writable(folder)):
+        raise UserError(f"--watch {folder} {problem}")
 
 
 def _check_output(output_dir: Path, overwrite: bool) -> None:

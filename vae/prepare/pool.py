@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
+from vae.system.errors import UserError
 from vae.system.host import GIB, usable_cores
 
 Item = TypeVar("Item")
@@ -24,7 +25,7 @@ Answer = TypeVar("Answer")
 
 # Items that a process has at once: it works on the first, and the next one needs no wait.
 ITEMS_PER_PROCESS = 2
-START_SECONDS = 60  # for a process that first reads its libraries from a slow disk
+START_SECONDS = 600.0  # a process reads PyTorch first: minutes on a loaded machine or a network disk
 
 
 class Limits(NamedTuple):
@@ -141,9 +142,8 @@ class Pool(Generic[Item, Answer]):
             elif worker.process.sentinel in ready:
                 yield from self._discard(worker, _cause_of_exit(worker.process))
             elif now >= worker.deadline:
-                yield from self._discard(
-                    worker, Failure("hung", f"took longer than {self.limits.seconds:g} s")
-                )
+                seconds = self.limits.seconds if worker.ready else START_SECONDS
+                yield from self._discard(worker, Failure("hung", f"took longer than {seconds:g} s"))
 
     def _answers(self, worker: _Worker[Item]) -> Iterator[tuple[Item, Answer | Failure]]:
         try:
@@ -165,7 +165,10 @@ class Pool(Generic[Item, Answer]):
         self.workers.remove(worker)
         worker.kill()
         if not worker.ready:
-            raise RuntimeError(f"a worker process does not start: {failure.detail}")
+            raise UserError(
+                f"a worker process does not start: {failure.detail}: lower --num_workers {self.num_workers}, "
+                "end other programs, or put the Python environment on a faster disk"
+            )
         failed_item = worker.items.popleft()
         self.returned.extend(worker.items)
         yield failed_item, failure

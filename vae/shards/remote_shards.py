@@ -1,4 +1,4 @@
-"""The shards of a dataset on a remote store: whole ones in the cache, or single images if it has no room."""
+"""The shards of a dataset on a remote store or a shared disk: whole ones in the cache, or single images."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from vae.shards.index import Row, Shard, check_bytes, max_index_bytes, parse_ind
 from vae.shards.read_ahead import ReadAhead
 from vae.shards.shard_cache import POLL_SECONDS, Entry, ShardCache, remove_if_bad
 from vae.shards.shard_images import ShardImages
-from vae.shards.store import TooLargeError, download, read_file, read_range
+from vae.shards.store import StoreFile, TooLargeError, download, read_file, read_range
 from vae.system import console
 from vae.system.errors import DataError, UserError
 
@@ -31,8 +31,10 @@ class RemoteShards:
 
     def __init__(self, dataset: ShardedDataset, cache: ShardCache, *, whole: bool = True) -> None:
         """`whole`: fetch whole shards; otherwise use those of the cache, and read single images."""
-        assert dataset.store is not None, "its shards are remote"
-        self._dataset, self._store, self._cache, self._whole = dataset, dataset.store, cache, whole
+        self._dataset, self._cache, self._whole = dataset, cache, whole
+        self._store = dataset.store or StoreFile(
+            f"file://{dataset.folder.absolute().as_posix()}/", dataset.flag
+        )
         self._gives_ranges = True
         self._counts = _no_counts()
         self._bad_indexes: dict[str, BadImageError] = {}  # by the SHA-256 of the shard
@@ -198,15 +200,15 @@ class RemoteShards:
 
 
 def open_images(dataset: ShardedDataset, num_streams: int | None, cache: ShardCache | None) -> ShardImages:
-    """The images of a dataset, local or remote; a remote one needs a cache."""
+    """The images of a dataset; a remote one needs a cache, and a local one is read in place without it."""
     if not dataset.shards.hashed_indexes:
         console.info(
             f"{dataset.path} was written by an older version, without checksums of the indexes: damage of an "
             "index is not noticed. A new version of it has them: prepare_data.py --mode shard --parent"
         )
-    if dataset.store is None:
+    if dataset.store is None and not (cache and cache.keeps_local):
         return ShardImages(dataset, num_streams)
-    assert cache is not None
+    assert cache is not None, "its shards are remote"
     if line := cache.retry_bad(dataset.shards):
         console.info(line)
     return ShardImages(dataset, num_streams, RemoteShards(dataset, cache))

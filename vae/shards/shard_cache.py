@@ -1,4 +1,6 @@
-"""A folder with shards of remote stores, shared by the processes of a machine, and by machines without harm.
+"""A folder with shards of remote stores or shared disks, for all processes of a machine.
+
+Machines may share it without harm.
 
 A file has the SHA-256 of its shard as its name. It is written under another name, verified and renamed, so a
 complete file is a good one; where others may write, a process verifies it before its first use. The files
@@ -102,10 +104,16 @@ def default_folder() -> Path:
 
 
 def open_cache(paths: Iterable[str | None], folder: str | None, max_gib: float) -> "ShardCache | None":
-    """The cache of --cache_dir and --cache_gib, if the shards of one of these are on a remote store."""
-    if not any(path and has_remote_shards(path) for path in paths):
+    """The cache of --cache_gib and --cache_dir, which is `folder` if it was given.
+
+    None if none of the paths is a dataset of shards; or if no `folder` was given and all shards are local.
+    """
+    is_used = is_dataset if folder else has_remote_shards
+    if not any(path and is_used(path) for path in paths):
         return None
-    return ShardCache(Path(folder) if folder else default_folder(), max_gib)
+    cache = ShardCache(Path(folder) if folder else default_folder(), max_gib)
+    cache.keeps_local = bool(folder)
+    return cache
 
 
 def has_remote_shards(path: str) -> bool:
@@ -120,6 +128,8 @@ class ShardCache:
 
     Less if the disk has less room.
     """
+
+    keeps_local = False  # whether local datasets use it too, because the user named its folder
 
     def __init__(self, parent: Path, max_gib: float) -> None:
         """Create the folder; UserError if it cannot be written."""

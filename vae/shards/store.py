@@ -25,6 +25,7 @@ from vae.system.errors import DataError, UserError
 
 STALL_SECONDS = 30.0  # with less than MIN_BYTES: a try has failed
 MIN_BYTES = 30_000
+COPY_BYTES = 2**20  # from a shared disk at once
 # Between the tries, each times 0.5 to 1.5, so that processes do not ask together. A store that is away for
 # 30 s is back in time; 503 is how S3 asks to slow down.
 PAUSES = (0.5, 1.5, 5.0, 15.0, 45.0)
@@ -56,12 +57,19 @@ class StoreFile:
     __repr__ = __str__
 
     @property
+    def is_on_disk(self) -> bool:
+        """Whether it is a file:// address; ? and # in its path begin no query."""
+        return self.url.lower().startswith("file://")
+
+    @property
     def name(self) -> str:
         """The last part of the path."""
-        return PurePosixPath(urlsplit(self.url).path).name
+        return PurePosixPath(self.url if self.is_on_disk else urlsplit(self.url).path).name
 
     def sibling(self, name: str) -> "StoreFile":
         """Another file in the same folder; the query string is kept, because a signature may fit a folder."""
+        if self.is_on_disk:
+            return StoreFile(f"{self.url.rpartition('/')[0]}/{name}", self.flag)
         parts = urlsplit(self.url)
         path = f"{parts.path.rpartition('/')[0]}/{name}"
         return StoreFile(urlunsplit(parts._replace(path=path)), self.flag)
@@ -118,7 +126,13 @@ def download(
                 raise TooLargeError(f"it is larger than {max_bytes} bytes")
 
         progress.hooks = {"size": check_size}
-        system.get_file(remote, str(path), callback=progress)
+        if file.is_on_disk:  # fsspec copies without progress, so a slow disk would look stalled
+            with open(remote, "rb") as source, open(path, "wb") as target:
+                while chunk := source.read(COPY_BYTES):
+                    target.write(chunk)
+                    progress.relative_update(len(chunk))
+        else:
+            system.get_file(remote, str(path), callback=progress)
 
     _with_tries(file, get, warn)
 

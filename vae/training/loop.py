@@ -156,7 +156,7 @@ class TrainingLoop:
         if self.recorder.is_due() or takes_samples:
             self.saver.check_folder()  # before anything is written
         if self.recorder.is_due():
-            self._judge(self.recorder.write())
+            self._judge(self.recorder.write(batch))
         self.saver.report()
         if stopping:
             return

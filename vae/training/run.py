@@ -28,6 +28,7 @@ from vae.training.output.wandb_run import WandbRun
 from vae.training.parts import PreparedRun
 from vae.training.precheck import contains_run, output_folder
 from vae.training.precision import search_plans
+from vae.training.records.cost import cost_text, recorded_cost
 from vae.training.records.stage_report import print_remarks, print_stage, record_memory
 from vae.training.records.summary import next_command, progress_line, result_lines
 from vae.training.recovery.liveness import Liveness
@@ -195,8 +196,9 @@ class _Run:
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
+        cost = recorded_cost(run.output_dir / METRICS_NAME) if run.config.run.hourly_cost else 0.0
         lines = [
-            progress_line(state, schedule.steps),
+            progress_line(state, schedule.steps) + cost_text(cost, state.position.images),
             *result_lines(run.output_dir, run.config, state, baselines, constants),
             f"next    {next_command(run.output_dir, run.provenance.resumed_from, state)}",
         ]

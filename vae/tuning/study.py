@@ -131,6 +131,7 @@ _OF_MACHINE = {
     *("persistent_workers", "data_streams", "background_save", "micro_batch_size", "recompute", "kernels"),
     *("vram_margin", "cuda_graph", "channels_last", "profile_steps", "hang_minutes", "perceptual_weights"),
     *("resume_from", "init_from", "sample_images", "wandb", "wandb_project", "save_samples_freq", "log_freq"),
+    "hourly_cost",
     *("cache_dir", "cache_gib", "shuffle_shards", "keep_checkpoints", "checkpoint_freq", "checkpoint_steps"),
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from vae.config.options import Config, flatten
 from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.interop.promoted import read_promoted
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.checkpoints.store import position_name, prune, save_verified, stage_ends
@@ -144,17 +145,17 @@ class Saver:
     def _after_write(self, at: Position, path: Path, prunes: bool) -> None:
         """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.
 
-        Neither the best checkpoint, the last one of a stage, nor the last good one is removed. This may run
-        in the writer's thread, when training is further.
+        Neither the best checkpoint, a promoted one, the last one of a stage, nor the last good one is
+        removed. This may run in the writer's thread, when training is further.
         """
         self.stability.written.append((at.step, path))
         if not prunes:
             return
-        best = self.state.history.best_checkpoint
+        best = {self.state.history.best_checkpoint, read_promoted(self.folder).get("checkpoint")}
         prune(
             self.folder,
             self._config.run.keep_checkpoints,
-            apart=stage_ends(self.state.stages, at) | ({best} if best else set()),
+            apart=stage_ends(self.state.stages, at) | {name for name in best if name},
             needed=self.stability.needed(),
             step=at.step,
             line=self.state.lineage,

@@ -51,9 +51,7 @@ class WandbRun:
             ) from error
         id_file.write_text(f"{self._run.id}\n", encoding="utf-8")
 
-    def record(
-        self, kind: str, step: int, values: Mapping[str, float | int | str | list[float] | None]
-    ) -> None:
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Log one record with the names of TensorBoard; those of a baseline also contain its codec."""
         prefix = f"{kind}/{values['codec']}" if "codec" in values else kind
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}

@@ -13,10 +13,10 @@ _OPEN = "open_shards"  # a state, not a count
 # Of one process since the last record; their sums over all processes make the data record.
 _COUNTS = (
     *("images", "rejected", "decode_seconds", "load_seconds"),
-    *("disk_bytes", "remote_bytes", "hits", "misses", _OPEN),
+    *("disk_bytes", "remote_bytes", "hits", "misses", _OPEN, "workers", "steps"),
 )
 
-Values = dict[str, float]
+Values = dict[str, Any]  # numbers, and lists with a number of each rank
 
 
 @dataclass
@@ -50,7 +50,8 @@ class Health:
         `out_of_memory`: how often memory ran out.
         """
         own = seconds / self.steps - self.sync_seconds / self.steps - allreduce
-        counts = Counter(self.counts) + Counter({_OPEN: sum(self.open_shards.values())})
+        states = {_OPEN: sum(self.open_shards.values()), "workers": len(self.open_shards)}
+        counts = Counter(self.counts) + Counter({**states, "steps": self.steps})
         row = [
             wait_share,
             self.sync_seconds / seconds,
@@ -69,10 +70,16 @@ class Gathered:
     seconds: float
     rows: list[list[float]]
 
+    def total(self) -> dict[str, float]:
+        """The sums of _COUNTS over all processes."""
+        return dict(zip(_COUNTS, map(sum, zip(*self._counts(), strict=True)), strict=True))
+
+    def _counts(self) -> list[list[float]]:
+        return [row[-len(_COUNTS) :] for row in self.rows]
+
     def data(self) -> Values:
         """The record `data`: what reading and decoding the images of all processes cost."""
-        sums = [sum(column) for column in zip(*self.rows, strict=True)][5:]
-        total = dict(zip(_COUNTS, sums, strict=True))
+        total = self.total()
         decoded = max(1.0, total["images"] + total["rejected"])
         values = {
             "decode_ms": 1000 * total["decode_seconds"] / decoded,
@@ -100,7 +107,13 @@ class Gathered:
             return {}
         for_images, syncs, reduces, own = list(zip(*self.rows, strict=True))[:4]
         waits, slowest = [min(1.0, sum(pair)) for pair in zip(syncs, reduces, strict=True)], max(own)
+        counts = [dict(zip(_COUNTS, row, strict=True)) for row in self._counts()]
+        rates = [
+            count["images"] / max(1e-9, count["steps"] * seconds)
+            for count, seconds in zip(counts, own, strict=True)
+        ]
         return {
+            "images_per_second_by_rank": [round(rate, 3) for rate in rates],
             "skew_share": statistics.fmean(waits) - min(waits),
             "slowest_rank": own.index(slowest),
             "slowest_to_median": slowest / max(1e-9, statistics.median(own)),

@@ -13,10 +13,16 @@ from vae.system import console
 from vae.system.errors import DataError, HangError
 from vae.training.memory.stage_memory import low_memory_warning, memory_peaks
 from vae.training.output.logbook import Logbook
+from vae.training.output.run_folder import METRICS_NAME
+from vae.training.records.budget import budget_parts
+from vae.training.records.cost import Cost
 from vae.training.records.duration import StageDuration, duration_line
+from vae.training.records.health import Gathered
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.stepper import Stepper, Update
+
+BUDGET_RECORD = 2  # the first one has what happens once: the start of processes, the search for kernels
 
 
 class Means(NamedTuple):
@@ -38,6 +44,8 @@ class Recorder:
         self._state, self._steps, self._dist = stepper.state, stepper.schedule.steps, stepper.dist
         self._metrics = RunningMetrics()
         self._duration = StageDuration()
+        self._records = 0
+        self._cost = Cost(options.hourly_cost, logbook.folder / METRICS_NAME)
 
     def __enter__(self) -> "Recorder":
         self._metrics = RunningMetrics()
@@ -83,8 +91,11 @@ class Recorder:
         position = self._state.position
         return position.step % self._options.log_freq == 0 or self._steps.epoch_is_done(position)
 
-    def write(self) -> Means:
-        """Write the records of the steps since the last one. Only this synchronizes the device in a step."""
+    def write(self, batch: Batch) -> Means:
+        """Write the records of the steps since the last one. Only this synchronizes the device in a step.
+
+        `batch` is that of the last step.
+        """
         state, metrics, dist = self._state, self._metrics, self._dist
         means = metrics.all_reduced_means(dist)
         record = {
@@ -96,6 +107,7 @@ class Recorder:
             "nonfinite_steps": int(state.update.nonfinite_total),
             **memory_peaks(dist.device),
         }
+        record |= self._cost.record(record["images_per_second"])
         if "adversarial" in means:
             record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
             limit = self._stepper.schedule.loss.disc_max_weight
@@ -103,13 +115,16 @@ class Recorder:
         if state.fp16:
             record["loss_scale"] = float(state.update.loss_scale)
         self._logbook.record("train", state.position.step, record)
-        self._write_health(record["data_wait_share"])
+        gathered = self._write_health(record["data_wait_share"])
         self._show(record)
         self._warn_of_low_memory()
+        self._records += 1
+        if self._records == BUDGET_RECORD:
+            self._show_budget(gathered, batch)
         self._metrics = RunningMetrics(health=metrics.health.restarted())
         return Means(record["loss"], means["mse"])
 
-    def _write_health(self, wait_share: float) -> None:
+    def _write_health(self, wait_share: float) -> Gathered:
         """Write the records of the data and of the trainer: one exchange between the processes."""
         metrics, retry, step = self._metrics, self._stepper.retry, self._state.position.step
         allreduce, exhausted = retry.gradient_sum.exposed_seconds(), retry.settings.out_of_memory
@@ -117,6 +132,21 @@ class Recorder:
         self._logbook.record("data", step, gathered.data())
         trainer = {"restarts": len(self._state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
         self._logbook.record("trainer", step, {**trainer, **gathered.processes()})
+        return gathered
+
+    def _show_budget(self, gathered: Gathered, batch: Batch) -> None:
+        """Print what each part of the way of the images must deliver, and delivers."""
+        images, copy_rate, world_size = batch.images, None, self._dist.world_size
+        if self._dist.device.type == "cuda" and images.numel():
+            self._dist.synchronize()
+            started = time.perf_counter()
+            images.to(self._dist.device)
+            self._dist.synchronize()
+            copy_rate = world_size * images.numel() / (time.perf_counter() - started)
+        total, wait_share = gathered.total(), max(row[0] for row in gathered.rows)
+        parts = budget_parts(total, gathered.seconds, wait_share, images[:1].numel(), copy_rate)
+        begin = f"budget  of {world_size} process{'es' * (world_size > 1)}, so that no step waits:"
+        console.info("\n".join([begin, *(part.line() for part in parts)]))
 
     def _warn_of_low_memory(self) -> None:
         """Warn once if other programs take the memory of the plan, while its settings are used."""
@@ -132,6 +162,8 @@ class Recorder:
             f"{record['images_per_second']:.2f} images/s, loss {record['loss']:.4f}, "
             f"PSNR {record['psnr']:.2f}"
         )
+        if "cost" in record:
+            shown += f", cost {record['cost']:.2f} ({record['cost_per_1000_images']:.3g} per 1,000 images)"
         self._bar.set_postfix_str(shown)
         if self._bar.disable:  # no terminal: a log file gets lines instead of a progress bar
             console.info(f"step {self._state.position.step}: {shown}")

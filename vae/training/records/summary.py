@@ -15,6 +15,7 @@ from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.sampling.buckets import Buckets
 from vae.sampling.streams import StreamOrder, streams_of_process
+from vae.shards.dataset_json import is_dataset
 from vae.shards.mixture import dataset_paths
 from vae.shards.shard_cache import default_folder, has_remote_shards
 from vae.shards.shard_images import ShardImages
@@ -144,19 +145,22 @@ def _norms_fit(model: ModelConfig) -> bool:
 
 
 def cache_line(data: DataConfig) -> str | None:
-    """Where shards of remote stores are kept, if there are any."""
-    if not any(path and has_remote_shards(path) for path in (*dataset_paths(data.data_path), data.val_path)):
+    """Where shards are kept, or that they are read in place; None for a folder of images."""
+    paths = [path for path in (*dataset_paths(data.data_path), data.val_path) if path and is_dataset(path)]
+    if not paths:
         return None
+    if data.cache_dir is None and not any(map(has_remote_shards, paths)):
+        return "cache   none, shards are read in place (from a shared disk, --cache_dir keeps them here)"
     return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
 
 
 def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
     """A warning if the shards that the streams of this machine read at once do not fit into the cache."""
     images, order = training_set.images, training_set.order
-    is_cached = isinstance(images, ShardImages) and images.dataset.store is not None
-    if not is_cached or not isinstance(order, StreamOrder) or data.cache_gib == 0:
+    if not isinstance(images, ShardImages) or not isinstance(order, StreamOrder) or data.cache_gib == 0:
         return None
-    assert isinstance(images, ShardImages)
+    if data.cache_dir is None and images.dataset.store is None:
+        return None
     sizes = images.dataset.shards.bytes
 
     def needed_gib(streams: int, window: int) -> float:

@@ -1,0 +1,119 @@
+"""A run's checkpoints are measured as they appear; the best one is marked, and a run keeps it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import evaluate_vae
+from tests.harness.checkpoints import checkpoint
+from tests.harness.runs import ROOT
+from tests.harness.waiting import wait_until
+from vae.evaluation import watch
+from vae.interop.checkpoint_file import save_checkpoint
+from vae.system.errors import UserError
+from vae.system.files import sha256_of_file
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run of three checkpoints; the second one is the best: one colour, where the others have noise."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for step, scale in ((1, 1.0), (2, 0.0), (3, 0.5)):
+        content = checkpoint(step)
+        for weights in (content["model"], content["ema"]):
+            weights["decoder.conv_out.weight"] *= scale
+        path = folder / f"checkpoint_step_{step}.pt"
+        save_checkpoint(path, content)
+        os.utime(path, (step, step))
+    return folder
+
+
+@pytest.fixture
+def words(run, image_folder, monkeypatch) -> list[str]:
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
+    flags = ["--watch", run, "--promote", "--data_path", image_folder, "--max_images", 3, "--sizes", 32]
+    return [str(word) for word in (*flags, "--perceptual_net", "none", "--device", "cpu")]
+
+
+def finish(run: Path) -> None:
+    (run / "vae").mkdir()
+    (run / "vae" / "config.json").write_text("{}")
+
+
+def test_best_checkpoint_is_promoted_and_nothing_else_is_written(run, words, capsys):
+    finish(run)
+    before = sorted(run.rglob("*"))
+    assert evaluate_vae.main(words) == 0
+    assert sorted(run.rglob("*")) == sorted([*before, run / "promoted.json"])
+    found = json.loads((run / "promoted.json").read_text())
+    assert found["checkpoint"] == "checkpoint_step_2.pt"
+    assert found["sha256"] == sha256_of_file(run / "checkpoint_step_2.pt")
+    assert found["evaluation"]["images"] == 3
+    printed = capsys.readouterr().out
+    assert f"psnr {found['metrics']['psnr']:.4f}" in printed
+    assert [line.partition(":")[0] for line in printed.splitlines() if "promoted" in line] == [
+        "checkpoint_step_1.pt", "checkpoint_step_2.pt",
+    ]  # fmt: skip
+
+    (run / "checkpoint_step_2.pt").unlink()  # a worse one does not replace it, also after a new start
+    assert evaluate_vae.main(words) == 0
+    assert json.loads((run / "promoted.json").read_text()) == found
+
+
+def test_damaged_and_pruned_checkpoints_are_skipped(run, words, monkeypatch, capsys):
+    (run / "checkpoint_step_1.pt").write_bytes(b"torn")
+    finish(run)
+    load = watch.load_vae
+
+    def prune_first(path, **options):
+        if path.name == "checkpoint_step_2.pt":
+            path.unlink()
+        return load(path, **options)
+
+    monkeypatch.setattr(watch, "load_vae", prune_first)
+    assert evaluate_vae.main(words) == 0
+    assert json.loads((run / "promoted.json").read_text())["checkpoint"] == "checkpoint_step_3.pt"
+    printed = capsys.readouterr()
+    assert "checkpoint_step_1.pt is damaged" in printed.out
+    assert "checkpoint_step_2" not in printed.out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_new_checkpoints_are_seen_until_ctrl_c(run, words, tmp_path):
+    later = tmp_path / "later.pt"
+    shutil.move(run / "checkpoint_step_2.pt", later)
+    (run / "checkpoint_step_2.pt.sha256").unlink()
+    code = "import evaluate_vae; from vae.evaluation import watch; watch.POLL_SECONDS = 0.1\n"
+    code += "import sys; sys.exit(evaluate_vae.main(sys.argv[1:]))"
+    process = subprocess.Popen([sys.executable, "-c", code, *words], cwd=ROOT, stdout=subprocess.PIPE)
+    promoted = run / "promoted.json"
+    try:
+        wait_until(lambda: promoted.exists() and "step_3" in promoted.read_text())
+        shutil.move(later, run / "checkpoint_step_2.pt")
+        wait_until(lambda: "step_2" in promoted.read_text())
+        process.send_signal(signal.SIGINT)
+        assert b"the same command continues" in process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--watch", "nowhere"], "--watch nowhere is not a folder: give the --output_dir of a run"),
+        (["--vae", "x"], "--vae has no effect with --watch: remove it"),
+        (["--sizes", "32", "64"], "--sizes 32 64: --watch needs a single one"),
+    ],
+)
+def test_mistakes(words, more, message):
+    with pytest.raises(UserError, match=message):
+        evaluate_vae.main([*words, *more])

@@ -1,0 +1,119 @@
+"""Measure each new checkpoint of a run that is going on, and mark the best one: `--watch`, `--promote`."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.evaluation.compare import Row, on_device, open_metrics
+from vae.evaluation.image_set import ImageSet, find_images
+from vae.evaluation.measure import Metrics, measure
+from vae.evaluation.results import VaeResult
+from vae.interop.promoted import PROMOTED_NAME, read_promoted
+from vae.interop.vae_files import load_vae
+from vae.system import console
+from vae.system.addresses import public_text
+from vae.system.errors import UserError
+from vae.system.files import sha256_of_file, write_json
+
+POLL_SECONDS = 10.0  # until the folder is looked at again
+EXPORTED = Path("vae", "config.json")  # what a run writes last
+
+_Version = tuple[int, int, int]
+
+
+def watch(config: EvaluateConfig) -> int:
+    """Measure the checkpoints of --watch until its run is finished or Ctrl-C ends it; the exit code is 0."""
+    assert config.watch is not None
+    folder, seen = Path(config.watch), dict[Path, _Version]()
+    metrics, _, missing = open_metrics(config)
+    image_set, unusable = find_images(config)
+    if config.perceptual_net != "none" and "lpips" in missing:
+        unusable["lpips"] = missing["lpips"]
+    for name, reason in unusable.items():
+        console.info(f"not measured: {name}: {reason}")
+    try:
+        while True:
+            new = [path for path, version in _versions(folder).items() if seen.get(path) != version]
+            for path in new:
+                _evaluate(config, path, seen, image_set, metrics)
+            if not new and _is_finished(folder):
+                console.info(f"{folder}: the run is finished")
+                return 0
+            if not new:
+                time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        console.info(f"{folder}: stopped; the same command continues")
+        return 0
+
+
+def _version(path: Path) -> _Version | None:
+    """What changes with the content of a file; None if it does not exist."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _versions(folder: Path) -> dict[Path, _Version]:
+    """The checkpoints in a folder, the oldest first."""
+    found = {path: version for path in folder.glob("checkpoint_*.pt") if (version := _version(path))}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _is_finished(folder: Path) -> bool:
+    """Whether the run has exported its weights after its last checkpoint, as its last act."""
+    exported, checkpoints = _version(folder / EXPORTED), _versions(folder).values()
+    return exported is not None and all(exported[0] >= version[0] for version in checkpoints)
+
+
+def _evaluate(
+    config: EvaluateConfig, path: Path, seen: dict[Path, _Version], image_set: ImageSet, metrics: Metrics
+) -> None:
+    """Measure one checkpoint, print its metrics, and promote it if it is the best."""
+    before = _version(path)
+    try:
+        digest = sha256_of_file(path)
+        loaded = load_vae(path, flag="--watch", weights=config.weights)
+    except (OSError, UserError) as error:
+        if before is not None and _version(path) == before:  # damaged; otherwise removed or replaced
+            seen[path] = before
+            console.warning(f"skipped: {error}")
+        return
+    if before is None or _version(path) != before:
+        return
+    seen[path] = before
+    row = Row(VaeResult(name=path.name, path=str(path), kind=loaded.kind), loaded)
+    (size,) = config.sizes
+    with torch.inference_mode(), on_device(config, row, metrics.device) as codec:
+        means = measure(codec, image_set, size, config.batch_size, metrics, path.name).metrics
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
+    is_best = config.promote and _version(path) == before and _promote(config, path, digest, means, image_set)
+    console.info(f"{path.name}: {shown or 'NaN or infinity'}{'; promoted' * is_best}")
+
+
+def _promote(
+    config: EvaluateConfig, path: Path, digest: str, means: Mapping[str, float | None], image_set: ImageSet
+) -> bool:
+    """Write `promoted.json`, unless it has a checkpoint with an equal or better PSNR by the same protocol."""
+    protocol: dict[str, Any] = {
+        "data_path": public_text(config.path),
+        "images": len(image_set.names),
+        **{
+            name: asdict(config)[name]
+            for name in ("protocol", "crop", "posterior", "seed", "dtype", "weights")
+        },
+        "size": config.sizes[0],
+    }
+    best, psnr = read_promoted(path.parent), means["psnr"]
+    if psnr is None or (best.get("evaluation") == protocol and best["metrics"]["psnr"] >= psnr):
+        return False
+    known = {name: value for name, value in means.items() if value is not None}
+    content = {"checkpoint": path.name, "sha256": digest, "metrics": known, "evaluation": protocol}
+    write_json(path.parent / PROMOTED_NAME, content, indent=1)
+    return True
