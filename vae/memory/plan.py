@@ -23,6 +23,9 @@ from vae.system.host import GIB
 META = torch.device("meta")
 ADAM_COPIES = 2  # both moments, in the parameters' fp32
 MUON_COPIES = 1
+# Of the features of a convolution: for more elements than 32-bit integers count, cuDNN offers 10 to 16 plans
+# instead of about 40 (pytorch issues 141831 and 117736).
+MAX_FEATURES = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,12 @@ class StepMemory:
     working: int  # the peak within the step on top of them: gradients, activations and temporaries
     reserve: int
     flops: float  # floating-point operations of one image, forward and backward, LPIPS included
+    features: int = 0  # elements of the largest features of a convolution, of one image
+
+    @property
+    def max_micro_batch(self) -> int:
+        """The most images that MAX_FEATURES allows; 0 if one image exceeds it."""
+        return MAX_FEATURES // max(1, self.features)
 
     @property
     def total(self) -> int:
@@ -97,13 +106,16 @@ def checkpoint_bytes(config: Config) -> int:
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
     """Predicted bytes and FLOPs of the step: its real code runs on tensors without data."""
     micro_batch = min(micro_batch, spec.batch)
-    resident, working, flops = count_step(replace(spec, reserve=0), micro_batch)  # it ignores the reserve
-    return StepMemory(spec.recompute, micro_batch, resident, working, spec.reserve, flops)
+    resident, working, flops, features = count_step(replace(spec, reserve=0), micro_batch)  # ignores it
+    return StepMemory(spec.recompute, micro_batch, resident, working, spec.reserve, flops, features)
 
 
 @lru_cache(maxsize=64)
-def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
-    """Resident bytes, working bytes and FLOPs per image; cached, because a search repeats its questions."""
+def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float, int]:
+    """Resident and working bytes, and per image FLOPs and the largest features of a convolution.
+
+    Cached, because a search repeats its questions.
+    """
     networks = meta_networks(spec)
     passes = min(2, -(-spec.batch // micro_batch))  # later passes are like the second: all gradients exist
     images = micro_batch * passes
@@ -118,7 +130,7 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, float]:
     resident = _resident_bytes(networks, spec)
     per_image = (inputs.images, inputs.noise, inputs.decoder_noise, inputs.kept)
     resident += sum(tensor.nbytes for tensor in per_image if tensor is not None) // images * spec.batch
-    return resident, working, counter.flops / images
+    return resident, working, counter.flops / images, counter.largest_features // micro_batch
 
 
 def _update_bytes(networks: Networks, spec: StepSpec) -> int:
@@ -221,11 +233,16 @@ def _too_large(spec: StepSpec, best: StepMemory, available: int, recompute: str)
 
 
 def _largest_micro_batch(spec: StepSpec, available: int) -> StepMemory:
-    """The step with the fewest passes that fit, of about equal size; one image must fit."""
+    """The step with the fewest passes that fit, of about equal size; one image must fit.
+
+    Features of convolutions have at most MAX_FEATURES elements, unless those of one image have more.
+    """
     whole = step_memory(spec, spec.batch)  # a special case: there are no gradients of an earlier pass
-    if whole.total <= available:
+    largest = max(1, whole.max_micro_batch)
+    if whole.total <= available and spec.batch <= largest:
         return whole
-    most = largest_count(lambda micro_batch: step_memory(spec, micro_batch).total, available, spec.batch)
+    limit = min(spec.batch, largest + 1)
+    most = largest_count(lambda micro_batch: step_memory(spec, micro_batch).total, available, limit)
     passes = -(-spec.batch // most)
     return step_memory(spec, -(-spec.batch // passes))
 
