@@ -13,8 +13,8 @@ class LiveBytes(TorchDispatchMode):
     """While active, tracks every storage that an operation creates; `peak` is the most bytes alive at once.
 
     Storages that existed before are not counted. `flops` sums the floating-point operations of matrix
-    products and convolutions. `largest_features` is the number of elements of the largest input or result of a
-    convolution. On tensors without data, the operations of vae.ops allocate what the GPU path allocates.
+    products and convolutions. `largest_features` is the number of elements of the largest input or result of
+    a convolution. On tensors without data, the operations of vae.ops allocate what the GPU path allocates.
 
     `kind`: count only storages on devices of this kind, "cuda" or "cpu". Enter it within torch's
     FakeTensorMode, in which tensors may be on devices that do not exist. A copy from one device to the other
