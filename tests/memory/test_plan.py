@@ -11,6 +11,7 @@ from tests.harness.memory_of_a_gpu import memory_of_a_gpu
 from tests.harness.toy_networks import ALL_LOSSES
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
 from vae.losses.terms import build_terms
+from vae.memory import plan
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import (
     StepMemory,
@@ -21,12 +22,14 @@ from vae.memory.plan import (
     step_memory,
     zero_inputs,
 )
+from vae.memory.plan_table import features_note
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import build_optimizers
 from vae.step import Networks, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError
+from vae.system.host import GIB
 from vae.update import UpdateState, apply_update
 
 MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
@@ -263,6 +266,39 @@ def test_largest_count_is_found_in_few_totals(bends):
 def test_explicit_micro_batch_is_used_as_it_is():
     assert choose_step(SPEC, 0, "3", "none").micro_batch == 3
     assert choose_step(SPEC, 0, "9", "none").micro_batch == 4
+
+
+def test_features_of_convolutions_are_counted():
+    side = SPEC.image_size
+    for micro_batch in (1, 3):
+        assert step_memory(SPEC, micro_batch).features == 32 * side**2  # before the decoder's last level
+    with_lpips = replace(SPEC, loss=LossConfig(perceptual_net="random"))
+    assert step_memory(with_lpips, 2).features == 64 * side**2
+
+
+@pytest.mark.parametrize(("images", "micro_batch"), [(8.0, 8), (7.9, 4), (3.0, 3), (1.5, 1), (0.9, 1)])
+def test_features_limit_the_micro_batch(images, micro_batch, monkeypatch):
+    spec = replace(SPEC, batch=8)
+    monkeypatch.setattr(plan, "MAX_FEATURES", int(images * step_memory(spec, 1).features))
+    found = choose_step(spec, 100 * GIB, "auto", "none")
+    assert found.micro_batch == micro_batch
+    note, warning = features_note(found, 8), features_note(step_memory(spec, 8), 8)
+    assert (note is None) == (images >= 8)
+    assert (warning is None) == (images >= 8)
+    if images < 1:
+        assert "only a smaller --image_size" in note
+        assert note.startswith("WARNING")
+    elif images < 8:
+        assert note.startswith(f"note: with more than {int(images)} per pass")
+        assert warning.startswith("WARNING: with 8 per pass")
+        assert f"--micro_batch_size {int(images)}" in warning
+
+
+def test_memory_that_allows_fewer_images_needs_no_note():
+    spec = replace(SPEC, batch=8)
+    found = choose_step(spec, step_memory(spec, 2).total, "auto", "none")
+    assert found.micro_batch <= 2
+    assert features_note(found, 8) is None
 
 
 def test_planning_draws_no_random_number():

@@ -13,8 +13,8 @@ class LiveBytes(TorchDispatchMode):
     """While active, tracks every storage that an operation creates; `peak` is the most bytes alive at once.
 
     Storages that existed before are not counted. `flops` sums the floating-point operations of matrix
-    products and convolutions. On tensors without data, the operations of vae.ops allocate what the GPU path
-    allocates.
+    products and convolutions. `largest_features` is the number of elements of the largest input or result of
+    a convolution. On tensors without data, the operations of vae.ops allocate what the GPU path allocates.
 
     `kind`: count only storages on devices of this kind, "cuda" or "cpu". Enter it within torch's
     FakeTensorMode, in which tensors may be on devices that do not exist. A copy from one device to the other
@@ -26,9 +26,9 @@ class LiveBytes(TorchDispatchMode):
         self.current = 0
         self.peak = 0
         self.flops = 0
-        self.events: list[
-            tuple[int, int]
-        ] = []  # of each storage: its key, and its bytes or 0 when it is freed
+        # Of each storage: its key, and its bytes, or 0 when it is freed
+        self.events: list[tuple[int, int]] = []
+        self.largest_features = 0
         self._kind = kind
         self._sizes: dict[int, int] = {}  # by storage
 
@@ -49,6 +49,8 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **kwargs)
         if func.overloadpacket in flop_registry:
             self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
+        if func.overloadpacket == torch.ops.aten.convolution:
+            self.largest_features = max(self.largest_features, args[0].numel(), result.numel())
         for tensor in _tensors(result):
             self._track(tensor)
         return result

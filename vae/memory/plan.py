@@ -23,6 +23,9 @@ from vae.system.host import GIB
 META = torch.device("meta")
 ADAM_COPIES = 2  # both moments, in the parameters' fp32
 MUON_COPIES = 1
+# Of the features of a convolution: for more elements than 32-bit integers count, cuDNN offers 10 to 16 plans
+# instead of about 40 (pytorch issues 141831 and 117736).
+MAX_FEATURES = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,12 @@ class StepMemory:
     reserve: int
     flops: float  # floating-point operations of one image, forward and backward, LPIPS included
     reserved: int = 0  # on a card: what PyTorch reserves for the tensors if there is no limit
+    features: int = 0  # elements of the largest features of a convolution, of one image
+
+    @property
+    def max_micro_batch(self) -> int:
+        """The most images that MAX_FEATURES allows; 0 if one image exceeds it."""
+        return MAX_FEATURES // max(1, self.features)
 
     @property
     def total(self) -> int:
@@ -110,17 +119,28 @@ def checkpoint_bytes(config: Config) -> int:
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
     """Predicted bytes and FLOPs of the step: its real code runs on tensors without data."""
     micro_batch = min(micro_batch, spec.batch)
-    resident, working, reserved, flops = count_step(replace(spec, reserve=0), micro_batch)  # it ignores it
+    counted = count_step(replace(spec, reserve=0), micro_batch)  # it ignores the reserve
+    resident, working, reserved, flops, features = counted
     on_card = spec.reserve is None
     reserve = CUDA_RESERVE if spec.reserve is None else spec.reserve
     return StepMemory(
-        spec.recompute, micro_batch, resident, working, reserve, flops, reserved if on_card else 0
+        spec.recompute,
+        micro_batch,
+        resident,
+        working,
+        reserve,
+        flops,
+        reserved=reserved if on_card else 0,
+        features=features,
     )
 
 
 @lru_cache(maxsize=64)
-def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float]:
-    """Resident, working and reserved bytes, FLOPs per image; cached: a search repeats its questions."""
+def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float, int]:
+    """Resident, working and reserved bytes; per image FLOPs and the largest features of a convolution.
+
+    Cached, because a search repeats its questions.
+    """
     networks = meta_networks(spec)
     passes = min(2, -(-spec.batch // micro_batch))  # later passes are like the second: all gradients exist
     images = micro_batch * passes
@@ -138,7 +158,7 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float]:
     moments = MUON_COPIES if spec.optimizer == "muon" else ADAM_COPIES
     reserved = reserved_bytes(counter.events, resident + others, moments)
     reserved = max(reserved, resident + working + CUBLAS_WORKSPACE)
-    return resident, working, reserved, counter.flops / images
+    return resident, working, reserved, counter.flops / images, counter.largest_features // micro_batch
 
 
 def _update_bytes(networks: Networks, spec: StepSpec) -> int:
@@ -238,11 +258,16 @@ def _too_large(spec: StepSpec, best: StepMemory, available: int, recompute: str)
 
 
 def _largest_micro_batch(spec: StepSpec, available: int) -> StepMemory:
-    """The step with the fewest passes that fit, of about equal size; one image must fit."""
+    """The step with the fewest passes that fit, of about equal size; one image must fit.
+
+    Features of convolutions have at most MAX_FEATURES elements, unless those of one image have more.
+    """
     whole = step_memory(spec, spec.batch)  # a special case: there are no gradients of an earlier pass
-    if whole.total <= available:
+    largest = max(1, whole.max_micro_batch)
+    if whole.total <= available and spec.batch <= largest:
         return whole
-    most = largest_count(lambda micro_batch: step_memory(spec, micro_batch).total, available, spec.batch)
+    limit = min(spec.batch, largest + 1)
+    most = largest_count(lambda micro_batch: step_memory(spec, micro_batch).total, available, limit)
     passes = -(-spec.batch // most)
     return step_memory(spec, -(-spec.batch // passes))
 

@@ -253,6 +253,22 @@ def describe_step(memory: StepMemory, images: int) -> str:
     return f"{count_passes(memory, images)} x {memory.micro_batch}, recompute {memory.recompute}"
 
 
+def features_note(memory: StepMemory, images: int) -> str | None:
+    """A line of the plan if MAX_FEATURES is exceeded, or if fewer passes would exceed it."""
+    passes, limit = count_passes(memory, images), memory.max_micro_batch
+    reason = (
+        "the features of a convolution have 2^31 elements or more, for which cuDNN has few and slow plans"
+    )
+    if memory.micro_batch > limit:
+        remedy = (
+            f"--micro_batch_size {limit} avoids this" if limit else "only a smaller --image_size avoids this"
+        )
+        return f"WARNING: with {memory.micro_batch} per pass, {reason}: {remedy}"
+    if passes > 1 and -(-images // (passes - 1)) > limit:
+        return f"note: with more than {limit} per pass, {reason}"
+    return None
+
+
 TABLE_HEADER = (
     f"{'profile':<10}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
     f"{'TFLOP/image':>13}{'floor s/step':>14}"

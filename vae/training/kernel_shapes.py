@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vae.losses.dino import DinoDistance
 from vae.losses.perceptual import PerceptualLoss
@@ -33,15 +33,20 @@ def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
 def _norms(module: nn.Module, inputs: tuple[Any, ...]) -> list[Shape]:
     """Of the norms and the attention in a module, without those of its parts."""
     if isinstance(module, ResnetBlock):
-        _, channels, *sides = inputs[0].shape
-        norms = ((channels, module.norm1, False), (module.conv1.out_channels, module.norm2, True))
-        return [NormShape(width, *sides, norm.num_groups, True, h_bias) for width, norm, h_bias in norms]
+        first = _norm(module.norm1, inputs[0])
+        return [first, first._replace(channels=module.norm2.num_channels, has_h_bias=True)]
     if isinstance(module, GroupNorm):
-        return [NormShape(*inputs[0].shape[1:], module.num_groups, isinstance(module, NormSiLU), False)]
+        return [_norm(module, inputs[0])]
     if isinstance(module, Attention):
         _, channels, height, width = inputs[0].shape
         return [AttentionShape(height * width, channels)]
     return []
+
+
+def _norm(norm: GroupNorm, h: Tensor) -> NormShape:
+    _, channels, height, width = h.shape
+    silu = isinstance(norm, NormSiLU)
+    return NormShape(channels, height, width, norm.num_groups, silu, has_h_bias=False)
 
 
 def _compared(module: nn.Module) -> Iterable[nn.Module]:

@@ -105,8 +105,9 @@ class TrainingLoop:
                     end = self.take_step(batch)
                     self.alive.beat()
                     if state.position.step > step:
+                        assert isinstance(batch, Batch)
                         self.profiler.step()
-                        self.after_step(stopping=end is StageEnd.SIGNALLED)
+                        self.after_step(batch, stopping=end is StageEnd.SIGNALLED)
                     if end is not None:
                         self.saver.save_and_wait()
                         break
@@ -145,8 +146,8 @@ class TrainingLoop:
         limit = self.options.max_steps
         return StageEnd.MAX_STEPS if limit is not None and state.position.step >= limit else None
 
-    def after_step(self, stopping: bool) -> None:
-        """Log, sample, validate and save, each if it is due after this step.
+    def after_step(self, batch: Batch, stopping: bool) -> None:
+        """Log, sample, validate and save, each if it is due after this step with `batch`.
 
         If a signal asked to stop, only log: a validation could take minutes. The resumed run ends the epoch.
         """

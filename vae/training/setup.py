@@ -349,8 +349,8 @@ def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
 def _kernel_shapes(
     config: Config, stages: list[Stage], position: Position, dtype: torch.dtype
 ) -> list[Shape]:
-    """Of the stages that are not finished; in another layout than channels_last no kernel runs."""
-    left = [stage for stage in stages if stage.end_epoch > position.epoch and config.speed.channels_last]
+    """Of the stages that are not finished."""
+    left = [stage for stage in stages if stage.end_epoch > position.epoch]
     return kernel_shapes(
         stage_spec(config_of(stage, stages, config), stage.image_size, 1, dtype, 0) for stage in left
     )

@@ -9,7 +9,7 @@ import torch
 from vae.config.options import Config, SpeedConfig
 from vae.memory.available import CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
-from vae.memory.plan_table import describe_step
+from vae.memory.plan_table import describe_step, features_note
 from vae.ops.library import REPLACED, KernelKey, runs_kernels
 from vae.system.errors import UserError
 from vae.system.host import GIB
@@ -98,6 +98,8 @@ def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_s
         f"{image_size} px, batch {local_images} as {passes}: predicted peak "
         f"{plan.predicted / GIB:.2f} GiB of {plan.available / GIB:.1f} GiB that may be used"
     )
+    if note := features_note(plan.memory, local_images):
+        line += f"\n{note}"
     if plan.memory.total <= plan.available:
         return line
     return (
