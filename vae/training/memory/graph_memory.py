@@ -81,7 +81,8 @@ class Recording:
     def _begin(self) -> None:
         self._graphs.append(torch.cuda.CUDAGraph())
         # thread_local: the thread that pins batches may call CUDA at the same time
-        self._graphs[-1].capture_begin(self.memory.pool.id, capture_error_mode="thread_local")
+        pool = self.memory.pool.id  # PyTorch 2.10 does not take the pool itself
+        self._graphs[-1].capture_begin(pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
 
     def replay(self) -> None:
         """Run what was recorded."""
