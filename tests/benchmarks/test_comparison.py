@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.comparison import operations
 from benchmarks.comparison import theirs as other_side
 from benchmarks.comparison.cuda_rules import CudaRules, backward_scratch_bytes
 from benchmarks.comparison.equality import DifferentWorkError, check_same_work
@@ -126,6 +127,32 @@ def test_optional_contestants_are_skipped_after_the_deadline():
     measured = Stopwatch(CPU, rounds=1, deadline=time.monotonic() - 1).compare(contestants)
     assert measured["a"].seconds
     assert measured["b"].failure == "skipped: the time limit was reached"
+
+
+def test_both_sides_decode_the_same_latents_to_the_same_images():
+    work = Work(32, perceptual=False, model=TOY)
+    ours, theirs = (build()() for build in operations.decoders(work, CPU, [BF16]).values())
+    assert ours.shape == theirs.shape == (1, 3, 32, 32)
+    # weights and activations rounded to 8 bits, in another order
+    assert ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item() < 0.05
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_a_missing_norm_of_pytorch_is_shown_as_missing(monkeypatch, has_one):
+    monkeypatch.setattr(operations, "has_nhwc_group_norm", lambda device: has_one)
+    stopwatch = Stopwatch(CPU, rounds=1, deadline=time.monotonic() + 60)
+    found = operations.compare_norm_silu(stopwatch, (16, 16), compiled=False)["contestants"]
+    row = found[operations.OWN_NHWC_NORM]
+    assert ("seconds" in row) == has_one
+    assert row.get("failure") == (None if has_one else f"not in PyTorch {torch.__version__}")
+    assert row["side"] == "theirs"
+
+
+def test_layout_of_pytorch_norm_is_found_by_running_it(monkeypatch):
+    assert operations.has_nhwc_group_norm(CPU)  # on a CPU it has been there for years
+    stock = F.group_norm
+    monkeypatch.setattr(F, "group_norm", lambda h, *rest: stock(h.contiguous(), *rest))  # as CUDA's of 2.14
+    assert not operations.has_nhwc_group_norm(CPU)
 
 
 def test_saved_bytes_are_those_of_the_graph():
