@@ -95,7 +95,7 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_flags_on_a_page_exist(page):
     known = set().union(*(flags_of(script) for script in scripts()), *FOREIGN.values())
-    for path in (ROOT / "benchmarks").glob("*.py"):
+    for path in (*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").glob("*.py")):
         known |= set(FLAG.findall(path.read_text(encoding="utf-8")))
     named = set(FLAG.findall(page.read_text(encoding="utf-8")))
     assert named - known == set()

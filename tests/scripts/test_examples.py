@@ -1,10 +1,13 @@
 """The scripts in examples/ run as a user runs them, without downloads."""
 
 import csv
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -121,3 +124,42 @@ def test_mistakes_of_the_latent_classifier_are_one_line(tmp_path, digits):
         assert done.returncode == 1
         assert expected in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def classifier() -> ModuleType:
+    """examples/latent_classifier.py as a module."""
+    spec = spec_from_file_location("latent_classifier", ROOT / "examples" / "latent_classifier.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_share_of_a_head_is_chosen_on_the_other_folds(classifier):
+    random = np.random.default_rng(0)
+    targets = random.integers(0, 4, 300)
+    folds = np.arange(300) % 3
+    logits = 2.0 * np.eye(4)[targets]
+    network, linear = (np.exp(logits + random.normal(0, 2, (300, 4))) for _ in range(2))
+    network, linear = (values / values.sum(1, keepdims=True) for values in (network, linear))
+    mixed = classifier.weighted_ensemble(network, linear, targets, folds)
+    losses = [classifier.loss_of(values, targets) for values in (network, linear, mixed)]
+    assert losses[2] < 0.9 * min(losses[:2])  # the errors of both are independent
+    changed = np.where(folds == 0, (targets + 1) % 4, targets)
+    again = classifier.weighted_ensemble(network, linear, changed, folds)
+    assert np.array_equal(again[folds == 0], mixed[folds == 0])  # its own targets do not count
+    useless = np.full((300, 4), 0.25)
+    assert np.array_equal(
+        classifier.weighted_ensemble(np.eye(4)[targets], useless, targets, folds)[0], np.eye(4)[targets[0]]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "side"), [("convnext_tiny", 32), ("convnext_tiny", 64), ("resnet18", 8)])
+def test_networks_keep_the_positions_of_latents(classifier, name, side):
+    """Larger latents are cut into patches, so that the first stage has at most 32 x 32 positions."""
+    network = classifier.build_network(name, 16, side, 10).eval()
+    with torch.no_grad():
+        assert network(torch.zeros(1, 16, side, side)).shape == (1, 10)
+        stem = network.features[0] if name == "convnext_tiny" else network.conv1
+        assert stem(torch.zeros(1, 16, side, side)).shape[-1] == min(side, 32)
