@@ -230,8 +230,8 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
     variance, mean = torch.var_mean(h.float().unflatten(1, (groups, -1)), dim=(2, 3, 4), correction=0)
     statistics = torch.stack((mean, (variance + EPS).rsqrt()))
 
-    def norm(weight: Tensor, bias: Tensor, *h_bias: Tensor) -> Norm:
-        return Norm(weight, bias, groups, EPS, shape.silu, *h_bias)
+    def norm(weight: Tensor, bias: Tensor, h_bias: Tensor | None = None) -> Norm:
+        return Norm(weight, bias, groups, EPS, shape.silu, h_bias)
 
     def with_statistics(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
         out, statistics = ops.normalize_with_statistics(h, norm(*t))

@@ -111,7 +111,8 @@ class Recorder:
         if "adversarial" in means:
             record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
             limit = self._stepper.schedule.loss.disc_max_weight
-            record["adversarial_ratio"] = float(adaptive_weight(*state.running_sq_norms, limit))
+            reconstruction, adversarial = state.running_sq_norms
+            record["adversarial_ratio"] = float(adaptive_weight(reconstruction, adversarial, limit))
         if state.fp16:
             record["loss_scale"] = float(state.update.loss_scale)
         self._logbook.record("train", state.position.step, record)
