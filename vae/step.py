@@ -115,7 +115,7 @@ def autoencoder_gradients(
             recon, mean, logvar, *views = _forward(networks, images, part)
             grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part)
             if inputs.adversarial_factor is not None:
-                recons.append(recon.detach().to(networks.dtype))
+                recons.append(recon.detach())
             view_gradients, view_values = _view_gradients(networks, views, images, part)
             values |= view_values
             roots, gradients = [recon, *views], [grad_recon, *view_gradients]
@@ -238,8 +238,7 @@ def adversarial_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
-    seen = _seen(recon.to(networks.dtype), inputs)
-    logits = networks.discriminator(seen)  # without gradients of its parameters
+    logits = networks.discriminator(_seen(recon, inputs))  # without gradients of its parameters
     adversarial = generator_loss(logits)
     scale = inputs.image_share * inputs.loss_scale
     (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)

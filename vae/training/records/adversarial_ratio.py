@@ -75,5 +75,5 @@ def last_layer_sq_norms(networks: Networks, inputs: StepInputs) -> torch.Tensor:
     with torch.no_grad():
         h = decoder.conv_norm_out(kept.pop())
         weight = torch.empty_like(decoder.conv_out.weight, dtype=h.dtype)  # its values are not read
-        found = [conv_backward(gradient.to(h.dtype), h, weight, WEIGHT)[0] for gradient in gradients]
+        found = [conv_backward(gradient, h, weight, WEIGHT)[0] for gradient in gradients]
         return torch.stack([squared_norm(gradient) for gradient in found])
