@@ -163,8 +163,7 @@ def _norm_cases(key: KernelKey, device: torch.device) -> Iterator[tuple[str, Cal
     statistics, h_bias = torch.stack((mean, (variance + EPS).rsqrt())), draw(NORM_SHAPE[1])
 
     def norm(*biases: Tensor, silu: bool) -> Norm:  # weight and bias, and h_bias or not
-        weight, bias, *before = biases
-        return Norm(weight, bias, GROUPS, EPS, silu, *before)
+        return Norm(biases[0], biases[1], GROUPS, EPS, silu, biases[2] if len(biases) > 2 else None)
 
     for silu, given in ((True, [weight, bias, h_bias]), (False, [weight, bias])):
 
