@@ -111,7 +111,7 @@ def autoencoder_gradients(
             recon, mean, logvar, *views = _forward(networks, images, part)
             grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part)
             if inputs.adversarial_factor is not None:
-                recons.append(recon.detach().to(networks.dtype))
+                recons.append(recon.detach())
             view_gradients, view_values = _view_gradients(networks, views, images, part)
             values |= view_values
             roots, gradients = [recon, *views], [grad_recon, *view_gradients]
@@ -234,7 +234,7 @@ def adversarial_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
-    logits = networks.discriminator(recon.to(networks.dtype))  # without gradients of its parameters
+    logits = networks.discriminator(recon)  # without gradients of its parameters
     adversarial = generator_loss(logits)
     scale = inputs.image_share * inputs.loss_scale
     (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)

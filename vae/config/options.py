@@ -403,7 +403,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """Precision and speed. Results change only by rounding; that of bf16 costs quality on smooth images."""
+    """Precision and speed. Results change only by rounding."""
 
     mixed_precision: bool = option(
         False, "use bf16 if the device supports it, else fp16 with loss scaling; the choice is printed"

@@ -196,8 +196,7 @@ def _make_tile(
         assert source.moments is not None, "the previous pass accumulates the statistics of a norm"
         dtype = end_dtype(values) if step.is_end else values.dtype
         h = _norm_silu(values, step.norm, source.moments).to(dtype)
-    h = step.layer(h)
-    h = h if h.dtype == values.dtype else h.float()
+    h = step.layer(h).to(values.dtype)
     h = h[:, :, row : row + rows[1] - rows[0], column : column + columns[1] - columns[0]]
     if not step.from_branch:
         return h

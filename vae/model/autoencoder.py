@@ -240,7 +240,7 @@ class AutoencoderKL(nn.Module):
         return Posterior.from_moments(moments)
 
     def decode(self, latents: Latents) -> Images:
-        """Images (B, 3, H, W), in about [-1, 1] and not clamped; in latents' dtype, or fp32 if it is bf16."""
+        """Images (B, 3, H, W) in the dtype of `latents`, in about [-1, 1] and not clamped."""
         if self.post_quant_conv is not None:
             latents = self.post_quant_conv(latents)
         return self.decoder(latents)

@@ -36,7 +36,7 @@ def norm_silu_conv_reference(
 def norm_silu_conv(
     h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
 ) -> Tensor:
-    """The same as norm_silu_conv_reference, but fp32 if h is bf16, computed in `end_dtype`.
+    """The same as norm_silu_conv_reference, with a forward in `end_dtype` before the result is rounded.
 
     It saves only h and the statistics (B, groups) for backward, which computes in h's dtype.
     """
@@ -122,14 +122,13 @@ class _NormSiLUConv(torch.autograd.Function):
         ctx.groups = groups
         cast_weight, cast_bias = cast_together((weight, bias), dtype)
         out = F.conv2d(activated, cast_weight, cast_bias, padding=weight.shape[2] // 2)
-        return out if dtype == h.dtype else out.float()
+        return out.to(h.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         h, statistics, norm_weight, norm_bias, weight = ctx.saved_tensors
         norm, cast = Norm(norm_weight, norm_bias, ctx.groups, eps=0.0), weight.to(h.dtype)
-        grad_out = grad_out.to(h.dtype)
         grad, *grads = activated_conv_backward(grad_out, None, h, statistics, norm, cast)
         grad_h, *of_norm, _ = normalize_backward(grad, h, statistics, norm, in_place=True)
         return grad_h, *of_norm, *cast_parameter_gradients(grads, weight), None, None
