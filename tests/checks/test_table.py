@@ -231,7 +231,7 @@ def test_fault(check, status, changes, texts):
 WINDOWS_FAULTS = [
     ("software.encoding", PASS, {"python": {"text_encoding": "cp1252"}}),
     ("torch.triton", WARN, {"torch_files": {"triton_version": None}}, 'install "triton-windows==3.8.*"'),
-    ("torch.triton", WARN, {"torch_files": {"version": "2.15.0+cu130"}}, "setup_windows.bat --torch cu128"),
+    ("torch.triton", WARN, {"torch_files": {"version": "2.15.0+cu130"}}, "setup_windows.bat --torch cu130"),
     ("torch.compiler", SKIP, {"host": {"c_compiler": None}}),
     ("system.page_file", WARN, {"host": {"page_files": ()}}),
     ("system.page_file", WARN, {"host": {"page_files": ("C:\\pagefile.sys 400 800",)}}),

@@ -306,7 +306,7 @@ def test_norms_and_moments_are_those_of_one_process(tmp_path, processes):
         (one, expected), (several, found) = results
         assert ((several - one).abs() / one).max() < 3e-7
         for moments, reference in zip(found, expected, strict=True):
-            assert relative_difference(moments, reference) < 3e-7
+            assert relative_difference(moments, reference) < 1e-6  # of single numbers, not of their norm
 
     on_processes(test, tmp_path, processes)
 

@@ -22,7 +22,9 @@ from vae.training.setup import prepare_run
 from vae.training.state import begin_state
 from vae.training.validation.history import History
 
+# With the default decay, the EMA weights of a later stage remember a good start.
 RUINOUS = {"image_size": 40, "num_epochs": 1, "learning_rate": 0.2, "warmup_epochs": 0.0, "max_steps": 4}
+RUINOUS |= {"ema_decay": 0.1}
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
         argv,
         DETAILS,
     )
-    config = EvaluateConfig(**{**PROTOCOLS[given.get("protocol", "ours")], **given})
+    config = section(**{**PROTOCOLS[given.get("protocol", "ours")], **given})
     _check_together(config)
     _check_protocol(config, given)
     _check_watch(config, given)
