@@ -57,7 +57,6 @@ REGULARISERS = {
     "decoder_noise": [0.1],
     "latent_mask": [0.3],
     "variance_weight": 0.1,
-    "local_correlation_weight": 0.1,
     "ssim_weight": 0.3,
 }
 AUTO = {"micro_batch": "auto", "recompute": "auto", "steps": 2}

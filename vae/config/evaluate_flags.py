@@ -159,7 +159,7 @@ class EvaluateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig(EvaluateConfig):
-    """The same with --watch, which names the VAEs and the place of the results."""
+    """The options with --watch, which replaces --vae and --output_dir."""
 
     vae: tuple[str, ...] = option((), "not with --watch")
     output_dir: str = option("", "not with --watch")

@@ -1,4 +1,4 @@
-"""What tells how good a diffusion model on the latents can be: decoding with noise, and small networks.
+"""Measures of latents for diffusion models: PSNR after decoding with noise, and small networks trained on them.
 
 Shapes: N latents of C channels, H x W positions. Values of VAEs are comparable only for equal shapes and the
 same images.
@@ -152,7 +152,7 @@ def _measures_of_networks(
 
 
 def lowest(key: str, vaes: Mapping[str, Measures]) -> tuple[list[str], bool]:
-    """The two VAEs with the lowest values of VELOCITY or DISTANCE, and whether the seeds tell them apart."""
+    """The two VAEs with the lowest values of VELOCITY or DISTANCE, and whether they differ by more than the seeds do."""
     ordered = sorted((value, name) for name, found in vaes.items() if (value := found.get(key)) is not None)
     if len(ordered) < 2:
         return [name for _, name in ordered], False
@@ -168,10 +168,10 @@ def verdicts(vaes: Mapping[str, Measures]) -> list[str]:
     """
     lines = []
     for key in (DISTANCE, VELOCITY):
-        names, is_told = lowest(key, vaes)
+        names, is_significant = lowest(key, vaes)
         if len(names) < 2:
             continue
-        if not is_told:
+        if not is_significant:
             lines.append(f"latents of {' and '.join(names)}: no difference in {key} beyond that of the seeds")
             continue
         low, high = (f"{vaes[name][key]:.3f} ± {vaes[name][SPREAD_OF[key]]:.3f}" for name in names)

@@ -94,7 +94,7 @@ class Allocator:
 
 
 def reserved_bytes(events: list[Event], resident: int, moments: int) -> int:
-    """Bytes that are reserved after two steps with these events, of which `resident` stay between steps.
+    """Bytes that are reserved after two steps with these events; `resident` bytes stay between steps.
 
     The first update creates `moments` tensors for each gradient, in gaps between the gradients. The next step
     frees the gradients first.

@@ -65,7 +65,7 @@ class FeatureShape(NamedTuple):
 Shape = NormShape | AttentionShape | FeatureShape
 
 # The top level's width, with the tiles of real images, and with so many tiles that a program of a reduction
-# processes several of them (vae.ops.gpu_blocks); scores of which a row has several tiles, and a remainder.
+# processes several of them (vae.ops.gpu_blocks); each row of scores has several tiles and a remainder.
 SHAPES: tuple[Shape, ...] = (
     NormShape(128, 192, 256, groups=32, silu=True, has_h_bias=True),
     NormShape(128, 192, 256, groups=32, silu=False, has_h_bias=False),

@@ -16,7 +16,7 @@ from vae.step import compute_gradients
 def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
     """Each shape of the steps once: a step of one image of each spec runs without data.
 
-    The images are square: --buckets also has other widths, of which the kernels are the same code.
+    The images are square. With --buckets there are other widths, which run the same kernel code.
     """
     shapes: dict[Shape, None] = {}  # in the order of the steps
     for spec in specs:

@@ -69,18 +69,18 @@ def comparable(results: Results) -> list[VaeResult]:
 
 
 def diffusability_table(results: Results) -> Table | None:
-    """A column per measure for diffusion models. The best is marked if seeds tell that it is better."""
+    """A column per measure for diffusion models. The best is marked if it differs by more than the seeds."""
     vaes = [vae for vae in results.vaes if vae.diffusability]
     if not vaes:
         return None
     rivals = {vae.name: vae.diffusability for vae in comparable(results)}
     columns = {}
     for name in vaes[0].diffusability:
-        is_told = name in SPREAD_OF and lowest(name, rivals)[1]
+        is_significant = name in SPREAD_OF and lowest(name, rivals)[1]
         columns[f"{name}{_arrow(name)}"] = number_column(
             [vae.diffusability[name] for vae in vaes],
             reasons=[results.missing.get(name, "")] * len(vaes),
-            best=min if is_told else None,
+            best=min if is_significant else None,
             candidates=[vae.name in rivals for vae in vaes],
         )
     size = next(size for size in results.protocol.sizes if size != WHOLE)

@@ -89,7 +89,7 @@ def _send(tensors: list[torch.Tensor], group: Distributed) -> None:
 
 
 def _groups(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The bytes of the tensors in parts, of which those of a group fit into the buffer together."""
+    """Groups of byte tensors; each group fits into the buffer."""
     group: list[torch.Tensor] = []
     free = BUFFER_BYTES
     for tensor in tensors:

@@ -8,7 +8,7 @@ NEARLY = 0.95  # of a rate: speeds of a few steps vary that much
 
 
 class Part(NamedTuple):
-    """A part of the way of an image, of all processes together."""
+    """A part of the input pipeline, of all processes together."""
 
     name: str
     unit: str
@@ -17,12 +17,16 @@ class Part(NamedTuple):
 
     def line(self) -> str:
         """The part as a line of the budget."""
+        needed = f"  {self.name:<9} must deliver {_rate(self.needed)} {self.unit}"
         if self.delivered is None:
-            return f"  {self.name:<9} must deliver {self.needed:.4g} {self.unit}"
+            return needed
         late = ": it waits for images" if self.name == "step" else ": too slow"
         verdict = "" if self.delivered >= NEARLY * self.needed else late
-        delivers = f"delivers {self.delivered:.4g}{verdict}"
-        return f"  {self.name:<9} must deliver {self.needed:.4g} {self.unit}, {delivers}"
+        return f"{needed}, delivers {_rate(self.delivered)}{verdict}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def budget_parts(

@@ -136,7 +136,7 @@ class Recorder:
         return gathered
 
     def _show_budget(self, gathered: Gathered, batch: Batch) -> None:
-        """Print what each part of the way of the images must deliver, and delivers."""
+        """Print what each part of the input pipeline must deliver, and what it delivers."""
         images, copy_rate, world_size = batch.images, None, self._dist.world_size
         if self._dist.device.type == "cuda" and images.numel():
             self._dist.synchronize()
