@@ -69,8 +69,8 @@ def parse_check_flags(argv: list[str]) -> CheckConfig:
     for name in ("gpu", "vram_gib"):
         if getattr(config, name) is not None and config.image_size is not None:
             raise UsageError(
-                f"--image_size prints the recompute levels for any card, and --{name} plans for one card: remove "
-                "one of them"
+                f"--image_size prints the recompute levels for any card, and --{name} plans for one card: "
+                "remove one of them"
             )
     for name in ("quick", "strict"):
         if getattr(config, name) and config.plan:

@@ -1,4 +1,4 @@
-"""Measures of latents for diffusion models: PSNR after decoding with noise, and small networks trained on them.
+"""Measures of latents for diffusion models: PSNR after decoding with noise, and networks trained on them.
 
 Shapes: N latents of C channels, H x W positions. Values of VAEs are comparable only for equal shapes and the
 same images.
@@ -152,7 +152,7 @@ def _measures_of_networks(
 
 
 def lowest(key: str, vaes: Mapping[str, Measures]) -> tuple[list[str], bool]:
-    """The two VAEs with the lowest values of VELOCITY or DISTANCE, and whether they differ by more than the seeds do."""
+    """The two VAEs with the lowest VELOCITY or DISTANCE, and whether they differ by more than the seeds."""
     ordered = sorted((value, name) for name, found in vaes.items() if (value := found.get(key)) is not None)
     if len(ordered) < 2:
         return [name for _, name in ordered], False

@@ -22,6 +22,7 @@ from vae.system.files import sha256_of_file, write_json
 
 POLL_SECONDS = 10.0  # until the folder is looked at again
 EXPORTED = Path("vae", "config.json")  # what a run writes last
+BEGUN = "run.json"  # what it writes first (vae.training.provenance)
 
 _Version = tuple[int, int, int]
 
@@ -67,9 +68,11 @@ def _versions(folder: Path) -> dict[Path, _Version]:
 
 
 def _is_finished(folder: Path) -> bool:
-    """Whether the run has exported its weights after its last checkpoint, as its last act."""
-    exported, checkpoints = _version(folder / EXPORTED), _versions(folder).values()
-    return exported is not None and all(exported[0] >= version[0] for version in checkpoints)
+    """Whether the run has exported its weights, its last act, after it began and after each save."""
+    exported = _version(folder / EXPORTED)
+    begun = _version(folder / BEGUN)
+    earlier = [*_versions(folder).values(), *([begun] if begun else [])]
+    return exported is not None and all(exported[0] >= version[0] for version in earlier)
 
 
 def _evaluate(
@@ -111,7 +114,10 @@ def _promote(
         "size": config.sizes[0],
     }
     best, psnr = read_promoted(path.parent), means["psnr"]
-    if psnr is None or (best.get("evaluation") == protocol and best["metrics"]["psnr"] >= psnr):
+    was_replaced = best.get("checkpoint") == path.name and best.get("sha256") != digest  # by a rollback
+    if psnr is None:
+        return False
+    if best.get("evaluation") == protocol and best["metrics"]["psnr"] >= psnr and not was_replaced:
         return False
     known = {name: value for name, value in means.items() if value is not None}
     content = {"checkpoint": path.name, "sha256": digest, "metrics": known, "evaluation": protocol}

@@ -20,7 +20,7 @@ from vae.system.errors import UserError
 from vae.system.files import check_regular, sha256_of_file
 
 _MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
-CHECKPOINT_FORMAT = 2  # increase it when keys are renamed or removed: older files are then refused
+CHECKPOINT_FORMAT = 3  # increase it when keys are renamed or removed: older files are then refused
 
 
 class DamagedCheckpointError(UserError):

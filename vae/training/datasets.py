@@ -220,6 +220,9 @@ def _images_of_mixture(
         train.append(images)
         if isinstance(validation, ShardImages):
             held_out[number] = validation
+    streams = data.data_streams or min(images.num_streams for images in train)  # as a resumed run has them
+    for images in (*train, *held_out.values()):
+        images.num_streams = streams
     for number, validation in held_out.items():
         for other in range(len(train)):
             if other != number:

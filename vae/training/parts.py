@@ -119,7 +119,7 @@ class PreparedRun:
             num_images=self.training_set.num_images,
             state=state,
             stepper=stepper,
-            recorder=Recorder(stepper, logbook, config.run, plan.memory.total),
+            recorder=Recorder(stepper, logbook, config.run, min(plan.memory.total, plan.available)),
             validator=validator,
             samples=self.samples(retry, logbook, alive),
             saver=saver,

@@ -221,9 +221,11 @@ def _stages(config: Config, given: Given, content: dict[str, Any] | None) -> tup
     if given.get("profile"):
         console.info(f"note: --profile {given['profile']} does not change a resumed run: use flags instead")
     saved = [Stage(**stage) for stage in content["stages"]]
-    if config.run.global_batch_size is not None:  # the saved stage may have had another number of processes
-        given = {**given, "batch_size": config.run.batch_size}
-    return resumed_stages(saved, Position(**content["position"]), config, given)
+    stages, position = resumed_stages(saved, Position(**content["position"]), config, given)
+    if config.run.global_batch_size is not None:  # the saved stages may have had another number of processes
+        size = config.run.batch_size
+        stages = [replace(s, batch_size=size) if s.end_epoch > position.epoch else s for s in stages]
+    return stages, position
 
 
 def _keep_length(config: Config, stages: list[Stage], position: Position) -> Config:

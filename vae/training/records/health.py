@@ -109,7 +109,7 @@ class Gathered:
         waits, slowest = [min(1.0, sum(pair)) for pair in zip(syncs, reduces, strict=True)], max(own)
         counts = [dict(zip(_COUNTS, row, strict=True)) for row in self._counts()]
         rates = [
-            count["images"] / max(1e-9, count["steps"] * seconds)
+            count["images"] / (count["steps"] * seconds) if seconds else 0.0  # 0: not known, see `gathered`
             for count, seconds in zip(counts, own, strict=True)
         ]
         return {
