@@ -1,6 +1,14 @@
 """The model of PyTorch's allocator by hand; tests/null_gpu/test_steps.py compares it with PyTorch."""
 
-from vae.memory.segments import CUBLAS_WORKSPACE, LARGE_PAGE, MIB, SMALL_PAGE, Allocator, reserved_bytes
+from vae.memory.segments import (
+    CUBLAS_WORKSPACE,
+    CUDNN_WORKSPACE,
+    LARGE_PAGE,
+    MIB,
+    SMALL_PAGE,
+    Allocator,
+    reserved_bytes,
+)
 
 
 def test_pages_are_reserved_once_and_never_returned():
@@ -28,6 +36,6 @@ def test_moments_fill_gaps_between_gradients():
     events = [(1, 20 * MIB), (2, 60 * MIB), (3, 20 * MIB), (2, 0)]
     with_moments = reserved_bytes(events, resident=100 * MIB + 4 * 20 * MIB, moments=2)
     without = reserved_bytes(events, resident=100 * MIB, moments=0)
-    assert without == -(-(CUBLAS_WORKSPACE + 200 * MIB) // LARGE_PAGE) * LARGE_PAGE
+    assert without == -(-(CUBLAS_WORKSPACE + 200 * MIB) // LARGE_PAGE) * LARGE_PAGE + CUDNN_WORKSPACE
     # three moments are in the gap, so the tensor of the second step needs another place
     assert with_moments == without + 80 * MIB

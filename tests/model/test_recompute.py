@@ -44,7 +44,14 @@ def plain_operations() -> Iterator[None]:
         patches.setattr(layers + "group_norm", plain_norm)
         patches.setattr(layers + "residual_block", lambda *given: residual_block_reference(*given[:4]))
         patches.setattr(layers + "group_norm_silu", lambda *arguments: F.silu(plain_norm(*arguments)))
+        patches.setattr(layers + "norm_silu_conv", plain_end)
         yield
+
+
+def plain_end(h: Tensor, norm_weight: Tensor, norm_bias: Tensor, *others) -> Tensor:
+    weight, bias, groups, eps = others
+    activated = F.silu(plain_norm(h, norm_weight, norm_bias, groups, eps))
+    return F.conv2d(activated, weight.to(h.dtype), bias.to(h.dtype), padding=1)
 
 
 def plain_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:

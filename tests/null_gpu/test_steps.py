@@ -95,7 +95,7 @@ def test_profiles_reserve_what_the_plan_predicts(found: dict[str, Found], profil
     """With the default settings and a workspace for each convolution, on a card of 32 GB."""
     result = found[profile]
     assert result["needed_gib"] <= result["available_gib"]
-    assert result["reserved_gib"] == pytest.approx(result["predicted_gib"], rel=0.01)
+    assert result["reserved_gib"] == pytest.approx(result["predicted_gib"], rel=0.02)
     assert (result["micro_batch"], result["recompute"]) == PLANS[profile]
     micro_batch, level, peak = re.search(rf"^{profile} .* x (\d+)  (\w+) +(\S+)", DOCUMENTED, re.M).groups()
     assert ((int(micro_batch), level), float(peak)) == (PLANS[profile], round(result["predicted_gib"], 2))
@@ -120,7 +120,8 @@ def test_a_step_that_runs_out_of_memory_is_repeated_with_less(
 def test_start_of_the_discriminator_frees_the_old_graph(found: dict[str, Found]):
     result = found["graph"]
     assert result["counts"]["graph_launches"] == 1
-    assert result["reserved_gib"] < 1.05 * found["bf16"]["reserved_gib"]
+    workspace = 32 / 1024  # GiB, of cuBLAS for the stream of the graph
+    assert result["reserved_gib"] < 1.05 * found["bf16"]["reserved_gib"] + workspace
 
 
 def test_muon_needs_the_predicted_memory_and_few_launches(found: dict[str, Found]):

@@ -191,12 +191,12 @@ def _make_tile(
     """One tile of a pass's result, on the device."""
     top, bottom, row = step.window(*rows, source.height)
     left, right, column = step.window(*columns, source.width)
-    h = values = source.read((top, bottom), (left, right), device)
+    h = source.read((top, bottom), (left, right), device)
+    dtype = h.dtype
     if step.norm is not None:
         assert source.moments is not None, "the previous pass accumulates the statistics of a norm"
-        dtype = end_dtype(values) if step.is_end else values.dtype
-        h = _norm_silu(values, step.norm, source.moments).to(dtype)
-    h = step.layer(h).to(values.dtype)
+        h = _norm_silu(h, step.norm, source.moments).to(end_dtype(h) if step.is_end else dtype)
+    h = step.layer(h).to(dtype)
     h = h[:, :, row : row + rows[1] - rows[0], column : column + columns[1] - columns[0]]
     if not step.from_branch:
         return h
