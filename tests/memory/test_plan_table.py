@@ -30,6 +30,7 @@ from vae.memory.plan_table import (
     print_plan,
     table_row,
 )
+from vae.memory.segments import CUBLAS_WORKSPACE, CUDNN_WORKSPACE
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
@@ -294,6 +295,7 @@ def test_every_profile_on_an_rtx_5090_needs_what_the_counter_counts():
         if plan["profile"] in ("demo-gpu", "decoder"):
             continue
         expected = counted(plan["profile"], plan["micro_batch"], plan["recompute"])
+        expected += CUBLAS_WORKSPACE + CUDNN_WORKSPACE
         # the planner counts two full passes; a smaller last pass only makes the step smaller, by up to 2 %
         assert plan["peak_gib"] * GIB == pytest.approx(expected, rel=0.02), plan["profile"]
         assert plan["peak_gib"] * GIB >= 0.999 * expected
