@@ -13,7 +13,7 @@ from vae.config.precision import PrecisionSupport
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
 from vae.losses.terms import build_terms
-from vae.memory import plan_table
+from vae.memory import plan, plan_table
 from vae.memory.available import CPU_SHARE
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory
@@ -214,6 +214,17 @@ def test_no_floor_without_a_known_rate():
     assert plan_profile("mine", TINY, target(100 * GIB)).floor_seconds > 0
     assert plan_profile("mine", TINY, target(100 * GIB, card=None)).floor_seconds is None
     assert plan_profile("mine", fp32, target(100 * GIB)).floor_seconds is None  # the rates are for bf16
+
+
+def test_table_says_where_a_convolution_would_have_too_many_features(only_the_demo, monkeypatch, capsys):
+    config = resolve({}, None, recipe_values("demo", has_gpu=False), {})
+    spec = stage_spec(config, config.data.image_size, 1, torch.float32, 0)
+    monkeypatch.setattr(plan, "MAX_FEATURES", step_memory(spec, 1).features)
+    print_plan()
+    lines = capsys.readouterr().out.splitlines()
+    (index,) = [index for index, line in enumerate(lines) if line.startswith("demo")]
+    assert "1 per pass" in lines[index + 1]
+    assert plan_data()["profiles"][0]["note"] in lines[index + 1]
 
 
 def test_step_is_described_by_passes_and_level():
