@@ -300,19 +300,19 @@ def counted(profile: str, micro_batch: int, recompute: str) -> int:
 @pytest.mark.slow
 def test_every_profile_on_an_rtx_5090_needs_what_the_counter_counts():
     plans = plan_data("RTX 5090")["profiles"]
-    assert [plan["profile"] for plan in plans] == list(RECIPES)
-    for plan in plans:
+    assert [row["profile"] for row in plans] == list(RECIPES)
+    for row in plans:
         # the same step as demo on a card; and one with a frozen encoder and a discriminator
-        if plan["profile"] in ("demo-gpu", "decoder"):
+        if row["profile"] in ("demo-gpu", "decoder"):
             continue
-        expected = counted(plan["profile"], plan["micro_batch"], plan["recompute"])
+        expected = counted(row["profile"], row["micro_batch"], row["recompute"])
         expected += CUBLAS_WORKSPACE + CUDNN_WORKSPACE
         # the planner counts two full passes; a smaller last pass only makes the step smaller, by up to 2 %
-        assert plan["peak_gib"] * GIB == pytest.approx(expected, rel=0.02), plan["profile"]
-        assert plan["peak_gib"] * GIB >= 0.999 * expected
-        assert plan["problem"] is None
-        assert plan["peak_gib"] <= plan["available_gib"] < RTX_5090.vram_gib
-        assert plan["floor_seconds"] > 0
+        assert row["peak_gib"] * GIB == pytest.approx(expected, rel=0.02), row["profile"]
+        assert row["peak_gib"] * GIB >= 0.999 * expected
+        assert row["problem"] is None
+        assert row["peak_gib"] <= row["available_gib"] < RTX_5090.vram_gib
+        assert row["floor_seconds"] > 0
 
 
 @pytest.mark.slow
