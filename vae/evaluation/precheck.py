@@ -37,7 +37,8 @@ def check_command(config: EvaluateConfig) -> None:
 
 def weighted_paths(config: EvaluateConfig) -> list[tuple[str, float]]:
     """The paths of --data_path with their weights, 1 if none is given; UserError for a wrong weight."""
-    return parse_mixture(" ".join(config.data_path)) or [(path, 1.0) for path in config.data_path]
+    found = parse_mixture(" ".join(config.data_path)) or [(path, None) for path in config.data_path]
+    return [(path, 1.0 if weight is None else weight) for path, weight in found]
 
 
 def check_rfid_packages() -> None:

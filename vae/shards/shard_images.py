@@ -55,13 +55,19 @@ class ShardFiles(Protocol):
         ...
 
 
+def streams_of(datasets: Sequence[ShardedDataset]) -> int:
+    """The default of --data_streams for one dataset, or several that count as one."""
+    totals = [(one.samples, len(one.shards), int(one.shards.bytes.sum())) for one in datasets]
+    return default_streams(*map(sum, zip(*totals, strict=True)))
+
+
 class ShardImages:
     """The image files of a dataset by their index, checked by their crc32. Keeps INDEX_BYTES of indexes."""
 
     def __init__(self, dataset: ShardedDataset, num_streams: int | None, files: ShardFiles | None = None):
         """`num_streams`: of the order of training, at most. `files`: default: local ones."""
         self.dataset = dataset
-        self.num_streams = num_streams or default_streams(dataset.samples, len(dataset.shards))
+        self.num_streams = num_streams or streams_of([dataset])
         self._files = files or LocalShards(dataset.folder, dataset.index_folder)
         self._begin()
 
@@ -200,8 +206,11 @@ class ShardImages:
         window = epoch, order.window(position)
         if window != self._expected:
             self._expected = window
-            numbers = order.shards_ahead(epoch, position, world_size)
-            self._files.expect([self.dataset.shards[number] for number in numbers])
+            self.fetch(order.shards_ahead(epoch, position, world_size))
+
+    def fetch(self, numbers: Sequence[int]) -> None:
+        """Fetch these shards ahead, in this order, and keep them until the next call."""
+        self._files.expect([self.dataset.shards[number] for number in numbers])
 
     def scattered(self) -> "ShardImages":
         """The same images, for reading a few of them: no shards are fetched for that."""

@@ -27,15 +27,16 @@ from vae.sampling.buckets import BucketOrder, Buckets, aspects, assign, bucket_s
 from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import Order, ShuffledOrder
 from vae.sampling.stream_buckets import StreamBuckets
-from vae.sampling.streams import StreamOrder
+from vae.sampling.streams import StreamOrder, fitting_shuffle
 from vae.shards.dataset_json import is_dataset, read_dataset
-from vae.shards.mixture import MixtureImages, dataset_paths, parse_mixture
+from vae.shards.mixture import Mixture, MixtureImages, dataset_paths, parse_mixture
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import ShardCache, open_cache
-from vae.shards.shard_images import ShardImages
+from vae.shards.shard_images import ShardImages, streams_of
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
+from vae.system.host import GIB
 from vae.training.distributed import Distributed
 from vae.training.output.appending import try_to_write
 from vae.training.validation.measure import ValidationSet
@@ -65,7 +66,9 @@ class TrainingSet:
     def of(cls, images: Images, seed: int, data: DataConfig) -> "TrainingSet":
         """The images in the order that the seed and the options give."""
         order = images.order(seed)
-        return cls(images, order.mixing(data.shuffle_shards) if isinstance(order, Mixable) else order)
+        if isinstance(order, Mixable):
+            order = order.mixing(data.shuffle_shards or _fitting_shuffle(images, order, data))
+        return cls(images, order)
 
     def buckets(self, config: Config, image_size: int, global_batch: int) -> Buckets | None:
         """The shapes of a stage with global batches of this size, and the shape of each image."""
@@ -90,6 +93,23 @@ class TrainingSet:
         return CropDataset(
             self.images, config.data, image_size=image_size, seed=config.run.seed, buckets=buckets
         )
+
+
+def cached_shards(images: Images, data: DataConfig) -> list[np.ndarray]:
+    """The sizes of the shards in bytes, of each dataset, or of all that count as one, if a cache has them."""
+    parts = images.parts if isinstance(images, MixtureImages) else [images]
+    datasets = [part.dataset for part in parts if isinstance(part, ShardImages)]
+    sizes = [one.shards.bytes for one in datasets if data.cache_gib and (data.cache_dir or one.store)]
+    has_weights = isinstance(images, MixtureImages) and images.weights
+    return sizes if has_weights or not sizes else [np.concatenate(sizes)]
+
+
+def _fitting_shuffle(images: Images, order: Mixable, data: DataConfig) -> int | None:
+    """The default of --shuffle_shards that fits into the cache of one machine with all streams."""
+    sizes, room = cached_shards(images, data), data.cache_gib * GIB
+    if sum(size.sum() for size in sizes) <= room:
+        return None
+    return fitting_shuffle(order.num_streams, float(sum(size.mean() for size in sizes)), room)
 
 
 def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
@@ -204,7 +224,7 @@ def _images_of_dataset(
 
 
 def _images_of_mixture(
-    config: Config, given: dict[str, Any], cache: ShardCache | None, mixture: list[tuple[str, float]]
+    config: Config, given: dict[str, Any], cache: ShardCache | None, mixture: Mixture
 ) -> tuple[Images, Images | None]:
     """The images of several datasets, and those of their validation sets.
 
@@ -220,18 +240,21 @@ def _images_of_mixture(
         train.append(images)
         if isinstance(validation, ShardImages):
             held_out[number] = validation
-    streams = data.data_streams or min(images.num_streams for images in train)  # as a resumed run has them
+    weights = [weight for _, weight in mixture if weight is not None]
+    fewest = min(images.num_streams for images in train)
+    default = fewest if weights else streams_of([images.dataset for images in train])
+    streams = data.data_streams or default  # as a resumed run has them
     for images in (*train, *held_out.values()):
         images.num_streams = streams
     for number, validation in held_out.items():
         for other in range(len(train)):
             if other != number:
                 _refuse_shared(train[other], validation, f"--data_path {public_text(validation.location)}")
-    shown, weights = public_text(data.data_path), [weight for _, weight in mixture]
-    everything = MixtureImages(train, weights, shown)
+    shown = public_text(data.data_path)
+    everything = MixtureImages(train, weights or None, shown)
     if not held_out:
         return everything, None
-    own = [weights[number] for number in held_out]
+    own = [weights[number] for number in held_out] if weights else None
     return everything, MixtureImages(list(held_out.values()), own, shown, data.max_val_images)
 
 
