@@ -106,6 +106,16 @@ def cache_gib_option(without: str = "; 0: images are read one by one over the ne
     )
 
 
+def exclude_option() -> Any:
+    """--exclude of every script that measures or trains with images."""
+    return option(
+        None,
+        "text file of images that are not used, one per line: the SHA-256 of a file, a name in the dataset, "
+        "or a url or source in its metadata",
+        metavar="FILE",
+    )
+
+
 def weights_option() -> Any:
     """--weights of every script that reads a trained VAE."""
     help_text = "weights to read from a checkpoint of train_vae.py: EMA weights or raw weights"
@@ -169,6 +179,7 @@ class DataConfig:
         "folder of validation images, or a dataset.json, instead of --val_split",
         metavar="PATH",
     )
+    exclude: str | None = exclude_option()
     data_streams: int | None = option(
         None,
         "streams of a dataset of shards; shards are read once if the number of processes divides it",

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from vae.config.options import NO_JITTER, DataConfig
 from vae.data.augment import color_jitter, cover_crop, resized_crop
+from vae.data.exclude_list import Excluded
 from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import Buckets, Shape
@@ -40,7 +41,7 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """The crop of one image, or its rejection; exactly one of the two is not None."""
+    """The crop of one image, or its rejection; neither of an image that is excluded."""
 
     epoch: int
     index: int
@@ -56,6 +57,7 @@ class Batch:
     epochs: Tensor  # int64 (B,)
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
+    excluded: int = 0  # images that --exclude names, which are not replaced either
     # Of Images.counts in the process that made it, its number (worker), and the time for all images:
     # load_seconds, and the CPU time in it, decode_seconds.
     counts: dict[str, float] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class Batch:
     def pin_memory(self) -> "Batch":
         """Copy the batch to page-locked memory; DataLoader calls this with pin_memory=True."""
         images, epochs, indices = (part.pin_memory() for part in (self.images, self.epochs, self.indices))
-        return Batch(images, epochs, indices, self.rejected, self.counts)
+        return replace(self, images=images, epochs=epochs, indices=indices)
 
 
 class Images(Protocol):
@@ -182,10 +184,12 @@ class CropDataset(Dataset[Sample]):
         image_size: int,
         seed: int = 0,
         buckets: Buckets | None = None,
+        excluded: Excluded | None = None,
     ):
         """`data`: how images are read, cropped and changed. `image_size` is that of the stage.
 
         `buckets`: crops have the shape of their key, and images are scaled to cover it.
+        `excluded`: images that are not read.
         """
         parse_background(data.background)  # a wrong colour fails here, not in a worker
         self.images = images
@@ -193,6 +197,7 @@ class CropDataset(Dataset[Sample]):
         self.image_size = image_size
         self.seed = seed
         self.buckets = buckets
+        self.excluded = excluded or Excluded()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -206,6 +211,8 @@ class CropDataset(Dataset[Sample]):
     def __getitem__(self, key: tuple[int, int] | Key) -> Sample:
         """The crop of a key; without a shape, it is a square or the nearest bucket of the image."""
         epoch, index, *given = key
+        if index in self.excluded:
+            return Sample(epoch, index, None, None)
         try:
             pixels = self.images.decode(
                 index, max_pixels=self.data.max_pixels, background=self.data.background
@@ -272,9 +279,11 @@ def collate(samples: Sequence[Sample], *, image_size: int) -> Batch:
     for row, sample in zip(images, good, strict=True):
         assert sample.image is not None
         row.copy_(sample.image)
+    rejected = [sample.rejection for sample in samples if sample.rejection is not None]
     return Batch(
         images=images,
         epochs=torch.tensor([sample.epoch for sample in good], dtype=torch.int64),
         indices=torch.tensor([sample.index for sample in good], dtype=torch.int64),
-        rejected=[sample.rejection for sample in samples if sample.rejection is not None],
+        rejected=rejected,
+        excluded=len(samples) - len(good) - len(rejected),
     )

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from vae.config.evaluate_flags import EvaluateConfig
+from vae.data.exclude_list import hash_of_list
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.vae_path import locate_vae
@@ -31,6 +32,7 @@ def check_command(config: EvaluateConfig) -> None:
             read_dataset(path)
         else:
             check_images(path)
+    hash_of_list(config.exclude)  # a list that cannot be read fails here
     if config.rfid:
         check_rfid_packages()
 

@@ -89,6 +89,10 @@ class MixtureImages:
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self.parts[number], index - int(self._ends[number] - self._used[number])
 
+    def spans(self) -> Iterator[tuple[ShardImages, int, int]]:
+        """Each dataset, the number of its first image here, and how many of its images are used."""
+        yield from zip(self.parts, (self._ends - self._used).tolist(), self._used.tolist(), strict=True)
+
     def name(self, index: int) -> str:
         """A name for messages."""
         part, own = self.locate(index)

@@ -79,6 +79,11 @@ class ShardImages:
     def _ends(self) -> np.ndarray:
         return np.cumsum(self.dataset.shards.samples)
 
+    @property
+    def firsts(self) -> np.ndarray:
+        """The number of the first image of each shard."""
+        return self._ends - self.dataset.shards.samples
+
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "num_streams": self.num_streams, "_files": self._files}
 
@@ -139,7 +144,11 @@ class ShardImages:
 
     def indexes(self) -> Iterator[np.ndarray]:
         """The index of each shard: INDEX (samples,). BadImageError for a bad one."""
-        return map(self._files.index, self.dataset.shards)
+        return map(self.rows, range(len(self.dataset.shards)))
+
+    def rows(self, number: int) -> np.ndarray:
+        """The index of a shard, which is not kept. BadImageError for a bad one."""
+        return self._files.index(self.dataset.shards[number])
 
     def sizes(self, indices: np.ndarray) -> np.ndarray:
         """Width and height of images: int64 (n, 2); 0 for those of a bad index, which reading names."""

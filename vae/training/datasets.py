@@ -10,6 +10,7 @@ import numpy as np
 
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import CropDataset, FolderImages, Images
+from vae.data.exclude_list import Excluded, read_exclude_list
 from vae.data.image_sizes import (
     ASPECTS_NAME,
     image_sizes,
@@ -51,6 +52,7 @@ class TrainingSet:
 
     images: Images
     order: Order
+    excluded: Excluded = Excluded()  # noqa: RUF009 - never modified
     aspects: np.ndarray | None = None  # for --buckets: of all images, or of a sample (image_sizes.sampled)
 
     @property
@@ -61,6 +63,10 @@ class TrainingSet:
     def fingerprint(self) -> str:
         """A hash: as long as it is the same, a run resumes in the same order."""
         return self.images.fingerprint()
+
+    def record(self) -> Any:
+        """What `split.json` says about the images."""
+        return self.excluded.without(self.images.record())
 
     @classmethod
     def of(cls, images: Images, seed: int, data: DataConfig) -> "TrainingSet":
@@ -91,7 +97,12 @@ class TrainingSet:
         """The dataset of training crops of `image_size` px, or of the buckets of this size."""
         buckets = self.buckets(config, image_size, global_batch)
         return CropDataset(
-            self.images, config.data, image_size=image_size, seed=config.run.seed, buckets=buckets
+            self.images,
+            config.data,
+            image_size=image_size,
+            seed=config.run.seed,
+            buckets=buckets,
+            excluded=self.excluded,
         )
 
 
@@ -137,18 +148,28 @@ def store_aspects(folder: Path, training_set: TrainingSet) -> None:
 
 
 def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> bytes:
-    known, failure = {}, None
-    if isinstance(images, FolderImages) and is_manifest(data_path):
-        known = manifest_sizes(data_path, images.names)
     indices = np.array_split(sampled(images), dist.world_size)[dist.rank]
+
+    def measure() -> bytes:
+        known = {}
+        if isinstance(images, FolderImages) and is_manifest(data_path):
+            known = manifest_sizes(data_path, images.names)
+        return aspects(image_sizes(images, indices, known)).tobytes()
+
+    return b"".join(results_by_rank(measure, dist))
+
+
+def results_by_rank(read: Callable[[], bytes], dist: Distributed) -> list[bytes]:
+    """What each process reads; DataError in all of them if one cannot."""
+    own, failure = b"", None
     try:
-        own = aspects(image_sizes(images, indices, known)).tobytes()
-    except DataError as error:
-        own, failure = b"", error
+        own = read()
+    except UserError as error:
+        failure = error
     if dist.all_reduce_scalars(failure is not None)[0]:
-        raise failure or DataError("another process cannot read the sizes of images: it reports the reason")
+        raise failure or DataError("another process cannot read what it needs of the images: it says why")
     parts = dict(dist.all_gather_set({(dist.rank, own)}))
-    return b"".join(parts[rank] for rank in range(dist.world_size))
+    return [parts[rank] for rank in range(dist.world_size)]
 
 
 def find_images(
@@ -249,7 +270,8 @@ def _images_of_mixture(
     for number, validation in held_out.items():
         for other in range(len(train)):
             if other != number:
-                _refuse_shared(train[other], validation, f"--data_path {public_text(validation.location)}")
+                shown = f"--data_path {public_text(validation.location)}"
+                _refuse_shared(train[other], validation, shown, data.exclude)
     shown = public_text(data.data_path)
     everything = MixtureImages(train, weights or None, shown)
     if not held_out:
@@ -267,12 +289,15 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
     images = open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
     for part in train.parts if isinstance(train, MixtureImages) else [train]:
         if isinstance(part, ShardImages):
-            _refuse_shared(part, images, f"--val_path {public_text(path)}")
+            _refuse_shared(part, images, f"--val_path {public_text(path)}", config.data.exclude)
     return images
 
 
-def _refuse_shared(train: ShardImages, images: ShardImages, shown: str) -> None:
-    """DataError if validation images are in the training set, or look like one of its images."""
+def _refuse_shared(train: ShardImages, images: ShardImages, shown: str, exclude: str | None) -> None:
+    """DataError if validation images are in the training set, or look like one of its images.
+
+    Unless --exclude has the key of one of both.
+    """
     if len(train) > MAX_COMPARED:
         console.info(
             f"{shown} is not compared with the {len(train)} training images, which takes minutes: "
@@ -283,6 +308,10 @@ def _refuse_shared(train: ShardImages, images: ShardImages, shown: str) -> None:
         shared = find_shared(train, images)
     except BadImageError as error:
         raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
+    if exclude and shared:
+        pairs = np.array([(one.key, one.training_key) for one in shared], "S32")
+        numbers = read_exclude_list(exclude).numbers(pairs.reshape(-1)).reshape(-1, 2)
+        shared = [shared[place] for place in np.flatnonzero((numbers < 0).all(axis=1))]
     if shared:
         equal = sum(one.is_equal for one in shared)
         examples = ", ".join(f"{one.key} ({one.training_key})" for one in shared[:3])

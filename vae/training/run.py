@@ -223,7 +223,7 @@ class _Run:
             folder.mkdir(parents=True, exist_ok=True)
         _lock_folder(self.lock, folder, self.dist)
         if self.dist.is_main:
-            split = {"train": run.training_set.images.record(), "validation": []}
+            split = {"train": run.training_set.record(), "validation": []}
             if run.validation_set:
                 split["validation"] = run.validation_set.record()
             samples = run.provenance.samples
