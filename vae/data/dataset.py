@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import Buckets, Shape
 from vae.sampling.order import Key, Order, ShuffledOrder
+from vae.shards.mixture import MixtureImages
+from vae.shards.shard_images import ShardImages
 from vae.system.console import printable
 
 
@@ -68,57 +70,9 @@ class Batch:
         return replace(self, images=images, epochs=epochs, indices=indices)
 
 
-class Images(Protocol):
-    """A set of image files, by their index."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def location(self) -> str:
-        """The path that the user gave."""
-        ...
-
-    def name(self, index: int) -> str:
-        """The name of a file for messages."""
-        ...
-
-    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
-        """Pixels as decode_image returns them: uint8 (H, W, 3); raises BadImageError."""
-        ...
-
-    def order(self, seed: int) -> Order:
-        """The order of the images in each epoch."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A hash: as long as it is the same, a run resumes in the same order."""
-        ...
-
-    def record(self) -> Any:
-        """What `split.json` says about the images, as plain data."""
-        ...
-
-    def counts(self) -> dict[str, int]:
-        """What this process has read since the last call.
-
-        disk_bytes: from the images' folder or the cache. For shards also remote_bytes: from a remote store;
-        hits, misses: images whose shard was in the cache, or was not; open_shards: shards that are open now,
-        or kept in the cache.
-        """
-        ...
-
-    def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
-        """Training continues with every world_size-th image of an order from this position on."""
-        ...
-
-    def scattered(self) -> "Images":
-        """The same images, for reading a few that are far from each other."""
-        ...
-
-
 @dataclass(frozen=True)
 class FolderImages:
-    """The image files `names` below the folder `root`."""
+    """The image files `names` below the folder `root`. Datasets of shards have the same methods."""
 
     root: str | os.PathLike[str]
     names: Sequence[str]
@@ -149,25 +103,32 @@ class FolderImages:
         return ShuffledOrder(len(self.names), seed)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the names."""
+        """SHA-256 of the names: as long as it is the same, a run resumes in the same order."""
         return hashlib.sha256("\n".join(self.names).encode("utf-8", "surrogateescape")).hexdigest()
 
     def record(self) -> list[str]:
-        """The names."""
+        """What `split.json` says about the images: their names."""
         return list(self.names)
 
     def counts(self) -> dict[str, int]:
-        """Bytes of the files that were decoded."""
+        """What this process has read since the last call: disk_bytes, from the folder or a cache.
+
+        For shards also remote_bytes, from a store; hits, misses: images whose shard was in the cache, or was
+        not; open_shards: shards that are open now, or kept in the cache.
+        """
         counts = dict(self._counts)
         self._counts.clear()
         return counts
 
     def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
-        """Nothing: files are read when they are needed."""
+        """Training continues with every world_size-th image from this position on: shards are fetched."""
 
     def scattered(self) -> "FolderImages":
-        """The same images."""
+        """The same images, for reading a few that are far from each other: no shards are fetched."""
         return self
+
+
+Images = FolderImages | ShardImages | MixtureImages  # a set of image files, by their index
 
 
 DEFAULTS = DataConfig()

@@ -60,7 +60,7 @@ def dataset_paths(text: str) -> list[str]:
 
 
 class MixtureImages:
-    """The images of several datasets, one after another (vae.data.dataset.Images)."""
+    """The images of several datasets, one after another (vae.data.dataset)."""
 
     def __init__(
         self,
@@ -178,8 +178,3 @@ class MixtureImages:
     def scattered(self) -> "MixtureImages":
         """The same images, for reading a few of them."""
         return MixtureImages([part.scattered() for part in self.parts], self.weights, self.location)
-
-    def close(self) -> None:
-        """Close all files."""
-        for part in self.parts:
-            part.close()

@@ -196,10 +196,6 @@ class RemoteShards:
         counts, self._counts = self._counts, _no_counts()
         return {**counts, "open_shards": len(self._ahead)}
 
-    def close(self) -> None:
-        """Let other processes remove the shards."""
-        self._ahead.want([])
-
 
 def open_images(dataset: ShardedDataset, num_streams: int | None, cache: ShardCache | None) -> ShardImages:
     """The images of a dataset; a remote one needs a cache, and a local one is read in place without it."""
