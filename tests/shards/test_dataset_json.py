@@ -133,6 +133,32 @@ def test_removed_images_of_many_shards_are_subtracted_in_linear_time():
     assert shards.samples.tolist() == [12 - len(removed.get(name, ())) for name in names]
 
 
+OLD_SHARD = f"""{{"name": "images-000000.tar", "samples": 3, "bytes": 10240, "sha256": "{64 * "a"}" """
+OLD_INDEX = f""", "index_sha256": "{64 * "b"}" """
+OLD_TEXTS = {  # as earlier versions wrote them
+    1: f"""{{"format": 1, "version": "a9b5ef48c63dd29df675e343cd8b39fb6a25de14d7c75373f57e077f657e49e7",
+        "parent": null, "policy": {{"min_size": 1}},
+        "transforms": {{}}, "validation": "validation.json", "shards": [{OLD_SHARD}}}]}}""",
+    2: f"""{{"version": "d1b2181c0e04d137bff32cfc2d876356f264a5e582c8bb023938c1ef3a034ad7",
+        "format": 2, "parent": null, "policy": {{"min_size": 1}},
+        "transforms": {{}}, "validation": null, "shards": [{OLD_SHARD}{OLD_INDEX}}}]}}""",
+    3: f"""{{"version": "313187b449943f43b8018f24b34056757f6e2be3b225d879abde924434266e72",
+        "format": 3, "parent": "{64 * "c"}", "policy": {{}}, "transforms": {{}},
+        "tars": "/data/laion", "indexes": "indexes", "changes": {{}}, "validation": null,
+        "shards": [{OLD_SHARD}{OLD_INDEX}}}]}}""",
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="/data is no absolute path")
+@pytest.mark.parametrize("format", [1, 2, 3])
+def test_datasets_of_earlier_versions_are_read(tmp_path, format):
+    (tmp_path / "dataset.json").write_text(OLD_TEXTS[format])
+    found = read_dataset(tmp_path / "dataset.json")
+    index = 64 * "b" if format > 1 else None
+    assert list(found.shards) == [Shard("images-000000.tar", 3, 10240, 64 * "a", index)]
+    assert (found.tars, found.indexes) == (("/data/laion", "indexes") if format == 3 else (None, ""))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\0"])
 def test_other_file_is_no_dataset(tmp_path, text):
     (tmp_path / "dataset.json").write_text(text)

@@ -12,19 +12,14 @@ from vae.config.options import Config, DataConfig
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.exclude_list import Excluded, read_exclude_list
 from vae.data.image_sizes import (
-    ASPECTS_NAME,
     image_sizes,
-    load_aspects,
-    manifest_sizes,
-    sampled,
-    save_aspects,
 )
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
 from vae.model.autoencoder import downsampling
 from vae.prepare.shard.shared import find_shared
-from vae.sampling.buckets import BucketOrder, Buckets, aspects, assign, bucket_shapes
+from vae.sampling.buckets import BucketOrder, Buckets, assign, bucket_shapes
 from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import Order, ShuffledOrder
 from vae.sampling.stream_buckets import StreamBuckets
@@ -38,8 +33,6 @@ from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
-from vae.training.distributed import Distributed
-from vae.training.output.appending import try_to_write
 from vae.training.validation.measure import ValidationSet
 
 Mixable = StreamOrder | MixtureOrder
@@ -121,55 +114,6 @@ def _fitting_shuffle(images: Images, order: Mixable, data: DataConfig) -> int | 
     if sum(size.sum() for size in sizes) <= room:
         return None
     return fitting_shuffle(order.num_streams, float(sum(size.mean() for size in sizes)), room)
-
-
-def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
-    """The training set with the aspects that --buckets needs; each process reads a share.
-
-    A resumed run reads those that the run has stored.
-    """
-    images, data = training_set.images, config.data
-    if not data.buckets:
-        return training_set
-    stored = Path(config.run.output_dir) / ASPECTS_NAME
-    found = load_aspects(stored, images.fingerprint()) if dist.is_main else None
-    everything = dist.all_gather_set({found.tobytes()} if found is not None else set())
-    if not everything:
-        everything = {_measured_aspects(images, data.data_path, dist)}
-    return replace(training_set, aspects=np.frombuffer(everything.pop(), dtype=np.float32))
-
-
-def store_aspects(folder: Path, training_set: TrainingSet) -> None:
-    """Store the aspects in the folder of a run, so that a resumed one has the same order without reading."""
-    found, fingerprint = training_set.aspects, training_set.fingerprint()
-    if found is not None:
-        path = folder / ASPECTS_NAME
-        try_to_write(path, lambda: save_aspects(path, fingerprint, found))
-
-
-def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> bytes:
-    indices = np.array_split(sampled(images), dist.world_size)[dist.rank]
-
-    def measure() -> bytes:
-        known = {}
-        if isinstance(images, FolderImages) and is_manifest(data_path):
-            known = manifest_sizes(data_path, images.names)
-        return aspects(image_sizes(images, indices, known)).tobytes()
-
-    return b"".join(results_by_rank(measure, dist))
-
-
-def results_by_rank(read: Callable[[], bytes], dist: Distributed) -> list[bytes]:
-    """What each process reads; DataError in all of them if one cannot."""
-    own, failure = b"", None
-    try:
-        own = read()
-    except UserError as error:
-        failure = error
-    if dist.all_reduce_scalars(failure is not None)[0]:
-        raise failure or DataError("another process cannot read what it needs of the images: it says why")
-    parts = dict(dist.all_gather_set({(dist.rank, own)}))
-    return [parts[rank] for rank in range(dist.world_size)]
 
 
 def find_images(

@@ -10,8 +10,9 @@ from vae.data.excluding import find_excluded
 from vae.data.manifest import is_manifest
 from vae.system import console
 from vae.system.errors import DataError
-from vae.training.datasets import TrainingSet, results_by_rank
+from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
+from vae.training.joint_reading import results_by_rank
 from vae.training.validation.measure import ValidationSet
 
 

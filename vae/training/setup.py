@@ -38,10 +38,11 @@ from vae.system.host import GIB
 from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.older import convert_kl_weight, keep_order
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
-from vae.training.datasets import TrainingSet, find_images, with_aspects
+from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
 from vae.training.exclusion import without_excluded
 from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
+from vae.training.joint_reading import with_aspects
 from vae.training.kernel_shapes import kernel_shapes
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
