@@ -8,10 +8,12 @@ import pytest
 from vae.sampling.order import StepSampler
 from vae.sampling.streams import (
     MIN_SAMPLES,
-    MIN_SHARDS,
+    SHUFFLE_SHARDS,
     StreamOrder,
     count_streams,
     default_streams,
+    fitting_shuffle,
+    shards_at_once,
     streams_of_process,
 )
 
@@ -91,14 +93,43 @@ def test_small_datasets_have_fewer_streams():
     assert count_streams(10**10, 48) == 48
 
 
+GB = 10**9
+CACHE = 50 * 2**30  # the default of --cache_gib
+
+
+@pytest.mark.parametrize(
+    ("total", "shard", "streams"),
+    [
+        (10 * GB, GB, 96),  # the cache holds it whole
+        (10 * GB, 10 * GB, 96),
+        (48 * GB, GB, 96),
+        (60 * GB, GB, 16),  # 3 shards of 1 GB each
+        (10**12, GB, 16),
+        (5 * 10**12, GB, 16),
+        (10**13, GB, 96),  # from here on for several machines
+        (10**14, GB, 960),
+        (10**15, GB, 6720),
+        (10**12, 2 * GB, 8),
+        (10**12, 20 * GB, 1),  # the cache holds two
+        (40 * GB, 80 * 10**6, 96),
+        (4 * 10**11, 80 * 10**6, 96),
+        (10**12, 80 * 10**6, 192),
+    ],
+)
+def test_streams_of_one_machine_fit_into_the_default_cache(total, shard, streams):
+    shards = total // shard
+    assert default_streams(total // 10**5, shards, total) == streams
+    if shards < 64 * 96 and shard < 16 * GB:
+        for room in (CACHE, 4 * CACHE):
+            window = fitting_shuffle(streams, shard, room) // streams
+            assert min(total, shards_at_once(streams, window) * shard) <= room
+            assert window == SHUFFLE_SHARDS // streams or shards_at_once(streams, window + 1) * shard > room
+
+
 def test_large_datasets_have_streams_that_many_processes_divide():
-    assert default_streams(3, 1) == 1
-    assert default_streams(24 * MIN_SAMPLES, 10) == 24
-    assert (
-        default_streams(10**6, 1000) == default_streams(10**6, 10) == 96
-    )  # a cache holds three shards of each
-    assert default_streams(10**8, 480 * MIN_SHARDS) == 480
-    assert default_streams(10**10, 10**7) == 6720
+    assert default_streams(3, 1, 1000) == 1
+    assert default_streams(24 * MIN_SAMPLES, 10, 10**6) == 24
+    assert default_streams(10**10, 10**7, 10**12) == 6720
     for nodes in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15):  # of eight cards
         assert 6720 % (8 * nodes) == 0
 

@@ -9,7 +9,10 @@ import pytest
 from vae.shards import dataset_json
 from vae.shards.dataset_json import FORMAT, dataset_content, is_dataset, read_dataset
 from vae.shards.index import Shard
+from vae.shards.shard_list import ShardColumns, Shards
+from vae.shards.store import StoreFile
 from vae.system.errors import DataError
+from vae.system.files import MAX_JSON_BYTES
 
 
 def test_many_shards_need_little_memory_and_are_read_once(tmp_path):
@@ -67,6 +70,93 @@ def test_dataset_that_is_not_valid_is_one_line(tmp_path, change, words):
         read_dataset(path)
     assert str(caught.value).startswith(f"--data_path {path}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tars", "words"),
+    [
+        ("tars", "no absolute path"),
+        ("/a\0b", "no absolute path"),
+        (7, "no absolute path"),
+        (r"\\host\share", "no absolute path" if os.name != "nt" else "network share"),
+        ("//host/share", "network share"),
+        ("file:///tars", "no absolute path"),
+        ("https://host:99999/tars", "no valid host or port"),
+    ],
+)
+def test_tars_of_a_stranger_name_no_share_and_no_odd_address(tmp_path, tars, words):
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps(dataset_content([], {}, None, more={"tars": tars, "indexes": "indexes"})))
+    with pytest.raises(DataError, match=words):
+        read_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("address", "tars", "is_same"),
+    [
+        ("https://one/a/dataset.json", "https://one/b", True),
+        ("https://one/a/dataset.json", "https://two/b", False),
+        ("https://one/a/dataset.json", "http://one/b", False),
+        ("https://one/a/dataset.json", "https://one:8080/b", False),
+        ("s3://one/a/dataset.json", "s3://two/b", True),  # another bucket is no other host
+        ("s3://one/a/dataset.json", "gs://one/b", False),
+    ],
+)
+def test_remote_dataset_names_no_other_host(address, tars, is_same):
+    content = dataset_content([], {}, None, more={"tars": tars, "indexes": "indexes"})
+    problem = dataset_json._problem_of_place(content, StoreFile(address, "--data_path"))
+    assert (problem is None) == is_same
+
+
+def test_large_texts_are_refused_before_they_are_parsed(tmp_path):
+    path = tmp_path / "dataset.json"
+    path.write_text("[" + "{}," * (MAX_JSON_BYTES // 3) + "{}]")
+    tracemalloc.start()
+    with pytest.raises(DataError, match="larger than 16 MiB"):
+        read_dataset(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * MAX_JSON_BYTES
+    content = dataset_content([], {}, None) | {"format": 3, "shard_lists": [{"name": "a.json"}] * 1000}
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="lists of shards are not valid"):
+        read_dataset(path)
+
+
+def test_removed_images_of_many_shards_are_subtracted_in_linear_time():
+    columns = ShardColumns()
+    names = [f"images-{n:06}.tar" for n in range(20_000)]
+    for number, name in enumerate(names):
+        columns.take(list({**SHARD, "name": name, "index_sha256": f"{number:064x}"}.items()))
+    removed = {name: (b"0" * 32,) * (1 + n % 3) for n, name in enumerate(names[::2])}
+    shards = Shards(columns, {**removed, "": (b"1" * 32,), "other.tar": (b"2" * 32,)})
+    assert shards.samples.tolist() == [12 - len(removed.get(name, ())) for name in names]
+
+
+OLD_SHARD = f"""{{"name": "images-000000.tar", "samples": 3, "bytes": 10240, "sha256": "{64 * "a"}" """
+OLD_INDEX = f""", "index_sha256": "{64 * "b"}" """
+OLD_TEXTS = {  # as earlier versions wrote them
+    1: f"""{{"format": 1, "version": "a9b5ef48c63dd29df675e343cd8b39fb6a25de14d7c75373f57e077f657e49e7",
+        "parent": null, "policy": {{"min_size": 1}},
+        "transforms": {{}}, "validation": "validation.json", "shards": [{OLD_SHARD}}}]}}""",
+    2: f"""{{"version": "d1b2181c0e04d137bff32cfc2d876356f264a5e582c8bb023938c1ef3a034ad7",
+        "format": 2, "parent": null, "policy": {{"min_size": 1}},
+        "transforms": {{}}, "validation": null, "shards": [{OLD_SHARD}{OLD_INDEX}}}]}}""",
+    3: f"""{{"version": "313187b449943f43b8018f24b34056757f6e2be3b225d879abde924434266e72",
+        "format": 3, "parent": "{64 * "c"}", "policy": {{}}, "transforms": {{}},
+        "tars": "/data/laion", "indexes": "indexes", "changes": {{}}, "validation": null,
+        "shards": [{OLD_SHARD}{OLD_INDEX}}}]}}""",
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="/data is no absolute path")
+@pytest.mark.parametrize("format", [1, 2, 3])
+def test_datasets_of_earlier_versions_are_read(tmp_path, format):
+    (tmp_path / "dataset.json").write_text(OLD_TEXTS[format])
+    found = read_dataset(tmp_path / "dataset.json")
+    index = 64 * "b" if format > 1 else None
+    assert list(found.shards) == [Shard("images-000000.tar", 3, 10240, 64 * "a", index)]
+    assert (found.tars, found.indexes) == (("/data/laion", "indexes") if format == 3 else (None, ""))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\0"])

@@ -598,7 +598,7 @@ def test_endless_answers_are_read_no_further_than_asked(web, cache, monkeypatch)
         files.fetch_index(images.dataset.shards[1])
     assert max(web.sent[name] for name in web.answers) < 2**26  # buffers of both sides, of several tries
     web.answers["dataset.json"] = [ENDLESS]
-    monkeypatch.setattr(dataset_json, "MAX_DATASET_BYTES", 2**20)
+    monkeypatch.setattr(dataset_json, "MAX_JSON_BYTES", 2**20)
     with pytest.raises(DataError, match="larger than"):
         read_dataset(web.url())
 
@@ -642,7 +642,13 @@ def test_certificate_that_is_not_trusted_is_named(root, tmp_path, monkeypatch):
     [
         ("s3://bucket/dataset.json", "s3fs.*requirements-remote.txt"),
         ("gs://bucket/dataset.json", "gcsfs.*requirements-remote.txt"),
-        ("htp://host/dataset.json", "no store that fsspec knows"),
+        ("htp://host/dataset.json", "another kind.*begins with s3://"),
+        ("file:///x/dataset.json", "another kind"),
+        ("simplecache::s3://bucket/dataset.json", "another kind"),
+        ("https://host:99999/dataset.json", "no valid host or port"),
+        ("https://[x/dataset.json", "no valid host or port"),
+        ("https:///dataset.json", "no valid host or port"),
+        ("https://a..b/dataset.json", "no valid host or port"),
         ("https://host/folder", "dataset.json"),
     ],
 )

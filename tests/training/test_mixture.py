@@ -10,7 +10,8 @@ from tests.harness.shards import pack, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.config.flags import parse_flags
 from vae.shards.dataset_json import read_dataset
-from vae.shards.mixture import parse_mixture
+from vae.shards.mixture import MixtureImages, parse_mixture
+from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 from vae.training.run import train
 
@@ -42,6 +43,10 @@ def given(tiny, one, other):
         ("s3://x/a.json:1 https://h:80/b.json:3", [("s3://x/a.json", 1), ("https://h:80/b.json", 3)]),
         (r"C:\x\a.json", []),
         ("https://host:8080/a.json", []),
+        ("old/a.json new/a.json", [("old/a.json", None), ("new/a.json", None)]),
+        (r"C:\my data\a.json D:\b.json", [(r"C:\my data\a.json", None), (r"D:\b.json", None)]),
+        ("https://h/a.json?s=1%3A2 b.json", [("https://h/a.json?s=1%3A2", None), ("b.json", None)]),
+        ("photos.json of mine", []),
         ("photos", []),
     ],
 )
@@ -53,6 +58,9 @@ def test_weights_are_told_from_drives_and_ports(text, parts):
     ("text", "word"),
     [
         ("a.json:0.7 b.json", "b.json has no weight"),
+        ("a.json b.json:0.7", "a.json has no weight"),
+        ("a.json:0.7 photos", "photos has no weight"),
+        ("a.json ./a.json", "twice"),
         ("a.json:-1 b.json:1", "above 0"),
         ("a.json:1 b.json:0", "above 0"),
         ("a.json:1 b.json:1e-9", "1/1000"),
@@ -84,13 +92,36 @@ def test_mistakes_are_refused(given, one, other, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_without_weights_every_image_comes_once_in_an_epoch(one, tmp_path):
+    second = write_shards(tmp_path / "second", count=20, shard_bytes=30_000, width=128)
+    parts = [ShardImages(read_dataset(path), 4) for path in (one, second)]
+    images = MixtureImages(parts, None, "both")
+    order = images.order(0)
+    samples = order.samples(0, 0, len(order))
+    assert len(order) == len(set(samples)) == 95 // 4 * 4
+    assert [part.key(own) for part, own in map(images.locate, (0, 75, 94))] == [
+        parts[0].key(0),
+        parts[1].key(0),
+        parts[1].key(19),
+    ]
+    fetched = [[], []]
+    for part, numbers in zip(parts, fetched, strict=True):
+        part.fetch = numbers.extend
+    images.expect(order, 0, 0, 1)
+    assert [sorted(set(numbers)) for numbers in fetched] == [
+        list(range(len(p.dataset.shards))) for p in parts
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="processes are forks")
-@pytest.mark.parametrize("buckets", [0, 3])
-def test_any_number_of_processes_continues_with_the_same_samples(given, one, tmp_path, capsys, buckets):
+@pytest.mark.parametrize(("weights", "buckets"), [(("", ""), 0), ((":0.7", ":0.3"), 3)])
+def test_any_number_of_processes_continues_with_the_same_samples(
+    given, one, tmp_path, capsys, weights, buckets
+):
     """4 processes, then 2, then 1 share an epoch, beside an undisturbed process."""
     second = write_shards(tmp_path / "second", count=66, shard_bytes=60_000, width=128)  # four streams too
-    given |= {"data_path": f"{one}:0.7 {second}:0.3", "buckets": buckets}
+    given |= {"data_path": f"{one}{weights[0]} {second}{weights[1]}", "buckets": buckets}
     with record_samples(tmp_path / "whole.jsonl"):
         assert train({**given, "output_dir": str(tmp_path / "whole")}) == 0
     given |= {"resume_from": "latest", "output_dir": str(tmp_path / "parts")}
@@ -102,7 +133,7 @@ def test_any_number_of_processes_continues_with_the_same_samples(given, one, tmp
     assert parts == whole
     if buckets:
         assert "crops of 2 shapes (32x32 70%, 40x24 30%)" in capsys.readouterr().out
-    assert len(whole) == (72 + 64) // 8  # streams of 18 and 16 samples
+    assert len(whole) == (72 + 64) // 8  # streams of 18 and 16 samples, or of 17
     first = [number for numbers in whole.values() for number in numbers if number < 75]
     assert 0.5 < len(first) / sum(map(len, whole.values())) < 0.9
 

@@ -9,6 +9,7 @@ from vae.config.options import (
     cache_dir_option,
     cache_gib_option,
     device_option,
+    exclude_option,
     kernels_option,
     max_pixels_option,
     option,
@@ -45,6 +46,7 @@ class EvaluateConfig:
     output_dir: str = option(
         MISSING, "folder for report.html, the tables and sample images; created if missing", metavar="DIR"
     )
+    exclude: str | None = exclude_option()
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option()
     overwrite: bool = option(False, "replace the results of an earlier comparison")
@@ -177,8 +179,8 @@ An image that cannot be used is reported and left out for every VAE. Open report
 
 # Only --help_all shows these.
 DETAILS = (
-    *("cache_dir", "cache_gib", "seed", "perceptual_weights", "inception_weights", "diffusion_probe_steps"),
-    *("ensemble_weights", "kernels", "background", "max_pixels"),
+    *("exclude", "cache_dir", "cache_gib", "seed", "perceptual_weights", "inception_weights"),
+    *("diffusion_probe_steps", "ensemble_weights", "kernels", "background", "max_pixels"),
 )
 
 
@@ -212,9 +214,9 @@ def _check_protocol(config: EvaluateConfig, given: dict[str, Any]) -> None:
 
 
 _FOR_WATCH = (
-    "watch", "promote", "data_path", "cache_dir", "cache_gib", "sizes", "protocol", "crop", "posterior",
-    "seed", "max_images", "perceptual_net", "perceptual_weights", "rfid", "inception_weights", "batch_size",
-    "weights", "dtype", "device", "kernels", "background", "max_pixels",
+    "watch", "promote", "data_path", "exclude", "cache_dir", "cache_gib", "sizes", "protocol", "crop",
+    "posterior", "seed", "max_images", "perceptual_net", "perceptual_weights", "rfid", "inception_weights",
+    "batch_size", "weights", "dtype", "device", "kernels", "background", "max_pixels",
 )  # fmt: skip
 
 

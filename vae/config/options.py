@@ -106,6 +106,16 @@ def cache_gib_option(without: str = "; 0: images are read one by one over the ne
     )
 
 
+def exclude_option() -> Any:
+    """--exclude of every script that measures or trains with images."""
+    return option(
+        None,
+        "text file of images that are not used, one per line: the SHA-256 of a file, a name in the dataset, "
+        "or a url or source in its metadata",
+        metavar="FILE",
+    )
+
+
 def weights_option() -> Any:
     """--weights of every script that reads a trained VAE."""
     help_text = "weights to read from a checkpoint of train_vae.py: EMA weights or raw weights"
@@ -154,8 +164,8 @@ class DataConfig:
     data_path: str = option(
         "./data/train",
         "folder of images (subfolders included), a manifest.jsonl, or a dataset.json of prepare_data.py "
-        "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets with "
-        "weights: a.json:0.7 b.json:0.3",
+        "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets: "
+        "a.json b.json, or with weights, a.json:0.7 b.json:0.3",
         metavar="PATH",
         words=True,
     )
@@ -169,16 +179,17 @@ class DataConfig:
         "folder of validation images, or a dataset.json, instead of --val_split",
         metavar="PATH",
     )
+    exclude: str | None = exclude_option()
     data_streams: int | None = option(
         None,
         "streams of a dataset of shards; shards are read once if the number of processes divides it",
-        unset="1 to 6720, by the numbers of images and shards",
+        unset="1 to 6720, by the numbers of images and shards and their size",
         at_least=1,
     )
     shuffle_shards: int | None = option(
         None,
         "shards of a dataset whose images are mixed at a time, in all streams; more need a larger cache",
-        unset="256, and at least 1 per stream",
+        unset="256, or as many as fit into --cache_gib, and at least 1 per stream",
         at_least=1,
     )
     cache_dir: str | None = cache_dir_option()

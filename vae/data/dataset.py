@@ -9,8 +9,8 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,13 @@ from torch.utils.data import Dataset
 
 from vae.config.options import NO_JITTER, DataConfig
 from vae.data.augment import color_jitter, cover_crop, resized_crop
+from vae.data.exclude_list import Excluded
 from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import Buckets, Shape
 from vae.sampling.order import Key, Order, ShuffledOrder
+from vae.shards.mixture import MixtureImages
+from vae.shards.shard_images import ShardImages
 from vae.system.console import printable
 
 
@@ -40,7 +43,7 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """The crop of one image, or its rejection; exactly one of the two is not None."""
+    """The crop of one image, or its rejection; neither of an image that is excluded."""
 
     epoch: int
     index: int
@@ -56,6 +59,7 @@ class Batch:
     epochs: Tensor  # int64 (B,)
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
+    excluded: int = 0  # images that --exclude names, which are not replaced either
     # Of Images.counts in the process that made it, its number (worker), and the time for all images:
     # load_seconds, and the CPU time in it, decode_seconds.
     counts: dict[str, float] = field(default_factory=dict)
@@ -63,60 +67,12 @@ class Batch:
     def pin_memory(self) -> "Batch":
         """Copy the batch to page-locked memory; DataLoader calls this with pin_memory=True."""
         images, epochs, indices = (part.pin_memory() for part in (self.images, self.epochs, self.indices))
-        return Batch(images, epochs, indices, self.rejected, self.counts)
-
-
-class Images(Protocol):
-    """A set of image files, by their index."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def location(self) -> str:
-        """The path that the user gave."""
-        ...
-
-    def name(self, index: int) -> str:
-        """The name of a file for messages."""
-        ...
-
-    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
-        """Pixels as decode_image returns them: uint8 (H, W, 3); raises BadImageError."""
-        ...
-
-    def order(self, seed: int) -> Order:
-        """The order of the images in each epoch."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A hash: as long as it is the same, a run resumes in the same order."""
-        ...
-
-    def record(self) -> Any:
-        """What `split.json` says about the images, as plain data."""
-        ...
-
-    def counts(self) -> dict[str, int]:
-        """What this process has read since the last call.
-
-        disk_bytes: from the images' folder or the cache. For shards also remote_bytes: from a remote store;
-        hits, misses: images whose shard was in the cache, or was not; open_shards: shards that are open now,
-        or kept in the cache.
-        """
-        ...
-
-    def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
-        """Training continues with every world_size-th image of an order from this position on."""
-        ...
-
-    def scattered(self) -> "Images":
-        """The same images, for reading a few that are far from each other."""
-        ...
+        return replace(self, images=images, epochs=epochs, indices=indices)
 
 
 @dataclass(frozen=True)
 class FolderImages:
-    """The image files `names` below the folder `root`."""
+    """The image files `names` below the folder `root`. Datasets of shards have the same methods."""
 
     root: str | os.PathLike[str]
     names: Sequence[str]
@@ -147,25 +103,32 @@ class FolderImages:
         return ShuffledOrder(len(self.names), seed)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the names."""
+        """SHA-256 of the names: as long as it is the same, a run resumes in the same order."""
         return hashlib.sha256("\n".join(self.names).encode("utf-8", "surrogateescape")).hexdigest()
 
     def record(self) -> list[str]:
-        """The names."""
+        """What `split.json` says about the images: their names."""
         return list(self.names)
 
     def counts(self) -> dict[str, int]:
-        """Bytes of the files that were decoded."""
+        """What this process has read since the last call: disk_bytes, from the folder or a cache.
+
+        For shards also remote_bytes, from a store; hits, misses: images whose shard was in the cache, or was
+        not; open_shards: shards that are open now, or kept in the cache.
+        """
         counts = dict(self._counts)
         self._counts.clear()
         return counts
 
     def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
-        """Nothing: files are read when they are needed."""
+        """Training continues with every world_size-th image from this position on: shards are fetched."""
 
     def scattered(self) -> "FolderImages":
-        """The same images."""
+        """The same images, for reading a few that are far from each other: no shards are fetched."""
         return self
+
+
+Images = FolderImages | ShardImages | MixtureImages  # a set of image files, by their index
 
 
 DEFAULTS = DataConfig()
@@ -182,10 +145,12 @@ class CropDataset(Dataset[Sample]):
         image_size: int,
         seed: int = 0,
         buckets: Buckets | None = None,
+        excluded: Excluded | None = None,
     ):
         """`data`: how images are read, cropped and changed. `image_size` is that of the stage.
 
         `buckets`: crops have the shape of their key, and images are scaled to cover it.
+        `excluded`: images that are not read.
         """
         parse_background(data.background)  # a wrong colour fails here, not in a worker
         self.images = images
@@ -193,6 +158,7 @@ class CropDataset(Dataset[Sample]):
         self.image_size = image_size
         self.seed = seed
         self.buckets = buckets
+        self.excluded = excluded or Excluded()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -206,6 +172,8 @@ class CropDataset(Dataset[Sample]):
     def __getitem__(self, key: tuple[int, int] | Key) -> Sample:
         """The crop of a key; without a shape, it is a square or the nearest bucket of the image."""
         epoch, index, *given = key
+        if index in self.excluded:
+            return Sample(epoch, index, None, None)
         try:
             pixels = self.images.decode(
                 index, max_pixels=self.data.max_pixels, background=self.data.background
@@ -272,9 +240,11 @@ def collate(samples: Sequence[Sample], *, image_size: int) -> Batch:
     for row, sample in zip(images, good, strict=True):
         assert sample.image is not None
         row.copy_(sample.image)
+    rejected = [sample.rejection for sample in samples if sample.rejection is not None]
     return Batch(
         images=images,
         epochs=torch.tensor([sample.epoch for sample in good], dtype=torch.int64),
         indices=torch.tensor([sample.index for sample in good], dtype=torch.int64),
-        rejected=[sample.rejection for sample in samples if sample.rejection is not None],
+        rejected=rejected,
+        excluded=len(samples) - len(good) - len(rejected),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
+from vae.data.exclude_list import hash_of_list
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.evaluation.artefacts import equivariance, grid_artefacts
 from vae.evaluation.codecs import CODECS, bits_per_pixel
@@ -296,6 +297,7 @@ def _protocol(
         batch_size=config.batch_size,
         perceptual_net=net,
         seed=config.seed,
+        exclude=hash_of_list(config.exclude),
     )
 
 

@@ -15,6 +15,8 @@ import torch
 
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data.dataset import FolderImages, Images
+from vae.data.exclude_list import read_exclude_list, unmatched_text
+from vae.data.excluding import find_excluded
 from vae.evaluation.protocols import Rules, rules_of, tensor_of
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
@@ -22,6 +24,7 @@ from vae.progress import track
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import open_cache
+from vae.system import console
 from vae.system.errors import DataError
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
@@ -86,7 +89,8 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
     source = _open(config)
     count, most = len(source), config.max_images or len(source)
-    chosen = [i * count // most for i in range(most)] if most < count else range(count)
+    spread = [i * count // most for i in range(most)] if most < count else range(count)
+    chosen = _without_excluded(source, spread, config)
     names = [source.name(index) for index in chosen]
     indices = dict(zip(names, chosen, strict=True))
     rules = rules_of(config.protocol, config.crop)
@@ -104,6 +108,21 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
         )
     usable = {name: index for name, index in indices.items() if name not in unusable}
     return replace(images, indices=usable), unusable
+
+
+def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateConfig) -> Sequence[int]:
+    """The chosen images that --exclude does not name; DataError if none is left."""
+    if config.exclude is None:
+        return chosen
+    keys = read_exclude_list(config.exclude)
+    indices, matched = find_excluded(source, keys)
+    left = np.setdiff1d(chosen, indices).tolist()
+    if not left:
+        raise DataError(
+            f"--exclude {config.exclude} has all {len(chosen)} images of --data_path {config.path}"
+        )
+    console.info(f"exclude {len(chosen) - len(left)} images are left out{unmatched_text(keys, matched)}")
+    return left
 
 
 def _open(config: EvaluateConfig) -> Images:

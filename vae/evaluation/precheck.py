@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from vae.config.evaluate_flags import EvaluateConfig
+from vae.data.exclude_list import hash_of_list
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.vae_path import locate_vae
@@ -31,13 +32,15 @@ def check_command(config: EvaluateConfig) -> None:
             read_dataset(path)
         else:
             check_images(path)
+    hash_of_list(config.exclude)  # a list that cannot be read fails here
     if config.rfid:
         check_rfid_packages()
 
 
 def weighted_paths(config: EvaluateConfig) -> list[tuple[str, float]]:
     """The paths of --data_path with their weights, 1 if none is given; UserError for a wrong weight."""
-    return parse_mixture(" ".join(config.data_path)) or [(path, 1.0) for path in config.data_path]
+    found = parse_mixture(" ".join(config.data_path)) or [(path, None) for path in config.data_path]
+    return [(path, 1.0 if weight is None else weight) for path, weight in found]
 
 
 def check_rfid_packages() -> None:

@@ -51,6 +51,7 @@ class Protocol:
     batch_size: int  # images encoded and decoded at once; it affects speed and memory
     perceptual_net: str | None  # network of LPIPS; None: not measured
     seed: int
+    exclude: str | None = None  # SHA-256 of the list of --exclude
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vae.config.evaluate_flags import EvaluateConfig
+from vae.data.exclude_list import hash_of_list
 from vae.evaluation.compare import Row, on_device, open_metrics
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.measure import Metrics, measure
@@ -112,6 +113,7 @@ def _promote(
             for name in ("protocol", "crop", "posterior", "seed", "dtype", "weights")
         },
         "size": config.sizes[0],
+        **({"exclude": hash_of_list(config.exclude)} if config.exclude else {}),
     }
     best, psnr = read_promoted(path.parent), means["psnr"]
     was_replaced = best.get("checkpoint") == path.name and best.get("sha256") != digest  # by a rollback

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from vae.images.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
 from vae.system import console
-from vae.system.addresses import is_remote
+from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
 
 EXTENSIONS = (
@@ -100,6 +100,8 @@ def walk_images(
 
 def _check_folder(root: str | os.PathLike[str], flag: str) -> None:
     root = os.fspath(root)
+    if problem := address_problem(root):
+        raise DataError(f"{flag} {root} {problem}")
     if is_remote(root) or (root.lower().endswith(".json") and os.path.isfile(root)):
         raise DataError(
             f"{flag} {root} is no folder: datasets of shards are read by train_vae.py, "

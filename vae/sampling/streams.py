@@ -17,17 +17,34 @@ from vae.sampling.order import permutation
 
 SHUFFLE_SHARDS = 256  # samples are permuted within so many shards, over all streams; one of each at least
 MIN_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
-MIN_SHARDS = 16  # of each of more than FEW_STREAMS: a cache holds about three shards of each of them
-FEW_STREAMS = 96
+CACHE_BYTES = 48 * 10**9  # in the default --cache_gib: all streams of one machine, or the whole dataset
+FEW_STREAMS = 96  # above, a dataset is read by several machines, and each has a part of the streams
+MIN_SHARDS = 64  # of each of so many streams
 # Many processes divide them: 48 those of 1, 2, 3 or 6 nodes of 8 cards, 96 also those of 4 and 12, 480 also
 # those of 5 and 10, and 6720 those of 1 to 8, 10, 12, 14 and 15 nodes.
 STREAMS = (1, 2, 4, 8, 16, 24, 48, FEW_STREAMS, 192, 480, 960, 3360, 6720)
 
 
-def default_streams(samples: int, shards: int) -> int:
-    """The largest number of STREAMS for which a dataset has enough samples and shards."""
-    most = max(FEW_STREAMS, shards // MIN_SHARDS)
+def shards_at_once(streams: int, window_shards: int) -> int:
+    """Shards that are read at once: two windows of each stream, and the rest of a shard (measured)."""
+    return streams * (2 * window_shards + 1)
+
+
+def default_streams(samples: int, shards: int, size: int) -> int:
+    """The largest number of STREAMS for which a dataset of `size` bytes has enough samples and shards."""
+    most = shards // MIN_SHARDS
+    if most < FEW_STREAMS:
+        fitting = (
+            FEW_STREAMS if size <= CACHE_BYTES else CACHE_BYTES * shards // (shards_at_once(1, 1) * size)
+        )
+        most = min(FEW_STREAMS, fitting)
     return max(n for n in STREAMS if n == 1 or (n <= most and samples // n >= MIN_SAMPLES))
+
+
+def fitting_shuffle(streams: int, shard_bytes: float, room: float) -> int:
+    """The default of --shuffle_shards if the shards that are read at once may have `room` bytes."""
+    window = int((room / (streams * shard_bytes) - 1) / 2)
+    return streams * max(1, min(window, SHUFFLE_SHARDS // streams))
 
 
 def count_streams(samples: int, most: int) -> int:

@@ -18,22 +18,23 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from vae.shards.hashed_files import JSON_NAME, Removed, parse_removed, read_hashed, write_hashed
 from vae.shards.index import Shard, index_path
 from vae.shards.shard_list import IS_SHARD, ShardColumns, Shards
 from vae.shards.store import StoreFile, TooLargeError, read_file
-from vae.system.addresses import is_remote
+from vae.system.addresses import HTTP, address_problem, is_remote, public_text
 from vae.system.errors import DataError, UserError
-from vae.system.files import parse_json, read_json, write_json
+from vae.system.files import MAX_JSON_BYTES, parse_json, read_json, write_json
 
 FORMAT = 3  # written only for what format 2 does not have
-MAX_DATASET_BYTES = 2**30  # of dataset.json, which older versions did not split
-MAX_LIST_BYTES = 2**26  # of a list of shards
-MAX_LISTED = 50_000  # shards in one file: about 13 MB
+MAX_LISTED = 25_000  # shards in one file: with the longest names 13 MB, below MAX_JSON_BYTES
+MAX_LISTS = 400  # of shards: 10 million
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_SHARE = re.compile(r"[\\/]{2}")  # \\host\share: on Windows, opening it is a login attempt
 
 
 class ShardedDataset(NamedTuple):
@@ -149,6 +150,8 @@ def read_dataset(path: str | os.PathLike[str] | StoreFile, *, flag: str = "--dat
     """Read a `dataset.json`; DataError, with `flag`, if it is missing, newer than this program or damaged."""
     if isinstance(path, StoreFile):
         return _read(path, flag)
+    if problem := address_problem(path):
+        raise UserError(f"{flag} {path} {problem}")
     if is_remote(path):
         return _read(StoreFile(os.fspath(path), flag), flag)
     try:
@@ -180,6 +183,8 @@ def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
         raise DataError(
             f"{flag} {path} has format {content['format']}, but this program reads up to {FORMAT}: update it"
         )
+    if where := _problem_of_place(content, path):
+        raise DataError(f"{flag} {path} is not read: {where}")
     problem = _problem(content, shards, path)
     if problem:
         mode = "index" if "tars" in content else "shard"
@@ -210,20 +215,22 @@ def _read_content(path: Path | StoreFile) -> tuple[Any, Shards, Removed]:
         raise ValueError("give the address of its dataset.json")
     columns = ShardColumns()
     if isinstance(path, Path):
-        content = read_json(path, columns.take, max_bytes=MAX_DATASET_BYTES)
+        content = read_json(path, columns.take)
     else:
-        data = read_file(path, max_bytes=MAX_DATASET_BYTES)
+        data = read_file(path, max_bytes=MAX_JSON_BYTES)
         content = parse_json(data.decode("utf-8-sig"), columns.take)
     removed: Removed = {}
     if isinstance(content, dict) and content.get("format") == 3:  # a newer one may refer to other files
         lists = content.get("shard_lists", [])
-        for reference in lists if isinstance(lists, list) else [None]:
-            listed = parse_json(read_hashed(path, reference, MAX_LIST_BYTES), columns.take)
+        if not isinstance(lists, list) or len(lists) > MAX_LISTS:
+            raise ValueError("its lists of shards are not valid")
+        for reference in lists:
+            listed = parse_json(read_hashed(path, reference), columns.take)
             if not isinstance(listed, list) or not isinstance(content.get("shards"), list):
                 raise ValueError("its list of shards is not valid")
             content["shards"] += listed
         if "removed_keys" in content:
-            removed = parse_removed(read_hashed(path, content["removed_keys"], MAX_DATASET_BYTES))
+            removed = parse_removed(read_hashed(path, content["removed_keys"]))
     return content, Shards(columns, removed), removed
 
 
@@ -240,8 +247,8 @@ def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile)
         content.get("transforms", {}), dict
     ):
         return "parent or transforms is not valid"
-    if problem := _problem_of_place(content, shards, path):
-        return problem
+    if "tars" not in content and not shards.are_beside:
+        return "a shard is not beside it"
     wrong = next((number for number, shard in enumerate(listed) if shard is not IS_SHARD), None)
     if wrong is not None:
         return f"shard {wrong} is not valid"
@@ -257,17 +264,38 @@ def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile)
     return None
 
 
-def _problem_of_place(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile) -> str | None:
-    """What is wrong with where the tar files and the indexes are."""
+def _problem_of_place(content: Mapping[str, Any], path: Path | StoreFile) -> str | None:
+    """What is wrong with where the tar files and the indexes are; a dataset may come from a stranger."""
     if "tars" not in content and "indexes" not in content:
-        return None if shards.are_beside else "a shard is not beside it"
+        return None
     tars, indexes = content.get("tars"), content.get("indexes")
     if content["format"] < FORMAT:
         return f"tars needs format {FORMAT}"
-    if not isinstance(tars, str) or not (is_remote(tars) or Path(tars).is_absolute()):
-        return "tars is no address and no absolute path"
-    if isinstance(path, StoreFile) and not is_remote(tars):
-        return "it is on a remote store, but its tar files are not"
     if not isinstance(indexes, str) or not _FOLDER_NAME.fullmatch(indexes):
         return "indexes is no name of a folder"
+    if not isinstance(tars, str) or "\0" in tars:
+        return "tars is no address and no absolute path"
+    if is_remote(tars):
+        if problem := address_problem(tars):
+            return f"its tars {problem}"
+        if isinstance(path, StoreFile) and not _is_same_store(path.url, tars):
+            return (
+                f"its tar files are on another host ({public_text(tars)}): copy its folder to this machine "
+                "if you trust it"
+            )
+        return None
+    if not Path(tars).is_absolute():
+        return "tars is no address and no absolute path"
+    if isinstance(path, StoreFile):
+        return "it is on a remote store, but its tar files are not"
+    drives = {PureWindowsPath(place).drive.lower() for place in (tars, path.absolute())}
+    if _SHARE.match(tars) and len(drives) > 1:
+        return "tars is on a network share: connect it as a drive, and write a path on that drive to tars"
     return None
+
+
+def _is_same_store(one: str, other: str) -> bool:
+    """Whether two addresses are of one host, or of one cloud's buckets."""
+    schemes = {urlsplit(url).scheme for url in (one, other)}
+    hosts = {(urlsplit(url).hostname, urlsplit(url).port) for url in (one, other)} if schemes & HTTP else {""}
+    return len(schemes) == len(hosts) == 1

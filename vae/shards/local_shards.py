@@ -17,7 +17,7 @@ OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes m
 
 
 class LocalShards:
-    """Shards in a folder (vae.shards.shard_images.ShardFiles). Keeps the last OPEN_SHARDS open."""
+    """Shards in a folder. Keeps the last OPEN_SHARDS open."""
 
     def __init__(self, folder: Path, indexes: Path) -> None:
         self._folder, self._indexes = folder, indexes
@@ -83,10 +83,6 @@ class LocalShards:
         """Bytes read, and files that are open."""
         counts, self._counts = self._counts, Counter()
         return {**counts, "open_shards": len(self._open)}
-
-    def close(self) -> None:
-        """Close all files that no thread is reading."""
-        self._open.clear()
 
 
 class _TarFile:

@@ -1,9 +1,9 @@
-"""Several datasets of shards as one, for training with weights: `a.json:0.7 b.json:0.3`."""
+"""Several datasets of shards as one: `a.json b.json`, or with weights, `a.json:0.7 b.json:0.3`."""
 
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,33 @@ from vae.sampling.streams import StreamOrder, count_streams
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import UserError
 
-# The weight follows .json, so the colon of a drive (C:\a.json) or of a port is none.
-_PART = re.compile(r"(\S.*?\.json(?:\?\S*)?):([0-9.eE+-]+)(?:\s+|$)")
+# The weight follows .json, so the colon of a drive (C:\\a.json) or of a port is none.
+_PART = re.compile(r"(\S.*?\.json(?:\?\S*?)?)(?::([0-9.eE+-]+))?(?:\s+|$)")
+
+Mixture = list[tuple[str, float | None]]  # datasets with their weights, or all with None
 
 
-def parse_mixture(text: str | os.PathLike[str]) -> list[tuple[str, float]]:
-    """Datasets and weights of --data_path; empty if it is a single path. UserError for a wrong weight."""
+def parse_mixture(text: str | os.PathLike[str]) -> Mixture:
+    """The datasets of --data_path; empty if it is a single path. UserError for a wrong weight."""
     parts, position, text = [], 0, os.fspath(text)
     while found := _PART.match(text, position):
         parts.append((found[1], found[2]))
         position = found.end()
-    if not parts:
+    has_weights = any(word for _, word in parts)
+    if not has_weights and (position < len(text) or len(parts) < 2):
         return []
-    if position < len(text):
+    without = [path for path, word in parts if not word] + [text[position:]] * (position < len(text))
+    if has_weights and without:
         raise UserError(
-            f"--data_path {text[position:]} has no weight: give each dataset one, as in a.json:0.7"
+            f"--data_path {without[0]} has no weight: give each dataset one, as in a.json:0.7, or none"
         )
-    weights = [(path, _weight(path, word)) for path, word in parts]
-    total = sum(weight for _, weight in weights)
+    if len({os.path.normpath(path) for path, _ in parts}) < len(parts):
+        raise UserError(f"--data_path {text} names a dataset twice: give it once")
+    weights = [(path, _weight(path, word) if word else None) for path, word in parts]
+    total = sum(weight or 0 for _, weight in weights)
     for path, weight in weights:
-        if weight * BLOCK < total:
+        if weight is not None and weight * BLOCK < total:
             raise UserError(f"--data_path {path}:{weight:g} is below 1/{BLOCK} of all weights: leave it out")
-    if len({os.path.normpath(path) for path, _ in weights}) < len(weights):
-        raise UserError(f"--data_path {text} names a dataset twice: give it once, with both weights together")
     return weights
 
 
@@ -56,16 +60,26 @@ def dataset_paths(text: str) -> list[str]:
 
 
 class MixtureImages:
-    """The images of several datasets, one after another (vae.data.dataset.Images)."""
+    """The images of several datasets, one after another (vae.data.dataset)."""
 
     def __init__(
-        self, parts: Sequence[ShardImages], weights: Sequence[float], location: str, max_images: int = 0
+        self,
+        parts: Sequence[ShardImages],
+        weights: Sequence[float] | None,
+        location: str,
+        max_images: int = 0,
     ):
-        """`max_images`: use the first images of each dataset, by its weight; 0: all."""
-        self.parts, self.weights, self.location = list(parts), list(weights), location
-        shares = [max_images * weight / sum(weights) if max_images else np.inf for weight in weights]
-        self._used = [int(min(len(part), max(1, share))) for part, share in zip(parts, shares, strict=True)]
+        """`weights`: None: all images count alike, and each comes once in an epoch.
+
+        `max_images`: use the first images of each dataset, by its weight; 0: all.
+        """
+        self.parts, self.weights, self.location = list(parts), weights, location
+        shares = np.array(weights or [len(part) for part in parts], np.float64)
+        self._shares = shares / shares.sum()
+        most = np.maximum(1, max_images * self._shares) if max_images else np.full(len(parts), np.inf)
+        self._used = np.minimum([len(part) for part in parts], most).astype(np.int64)
         self._ends = np.cumsum(self._used)
+        self._expected: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -74,6 +88,10 @@ class MixtureImages:
         """The dataset of an image, and its number there."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self.parts[number], index - int(self._ends[number] - self._used[number])
+
+    def spans(self) -> Iterator[tuple[ShardImages, int, int]]:
+        """Each dataset, the number of its first image here, and how many of its images are used."""
+        yield from zip(self.parts, (self._ends - self._used).tolist(), self._used.tolist(), strict=True)
 
     def name(self, index: int) -> str:
         """A name for messages."""
@@ -101,31 +119,38 @@ class MixtureImages:
 
     def spread(self, least: int) -> np.ndarray:
         """Images of all datasets by their weights, at least so many or all; those of a small one repeat."""
-        shares = np.array(self.weights) / sum(self.weights)
-        total = min(least, int(max(self._used / shares)))
+        total = min(least, int(max(self._used / self._shares)))
         found = []
-        for part, used, end, share in zip(self.parts, self._used, self._ends, shares, strict=True):
+        for part, used, end, share in zip(self.parts, self._used, self._ends, self._shares, strict=True):
             count = -int(-total * share // 1)
             images = part.spread(count)
             found.append(end - used + images[np.arange(count) * len(images) // count])
         return np.concatenate(found)
 
-    def order(self, seed: int) -> MixtureOrder:
-        """Samples of each dataset by its weight; all datasets have the streams that the smallest can have."""
+    def order(self, seed: int) -> MixtureOrder | StreamOrder:
+        """Samples of each dataset by its weight; all datasets have the streams that the smallest can have.
+
+        Without weights that of one dataset with the shards of all.
+        """
+        counts = [part.dataset.shards.samples for part in self.parts]
+        if self.weights is None:
+            streams = count_streams(len(self), self.parts[0].num_streams)
+            return StreamOrder(np.concatenate(counts), streams, seed)
         streams = min(count_streams(len(part), part.num_streams) for part in self.parts)
-        orders = [StreamOrder(part.dataset.shards.samples, streams, seed) for part in self.parts]
-        return MixtureOrder(orders, self.weights, seed)
+        return MixtureOrder([StreamOrder(one, streams, seed) for one in counts], self.weights, seed)
 
     def fingerprint(self) -> str:
         """Those of the datasets, with their weights."""
-        parts = zip(self.parts, self.weights, strict=True)
-        return " ".join(f"{part.fingerprint()} {weight!r}" for part, weight in parts)
+        return " ".join(f"{part.fingerprint()} {weight!r}" for part, weight in self._weighted())
 
     def record(self) -> dict[str, Any]:
         """Those of the datasets, with their weights."""
-        parts = zip(self.parts, self.weights, strict=True)
-        datasets = [{**part.record(), "weight": weight} for part, weight in parts]
+        datasets = [{**part.record(), "weight": weight} for part, weight in self._weighted()]
         return {"datasets": datasets, "samples": len(self)}
+
+    def _weighted(self) -> Iterator[tuple[ShardImages, float | None]]:
+        weights: Sequence[float | None] = self.weights or [None] * len(self.parts)
+        return zip(self.parts, weights, strict=True)
 
     def counts(self) -> dict[str, int]:
         """Those of the datasets together."""
@@ -136,16 +161,20 @@ class MixtureImages:
 
     def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
         """Training continues from this position on: the shards of each dataset are fetched."""
-        assert isinstance(order, MixtureOrder)
-        places = order.next_places(epoch, position)
-        for part, own, (its_epoch, its_position) in zip(self.parts, order.orders, places, strict=True):
-            part.expect(own, its_epoch, its_position, world_size)
+        if isinstance(order, MixtureOrder):
+            places = order.next_places(epoch, position)
+            for part, own, place in zip(self.parts, order.orders, places, strict=True):
+                part.expect(own, *place, world_size)
+            return
+        assert isinstance(order, StreamOrder)
+        if (window := (epoch, order.window(position))) != self._expected:
+            self._expected = window
+            numbers = np.array(order.shards_ahead(epoch, position, world_size))
+            for part in self.parts:
+                count = len(part.dataset.shards)
+                part.fetch(numbers[(numbers >= 0) & (numbers < count)].tolist())
+                numbers = numbers - count
 
     def scattered(self) -> "MixtureImages":
         """The same images, for reading a few of them."""
         return MixtureImages([part.scattered() for part in self.parts], self.weights, self.location)
-
-    def close(self) -> None:
-        """Close all files."""
-        for part in self.parts:
-            part.close()

@@ -22,7 +22,8 @@ from vae.system import console
 from vae.system.errors import DataError, UserError
 
 ROOM_SECONDS = 300.0  # until other processes need their shards no more
-FIRST_READS = 32  # of a shard that is not there: it may take as long as a gigabyte takes
+# Images of a shard that is not there, which each process reads one by one: a gigabyte may take minutes.
+FIRST_READS, FIRST_PART = 32, 50  # so many, or one of so many
 REMOVED_TRIES = 3  # another machine may remove a shard before it is opened
 
 
@@ -127,7 +128,8 @@ class RemoteShards:
         """Any bytes of a shard: the first ones over the network, while threads fetch it."""
         path, entry = self._cache.find(_entry(shard)), _entry(shard)
         self._counts["misses" if path is None else "hits"] += 1
-        if path is None and self._whole and self._first_reads[shard.sha256] < FIRST_READS:
+        first = max(FIRST_READS, shard.samples // FIRST_PART)
+        if path is None and self._whole and self._first_reads[shard.sha256] < first:
             self._first_reads[shard.sha256] += 1
             if self._process != os.getpid():  # forked: without the threads of its parent
                 self._begin()
@@ -193,10 +195,6 @@ class RemoteShards:
         """Bytes and images read, and shards that this process keeps."""
         counts, self._counts = self._counts, _no_counts()
         return {**counts, "open_shards": len(self._ahead)}
-
-    def close(self) -> None:
-        """Let other processes remove the shards."""
-        self._ahead.want([])
 
 
 def open_images(dataset: ShardedDataset, num_streams: int | None, cache: ShardCache | None) -> ShardImages:

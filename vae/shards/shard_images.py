@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,54 +14,36 @@ from vae.images.formats import BadImageError
 from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams, default_streams
 from vae.shards.dataset_json import ShardedDataset
-from vae.shards.index import INDEX, Row, Shard, row_name
+from vae.shards.index import INDEX, Row, row_name
 from vae.shards.local_shards import OPEN_SHARDS, LocalShards
 from vae.shards.members import metadata_of, split_name, texts_in
+
+if TYPE_CHECKING:
+    from vae.shards.remote_shards import RemoteShards  # which opens images
 
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
 METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
 FOREIGN_BYTES = 2**20  # the same, before and after an image in a tar file that others wrote
 
 
-class ShardFiles(Protocol):
-    """Where the shards of a dataset are. Forked processes, and copies in others, may use a copy."""
-
-    def index(self, shard: Shard) -> np.ndarray:
-        """The index of a shard: INDEX (samples,). BadImageError if it does not describe this shard."""
-        ...
-
-    def read(self, shard: Shard, row: Row) -> bytes:
-        """The bytes of an image file; BadImageError if they cannot be read or differ from those written."""
-        ...
-
-    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
-        """Any bytes of a shard, fewer at its end; BadImageError if they cannot be read."""
-        ...
-
-    def expect(self, shards: Sequence[Shard]) -> None:
-        """These shards are read next, the first ones first."""
-        ...
-
-    def scattered(self) -> "ShardFiles":
-        """The same files, for reading a few images of many shards."""
-        ...
-
-    def counts(self) -> dict[str, int]:
-        """What was read since the last call, as in vae.data.dataset.Images."""
-        ...
-
-    def close(self) -> None:
-        """Close all files."""
-        ...
+def streams_of(datasets: Sequence[ShardedDataset]) -> int:
+    """The default of --data_streams for one dataset, or several that count as one."""
+    totals = [(one.samples, len(one.shards), int(one.shards.bytes.sum())) for one in datasets]
+    return default_streams(*map(sum, zip(*totals, strict=True)))
 
 
 class ShardImages:
     """The image files of a dataset by their index, checked by their crc32. Keeps INDEX_BYTES of indexes."""
 
-    def __init__(self, dataset: ShardedDataset, num_streams: int | None, files: ShardFiles | None = None):
+    def __init__(
+        self,
+        dataset: ShardedDataset,
+        num_streams: int | None,
+        files: "LocalShards | RemoteShards | None" = None,
+    ):
         """`num_streams`: of the order of training, at most. `files`: default: local ones."""
         self.dataset = dataset
-        self.num_streams = num_streams or default_streams(dataset.samples, len(dataset.shards))
+        self.num_streams = num_streams or streams_of([dataset])
         self._files = files or LocalShards(dataset.folder, dataset.index_folder)
         self._begin()
 
@@ -72,6 +54,11 @@ class ShardImages:
     @cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum(self.dataset.shards.samples)
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """The number of the first image of each shard."""
+        return self._ends - self.dataset.shards.samples
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "num_streams": self.num_streams, "_files": self._files}
@@ -133,7 +120,11 @@ class ShardImages:
 
     def indexes(self) -> Iterator[np.ndarray]:
         """The index of each shard: INDEX (samples,). BadImageError for a bad one."""
-        return map(self._files.index, self.dataset.shards)
+        return map(self.rows, range(len(self.dataset.shards)))
+
+    def rows(self, number: int) -> np.ndarray:
+        """The index of a shard, which is not kept. BadImageError for a bad one."""
+        return self._files.index(self.dataset.shards[number])
 
     def sizes(self, indices: np.ndarray) -> np.ndarray:
         """Width and height of images: int64 (n, 2); 0 for those of a bad index, which reading names."""
@@ -200,17 +191,16 @@ class ShardImages:
         window = epoch, order.window(position)
         if window != self._expected:
             self._expected = window
-            numbers = order.shards_ahead(epoch, position, world_size)
-            self._files.expect([self.dataset.shards[number] for number in numbers])
+            self.fetch(order.shards_ahead(epoch, position, world_size))
+
+    def fetch(self, numbers: Sequence[int]) -> None:
+        """Fetch these shards ahead, in this order, and keep them until the next call."""
+        self._files.expect([self.dataset.shards[number] for number in numbers])
 
     def scattered(self) -> "ShardImages":
         """The same images, for reading a few of them: no shards are fetched for that."""
         return ShardImages(self.dataset, self.num_streams, self._files.scattered())
 
     def counts(self) -> dict[str, int]:
-        """What this process has read since the last call (vae.data.dataset.Images)."""
+        """What this process has read since the last call (vae.data.dataset)."""
         return self._files.counts()
-
-    def close(self) -> None:
-        """Close all files."""
-        self._files.close()

@@ -29,8 +29,11 @@ class Shards(Sequence[Shard]):
         self._names = np.array(columns.names, dtype=np.bytes_)
         self._removed = removed or {}
         self.samples = np.array(columns.samples, dtype=np.int64)  # of each shard, without removed images
-        for name, keys in self._removed.items():
-            self.samples[self._names == name.encode()] -= len(keys)
+        if self._removed:
+            listed = np.array([name.encode() for name in self._removed])
+            counts, order = np.array([len(keys) for keys in self._removed.values()]), np.argsort(listed)
+            places = order[np.searchsorted(listed[order], self._names).clip(max=len(order) - 1)]
+            self.samples -= np.where(listed[places] == self._names, counts[places], 0)
         self.bytes = np.array(columns.bytes, dtype=np.int64)
         self._hashes, self._index_hashes = bytes(columns.hashes), bytes(columns.index_hashes)
         self.are_beside = columns.are_beside  # no name has a folder

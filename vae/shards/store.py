@@ -34,7 +34,7 @@ PAUSES_REFUSED = (1.0, 2.0)  # after 401, 403, 404 or a certificate, which seldo
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MISSING = "it does not exist (404)"
 CERTIFICATE = "its certificate is not trusted"
-PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
+PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
 INSTALL = "pip install -r requirements-remote.txt"
 
 _T = TypeVar("_T")
@@ -274,12 +274,7 @@ def _file_system(file: StoreFile) -> tuple[Any, str]:
             _systems[key] = kind(skip_instance_cache=True, **options)
         return _systems[key], kind._strip_protocol(file.url)
     except ImportError:
-        package = PACKAGES.get(scheme, f"of fsspec for {scheme}://")
-        raise UserError(f"{file.flag} {file} needs the package {package}: {INSTALL}") from None
-    except ValueError:
-        raise UserError(
-            f"{file.flag} {file}: {scheme}:// is no store that fsspec knows: use s3://, gs:// or https://"
-        ) from None
+        raise UserError(f"{file.flag} {file} needs the package {PACKAGES[scheme]}: {INSTALL}") from None
 
 
 def _options(scheme: str, encoded: bool) -> dict[str, Any]:

@@ -4,9 +4,10 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-# Two letters at least: C:// is a drive of Windows.
-_REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+HTTP = {"http", "https"}
+_REMOTE = re.compile(r"(s3|gs|https?)://", re.IGNORECASE)
 # With one slash too, and within other text. Only at the beginning of a word: a search stays linear.
 _ADDRESS = r"(?<![A-Za-z0-9+.-])[0-9+.-]*[A-Za-z][A-Za-z0-9+.-]+:[/\\]+"
 # Everything until @, also if a password has / or spaces: it follows a colon and is not a port.
@@ -24,6 +25,22 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def is_like_address(path: str) -> bool:
     """Whether a user meant an address, mistyped or not: as a local path it would make folders such as s3:"""
     return _AS_A_FOLDER.match(path) is not None
+
+
+def address_problem(path: str | os.PathLike[str]) -> str | None:
+    """What is wrong with an address of another kind, or without a valid host and port; None for a path."""
+    text = os.fspath(path)
+    if not is_remote(text):
+        remedy = "give one that begins with s3://, gs://, http:// or https://"
+        return f"is an address of another kind: {remedy}" if is_like_address(text) else None
+    try:
+        parts = urlsplit(text)
+        is_valid = bool(parts.netloc) and not re.search(r"[\s\\]", parts.netloc)
+        if parts.scheme in HTTP:
+            is_valid &= bool(parts.hostname and parts.hostname.encode("idna")) and parts.port != 0
+    except ValueError:  # its text may have a password
+        is_valid = False
+    return None if is_valid else "has no valid host or port: correct the address"
 
 
 def public_text(text: str | os.PathLike[str]) -> str:

@@ -10,34 +10,29 @@ import numpy as np
 
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import CropDataset, FolderImages, Images
+from vae.data.exclude_list import Excluded, read_exclude_list
 from vae.data.image_sizes import (
-    ASPECTS_NAME,
     image_sizes,
-    load_aspects,
-    manifest_sizes,
-    sampled,
-    save_aspects,
 )
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
 from vae.model.autoencoder import downsampling
 from vae.prepare.shard.shared import find_shared
-from vae.sampling.buckets import BucketOrder, Buckets, aspects, assign, bucket_shapes
+from vae.sampling.buckets import BucketOrder, Buckets, assign, bucket_shapes
 from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import Order, ShuffledOrder
 from vae.sampling.stream_buckets import StreamBuckets
-from vae.sampling.streams import StreamOrder
+from vae.sampling.streams import StreamOrder, fitting_shuffle
 from vae.shards.dataset_json import is_dataset, read_dataset
-from vae.shards.mixture import MixtureImages, dataset_paths, parse_mixture
+from vae.shards.mixture import Mixture, MixtureImages, dataset_paths, parse_mixture
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import ShardCache, open_cache
-from vae.shards.shard_images import ShardImages
+from vae.shards.shard_images import ShardImages, streams_of
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
-from vae.training.distributed import Distributed
-from vae.training.output.appending import try_to_write
+from vae.system.host import GIB
 from vae.training.validation.measure import ValidationSet
 
 Mixable = StreamOrder | MixtureOrder
@@ -50,6 +45,7 @@ class TrainingSet:
 
     images: Images
     order: Order
+    excluded: Excluded = Excluded()  # noqa: RUF009 - never modified
     aspects: np.ndarray | None = None  # for --buckets: of all images, or of a sample (image_sizes.sampled)
 
     @property
@@ -61,11 +57,17 @@ class TrainingSet:
         """A hash: as long as it is the same, a run resumes in the same order."""
         return self.images.fingerprint()
 
+    def record(self) -> Any:
+        """What `split.json` says about the images."""
+        return self.excluded.without(self.images.record())
+
     @classmethod
     def of(cls, images: Images, seed: int, data: DataConfig) -> "TrainingSet":
         """The images in the order that the seed and the options give."""
         order = images.order(seed)
-        return cls(images, order.mixing(data.shuffle_shards) if isinstance(order, Mixable) else order)
+        if isinstance(order, Mixable):
+            order = order.mixing(data.shuffle_shards or _fitting_shuffle(images, order, data))
+        return cls(images, order)
 
     def buckets(self, config: Config, image_size: int, global_batch: int) -> Buckets | None:
         """The shapes of a stage with global batches of this size, and the shape of each image."""
@@ -88,47 +90,30 @@ class TrainingSet:
         """The dataset of training crops of `image_size` px, or of the buckets of this size."""
         buckets = self.buckets(config, image_size, global_batch)
         return CropDataset(
-            self.images, config.data, image_size=image_size, seed=config.run.seed, buckets=buckets
+            self.images,
+            config.data,
+            image_size=image_size,
+            seed=config.run.seed,
+            buckets=buckets,
+            excluded=self.excluded,
         )
 
 
-def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
-    """The training set with the aspects that --buckets needs; each process reads a share.
-
-    A resumed run reads those that the run has stored.
-    """
-    images, data = training_set.images, config.data
-    if not data.buckets:
-        return training_set
-    stored = Path(config.run.output_dir) / ASPECTS_NAME
-    found = load_aspects(stored, images.fingerprint()) if dist.is_main else None
-    everything = dist.all_gather_set({found.tobytes()} if found is not None else set())
-    if not everything:
-        everything = {_measured_aspects(images, data.data_path, dist)}
-    return replace(training_set, aspects=np.frombuffer(everything.pop(), dtype=np.float32))
+def cached_shards(images: Images, data: DataConfig) -> list[np.ndarray]:
+    """The sizes of the shards in bytes, of each dataset, or of all that count as one, if a cache has them."""
+    parts = images.parts if isinstance(images, MixtureImages) else [images]
+    datasets = [part.dataset for part in parts if isinstance(part, ShardImages)]
+    sizes = [one.shards.bytes for one in datasets if data.cache_gib and (data.cache_dir or one.store)]
+    has_weights = isinstance(images, MixtureImages) and images.weights
+    return sizes if has_weights or not sizes else [np.concatenate(sizes)]
 
 
-def store_aspects(folder: Path, training_set: TrainingSet) -> None:
-    """Store the aspects in the folder of a run, so that a resumed one has the same order without reading."""
-    found, fingerprint = training_set.aspects, training_set.fingerprint()
-    if found is not None:
-        path = folder / ASPECTS_NAME
-        try_to_write(path, lambda: save_aspects(path, fingerprint, found))
-
-
-def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> bytes:
-    known, failure = {}, None
-    if isinstance(images, FolderImages) and is_manifest(data_path):
-        known = manifest_sizes(data_path, images.names)
-    indices = np.array_split(sampled(images), dist.world_size)[dist.rank]
-    try:
-        own = aspects(image_sizes(images, indices, known)).tobytes()
-    except DataError as error:
-        own, failure = b"", error
-    if dist.all_reduce_scalars(failure is not None)[0]:
-        raise failure or DataError("another process cannot read the sizes of images: it reports the reason")
-    parts = dict(dist.all_gather_set({(dist.rank, own)}))
-    return b"".join(parts[rank] for rank in range(dist.world_size))
+def _fitting_shuffle(images: Images, order: Mixable, data: DataConfig) -> int | None:
+    """The default of --shuffle_shards that fits into the cache of one machine with all streams."""
+    sizes, room = cached_shards(images, data), data.cache_gib * GIB
+    if sum(size.sum() for size in sizes) <= room:
+        return None
+    return fitting_shuffle(order.num_streams, float(sum(size.mean() for size in sizes)), room)
 
 
 def find_images(
@@ -204,7 +189,7 @@ def _images_of_dataset(
 
 
 def _images_of_mixture(
-    config: Config, given: dict[str, Any], cache: ShardCache | None, mixture: list[tuple[str, float]]
+    config: Config, given: dict[str, Any], cache: ShardCache | None, mixture: Mixture
 ) -> tuple[Images, Images | None]:
     """The images of several datasets, and those of their validation sets.
 
@@ -220,18 +205,22 @@ def _images_of_mixture(
         train.append(images)
         if isinstance(validation, ShardImages):
             held_out[number] = validation
-    streams = data.data_streams or min(images.num_streams for images in train)  # as a resumed run has them
+    weights = [weight for _, weight in mixture if weight is not None]
+    fewest = min(images.num_streams for images in train)
+    default = fewest if weights else streams_of([images.dataset for images in train])
+    streams = data.data_streams or default  # as a resumed run has them
     for images in (*train, *held_out.values()):
         images.num_streams = streams
     for number, validation in held_out.items():
         for other in range(len(train)):
             if other != number:
-                _refuse_shared(train[other], validation, f"--data_path {public_text(validation.location)}")
-    shown, weights = public_text(data.data_path), [weight for _, weight in mixture]
-    everything = MixtureImages(train, weights, shown)
+                shown = f"--data_path {public_text(validation.location)}"
+                _refuse_shared(train[other], validation, shown, data.exclude)
+    shown = public_text(data.data_path)
+    everything = MixtureImages(train, weights or None, shown)
     if not held_out:
         return everything, None
-    own = [weights[number] for number in held_out]
+    own = [weights[number] for number in held_out] if weights else None
     return everything, MixtureImages(list(held_out.values()), own, shown, data.max_val_images)
 
 
@@ -244,12 +233,15 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
     images = open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
     for part in train.parts if isinstance(train, MixtureImages) else [train]:
         if isinstance(part, ShardImages):
-            _refuse_shared(part, images, f"--val_path {public_text(path)}")
+            _refuse_shared(part, images, f"--val_path {public_text(path)}", config.data.exclude)
     return images
 
 
-def _refuse_shared(train: ShardImages, images: ShardImages, shown: str) -> None:
-    """DataError if validation images are in the training set, or look like one of its images."""
+def _refuse_shared(train: ShardImages, images: ShardImages, shown: str, exclude: str | None) -> None:
+    """DataError if validation images are in the training set, or look like one of its images.
+
+    Unless --exclude has the key of one of both.
+    """
     if len(train) > MAX_COMPARED:
         console.info(
             f"{shown} is not compared with the {len(train)} training images, which takes minutes: "
@@ -260,6 +252,10 @@ def _refuse_shared(train: ShardImages, images: ShardImages, shown: str) -> None:
         shared = find_shared(train, images)
     except BadImageError as error:
         raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
+    if exclude and shared:
+        pairs = np.array([(one.key, one.training_key) for one in shared], "S32")
+        numbers = read_exclude_list(exclude).numbers(pairs.reshape(-1)).reshape(-1, 2)
+        shared = [shared[place] for place in np.flatnonzero((numbers < 0).all(axis=1))]
     if shared:
         equal = sum(one.is_equal for one in shared)
         examples = ", ".join(f"{one.key} ({one.training_key})" for one in shared[:3])

@@ -43,6 +43,7 @@ class Agreed(NamedTuple):
     """What the processes exchange in a step: sums over all of them."""
 
     rejected: float  # unusable images
+    excluded: float  # images that --exclude names
     stop: float  # processes that got a signal to stop
     save: float  # processes that got a signal to save
     no_batch: float  # processes without a batch
@@ -135,7 +136,7 @@ class TrainingLoop:
             return self._stop_without_batch(batch)
         self._check_rejected(int(agreed.rejected))
         steps = self.stepper.schedule.steps
-        images = steps.images - int(agreed.rejected)
+        images = steps.images - int(agreed.rejected + agreed.excluded)
         update = self.stepper.update(loaded, sums, images)
         state.advance(steps.images)
         self.recorder.add(loaded, update, images, dist.waits.seconds - waited)
@@ -228,13 +229,13 @@ class TrainingLoop:
         """
         signals, no_batch = self.alive.signals, isinstance(batch, Exception)
         asked, signals.save = signals.save, False
-        rejected = batch.rejected if isinstance(batch, Batch) else []
+        rejected, excluded = (batch.rejected, batch.excluded) if isinstance(batch, Batch) else ([], 0)
         for rejection in rejected:
             self.logbook.rejected(rejection.name, str(rejection))
         now, begun = time.monotonic(), self._step_begun
         self._step_begun, patience = now, LOADING_SECONDS + 2 * (now - begun)  # others may be a step behind
         return self.stepper.dist.begin_sum(
-            *(len(rejected), signals.stop, asked, no_batch),
+            *(len(rejected), excluded, signals.stop, asked, no_batch),
             while_waiting=partial(self.alive.check, patience),
         )
 

@@ -14,6 +14,7 @@ from vae.config.resolve import (
     resolve,
     split_progressive,
 )
+from vae.data.exclude_list import read_exclude_list
 from vae.data.manifest import is_manifest
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
@@ -41,6 +42,8 @@ def check_command(given: Given) -> None:
         check_checkpoint_path(Path(resumed), "--resume_from")
     _check_output(given)
     _check_images(given)
+    if given.get("exclude"):
+        read_exclude_list(given["exclude"])
     if given.get("wandb"):
         check_wandb_installed()
 

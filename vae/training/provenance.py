@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 from vae.config.options import Config, DataConfig
-from vae.data.dataset import Images
 from vae.sampling.mixture import MixtureOrder
 from vae.sampling.streams import StreamOrder
 from vae.shards.shard_images import ShardImages
@@ -37,7 +36,7 @@ TRANSFORM = (
     *("buckets", "crop_scale", "crop_ratio", "rotate90", "color_jitter"),
 )
 # Without these keys two records can be equal: they do not decide samples.
-NOT_COMPARED = {"path", "policy", "transforms", "parent"}
+NOT_COMPARED = {"path", "policy", "transforms", "parent", "exclude_keys", "exclude_matched"}
 NEW, EXACT, TOPOLOGY, DATA, ROLLBACK = "new", "exact", "other topology", "other data", "rollback"
 SHOWN = 12  # characters of a version
 
@@ -150,10 +149,10 @@ def samples_record(
     """What decides the samples of a run in `stage`. `continues`: the content of a checkpoint and its path."""
     validation = None
     if validation_set is not None:
-        validation = {**_version(validation_set.images), "images": validation_set.count}
+        validation = {**_version(validation_set), "images": validation_set.count}
     order = training_set.order
     return {
-        "training": _version(training_set.images),
+        "training": _version(training_set),
         "validation": validation,
         "transform": _transform(config.data),
         "seed": {"seed": config.run.seed, "rules": RULES},
@@ -175,8 +174,12 @@ def _transform(data: DataConfig) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _version(images: Images) -> dict[str, Any]:
-    """What identifies a set of images: the version of its dataset, or a hash of the names of its files."""
+def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
+    """What identifies a set of images: the version of its dataset, or a hash of the names of its files.
+
+    With the SHA-256 of --exclude: with another list, other images are used.
+    """
+    images = of.images
     dataset = images.dataset if isinstance(images, ShardImages) else None
     return {
         "path": public_text(images.location),
@@ -185,6 +188,7 @@ def _version(images: Images) -> dict[str, Any]:
         "policy": dict(dataset.policy) if dataset else None,
         "transforms": dict(dataset.transforms) if dataset else None,
         "parent": dataset.parent if dataset else None,
+        **of.excluded.record(),
     }
 
 

@@ -14,9 +14,9 @@ from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
 from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
-from vae.training.datasets import store_aspects
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, Export, latent_constants
+from vae.training.joint_reading import store_aspects
 from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import StagePlan, memory_limit, reset_memory_peaks
@@ -223,7 +223,7 @@ class _Run:
             folder.mkdir(parents=True, exist_ok=True)
         _lock_folder(self.lock, folder, self.dist)
         if self.dist.is_main:
-            split = {"train": run.training_set.images.record(), "validation": []}
+            split = {"train": run.training_set.record(), "validation": []}
             if run.validation_set:
                 split["validation"] = run.validation_set.record()
             samples = run.provenance.samples

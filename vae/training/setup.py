@@ -38,9 +38,11 @@ from vae.system.host import GIB
 from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.older import convert_kl_weight, keep_order
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
-from vae.training.datasets import TrainingSet, find_images, with_aspects
+from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
+from vae.training.exclusion import without_excluded
 from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
+from vae.training.joint_reading import with_aspects
 from vae.training.kernel_shapes import kernel_shapes
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
@@ -83,7 +85,8 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
-    training_set, validation_set = find_images(config, given, num_workers)
+    found = find_images(config, given, num_workers)
+    training_set, validation_set = without_excluded(*found, config.data, dist)
     training_set = with_aspects(training_set, config, dist)
     _check_stages(config, stages, position, training_set, dist)
     set_backends(config.speed)

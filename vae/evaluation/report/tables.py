@@ -190,7 +190,8 @@ def configuration_tables(results: Results) -> list[Table]:
     protocol = results.protocol
     protocol_facts = {
         "protocol": protocol.name,
-        "images": f"{protocol.images} from {protocol.data_path}",
+        "images": f"{protocol.images} from {protocol.data_path}"
+        + (f", without those of a list (SHA-256 {protocol.exclude})" if protocol.exclude else ""),
         "resolutions": ", ".join(map(size_name, protocol.sizes)),
         "crop": protocol.crop,
         "posterior": protocol.posterior,

@@ -14,17 +14,17 @@ from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.sampling.buckets import Buckets
-from vae.sampling.streams import StreamOrder, streams_of_process
+from vae.sampling.mixture import MixtureOrder
+from vae.sampling.streams import StreamOrder, shards_at_once, streams_of_process
 from vae.shards.dataset_json import is_dataset
 from vae.shards.mixture import dataset_paths
 from vae.shards.shard_cache import default_folder, has_remote_shards
-from vae.shards.shard_images import ShardImages
 from vae.system.addresses import public_text
 from vae.system.console import command_line, counted
 from vae.system.gpus import match_card
 from vae.system.host import GIB
 from vae.training.checkpoints.store import position_name
-from vae.training.datasets import TrainingSet
+from vae.training.datasets import TrainingSet, cached_shards
 from vae.training.distributed import Distributed
 from vae.training.output.logbook import REJECTED_NAME
 from vae.training.output.results_image import RESULTS_NAME
@@ -156,19 +156,16 @@ def cache_line(data: DataConfig) -> str | None:
 
 def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
     """A warning if the shards that the streams of this machine read at once do not fit into the cache."""
-    images, order = training_set.images, training_set.order
-    if not isinstance(images, ShardImages) or not isinstance(order, StreamOrder) or data.cache_gib == 0:
+    order, sizes = training_set.order, cached_shards(training_set.images, data)
+    if not sizes or not isinstance(order, StreamOrder | MixtureOrder):
         return None
-    if data.cache_dir is None and images.dataset.store is None:
-        return None
-    sizes = images.dataset.shards.bytes
+    mean, total = sum(size.mean() for size in sizes), sum(size.sum() for size in sizes)
 
     def needed_gib(streams: int, window: int) -> float:
         here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
-        at_once = here * (2 * window + 1)  # two windows, and the rest of a shard: measured
-        return float(min(sizes.sum(), at_once * sizes.mean())) / GIB
+        return float(min(total, shards_at_once(here, window) * mean)) / GIB
 
-    streams, window = order.num_streams, order.window_shards
+    streams, window = order.num_streams, order.shuffle_shards // order.num_streams
     needed = needed_gib(streams, window)
     if needed <= data.cache_gib:
         return None

@@ -9,6 +9,7 @@ import torch
 
 from vae.config.options import DataConfig
 from vae.data.dataset import Batch, Images
+from vae.data.exclude_list import Excluded
 from vae.data.loading import load_validation
 from vae.evaluation.diffusability import NOISE_SEED, noise_curve
 from vae.evaluation.latents import LATENTS, NoiseMeter, channel_facts, noise_facts
@@ -42,6 +43,7 @@ class ValidationSet:
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
     chosen: tuple[int, ...] = ()  # if not empty, `count` indices
     label: Callable[[int], str | None] = lambda _index: None  # of an image, for slices
+    excluded: Excluded = Excluded()  # noqa: RUF009 - never modified
 
     def spread(self, most: int) -> "ValidationSet":
         """At most `most` of the images, at equal distances."""
@@ -51,11 +53,13 @@ class ValidationSet:
     def record(self) -> Any:
         """What `split.json` says about the images."""
         record = self.images.record()
-        return record[: self.count] if isinstance(record, list) else {**record, "used": self.count}
+        used = record[: self.count] if isinstance(record, list) else {**record, "used": self.count}
+        return self.excluded.without(used)
 
     def share(self, dist: Distributed) -> Sequence[int]:
         """The indices of this process's images."""
-        return (self.chosen or range(self.count))[dist.rank :: dist.world_size]
+        indices = [index for index in self.chosen or range(self.count) if index not in self.excluded]
+        return indices[dist.rank :: dist.world_size]
 
     def batches(
         self, image_size: int, batch_size: int, dist: Distributed, while_waiting: Callable[[], None]

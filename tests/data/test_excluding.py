@@ -1,0 +1,275 @@
+"""--exclude: an image is found by each of its keys in each kind of dataset; only its place is empty."""
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.harness.image_kinds import detailed, encoded
+from tests.harness.runs import TINY
+from tests.harness.tars import images_of, write_img2dataset
+from tests.harness.training_runs import SHORT, assert_same, last_checkpoint, records
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.config.options import DataConfig
+from vae.data.dataset import CropDataset, FolderImages
+from vae.data.exclude_list import Excluded, read_exclude_list, unmatched_text
+from vae.data.excluding import find_excluded
+from vae.data.loading import TrainLoader
+from vae.evaluation.image_set import find_images
+from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
+from vae.shards.index import INDEX, Shard, foreign_index, index_path
+from vae.shards.mixture import MixtureImages
+from vae.shards.shard_images import ShardImages
+from vae.system.errors import DataError, UserError
+from vae.training.provenance import DATA, EXACT
+from vae.training.run import train
+
+COUNT = 12  # images of a folder, and of a dataset of shards
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_index(folder: Path, tar: Path, name: str, rows: np.ndarray) -> Shard:
+    shard = Shard(name, len(rows), tar.stat().st_size, sha256(tar.read_bytes()))
+    path = index_path(folder, shard)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, rows)
+    return shard._replace(index_sha256=sha256(path.read_bytes()))
+
+
+def own_dataset(folder: Path, files: dict[str, bytes]) -> Path:
+    """Two shards of KEY.png and KEY.json, in the layout of --mode shard."""
+    shards = []
+    for number in range(2):
+        tar_path, rows = folder / f"images-{number:06}.tar", []
+        with tarfile.open(tar_path, "w", format=tarfile.USTAR_FORMAT) as tar:
+            for name, data in list(files.items())[number::2]:
+                key = sha256(data)[:32]
+                texts = json.dumps({"source": name, "url": f"https://x/{name}?a=1"}).encode()
+                for member, content in ((f"{key}.png", data), (f"{key}.json", texts)):
+                    info = tarfile.TarInfo(member)
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+                rows.append(
+                    (key, tar.offset - 2 * 512 - -(-len(data) // 512) * 512, len(data), 0, 64, 64, 0, 0)
+                )
+        shards.append(write_index(folder, tar_path, tar_path.name, np.array(rows, INDEX)))
+    write_dataset(folder / "dataset.json", dataset_content(shards, {}, None))
+    return folder / "dataset.json"
+
+
+def foreign_dataset(folder: Path) -> Path:
+    """Tar files of img2dataset with an index, in the layout of --mode index."""
+    shards = []
+    for path in sorted(write_img2dataset(folder / "tars").glob("*.tar")):
+        found, ends = [], {}
+        with tarfile.open(path) as tar:
+            for member in tar:
+                ends[member.name.partition(".")[0]] = member.offset_data + -(-member.size // 512) * 512
+                if member.name.endswith(".jpg"):
+                    found.append(member)
+            rows = [
+                (
+                    *(sha256(tar.extractfile(one).read())[:32], one.offset_data, one.size, 0, 64, 64, 0, 0),
+                    *(one.offset, ends[one.name.partition(".")[0]], one.name),
+                )
+                for one in found
+            ]
+        shards.append(write_index(folder / "indexes", path, path.name, np.array(rows, foreign_index(32))))
+    more = {"tars": str(folder / "tars"), "indexes": "indexes"}
+    write_dataset(folder / "dataset.json", dataset_content(shards, {}, None, more=more))
+    return folder / "dataset.json"
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    return {f"a/{number:02}.png": encoded(detailed(number), "PNG") for number in range(COUNT)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, files):
+    folder = tmp_path_factory.mktemp("folder")
+    rows = []
+    for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+        rows.append(
+            {"path": name, "sha256": sha256(data), "source": f"raw/{name}", "url": f"https://x/{name}"}
+        )
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory, files):
+    return own_dataset(tmp_path_factory.mktemp("own"), files)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    return foreign_dataset(tmp_path_factory.mktemp("foreign"))
+
+
+def write_list(path: Path, *keys: str) -> str:
+    (path / "list.txt").write_text("".join(f"{key}\n" for key in keys))
+    return str(path / "list.txt")
+
+
+def names_of(images, tmp_path, *keys, manifest=None) -> list[str]:
+    """The names of the images that these keys exclude; three processes find the same together."""
+    listed = read_exclude_list(write_list(tmp_path, *keys))
+    indices, numbers = find_excluded(images, listed, manifest)
+    shares = [find_excluded(images, listed, manifest, rank, 3) for rank in range(3)]
+    for whole, parts in zip((indices, numbers), zip(*shares, strict=True), strict=True):
+        assert np.unique(np.concatenate(parts)).tolist() == whole.tolist()
+    return [images.name(index) for index in indices.tolist()]
+
+
+def test_files_are_found_by_name_and_hash(folder, files, tmp_path):
+    images, data = FolderImages(folder, list(files)), files["a/03.png"]
+    keys = ["a/01.png", "./a/02.png", sha256(data).upper(), f"{sha256(files['a/04.png'])}  photo.png"]
+    assert names_of(images, tmp_path, *keys, "a/99.png", "") == [f"a/{n:02}.png" for n in (1, 2, 3, 4)]
+    assert names_of(images, tmp_path, sha256(data)[:32]) == ["a/03.png"]
+
+
+def test_manifest_gives_hashes_urls_and_sources(folder, files, tmp_path):
+    images = FolderImages("nowhere", list(files))  # no file is read
+    keys = ["a/01.png", "raw/a/02.png", "https://x/a/03.png", sha256(files["a/04.png"])]
+    found = names_of(images, tmp_path, *keys, manifest=str(folder / "manifest.jsonl"))
+    assert found == [f"a/{n:02}.png" for n in (1, 2, 3, 4)]
+
+
+def test_shards_are_found_by_hash_name_url_and_source(own, files, tmp_path, monkeypatch):
+    images = ShardImages(read_dataset(own), 1)
+    key = {name: sha256(data)[:32] for name, data in files.items()}
+    keys = [sha256(files["a/00.png"]), "a/01.png", "https://x/a/02.png?a=1"]
+    found = names_of(images, tmp_path, *keys, f"images-000001.tar/{key['a/03.png']}", "images-000000.tar/no")
+    assert sorted(name.rpartition("/")[2] for name in found) == sorted(key[f"a/{n:02}.png"] for n in range(4))
+    read = []
+    monkeypatch.setattr(ShardImages, "rows", lambda self, number: read.append(number) or self._index(number))
+    assert names_of(images, tmp_path, f"images-000001.tar/{key['a/03.png']}")
+    assert set(read) == {1}  # no other index is needed for a name
+
+
+def test_tars_of_others_are_found_by_member_and_url(foreign, tmp_path):
+    images, data = ShardImages(read_dataset(foreign), 1), images_of(foreign.parent / "tars" / "00001.tar")
+    found = names_of(images, tmp_path, "00000.tar/000000003.jpg", sha256(data["00001.tar/000000012.jpg"]))
+    assert found == ["00000.tar/000000003.jpg", "00001.tar/000000012.jpg"]
+    assert len(names_of(images, tmp_path, "http://x")) == len(images) == 20  # the url of each of them
+    assert names_of(images, tmp_path, "000000003.jpg") == []  # a name of many tar files
+
+
+def test_mixture_is_searched_in_all_parts(own, foreign, files, tmp_path):
+    parts = [ShardImages(read_dataset(path), 1) for path in (own, foreign)]
+    keys = [sha256(files["a/05.png"]), "00001.tar/000000019.jpg"]
+    assert len(names_of(MixtureImages(parts, None, "both"), tmp_path, *keys)) == 2
+    listed = read_exclude_list(write_list(tmp_path, *keys))
+    assert find_excluded(MixtureImages(parts, [1, 1], "both", 4), listed)[0].max(initial=0) < 4
+
+
+def test_only_the_places_of_excluded_images_are_empty(folder, files):
+    images = FolderImages(folder, list(files))
+
+    def batches(excluded: Excluded) -> list[tuple[list[int], int]]:
+        crops = CropDataset(images, DataConfig(), image_size=32, excluded=excluded)
+        with TrainLoader(crops, local_batch=4) as loader:
+            return [(batch.indices.tolist(), batch.excluded) for batch in loader.batches(1)]
+
+    left_out = {2, 3, 7}
+    expected = [
+        ([i for i in batch if i not in left_out], len(left_out & {*batch}))
+        for batch, _ in batches(Excluded())
+    ]
+    assert batches(Excluded(np.array(sorted(left_out)))) == expected
+    assert sum(count for _, count in expected) == 3
+
+
+def test_keys_without_an_image_are_counted(folder, files, tmp_path):
+    keys = read_exclude_list(write_list(tmp_path, *(f"{n:064x}" for n in range(3)), "a/00.png", "a/00.png"))
+    assert len(keys) == 2  # the first halves of three hashes are equal
+    _, matched = find_excluded(FolderImages(folder, list(files)), keys)
+    assert "1 of 2 keys" in unmatched_text(keys, matched)
+    assert f"for example {32 * '0'}" in unmatched_text(keys, matched)
+    assert unmatched_text(keys, np.arange(2)) == ""
+
+
+def test_list_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"--exclude .* cannot be read"):
+        read_exclude_list(str(tmp_path / "none.txt"))
+    with pytest.raises(UserError, match="not a regular file"):
+        read_exclude_list(str(tmp_path))
+    assert len(read_exclude_list(write_list(tmp_path))) == 0
+    monkeypatch.setattr("vae.data.exclude_list.MAX_BYTES", 2**20)
+    (tmp_path / "list.txt").write_bytes(bytes(2**20 + 1))
+    with pytest.raises(UserError, match="larger than 1 MiB"):
+        read_exclude_list(str(tmp_path / "list.txt"))
+
+
+def test_evaluation_leaves_out_excluded_images(folder, files, tmp_path, capsys):
+    config = {"vae": ("x",), "data_path": (str(folder),), "output_dir": "x", "sizes": (32,)}
+    listed = write_list(tmp_path, sha256(files["a/00.png"]), "a/06.png", "nothing")
+    found, _ = find_images(EvaluateConfig(**config, exclude=listed))
+    assert found.names == [name for name in files if name not in ("a/00.png", "a/06.png")]
+    assert "2 images are left out; 1 of 3 keys" in capsys.readouterr().out
+    found, _ = find_images(EvaluateConfig(**config, exclude=listed, max_images=4))
+    assert found.names == ["a/03.png", "a/09.png"]  # its choice does not depend on the list
+    with pytest.raises(DataError, match="has all 12 images"):
+        find_images(EvaluateConfig(**config, exclude=write_list(tmp_path, *files)))
+
+
+def test_run_with_every_image_excluded_is_one_line(tiny, tmp_path):
+    names = [
+        path.relative_to(tiny["data_path"]).as_posix() for path in Path(tiny["data_path"]).rglob("*.png")
+    ]
+    with pytest.raises(DataError, match=r"--exclude .* has all 12 training images"):
+        train({**tiny, "exclude": write_list(tmp_path, *names)})
+
+
+@pytest.mark.slow
+def test_run_with_a_list_is_the_run_without_these_images(image_folder, tmp_path, capsys):
+    """The excluded image of one run is unreadable in the other: the weights are the same."""
+    given = {**TINY, **SHORT, "data_path": str(image_folder), "val_split": 0.25}
+    given |= {"num_epochs": 2, "max_bad_fraction": 0.5}
+    split = tmp_path / "first"
+    assert train({**given, "max_steps": 1, "output_dir": str(split)}) == 0
+    names = json.loads((split / "split.json").read_text())
+    gone = [names["train"][3], names["validation"][1]]
+    damaged = tmp_path / "damaged"
+    for path in image_folder.rglob("*.png"):
+        name = path.relative_to(image_folder).as_posix()
+        (damaged / name).parent.mkdir(parents=True, exist_ok=True)
+        (damaged / name).write_bytes(b"" if name in gone else path.read_bytes())
+    listed = write_list(tmp_path, *gone, "nothing")
+    assert train({**given, "exclude": listed, "output_dir": str(tmp_path / "one")}) == 0
+    assert "1 training and 1 validation images are left out; 1 of 3 keys" in capsys.readouterr().out
+    assert train({**given, "data_path": str(damaged), "output_dir": str(tmp_path / "other")}) == 0
+    one, other = (last_checkpoint(tmp_path / name) for name in ("one", "other"))
+    for key in ("model", "ema", "position"):
+        assert_same(one[key], other[key], key)
+    assert (
+        records(tmp_path / "one", "validation")[-1]["psnr"]
+        == records(tmp_path / "other", "validation")[-1]["psnr"]
+    )
+    found = json.loads((tmp_path / "one" / "split.json").read_text())
+    assert found == {part: [name for name in names[part] if name not in gone] for part in names}
+    training = one["contract"]["training"]
+    assert training["exclude"] == sha256(Path(listed).read_bytes())
+    assert (training["exclude_keys"], training["exclude_matched"], training["images"]) == (3, 1, 12)
+
+
+@pytest.mark.slow
+def test_resumed_run_says_that_the_list_is_another_one(tiny, tmp_path, capsys):
+    listed = write_list(tmp_path, "image_00.png")
+    assert train({**tiny, "exclude": listed, "max_steps": 1}) == 0
+    resumed = {"output_dir": tiny["output_dir"], "resume_from": "latest", "device": "cpu"}
+    assert train({**resumed, "max_steps": 2}) == 0  # the checkpoint has the path of the list
+    write_list(tmp_path, "image_00.png", "image_02.png")
+    assert train({**resumed, "max_steps": 3}) == 0
+    assert "training exclude" in capsys.readouterr().out
+    assert [run["resume"] for run in records(Path(tiny["output_dir"]), "run")] == ["new", EXACT, DATA]
