@@ -8,8 +8,9 @@ Small VAEs that differ in one thing are trained on crops of photographs. On thei
 of a million weights learn the velocity. For every VAE and seed there is a record: its measures, the velocity
 loss on crops that none has seen (the right sixth of each photograph), and how far decoded samples, and
 reconstructions of other such crops, are from them. The tables are of the means over seeds, with the Spearman
-correlation of every measure with the loss and the distance, and a bootstrap interval over the VAEs. Recorded
-measures and VAEs that the code no longer has are in the tables, too.
+correlation of every measure with the loss and the distance, and a bootstrap interval over families of
+VAEs, because those of one family are alike. Recorded measures and VAEs that the code no longer has are in the
+tables, too.
 
 A seed decides the weights and the crops of a VAE and its network. Several processes may share DIR: each takes
 what no other has done or is doing. On a card: --device cuda --size 256 --batch 64.
@@ -47,6 +48,12 @@ CROPS = {"train": 2000, "test": 400}  # for the networks
 HELD_OUT = 6  # the right sixth of each photograph
 COMPARABLE_DB = 3.0  # PSNR below the best VAE's
 BOOTSTRAPS = 2000
+FAMILIES = (
+    "KL",
+    "scale equivariance",
+    "local correlation",
+    "decoder noise",
+)  # how names of several VAEs begin
 
 
 class Variant(NamedTuple):
@@ -178,6 +185,19 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
 
 
+def family(name: str) -> str:
+    """The family of a VAE: variants of one setting."""
+    return next((start for start in FAMILIES if name.startswith(start)), name)
+
+
+def draws_of(names: list[str]) -> list[np.ndarray]:
+    """Bootstrap draws of VAEs, as indices of `names`: whole families, as many as there are."""
+    families = list(dict.fromkeys(map(family, names)))
+    members = [[i for i, name in enumerate(names) if family(name) == own] for own in families]
+    chosen = np.random.default_rng(0).integers(0, len(families), (BOOTSTRAPS, len(families)))
+    return [np.concatenate([members[i] for i in draw]) for draw in chosen if len(set(draw.tolist())) > 2]
+
+
 def print_table(records: list[dict[str, Any]]) -> None:
     """Every VAE with its measures, and the correlations over those of one shape."""
     names = list(dict.fromkeys(record["vae"] for record in records))  # also those that are no longer trained
@@ -190,12 +210,13 @@ def print_table(records: list[dict[str, Any]]) -> None:
     for name in names:
         cells = [f"{a:.4g} ± {b:.2g}" for a, b in zip(means[name], spreads[name], strict=True)]
         print(f"| {name} | {sum(r['vae'] == name for r in records)} |", " | ".join(cells), "|")
-    same = np.array([means[name] for name in names if VARIANTS.get(name, Variant()).z_channels == 16])
-    psnr = same[:, keys.index("psnr")]
-    for title, rows in (("", same), ("PSNR comparable", same[psnr > psnr.max() - COMPARABLE_DB])):
-        print(f"\n| {title or 'all'}, {len(rows)} VAEs | velocity loss | sample distance |\n|---|---|---|")
-        draws = np.random.default_rng(0).integers(0, len(rows), (BOOTSTRAPS, len(rows)))
-        draws = [draw for draw in draws if len(set(draw.tolist())) > 2]
+    same = [name for name in names if VARIANTS.get(name, Variant()).z_channels == 16]
+    psnr = {name: means[name][keys.index("psnr")] for name in same}
+    alike = [name for name in same if psnr[name] > max(psnr.values()) - COMPARABLE_DB]
+    for title, chosen in (("all", same), ("PSNR comparable", alike)):
+        count = f"{len(chosen)} VAEs, {len(set(map(family, chosen)))} families"
+        print(f"\n| {title}, {count} | velocity loss | sample distance |\n|---|---|---|")
+        rows, draws = np.array([means[name] for name in chosen]), draws_of(chosen)
         for index, key in enumerate(keys):
             cells = []
             for target in (keys.index("velocity loss"), keys.index("sample distance")):

@@ -117,7 +117,7 @@ def train(
         if needs_statistics(loss):
             running = update_running(running, sums["latent_moments"] / given.batch)
         apply_update([optimizer], update, optim, fp16=False, empty=False)
-        decay = ema_decay(EMA_DECAY, step, TRAINED if given.start else WARM)
+        decay = ema_decay(EMA_DECAY, step, TRAINED if given.start else WARM, steps - step)
         with torch.no_grad():
             torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
     return ema

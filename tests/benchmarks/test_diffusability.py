@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.diffusability import parts_of, spearman
+from benchmarks.diffusability import draws_of, family, parts_of, spearman
 
 
 def test_rank_correlation_with_ties():
@@ -19,3 +19,11 @@ def test_held_out_crops_share_no_pixel_with_those_for_training():
     (left,), (right,) = parts_of([photo])
     assert left.tolist()[0][0] == list(range(10))
     assert right.tolist()[0][0] == [10, 11]
+
+
+def test_the_bootstrap_draws_whole_families():
+    names = ["KL 1e-6", "KL 1e-4", "masks", "decoder noise", "decoder noise, finished"]
+    assert [family(name) for name in names] == ["KL", "KL", "masks", "decoder noise", "decoder noise"]
+    for draw in draws_of(names):
+        assert (draw == 0).sum() == (draw == 1).sum()
+        assert (draw == 3).sum() == (draw == 4).sum()

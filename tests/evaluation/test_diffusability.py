@@ -7,12 +7,14 @@ import torch
 
 from tests.harness.small_vae import write_vae
 from vae.evaluation.diffusability import (
+    COVERAGE,
     DISTANCE,
     DISTANCE_SPREAD,
     RECONSTRUCTION,
     TAUS,
     VELOCITY,
     VELOCITY_SPREAD,
+    coverage_warning,
     diffusability,
     effective_rank,
     lowest,
@@ -84,6 +86,15 @@ def test_channels_that_repeat_each_other_are_a_warning():
     assert rank_warning("a", None, 16) is None
 
 
+def test_samples_that_repeat_each_other_are_a_warning():
+    assert coverage_warning("a", 0.26) == (
+        "latents of a: samples cover 0.26 of the held-out images (real images 0.97), so they repeat each "
+        "other or lack contrast: a low sample distance then says nothing"
+    )
+    assert coverage_warning("a", 0.9) is None
+    assert coverage_warning("a", None) is None
+
+
 def test_every_measure_of_a_vae(tmp_path):
     model = load_vae(write_vae(tmp_path / "vae")).autoencoder
     images = torch.randint(0, 256, (12, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
@@ -103,7 +114,7 @@ def test_latents_that_are_not_finite_have_no_measures(tmp_path):
     model.decoder.conv_out.bias.data.fill_(torch.nan)
     measures = diffusability(model, images.split(4), torch.float32, velocity_steps=2)
     missing = {name for name, value in measures.items() if value is None}
-    distances = {DISTANCE, DISTANCE_SPREAD, RECONSTRUCTION}
+    distances = {DISTANCE, DISTANCE_SPREAD, RECONSTRUCTION, COVERAGE}
     assert missing == {f"noise {tau:g} dB" for tau in TAUS} | distances
     (of_loss,) = verdicts({"a": measures, "b": measures})
     assert "no difference in velocity loss" in of_loss
@@ -119,3 +130,5 @@ def test_networks_are_compared_by_their_samples_too(tmp_path):
     assert measures[DISTANCE] > 0
     assert measures[DISTANCE_SPREAD] > 0
     assert 0 < measures[RECONSTRUCTION] < 2
+    assert 0 <= measures[COVERAGE] <= 1
+    assert diffusability(model, images[:20].split(4), torch.float32, velocity_steps=2)[COVERAGE] is None

@@ -357,20 +357,23 @@ def test_measures_for_diffusion_have_an_arrow_and_only_seeds_mark_the_best(resul
     for network, value in zip(results.vaes[:2], (0.03, distance), strict=True):
         spreads = {"± of losses": 0.1, "± of distances": 0.002}
         network.diffusability = {"effective rank": 1.0, **curve, "velocity loss": 0.5}
-        network.diffusability |= {"sample distance": value, **spreads}
+        network.diffusability |= {"sample distance": value, **spreads, "coverage": 0.26}
         network.latents = replace(network.latents, channels=6, mean=[0.0] * 6, std=[1.0] * 6)
     page = write_and_parse(results, tmp_path)
     latents = section(page, "latents")
     columns, first, second = cells(page, "Latents for diffusion")[:3]
-    assert {"noise 0.2 dB ↑", "velocity loss ↓", "sample distance ↓", "effective rank"} <= set(columns)
-    assert {"noise", "velocity loss", "sample distance", "effective rank"} <= set(
+    assert {"noise 0.2 dB ↑", "velocity loss ↓", "sample distance ↓", "coverage ↑", "effective rank"} <= set(
+        columns
+    )
+    assert {"noise", "velocity loss", "sample distance", "coverage", "effective rank"} <= set(
         re.findall(r"<dt>(.*?)</dt>", latents)
     )
     is_told = distance == 0.02
     assert ("★" in " ".join(second)) == is_told
     assert "★" not in " ".join(first)
-    named = f"latents of {results.vaes[1].name} are decoded from samples to images nearer"
+    named = f"latents of {results.vaes[1].name} are decoded from samples to textures nearer"
     assert (named in latents, "no difference in sample distance" in latents) == (is_told, not is_told)
     assert "no difference in velocity loss" in latents
     assert "the effective rank is 1.0 of 6 channels" in latents
+    assert "samples cover 0.26 of the held-out images" in latents
     assert "equivariance predicted it worst" in section(page, "probes")

@@ -1,10 +1,12 @@
-"""The sampler reaches a known distribution, and the distance of images sees what is lost."""
+"""The sampler reaches a known distribution; the distance and the coverage of images see what is lost."""
+
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from vae.evaluation.sample_distance import image_distance, samples_of
+from vae.evaluation.sample_distance import coverage, image_distance, samples_of, thumbnails
 
 
 def test_samples_of_the_best_velocity_have_the_variance_of_the_latents():
@@ -51,3 +53,19 @@ def test_distance_from_blank_images_is_finite():
     assert image_distance(blank, blank) == 0
     assert 0 < image_distance(photos_like(4, 6), blank) <= 2
     assert 0 < image_distance(blank, photos_like(4, 6)) <= 2
+
+
+def covered(images: torch.Tensor, reference: torch.Tensor) -> float:
+    return coverage(thumbnails(images), thumbnails(reference))
+
+
+def test_coverage_sees_images_that_repeat_each_other_and_the_distance_does_not():
+    """200 images that are 20 pictures, ten times each: what a sampler that has collapsed makes."""
+    images, others = photos_like(200, 8), photos_like(200, 9)
+    repeated = others[:20].repeat(10, 1, 1, 1)
+    blurred = F.avg_pool2d(others, 3, 1, 1)
+    assert covered(others, images) == pytest.approx(1 - 2**-5, abs=0.03)  # Naeem et al. 2020, equation 11
+    assert covered(repeated, images) < 0.5
+    assert image_distance(repeated, images) < image_distance(blurred, images)
+    assert covered(images, images) == 1
+    assert math.isnan(covered(torch.full_like(images, math.nan), images))

@@ -9,7 +9,15 @@ from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.harness.vae_families import FAMILIES, REAL, diffusers_model, image, research_model, save_research
+from tests.harness.vae_families import (
+    FAMILIES,
+    REAL,
+    SMALL,
+    diffusers_model,
+    image,
+    research_model,
+    save_research,
+)
 from vae.config.export_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
@@ -129,6 +137,34 @@ def test_single_file_contains_config_of_folder(tmp_path):
     assert loaded.kind == "compvis"
     with safe_open(tmp_path / "one.safetensors", "pt") as file:
         assert json.loads(file.metadata()["vae_config"])["norm_num_groups"] == 32
+
+
+@pytest.mark.parametrize("family", ["sd", "flux"])
+def test_constants_of_channels_are_in_config_where_no_program_misreads_them(family, tmp_path, image_folder):
+    """With 4 channels, SDXL's pipelines would apply them beside the scaling."""
+    diffusers_model(family, SMALL[0], SMALL[1]).save_pretrained(tmp_path / "theirs")
+    write(tmp_path / "theirs", output=tmp_path / "ours", data_path=str(image_folder / "inner"), image_size=32)
+    with safe_open(tmp_path / "ours" / WEIGHTS_NAME, "pt") as file:
+        mean, std = (json.loads(file.metadata()[name]) for name in ("latents_mean", "latents_std"))
+    model = AutoencoderKL.from_pretrained(tmp_path / "ours")
+    assert len(mean) == len(std) == model.config.latent_channels
+    in_config = model.config.latents_mean, model.config.latents_std
+    assert in_config == ((mean, std) if family == "flux" else (None, None))
+
+
+def test_constants_of_channels_in_the_input_are_kept(tmp_path):
+    """As those of Playground 2.5, with 4 channels."""
+    theirs = diffusers_model("sdxl", SMALL[0], SMALL[1])
+    theirs.register_to_config(latents_mean=[-1.0, 2.0, 3.0, 4.0], latents_std=[1.0, 2.0, 3.0, 5.0])
+    theirs.save_pretrained(tmp_path / "theirs")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "one.safetensors", output=tmp_path / "back")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["latents_mean"], config["latents_std"]) == ([-1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 5.0])
+    config["latents_std"] = [1.0, 2.0]
+    (tmp_path / "back" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"latents_std in config\.json is not a list of 4 numbers"):
+        load_vae(tmp_path / "back")
 
 
 def test_diffusers_export_needs_a_scaling(tmp_path):

@@ -1,13 +1,17 @@
 """Folded weights match fixed constants and give the same images."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL
 from PIL import Image
+from safetensors import safe_open
 
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image
 from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
+from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.exporting import export
 from vae.interop.latent_statistics import LatentSums
 from vae.interop.vae_files import load_vae
@@ -64,6 +68,21 @@ def test_latents_have_std_1_under_fixed_constants(family, target, tmp_path, few_
     assert 1 / found.scaling == pytest.approx(1, abs=1e-5)
     if FAMILIES[family][1]:
         assert found.shift == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_folded_channels_need_no_constants(family, tmp_path, few_images):
+    """Mean 0 and standard deviation 1 of each, the same images, also through another program."""
+    theirs = diffusers_model(family, *SMALL)
+    model = folded(theirs, tmp_path, few_images, fold_scaling="channels")
+    assert (model.config.scaling_factor, model.config.shift_factor) == (1.0, 0.0)
+    found = scaled_latents(model, few_images, 1.0, 0.0)
+    assert found.mean.abs().max() < 1e-5
+    assert (found.std - 1).abs().max() < 1e-5
+    expected = theirs(image()).sample
+    assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
+    with safe_open(tmp_path / "folded" / WEIGHTS_NAME, framework="pt") as file:
+        assert max(map(abs, json.loads(file.metadata()["latents_mean"]))) < 1e-5
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

@@ -165,7 +165,9 @@ def test_memory_plan_excludes_the_frozen_encoder():
 
 @pytest.mark.slow
 def test_resumed_decoder_training_equals_the_uninterrupted_run(options, tmp_path):
-    diffusers_model("flux", *SMALL).save_pretrained(tmp_path / "published")
+    published = diffusers_model("flux", *SMALL)
+    published.register_to_config(latents_mean=[0.5] * 16, latents_std=[2.0] * 16)
+    published.save_pretrained(tmp_path / "published")
     given = {**options, "init_from": str(tmp_path / "published"), "train_part": "decoder", "num_epochs": 2}
     assert train({**given, "output_dir": str(tmp_path / "whole")}) == 0
     assert train({**given, "output_dir": str(tmp_path / "stopped"), "max_steps": 5}) == 0
@@ -181,6 +183,7 @@ def test_resumed_decoder_training_equals_the_uninterrupted_run(options, tmp_path
         assert torch.equal(value, other.autoencoder.state_dict()[name]), name
     config = exported_config(tmp_path / "stopped")
     assert (config["scaling_factor"], config["shift_factor"]) == (0.3611, 0.1159)
+    assert (config["latents_mean"], config["latents_std"]) == ([0.5] * 16, [2.0] * 16)
     with pytest.raises(UserError, match="--train_part all contradicts the checkpoint"):
         train({**resumed, "output_dir": str(tmp_path / "stopped"), "train_part": "all"})
 

@@ -124,7 +124,7 @@ def test_below_start_is_what_the_printed_values_show(start, last, is_below):
 def test_decrease_is_reported_once_with_its_flags():
     history = History(start_psnr=25.0)
     assert history.decrease_warning(25.0, OPTIM, 0.3) is None
-    assert history.decrease_warning(24.996, OPTIM, 0.3) is None  # printed as 25.00
+    assert history.decrease_warning(24.92, OPTIM, 0.3) is None  # too little to act on
     warning = history.decrease_warning(24.0, OPTIM, 0.3)
     for words in ("24.00 dB", "25.00 dB", "--learning_rate (now 0.3)", "--warmup_epochs (now 2)"):
         assert words in warning

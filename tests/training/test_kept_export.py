@@ -14,6 +14,7 @@ from vae.config.flags import command_words
 from vae.config.options import build
 from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
 from vae.interop.diffusers_folder import save_diffusers_folder
+from vae.interop.latent_statistics import LatentConstants
 from vae.system.errors import NonFiniteError, UserError
 from vae.training import export
 from vae.training.export import Export
@@ -113,7 +114,7 @@ def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, what):
     else:
         run.state.eval_model.decoder.conv_out.bias.data.fill_(math.inf)
     with pytest.raises(NonFiniteError, match=r"vae is not written, .*--learning_rate") as caught:
-        Export(run.config, run.state, peak=0.1).write((scaling, 0.0))
+        Export(run.config, run.state, peak=0.1).write(LatentConstants(scaling))
     assert "\n" not in str(caught.value)
     assert content_of(tmp_path / "run" / "vae") == before
     assert kept_folders(tmp_path / "run") == []
@@ -124,7 +125,7 @@ def keep(folder: Path, adversarial_weight: float) -> None:
     config = build({**TINY, "adversarial_weight": adversarial_weight, "output_dir": str(folder)})
     state = begin_state(config, torch.device("cpu"), fp16=False)
     state.history = History(start_psnr=30.0, last_psnr=20.0)
-    Export(config, state, peak=0.1).write((1.0, 0.0))
+    Export(config, state, peak=0.1).write(LatentConstants())
 
 
 @pytest.mark.parametrize(("first_epoch", "kept"), [("0", []), ("1", ["vae_before"])])

@@ -22,7 +22,7 @@ from vae.training.schedule import (
     peak_learning_rate,
     warmup_steps,
 )
-from vae.training.stages import StageSteps
+from vae.training.stages import Position, StageSteps
 
 
 def test_warmup_is_given_in_epochs_and_limited_to_a_fifth_of_the_stage():
@@ -69,11 +69,26 @@ def test_rate_of_short_stages_is_positive_at_every_step(schedule, total):
     assert all(0 < rate <= 1 for rate in rates)
 
 
-@pytest.mark.parametrize("start", [RANDOM, WARM])
-def test_ema_decay_rises_to_its_limit(start):
+def test_ema_decay_rises_to_its_limit():
     steps = (0, 8, 90, 10_000)
-    assert [ema_decay(0.999, step, start) for step in steps] == [0.1, 0.5, 0.91, 0.999]
-    assert ema_decay(0.0, 5, start) == 0.0
+    assert [ema_decay(0.999, step) for step in steps] == [0.1, 0.5, 0.91, 0.999]
+    assert ema_decay(0.0, 5) == 0.0
+
+
+def test_ema_of_a_warm_start_counts_it_as_100_steps_and_ends_at_the_last_weights():
+    assert [ema_decay(0.999, step, WARM) for step in (0, 100, 10_000)] == [0.96, 0.98, 0.999]
+    left = [ema_decay(0.999, 100, WARM, remaining) for remaining in (1000, 40, 8, 4, 1)]
+    assert left == [0.98, 0.9, 0.5, 0, 0]
+    assert ema_decay(0.0, 5, WARM, 50) == 0.0
+
+
+@pytest.mark.parametrize("total", [1, 5, 50, 210, 1000])
+def test_ema_keeps_the_warm_start_while_the_rate_is_high_and_not_at_the_end(total):
+    kept = [1.0]
+    for step in range(total):
+        kept.append(kept[-1] * ema_decay(0.999, step, WARM, total - step))
+    assert kept[total // 5] > 0.01
+    assert kept[total] == 0
 
 
 def test_ema_begins_at_a_trained_vae():
@@ -82,10 +97,13 @@ def test_ema_begins_at_a_trained_vae():
 
 def test_ema_of_a_later_stage_remembers_its_start():
     """A later stage begins with a trained VAE, however few steps the run has made."""
-    for first_epoch, begun_from, decay in ((0, WARM, 0.91), (25, WARM, 0.999), (0, TRAINED, 0.999)):
+    for first_epoch, begun_from, decay in ((0, WARM, 0.6), (25, WARM, 0.999), (0, TRAINED, 0.999)):
         steps = StageSteps(first_epoch, num_epochs=25, per_epoch=4, local_images=1, images=1)
         schedule = StageSchedule(steps, begun_from, 64, OptimConfig(), LossConfig())
-        assert schedule.ema_decay(90) == decay
+        position = Position(epoch=first_epoch + 22, images_in_epoch=2, step=90)  # 10 steps remain
+        assert schedule.ema_decay(position) == pytest.approx(decay)
+    constant = StageSchedule(steps, WARM, 64, OptimConfig(lr_schedule="constant"), LossConfig())
+    assert constant.ema_decay(Position(epoch=22, images_in_epoch=2, step=100)) == 0.98
 
 
 def test_learning_rate_after_a_rollback_is_halved_until_the_schedule_is_lower():

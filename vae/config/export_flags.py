@@ -14,6 +14,8 @@ PUBLISHED_SCALING = {
     "sd3": (1.5305, 0.0609),
     "flux": (0.3611, 0.1159),
 }
+CHANNELS = "channels"  # --fold_scaling: mean 0 and standard deviation 1 of each channel, without a scaling
+FOLDED_SCALING = {**PUBLISHED_SCALING, CHANNELS: (1.0, 0.0)}
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ class ExportConfig:
     shift_factor: float | None = option(None, "shift of latents to write together with --scaling_factor")
     fold_scaling: str | None = option(
         None,
-        "change the weights so that latents have standard deviation 1 under this model's fixed scaling",
-        choices=tuple(PUBLISHED_SCALING),
+        "change the weights so that latents have standard deviation 1 under this model's fixed scaling; "
+        "channels: without a scaling, mean 0 and standard deviation 1 of each channel",
+        choices=tuple(FOLDED_SCALING),
     )
     per_channel: bool = option(
         False, "with --fold_scaling: standard deviation 1 for each latent channel, not for all together"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vae.evaluation.diffusability import RANK, rank_warning, verdicts
+from vae.evaluation.diffusability import COVERAGE, RANK, coverage_warning, rank_warning, verdicts
 from vae.evaluation.report.latent_tables import (
     comparable,
     diffusability_table,
@@ -51,12 +51,15 @@ def terminal_text(results: Results) -> str:
 
 
 def diffusion_lines(results: Results) -> list[str]:
-    """Which VAE is better for a diffusion model, and whose channels repeat each other."""
+    """Which VAE is better for a diffusion model, and whose channels or samples repeat each other."""
     vaes = {printable(vae.name): vae.diffusability for vae in comparable(results)}
     warnings = [
         rank_warning(printable(vae.name), vae.diffusability.get(RANK), vae.latents.channels)
         for vae in results.vaes
         if vae.latents
+    ]
+    warnings += [
+        coverage_warning(printable(vae.name), vae.diffusability.get(COVERAGE)) for vae in results.vaes
     ]
     return [*verdicts(vaes), *(line for line in warnings if line is not None)]
 

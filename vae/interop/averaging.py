@@ -91,6 +91,7 @@ def _report_latents(first: LoadedVae, used: Sequence[LoadedVae]) -> None:
     )
     if len({(vae.scaling_factor, vae.shift_factor) for vae in used}) > 1:
         first.file.scaling_factor = first.file.shift_factor = None  # to be measured
+        first.file.latents_mean = first.file.latents_std = ()
 
 
 def _scores(vaes: Sequence[LoadedVae], config: ExportConfig) -> Sequence[float]:

@@ -116,6 +116,9 @@ def _check_progress(content: Mapping[str, Any]) -> None:
         values = history.get(best, {}).items()
         if not all(isinstance(k, str) and type(v) in (int, float) for k, v in values):
             raise ContentError(f"its history has {best} {shown(history[best])}")
+    channels = content.get("latent_channels")
+    if not isinstance(channels, dict | None):
+        raise ContentError(f"latent_channels is {shown(channels)}")
     scaling = content.get("latent_scaling")
     if scaling is not None and not (
         isinstance(scaling, list)

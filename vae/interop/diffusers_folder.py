@@ -3,18 +3,23 @@
 The model uses diffusers' parameter names, so the file contains its state_dict unchanged.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vae.config.options import ModelConfig
+from vae.interop.latent_statistics import LatentConstants
 from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import LatentNorm
 from vae.system.errors import UserError
 from vae.system.files import parse_json, read_json, write_json
 
+# Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
+# scripts, and programs for SD 1.x, apply scaling_factor alone. For these, latents would not be the same.
+SDXL_CHANNELS = 4
 CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")  # without and with a latent norm
 
 
@@ -54,6 +59,20 @@ def diffusers_config(
         "scaling_factor": scaling_factor,
         "shift_factor": shift_factor,
     }
+
+
+def channel_config(constants: LatentConstants, were_in_config: bool = False) -> dict[str, list[float]]:
+    """`latents_mean` and `latents_std` for config.json, if known and no program would misread them."""
+    if not constants.mean or (len(constants.mean) == SDXL_CHANNELS and not were_in_config):
+        return {}
+    return {"latents_mean": list(constants.mean), "latents_std": list(constants.std)}
+
+
+def channel_metadata(constants: LatentConstants) -> dict[str, str]:
+    """The same for the metadata of a safetensors file, with any number of channels."""
+    if not constants.mean:
+        return {}
+    return {"latents_mean": json.dumps(constants.mean), "latents_std": json.dumps(constants.std)}
 
 
 def save_diffusers_folder(

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import torch
 
-from vae.config.export_flags import PUBLISHED_SCALING, ExportConfig
+from vae.config.export_flags import CHANNELS, FOLDED_SCALING, PUBLISHED_SCALING, ExportConfig
 from vae.device import pick_device
 from vae.interop.averaging import combine
 from vae.interop.compvis_names import to_compvis
 from vae.interop.crops import DEFAULT_IMAGE_SIZE, Crops
-from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
+from vae.interop.diffusers_folder import (
+    channel_config,
+    channel_metadata,
+    diffusers_config,
+    save_diffusers_folder,
+)
 from vae.interop.folding import fold, folding_for, with_quant_conv
 from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.interop.latent_statistics import (
+    LatentConstants,
     LatentStatistics,
     LatentSums,
     add_patches,
@@ -50,7 +56,10 @@ def export(config: ExportConfig) -> None:
     vaes = [load_vae(Path(path), weights=config.weights) for path in config.vae]
     loaded = combine(vaes, config) if len(vaes) > 1 else vaes[0]
     findings = _Findings(scaling=_given_scaling(loaded, config))
-    model = with_quant_conv(loaded.autoencoder) if config.add_quant_conv else loaded.autoencoder
+    model = loaded.autoencoder
+    needs_quant_conv = config.fold_scaling == CHANNELS and model.quant_conv is None
+    if config.add_quant_conv or needs_quant_conv:
+        model = with_quant_conv(model)
     device = pick_device(config.device)
     if config.data_path is not None:
         choose_kernels(config.kernels, device, [torch.float32])
@@ -94,7 +103,8 @@ def _measure_on_images(model: AutoencoderKL, crops: Crops, config: ExportConfig,
     images = track(crops.batches(), "latents", len(crops.images), "crop", keep=False)
     findings.statistics = _measure_latents(model, (batch.to(device) for batch in images), crops.image_size)
     if config.fold_scaling is not None:
-        findings.scaling = _fold(model, findings.statistics, config.fold_scaling, config.per_channel)
+        findings.statistics = _fold(model, findings.statistics, config)
+        findings.scaling = FOLDED_SCALING[config.fold_scaling]
     elif findings.scaling is None:
         findings.scaling = findings.statistics.scaling, findings.statistics.shift
     findings.largest = largest_activation(model, (batch.to(device) for batch in crops.batches(FP16_IMAGES)))
@@ -128,22 +138,24 @@ def _measure_latents(
     return statistics
 
 
-def _fold(
-    model: AutoencoderKL, statistics: LatentStatistics, target: str, per_channel: bool
-) -> tuple[float, float]:
-    """Fold the scaling of the model `target` into the weights; returns that scaling and shift."""
-    scaling, shift = PUBLISHED_SCALING[target]
+def _fold(model: AutoencoderKL, statistics: LatentStatistics, config: ExportConfig) -> LatentStatistics:
+    """Fold a scaling into the weights as --fold_scaling says; returns statistics of the folded latents."""
+    target = config.fold_scaling
+    assert target is not None
+    scaling, shift = FOLDED_SCALING[target]
+    per_channel = config.per_channel or target == CHANNELS
     with_shift = model.quant_conv is not None
     multiply, add = folding_for(statistics, scaling, shift, per_channel=per_channel, with_shift=with_shift)
     device = next(model.parameters()).device
     fold(model, multiply.to(device), add.to(device))
-    mean = round(((statistics.mean * multiply + add - shift) * scaling).mean().item(), 3) + 0.0  # no -0
+    folded = statistics.folded(multiply, add)
+    mean = round(((folded.mean - shift) * scaling).mean().item(), 3) + 0.0  # no -0
     hint = "" if with_shift else "; folding a shift needs --add_quant_conv"
     console.info(
         f"folded: with scaling {scaling} and shift {shift} ({target}) latents now have standard deviation 1 "
         f"and mean {mean:g}{hint}"
     )
-    return scaling, shift
+    return folded
 
 
 def _write(
@@ -156,12 +168,13 @@ def _write(
     size = loaded.file.sample_size or config.image_size or DEFAULT_IMAGE_SIZE
     scaling, shift = findings.scaling or (1.0, 0.0)
     content = diffusers_config(model.config, size, scaling, shift, force_upcast)
-    metadata = {}
+    constants = _channel_constants(loaded, config, findings)
+    if model.bn is None:
+        in_file = bool(loaded.file.latents_mean) and config.fold_scaling is None
+        content |= channel_config(constants, were_in_config=in_file)
+    metadata = channel_metadata(constants)
     if loaded.file.start and config.fold_scaling is None:  # folded weights have a basis of their own
         metadata[START_KEY] = loaded.file.start
-    if findings.statistics is not None:
-        numbers = {"mean": findings.statistics.mean.tolist(), "std": findings.statistics.std.tolist()}
-        metadata["latent_statistics"] = json.dumps(numbers)
     weights = stored_weights(model, config.dtype)
     if config.format == "diffusers":
         save_diffusers_folder(output, weights, content, metadata)
@@ -170,3 +183,10 @@ def _write(
         content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
     weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})
+
+
+def _channel_constants(loaded: LoadedVae, config: ExportConfig, findings: _Findings) -> LatentConstants:
+    """Mean and standard deviation of each channel: those of the file if they still hold, or measured."""
+    if loaded.file.latents_mean and config.fold_scaling is None:
+        return LatentConstants(mean=loaded.file.latents_mean, std=loaded.file.latents_std)
+    return findings.statistics.constants if findings.statistics is not None else LatentConstants()

@@ -1,9 +1,10 @@
-"""Mean and standard deviation of latents over a data set, in fp64, and the resulting scaling and shift.
+"""Mean and standard deviation of latents over a data set, in fp64, and the resulting constants of a VAE.
 
 Shapes: B latents of C channels, h x w.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,15 @@ import torch.nn.functional as F
 from vae.model.autoencoder import AutoencoderKL, LatentNorm, Posterior
 
 MIN_VARIANCE = 1e-12
+
+
+class LatentConstants(NamedTuple):
+    """What programs normalise latents z with: (z - shift) * scaling, or per channel (z - mean) / std."""
+
+    scaling: float = 1.0
+    shift: float = 0.0
+    mean: tuple[float, ...] = ()  # of each channel; empty: not known
+    std: tuple[float, ...] = ()
 
 
 @dataclass
@@ -31,6 +41,15 @@ class LatentStatistics:
         """The factor for which (z - shift) * scaling has variance 1 over all channels together."""
         variance = (self.std.square() + self.mean.square()).mean() - self.mean.mean().square()
         return variance.clamp(min=MIN_VARIANCE).item() ** -0.5
+
+    @property
+    def constants(self) -> LatentConstants:
+        """All constants."""
+        return LatentConstants(self.scaling, self.shift, tuple(self.mean.tolist()), tuple(self.std.tolist()))
+
+    def folded(self, multiply: torch.Tensor, add: torch.Tensor) -> "LatentStatistics":
+        """Those of the latents z * multiply + add; both are (C,)."""
+        return LatentStatistics(self.mean * multiply + add, self.std * multiply, self.count)
 
 
 class LatentSums:

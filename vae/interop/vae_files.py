@@ -34,6 +34,8 @@ class VaeFile:
     sample_size: int | None  # training image size, px
     force_upcast: bool | None  # whether fp16 programs must run the VAE in fp32; None: not in the file
     step: int | None  # optimizer step of a checkpoint
+    latents_mean: tuple[float, ...] = ()  # of each channel, in config.json; empty: not in the file
+    latents_std: tuple[float, ...] = ()
     start: str = ""  # hash of the weights with which its training began; "": not known
 
 
@@ -115,6 +117,7 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
         sample_size=content["stages"][-1]["image_size"],
         force_upcast=None,
         step=content["position"]["step"],
+        **_of_channels(content.get("latent_channels") or {}, config["z_channels"], where),
         start=content.get("run", {}).get(START_KEY, ""),
     )
 
@@ -124,6 +127,21 @@ def _number(config: dict[str, Any], name: str, where: str) -> float | None:
     if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
         raise UserError(f"{where}: {name} {value} in config.json is not a number")
     return value
+
+
+def _of_channels(config: dict[str, Any], z_channels: int, where: str) -> dict[str, tuple[float, ...]]:
+    """`latents_mean` and `latents_std`, if `config` has both; UserError if they do not fit the channels."""
+    values = {name: config.get(name) for name in ("latents_mean", "latents_std")}
+    if None in values.values():
+        return {}
+    return {name: _numbers(numbers, name, z_channels, where) for name, numbers in values.items()}
+
+
+def _numbers(values: Any, name: str, count: int, where: str) -> tuple[float, ...]:
+    is_list = isinstance(values, list) and len(values) == count
+    if not is_list or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        raise UserError(f"{where}: {name} in config.json is not a list of {count} numbers")
+    return tuple(values)
 
 
 def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -> VaeFile:
@@ -151,5 +169,6 @@ def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -
         sample_size=size if type(size) is int and size > 0 else None,
         force_upcast=config["force_upcast"] is True if "force_upcast" in config else None,
         step=None,
+        **_of_channels(config, shape["z_channels"], where),
         start=tensors.metadata.get(START_KEY, ""),
     )

@@ -13,8 +13,20 @@ from safetensors import SafetensorError, safe_open
 
 from vae.config.options import Config
 from vae.images.pixels import to_float
-from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
-from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
+from vae.interop.diffusers_folder import (
+    WEIGHTS_NAME,
+    channel_config,
+    channel_metadata,
+    diffusers_config,
+    save_diffusers_folder,
+)
+from vae.interop.latent_statistics import (
+    LatentConstants,
+    LatentSums,
+    add_patches,
+    is_unmeasured,
+    set_latent_norm,
+)
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import START_KEY
 from vae.model.autoencoder import AutoencoderKL
@@ -35,15 +47,15 @@ def latent_constants(
     model: AutoencoderKL,
     networks: Networks,
     batches: Iterable[torch.Tensor],
-    fixed_scaling: tuple[float, float] | None = None,
-) -> tuple[float, float]:
-    """Scaling and shift of the latents: `fixed_scaling`, or measured on uint8 (B, 3, H, W) batches.
+    fixed: LatentConstants | None = None,
+) -> LatentConstants:
+    """Constants of the latents: `fixed` ones, or measured on uint8 (B, 3, H, W) batches.
 
     A latent norm that is not measured yet is measured, too.
     """
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn) else None
-    if fixed_scaling is not None and latent_norm is None:
-        return fixed_scaling
+    if fixed is not None and latent_norm is None:
+        return fixed
     latents, patches = LatentSums(), LatentSums()
     for images in batches:
         posterior = model.encode(network_input(to_float(images), networks))
@@ -52,10 +64,9 @@ def latent_constants(
             add_patches(patches, posterior)
     if latent_norm is not None and patches.count:
         set_latent_norm(model, patches.statistics())
-    if fixed_scaling is not None or not latents.count:
-        return fixed_scaling or (1.0, 0.0)
-    measured = latents.statistics()
-    return measured.scaling, measured.shift
+    if fixed is not None or not latents.count:
+        return fixed or LatentConstants()
+    return latents.statistics().constants
 
 
 class Export:
@@ -65,24 +76,28 @@ class Export:
         self.folder = Path(config.run.output_dir) / EXPORT_NAME
         self._config, self._state, self._peak = config, state, peak
 
-    def write(self, constants: tuple[float, float]) -> None:
-        """Write the folder with scaling and shift; nothing if a value is not finite: NonFiniteError.
+    def write(self, constants: LatentConstants) -> None:
+        """Write the folder with constants of the latents; nothing if a value is not finite: NonFiniteError.
 
         The hash of the weights with which the run began is in the file; averages of VAEs compare it.
         """
         state = self._state
-        values = torch.tensor(constants), *state.eval_model.state_dict().values()
+        numbers = (constants.scaling, constants.shift, *constants.mean, *constants.std)
+        values = torch.tensor(numbers), *state.eval_model.state_dict().values()
         if not all(bool(torch.isfinite(value.cpu()).all()) for value in values):  # as the file will have them
             raise NonFiniteError(
                 f"{self.folder} is not written, because weights or statistics of the latents are not finite: "
                 f"{self._remedy()}"
             )
         weights, start = stored_weights(state.eval_model, "fp32"), state.lineage.start
-        metadata = {START_KEY: start} if start else {}
+        metadata = channel_metadata(constants) | ({START_KEY: start} if start else {})
         if state.history.is_below_start:
             self._keep_replaced()
             metadata[WORSE_KEY] = str(state.stage.first_epoch)
-        config = diffusers_config(state.eval_model.config, state.stage.image_size, *constants)
+        shape, size = state.eval_model.config, state.stage.image_size
+        config = diffusers_config(shape, size, constants.scaling, constants.shift)
+        if not shape.latent_norm:
+            config |= channel_config(constants, were_in_config=state.latent_constants is not None)
         save_diffusers_folder(self.folder, weights, config, metadata)
 
     def _keep_replaced(self) -> None:

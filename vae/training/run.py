@@ -8,6 +8,7 @@ import torch
 
 from vae.config.options import CONTRACT, Config, flatten
 from vae.device import is_out_of_memory
+from vae.interop.latent_statistics import LatentConstants
 from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
 from vae.system import console
@@ -185,12 +186,12 @@ class _Run:
         run.samples(retry, logbook, self.alive).save()
         logbook.draw_results()
         self.alive.beat()
-        failure, constants = None, (1.0, 0.0)
+        failure, constants = None, LatentConstants()
         if not self.dist.is_main:
             self.alive.watchdog.end()  # it waits while the main process exports
         else:
             crops = self._crops_for_latents(schedule)
-            constants = latent_constants(state.eval_model, run.networks, crops, state.latent_scaling)
+            constants = latent_constants(state.eval_model, run.networks, crops, state.latent_constants)
             try:
                 Export(run.config, state, schedule.peak).write(constants)
             except NonFiniteError as error:

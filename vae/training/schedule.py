@@ -17,6 +17,9 @@ TRAINED_SHARE = 0.5
 HARMFUL_FACTOR = 3.0  # times the rule: rates that ended below the start in the same measurement
 RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
 
+# Of the EMA weights from a warm start: benchmarks/LOG-recipe.md.
+START_STEPS, WINDOWS = 100, 4
+
 WARMUP_SHARE = 0.2  # short stages still spend four fifths of their steps at the full rate
 
 
@@ -93,14 +96,22 @@ def halved(factor: float, rollbacks: int) -> float:
     return factor * 0.5**rollbacks
 
 
-def ema_decay(decay: float, step: int, begun_from: str = RANDOM) -> float:
+def ema_decay(decay: float, step: int, begun_from: str = RANDOM, remaining: int | None = None) -> float:
     """Decay of the EMA weights after optimizer step `step` (from 0) of a run, in a stage from `begun_from`.
 
-    It is small in the first steps, so that the EMA forgets the initial weights (as TensorFlow's
-    ExponentialMovingAverage does). A trained VAE is worth remembering: in a short run, the steps of Adam add
+    From random weights it is small in the first steps, so that the EMA forgets them (as TensorFlow's
+    ExponentialMovingAverage does). A warm start is better than the weights of the first steps at the full
+    rate: it counts as START_STEPS steps, and the mean reaches over a WINDOWS-th of all. If the rate falls to
+    0 in the `remaining` steps of the stage, with this one, the mean reaches over at most a WINDOWS-th of
+    these, so it ends at the last weights. A trained VAE is worth remembering: in a short run, Adam adds
     noise whatever their rate, and the mean with the start is better than both (docs/measurements.md).
     """
-    return decay if begun_from == TRAINED else min(decay, (1 + step) / (10 + step))
+    if begun_from == TRAINED:
+        return decay
+    if begun_from == RANDOM:
+        return min(decay, (1 + step) / (10 + step))
+    reach = START_STEPS + step if remaining is None else min(START_STEPS + step, remaining)
+    return min(decay, max(0.0, 1 - WINDOWS / reach))
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,8 @@ class StageSchedule:
             return None
         return loss.adversarial_weight * float(ramp(step, loss.disc_start + loss.disc_warmup, loss.disc_ramp))
 
-    def ema_decay(self, step: int) -> float:
-        """The decay of the EMA weights after optimizer step `step` (from 0) of the run."""
-        return ema_decay(self.optim.ema_decay, step, self.start)
+    def ema_decay(self, position: Position) -> float:
+        """The decay of the EMA weights after the optimizer step that begins at `position`."""
+        falls = self.optim.lr_schedule != "constant"
+        remaining = max(1, self.steps.total - self.steps.done(position)) if falls else None
+        return ema_decay(self.optim.ema_decay, position.step, self.start, remaining)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from vae.config.options import Config
+from vae.interop.diffusers_folder import channel_config
 from vae.interop.fitting import load_weights
+from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import VaeFile
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
@@ -36,7 +38,7 @@ class TrainingState:
     fp16: bool  # whether gradients are multiplied by a loss scale
     position: Position = field(default_factory=Position)
     history: History = field(default_factory=History)
-    latent_scaling: tuple[float, float] | None = None  # scaling and shift of a frozen encoder
+    latent_constants: LatentConstants | None = None  # of a frozen encoder, from its file
     lineage: Lineage = field(default_factory=Lineage.new)
     # By the first epoch of the stage: for each rollback, a limit of the learning rate (schedule.lowered).
     rollbacks: dict[int, list[float]] = field(default_factory=dict)
@@ -123,7 +125,9 @@ def begin_state(
         if state.ema is not None:
             state.ema.load_state_dict(autoencoder.state_dict())
         if config.optim.train_part == "decoder" and source.scaling_factor is not None:
-            state.latent_scaling = source.scaling_factor, source.shift_factor or 0.0
+            state.latent_constants = LatentConstants(
+                source.scaling_factor, source.shift_factor or 0.0, source.latents_mean, source.latents_std
+            )
     return state
 
 
@@ -131,7 +135,7 @@ def checkpoint_content(
     state: TrainingState, config: dict[str, Any], fingerprint: str, samples: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The content of a checkpoint: plain data and tensors only, so that loading it runs no code."""
-    ema, discriminator = state.ema, state.discriminator
+    ema, discriminator, constants = state.ema, state.discriminator, state.latent_constants
     return {
         "model": state.autoencoder.state_dict(),
         "ema": ema.state_dict() if ema is not None else None,
@@ -139,7 +143,8 @@ def checkpoint_content(
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "update": asdict(state.update),
         "fp16": state.fp16,
-        "latent_scaling": list(state.latent_scaling) if state.latent_scaling else None,
+        "latent_scaling": list(constants[:2]) if constants else None,
+        "latent_channels": channel_config(constants, were_in_config=True) if constants else None,
         "running_sq_norms": state.running_sq_norms,
         "running_moments": state.running_moments,
         "run": state.lineage.plain(),
@@ -173,7 +178,10 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     state.running_sq_norms = content["running_sq_norms"].to(device)
     moments = content.get("running_moments", torch.zeros_like(state.running_moments))  # none: it is older
     state.running_moments = moments.to(device)
-    state.latent_scaling = tuple(content["latent_scaling"]) if content.get("latent_scaling") else None
+    channels = content.get("latent_channels") or {}  # none: it is older, or its file had none
+    of_channels = (tuple(channels.get(name, ())) for name in ("latents_mean", "latents_std"))
+    scaling = content.get("latent_scaling")
+    state.latent_constants = LatentConstants(*scaling, *of_channels) if scaling else None
     state.rollbacks = copy.deepcopy(content.get("rollbacks", {}))
     state.position = Position(**content["position"])
     state.history = History(**content["history"])

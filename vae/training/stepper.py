@@ -73,7 +73,7 @@ class Stepper:
             sums["adversarial_factor"] = factor * len(batch.images)
         self._update_statistics(sums, total_images)
         if total_images:
-            state.update_ema(schedule.ema_decay(state.position.step))
+            state.update_ema(schedule.ema_decay(state.position))
         return Update(sums, norms)
 
     def _update_statistics(self, sums: Sums, total_images: int) -> None:

@@ -1,7 +1,14 @@
 """The tables of the report about latents: statistics, diffusion, equivariance, grid artefacts."""
 
 from vae.config.evaluate_flags import WHOLE
-from vae.evaluation.diffusability import DISTANCE, RECONSTRUCTION, SPREAD_OF, VELOCITY, lowest
+from vae.evaluation.diffusability import (
+    COVERAGE,
+    DISTANCE,
+    RECONSTRUCTION,
+    SPREAD_OF,
+    VELOCITY,
+    lowest,
+)
 from vae.evaluation.report.tables import (
     MAX_LISTED,
     Table,
@@ -89,7 +96,7 @@ def diffusability_table(results: Results) -> Table | None:
 
 def _arrow(measure: str) -> str:
     """Which values are better; nothing for a spread, and for the rank, which is only a warning."""
-    if measure.startswith("noise"):
+    if measure.startswith("noise") or measure == COVERAGE:
         return " ↑"
     return " ↓" if measure in (VELOCITY, DISTANCE, RECONSTRUCTION) else ""
 

@@ -10,6 +10,7 @@ import torch
 
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.images.psnr import OFF_BY_ONE_DB
+from vae.interop.latent_statistics import LatentConstants
 from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
@@ -208,12 +209,9 @@ def result_lines(
     config: Config,
     state: TrainingState,
     baselines: dict[str, Metrics],
-    constants: tuple[float, float],
+    constants: LatentConstants,
 ) -> list[str]:
-    """Best and last metrics beside the baselines, and the files that were written.
-
-    `constants` are the scaling and shift of the exported latents.
-    """
+    """Best and last metrics beside the baselines, and the files that were written."""
     factor = state.autoencoder.downsampling
     lines = _metrics_lines(config, state, baselines, factor)
     if "psnr" in state.last_validation and "bicubic" in baselines:
@@ -224,7 +222,7 @@ def result_lines(
         )
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
-    shown = f"scaling {constants[0]:.4f}, shift {constants[1]:.4f}"
+    shown = f"scaling {constants.scaling:.4f}, shift {constants.shift:.4f}"
     if config.model.latent_norm:
         shown = "latent statistics in the file"
     lines.append(f"VAE     {folder / 'vae'} ({shown})")

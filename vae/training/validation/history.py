@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from vae.config.options import OptimConfig
 
+SMALL_DECREASE_DB = 0.1  # below the start of a stage: no reason to change anything (docs/training.md)
+
 
 @dataclass
 class History:
@@ -67,7 +69,7 @@ class History:
     def decrease_warning(self, psnr: float, optim: OptimConfig, peak: float) -> str | None:
         """The warning that training has lowered PSNR below the stage's start, once per stage."""
         start = self.start_psnr
-        if start is None or self.decrease_reported or round(psnr, 2) >= round(start, 2):
+        if start is None or self.decrease_reported or psnr >= start - SMALL_DECREASE_DB:
             return None
         self.decrease_reported = True
         return (
