@@ -1,9 +1,10 @@
-"""The profile menu of the training launchers.
+"""The menu of the training launchers: which job, and for a new VAE which profile.
 
 Needs only the standard library. Contains no settings: recipes are in vae/config.
 """
 
 import subprocess
+from pathlib import Path
 
 from vae.checks import nvidia_smi
 from vae.config.options import ModelConfig, all_options
@@ -18,11 +19,17 @@ CHOICES = (
     *("card-8gb", "card-12gb", "card-16gb", "card-24gb", "demo"),
 )
 MENU = {str(number): name for number, name in enumerate(CHOICES, 1)}
+JOBS = {
+    "d": "improve the decoder of the VAE that your model uses: LoRAs and checkpoints go on working",
+    "l": "train a new VAE with latents that diffusion models learn well",
+    "m": "measure and compare VAEs",
+}
+MEASURE = "evaluate_vae.py --vae FIRST SECOND --data_path FOLDER --output_dir RESULTS"
 MIB_PER_GIB = 2**10
 
 
-def ask_profile(python: str) -> list[str]:
-    """Show the menu; returns the arguments for the chosen profile."""
+def ask_job(python: str) -> list[str] | None:
+    """Show the menu; returns the arguments for the trainer, None if there is nothing to train."""
     command = [python, "train_vae.py", "--list_profiles"]
     listed = subprocess.run(command, capture_output=True, encoding="utf-8")
     if listed.returncode != 0:
@@ -31,18 +38,37 @@ def ask_profile(python: str) -> list[str]:
     lines = {line.split()[0]: line.strip() for line in listed.stdout.splitlines() if line.strip()}
     lines["custom"] = "custom     asks for image size and batch size"
     suggested, reason = suggestion()
-    console.info("Which profile?")
+    console.info("Which job is yours? (docs/jobs.md)")
+    for letter, job in JOBS.items():
+        console.info(f"  {letter:>2}  {job}")
+    console.info("Or a new VAE, which no existing SDXL or FLUX model can read, with one of these profiles:")
     for number, name in MENU.items():
         console.info(f"  {number:>2}  {lines.get(name, name)}")
     console.info(f"Enter: {suggested}, because {reason}")
-    while (answer := input("Choice: ").strip()) not in ("", *MENU):
-        console.info(f"{answer!r} is not one of {', '.join(MENU)}.")
+    while (answer := input("Choice: ").strip().lower()) not in ("", *MENU, *JOBS):
+        console.info(f"{answer!r} is not one of {', '.join((*JOBS, *MENU))}.")
+    if answer == "m":
+        console.info(f"Nothing to train. To measure VAEs: {python} {MEASURE}")
+        return None
+    if answer == "d":
+        return ["--profile", "decoder", "--init_from", ask_vae()]
+    if answer == "l":
+        return ["--profile", "diffusable"]
     name = MENU[answer] if answer else suggested
     if name == "demo":
         return ["--demo"]
     if name == "custom":
         return ["--profile", "standard", *ask_option("image_size"), *ask_option("batch_size")]
     return ["--profile", name]
+
+
+def ask_vae() -> str:
+    """Ask for the file or folder of a VAE until it exists."""
+    while True:
+        answer = input("File or folder of the VAE: ").strip().strip("\"'")
+        if answer and Path(answer).exists():
+            return answer
+        console.info(f"{answer!r} does not exist.")
 
 
 def suggestion() -> tuple[str, str]:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from launchers.command import exit_code_of, run_command, stop_on_signals
-from launchers.menu import ask_profile
+from launchers.menu import ask_job
 from launchers.stamp import ROOT, has_requirements
 from vae.system import console
 
@@ -26,8 +26,8 @@ HELP = f"""usage: {LAUNCHER} [--demo] [any flag of train_vae.py]
 Starts a training run. If the Python environment .venv is missing or the requirements have changed, the
 launcher runs the set-up first. Paths are relative to the folder of this script.
 
-  (no arguments)   in a terminal: asks for a profile, and Enter selects the one for this machine; otherwise:
-                   --profile standard
+  (no arguments)   in a terminal: asks for a job or a profile, and Enter selects the profile for this
+                   machine; otherwise: --profile standard
   --profile NAME   trains with this profile
   --demo           a small real run: draws images if ./data/train contains none, and trains with the demo
                    profile for about 4 minutes into the first unused folder of {DEMO_OUTPUT_DIR},
@@ -135,7 +135,10 @@ def main() -> int:
         return code
     python = chosen or sys.executable
     if not arguments and sys.stdin.isatty():
-        arguments = ask_profile(python)
+        asked = ask_job(python)
+        if asked is None:
+            return 0
+        arguments = asked
     command = trainer_command(arguments, contains_files("./data/train"))
     draws = "--demo" in arguments and not gives(arguments, "--data_path") and DEMO_DATA in command
     if draws and not contains_files(DEMO_DATA):

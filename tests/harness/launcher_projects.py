@@ -36,7 +36,7 @@ CHOICES = [
 TRAINER = """
 import json, os, signal, sys, time
 if "--list_profiles" in sys.argv:
-    print("standard  1024 px  batch 16  recommended\\nultra  2048 px  batch 4  maximum quality")
+    print("standard  1024 px  batch 16  recommended\\nultra  2048 px  batch 4  the largest crops")
     sys.exit(0)
 with open("calls.jsonl", "a") as calls:
     calls.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")

@@ -145,6 +145,8 @@ def test_signal_reaches_the_trainer(project, sent, code):
         ("1\n", ["--profile", "ultra"]),
         ("9\n", ["--profile", "card-24gb"]),
         ("99\nx\n4\n", ["--profile", "fast"]),
+        ("D\nmissing.safetensors\nlaunchers\n", ["--profile", "decoder", "--init_from", "launchers"]),
+        ("l\n", ["--profile", "diffusable"]),
         ("5\nbig\n640\n0\n3\n", ["--profile", "standard", "--image_size", "640", "--batch_size", "3"]),
     ],
 )
@@ -152,7 +154,14 @@ def test_menu_in_a_terminal(project, typed, expected):
     code, screen = project.type_into("train_rtx5090.sh", typed)
     assert code == 0
     assert project.calls() == [["train_vae.py", *RUN, *expected]]
-    assert "1  ultra  2048 px  batch 4  maximum quality" in screen  # printed by the trainer
+    assert "1  ultra  2048 px  batch 4  the largest crops" in screen  # printed by the trainer
+
+
+def test_measuring_starts_no_training(project):
+    code, screen = project.type_into("train_rtx5090.sh", "m\n")
+    assert code == 0
+    assert "evaluate_vae.py --vae" in screen
+    assert project.calls() == []
 
 
 def test_custom_sizes_are_checked_at_once_by_the_rules_of_the_trainer(project):

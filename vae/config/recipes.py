@@ -25,13 +25,32 @@ class Recipe:
 
 
 RECIPES = {
-    "ultra": Recipe("maximum quality", {**_FAST, "image_size": 2048, "batch_size": 4}),
-    "high": Recipe("production", {**_FAST, "image_size": 1536, "batch_size": 8}),
+    "ultra": Recipe("the largest crops of the menu", {**_FAST, "image_size": 2048, "batch_size": 4}),
+    "high": Recipe("large crops", {**_FAST, "image_size": 1536, "batch_size": 8}),
     "standard": Recipe("recommended", {**_FAST, "image_size": 1024, "batch_size": 16}),
-    "fast": Recipe("prototyping", {**_FAST, "image_size": 768, "batch_size": 24}),
+    "fast": Recipe("fast steps", {**_FAST, "image_size": 768, "batch_size": 24}),
     "small": Recipe("first stage of a progressive run", {**_FAST, "image_size": 512, "batch_size": 32}),
     "maximum": Recipe(
         "experimental", {**_FAST, "image_size": 2560, "batch_size": 2, "accumulation_steps": 2}
+    ),
+    # From scratch, as the field does it: most steps at 256 px with large batches, the adversarial loss late,
+    # and larger crops in a later stage (docs/jobs.md).
+    "new": Recipe(
+        "a new VAE from scratch, first stage",
+        {
+            **_FAST,
+            "image_size": 256,
+            "batch_size": 64,
+            "adversarial_weight": 0.5,
+            "disc_start": 50_000,
+            "disc_learning_rate": 5e-5,
+        },
+    ),
+    # Of the measured regularisers, variance expansion costs least PSNR for what it gains in samples, among
+    # those that hold from the start (docs/training.md, "Latents for diffusion models").
+    "diffusable": Recipe(
+        "a new VAE with latents that diffusion models learn well",
+        {**_FAST, "image_size": 256, "batch_size": 64, "kl_weight": 0.0, "variance_weight": 0.01},
     ),
     # For cards of one size: the largest crops that fit without recomputing more than activations, so that a
     # step needs no more arithmetic than on a large card (tests/memory/test_plan_table.py runs the planner).
@@ -102,7 +121,7 @@ def profile_table() -> str:
     lines = []
     for name, recipe in RECIPES.items():
         size, batch = recipe.values["image_size"], recipe.values["batch_size"]
-        lines.append(f"{name:<10} {size:>4} px   batch {batch:>2}   {recipe.purpose}")
+        lines.append(f"{name:<11} {size:>4} px   batch {batch:>2}   {recipe.purpose}")
     return "\n".join(lines)
 
 

@@ -272,14 +272,14 @@ def features_note(memory: StepMemory, images: int) -> str | None:
 
 
 TABLE_HEADER = (
-    f"{'profile':<10}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
+    f"{'profile':<11}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
     f"{'TFLOP/image':>13}{'floor s/step':>14}"
 )
 
 
 def table_row(plan: ProfilePlan) -> str:
     """One row of the table under TABLE_HEADER."""
-    start = f"{plan.profile:<10}{plan.image_size:>5}{plan.images_per_step:>8}"
+    start = f"{plan.profile:<11}{plan.image_size:>5}{plan.images_per_step:>8}"
     if plan.problem:
         return f"{start}   {plan.problem}"
     passes = f"{plan.passes} x {plan.micro_batch}"

@@ -2,13 +2,16 @@
 
 import torch
 
+from vae.memory.plan_table import floor_seconds
 from vae.system import console
+from vae.system.gpus import match_card
 from vae.system.host import GIB
 from vae.training.memory.oom_retry import StepSettings
 from vae.training.memory.stage_memory import StagePlan, memory_line, memory_peaks, plan_line
 from vae.training.output.disk_space import space_warning
 from vae.training.output.logbook import Logbook
 from vae.training.parts import PreparedRun
+from vae.training.records.duration import duration_text
 from vae.training.records.summary import (
     busy_line,
     cache_line,
@@ -22,6 +25,7 @@ from vae.training.records.summary import (
     warm_start_warning,
 )
 from vae.training.schedule import HARMFUL_FACTOR, StageSchedule
+from vae.training.stages import StageSteps
 from vae.training.state import TrainingState
 
 
@@ -38,6 +42,11 @@ def print_remarks(run: PreparedRun) -> None:
     if loss.perceptual_weight and loss.perceptual_net == "random":
         console.warning(
             "--perceptual_net random: LPIPS has random weights, its values cannot be compared with others"
+        )
+    if not (run.provenance.resumed_from or run.config.model.init_from):
+        console.info(
+            "note: this is a new VAE: no existing SDXL or FLUX model can read its latents, it is made for a "
+            "diffusion model of its own. --profile decoder improves the VAE of an existing one (docs/jobs.md)"
         )
     if not run.provenance.resumed_from and (warning := warm_start_warning(run.config.model)):
         console.warning(warning)
@@ -62,10 +71,27 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan_line(plan, size, steps.local_images, config.speed.micro_batch_size)}",
         f"steps   {steps_line(steps, config.optim, schedule.peak)}",
+        _time_line(plan, steps, run),
         f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
         _rate_note(schedule),
     ]
     console.info("\n".join(filter(None, lines)))
+
+
+def _time_line(plan: StagePlan, steps: StageSteps, run: PreparedRun) -> str | None:
+    """The least time of the stage on a card with recorded rates, which are for half precision."""
+    device = run.dist.device
+    if device.type != "cuda" or run.networks.dtype == torch.float32:
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    card = match_card(properties.name, properties.total_memory / GIB)
+    seconds = floor_seconds(plan.memory, steps.local_images, card) if card else None
+    if seconds is None:
+        return None
+    return (
+        f"time    at least {duration_text(seconds * steps.total)}, {seconds:.2g} s per step: arithmetic and "
+        "memory traffic at the card's rates, not measured"
+    )
 
 
 def _rate_note(schedule: StageSchedule) -> str | None:
