@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 import train_vae
-from launchers.menu import MENU
 from tests.harness.runs import ROOT
 from tests.harness.toy_networks import TERM_WEIGHTS
 from vae.config.flags import command_words
-from vae.config.recipes import RECIPES
 from vae.training.records.health import Gathered
 from vae.training.validation.slices import slice_record
 
@@ -33,18 +31,6 @@ FOREIGN = {
     "py": {"--version"},
     "bash": {"--create-dirs"},
     "uv": {"--output-file"},
-    # The log names benchmarks that are only in git's history now.
-    "history": {
-        "--center_px",
-        "--dtypes",
-        "--emulated_bf16",
-        "--epochs",
-        "--faults",
-        "--heads",
-        "--period",
-        "--rows",
-        "--size",
-    },
 }
 LAUNCHERS = {
     "setup.sh": "launchers.environment",
@@ -116,7 +102,7 @@ def test_commands_on_a_page_use_existing_scripts_and_flags(page):
             assert set(FLAG.findall(found[3])) <= flags_of(program), line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / "benchmarks").glob("*.md")], ids=ids)
 def test_relative_links_and_headings_exist(page):
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)\s]+)\)", text)
@@ -148,23 +134,6 @@ def test_every_file_begins_with_what_it_contains():
     without = [path for path in files if not path.read_text(encoding="utf-8").startswith('"""')]
     assert files
     assert without == []
-
-
-def test_table_of_profiles_lists_every_profile_for_cards():
-    text = (ROOT / "docs" / "rtx5090.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(.+)` \| (\d?) ?\| (\d+) \| (\d+)[ ,].*\| (.+) \|$", text, re.M)
-    numbers = {name: number for number, name in MENU.items()}
-    assert rows == [
-        (
-            name,
-            numbers.get(name, ""),
-            str(one.values["image_size"]),
-            str(one.values["batch_size"]),
-            one.purpose,
-        )
-        for name, one in RECIPES.items()
-        if not name.startswith("demo")
-    ]
 
 
 def test_readme_is_short():
