@@ -278,20 +278,19 @@ def counted(profile: str, micro_batch: int, recompute: str) -> int:
 
 
 @pytest.mark.slow
-def test_every_profile_on_an_rtx_5090_needs_what_the_counter_counts():
+def test_every_profile_fits_an_rtx_5090_and_needs_what_the_counter_counts():
     plans = plan_data("RTX 5090")["profiles"]
     assert [plan["profile"] for plan in plans] == list(RECIPES)
     for plan in plans:
-        # the same step as demo on a card; and one with a frozen encoder and a discriminator
-        if plan["profile"] in ("demo-gpu", "decoder"):
+        assert plan["problem"] is None
+        assert plan["peak_gib"] <= plan["available_gib"] < RTX_5090.vram_gib
+        assert plan["floor_seconds"] > 0
+        if plan["profile"] not in ("ultra", "card-8gb", "card-12gb"):  # counting all takes minutes
             continue
         expected = counted(plan["profile"], plan["micro_batch"], plan["recompute"])
         # the planner counts two full passes; a smaller last pass only makes the step smaller, by up to 2 %
         assert plan["peak_gib"] * GIB == pytest.approx(expected, rel=0.02), plan["profile"]
         assert plan["peak_gib"] * GIB >= 0.999 * expected
-        assert plan["problem"] is None
-        assert plan["peak_gib"] <= plan["available_gib"] < RTX_5090.vram_gib
-        assert plan["floor_seconds"] > 0
 
 
 @pytest.mark.slow
