@@ -122,6 +122,9 @@ def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
         console.info("Installing the other requirements.")
         files = ["requirements.txt", *(["requirements-test.txt"] if test else [])]
         pip(venv, "install", *(word for file in files for word in ("-r", file)))
+        if test and runs(venv, "import sys, triton; sys.exit(triton.__version__ >= '3.7')"):
+            console.info("Installing numpy before 2.4, which the interpreter of this Triton needs.")
+            pip(venv, "install", "numpy<2.4")
     version = torch_version(venv)
     if WINDOWS and build in BUILDS:
         install_triton_windows(venv, version)

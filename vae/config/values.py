@@ -8,6 +8,7 @@ import typing
 from dataclasses import Field
 from typing import Any
 
+from vae.config.other_names import name_here
 from vae.system.addresses import is_like_address
 from vae.system.errors import UserError
 
@@ -107,9 +108,6 @@ def _whole_number(item: Field[Any], value: Any) -> int:
         raise UserError(f"--{item.name} {value} is neither a whole number nor auto") from None
 
 
-_SYNONYMS = {"gpu": "cuda"}  # "gpu" is spelt more like "cpu"
-
-
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The remedy ': did you mean X?' with the most similar known name, or an empty string."""
     close = most_similar(name, known)
@@ -119,8 +117,10 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
     """The most similar known name, or None if none is similar."""
     known, name = list(known), name[:_MAX_NAME]
-    if _SYNONYMS.get(name.lower()) in known:
-        return _SYNONYMS[name.lower()]
+    bare = name.lstrip("-")
+    ours = name_here(bare)
+    if ours is not None and name[: len(name) - len(bare)] + ours in known:
+        return name[: len(name) - len(bare)] + ours
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return close[0] if close else None
 

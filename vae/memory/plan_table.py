@@ -66,6 +66,7 @@ class ProfilePlan:
     tflop_per_image: float | None = None  # 1e12 operations, forward and backward, recomputation included
     floor_seconds: float | None = None  # of one step; None: the card's rate is not known
     problem: str | None = None  # why it cannot run
+    note: str | None = None  # of `features_note`
 
 
 def find_target(gpu: str | None, vram_gib: float | None) -> Target:
@@ -180,6 +181,7 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
         tflop_per_image=memory.flops / TERA,
         floor_seconds=floor,
         problem=problem,
+        note=features_note(memory, images),
     )
 
 
@@ -312,4 +314,6 @@ def print_plan(gpu: str | None = None, vram_gib: float | None = None) -> None:
     console.info(f"\n{TABLE_HEADER}")
     for plan in plan_profiles(target):
         console.info(table_row(plan))
+        if plan.note and not plan.problem:
+            console.info(f"  {plan.note}")
     console.info("\n".join(["", *_legend(target)]))

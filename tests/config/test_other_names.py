@@ -1,0 +1,40 @@
+"""Names of settings in other trainers suggest ours."""
+
+import pytest
+
+from vae.config.flags import parse_flags, read_json
+from vae.config.options import all_options
+from vae.config.other_names import _OURS
+from vae.system.errors import UsageError, UserError
+
+
+def test_every_name_leads_to_an_option_and_is_none_itself():
+    options = all_options()
+    for other, name in _OURS.items():
+        assert other not in options
+        assert name in options or name == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("flags", "ours"),
+    [
+        (["--lr", "1e-4"], "--learning_rate"),
+        (["--resolution", "512"], "--image_size"),
+        (["--epochs", "10"], "--num_epochs"),
+        (["--train_data_dir", "photos"], "--data_path"),
+        (["--gradient_accumulation_steps", "2"], "--accumulation_steps"),
+        (["--gradient-accumulation-steps=2"], "--accumulation_steps"),
+        (["--pretrained_model_name_or_path", "sdxl"], "--init_from"),
+        (["--gradient_checkpointing"], "--recompute"),
+        (["--max_train_steps", "100"], "--max_steps"),
+    ],
+)
+def test_a_flag_of_another_trainer_names_ours(flags, ours):
+    with pytest.raises(UsageError, match=rf"unknown flag {flags[0].split('=')[0]}: did you mean {ours}\?"):
+        parse_flags(flags)
+
+
+def test_a_key_of_another_trainer_names_ours(tmp_path):
+    (tmp_path / "my.json").write_text('{"lr": 1e-4}')
+    with pytest.raises(UserError, match=r'the unknown key "lr": did you mean learning_rate\?'):
+        read_json(tmp_path / "my.json")
