@@ -181,9 +181,8 @@ def test_run_that_is_killed_while_it_diverges_resumes_and_goes_back(given, tmp_p
     """The newest checkpoint was saved when the weights had been damaged already, and is still finite."""
     folder = tmp_path / "run"
     given |= {"checkpoint_steps": 1, "log_freq": 4, "num_epochs": 10}
-    damage = Fault(
-        "scale_weights", "step", nth=9, value=1e4
-    )  # saved after step 9; its record would be that of 12
+    # saved after step 9; its record would be that of 12
+    damage = Fault("scale_weights", "step", nth=9, value=1e4)
     assert run_forked(given, damage, Fault("kill", "step", nth=10)) == [-9]
     assert json.loads((folder / "run.json").read_text())["good_checkpoint"] == "checkpoint_epoch_1.pt"
     assert newest(folder)["position"]["step"] == 9

@@ -42,9 +42,8 @@ class Search:
     config: TuneConfig
     base: Base
     shared: SharedStudy
-    noise: dict[str, tuple[float, ...]] = field(
-        default_factory=dict
-    )  # of the defaults, by objective: per seed
+    # of the defaults, by objective: per seed
+    noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
     default_steps: int = 0  # optimizer steps of a whole run of the defaults
     default_curve: list[Validation] = field(default_factory=list)  # of trial 0, once it is complete
     printed: set[int] = field(default_factory=set)
